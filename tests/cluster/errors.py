@@ -1,0 +1,11 @@
+"""The errors a test or a person at the terminal has to tell apart."""
+
+from __future__ import annotations
+
+
+class ClusterUnavailableError(RuntimeError):
+    """This machine cannot have a test cluster; the message is the one-line reason."""
+
+
+class ClusterError(RuntimeError):
+    """A cluster that should have come up (or gone away) did not; the message says where to look."""

@@ -1,0 +1,184 @@
+"""A control plane without nodes, as plain processes: for integration tests and benchmarks.
+
+It needs no root, starts in a few seconds, and any number of them run side by side.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster import binaries, packages
+from tests.cluster.client import ApiClient, wait_until
+from tests.cluster.control_plane import (
+    ControlPlaneConfig,
+    apiserver_argv,
+    controller_manager_argv,
+    etcd_argv,
+    scheduler_argv,
+    tokens,
+    write_credentials,
+    write_kubeconfigs,
+)
+from tests.cluster.errors import ClusterError
+from tests.cluster.processes import ProcessId, spawn, stop
+from tests.cluster.state import Instance, create
+from tests.cluster.teardown import remove, remove_named, sweep
+
+# A loaded machine may take many times the usual three seconds.
+START_DEADLINE_S = 90.0
+
+
+class ControlPlane:
+    """A running control plane; made by `control_plane` or `start`."""
+
+    def __init__(self, instance: Instance, config: ControlPlaneConfig) -> None:
+        self._instance = instance
+        self._config = config
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The kubeconfig of a user who may do everything."""
+        return self._config.kubeconfig("admin")
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return self._config.server
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the components' log files."""
+        return self._instance.logs
+
+    @property
+    def client(self) -> ApiClient:
+        """A minimal client with all rights."""
+        return ApiClient(
+            self.server, self._config.certificate, tokens(self._config.folder)["admin"]
+        )
+
+    def kubeconfig_for(self, user: str) -> Path:
+        """Return the kubeconfig of one of `control_plane.USERS`, such as ``operator``."""
+        path = self._config.kubeconfig(user)
+        if not path.exists():
+            raise ClusterError(f"the test control plane has no user {user!r}")
+        return path
+
+    def metrics(self) -> str:
+        """Return the API server's metrics in Prometheus' text format."""
+        return self.client.request("GET", "/metrics", timeout_s=60).decode()
+
+    def stop_apiserver(self) -> None:
+        """Kill the API server without warning; connections to it break."""
+        left = stop([self._instance.processes["kube-apiserver"]])
+        if left:
+            raise ClusterError(f"the API server survived SIGKILL: {left}")
+
+    def start_apiserver(self) -> None:
+        """Start the API server (again) on the same port and data, and wait until it is ready."""
+        self._spawn("kube-apiserver", apiserver_argv(self._config))
+        wait_until(
+            self._config.certificate.exists,
+            what="the API server's certificate",
+            deadline_s=START_DEADLINE_S,
+            failed=lambda: self._dead("kube-apiserver"),
+        )
+        wait_until(
+            self.client.ready,
+            what="the API server",
+            deadline_s=START_DEADLINE_S,
+            failed=lambda: self._dead("kube-apiserver") or self._dead("etcd"),
+        )
+
+    def restart_apiserver(self) -> None:
+        """Kill the API server and start it again."""
+        self.stop_apiserver()
+        self.start_apiserver()
+
+    def bring_up(self, *, controllers: bool, scheduler: bool) -> None:
+        """Start every component and wait until objects can be created."""
+        write_credentials(self._config)
+        self._spawn("etcd", etcd_argv(self._config))
+        self.start_apiserver()
+        write_kubeconfigs(self._config)
+        if controllers:
+            self._spawn("kube-controller-manager", controller_manager_argv(self._config))
+        if scheduler:
+            self._spawn("kube-scheduler", scheduler_argv(self._config))
+        wait_until(
+            self._has_default_namespace, what="namespace default", deadline_s=START_DEADLINE_S
+        )
+
+    def _has_default_namespace(self) -> bool:
+        try:
+            self.client.get("/api/v1/namespaces/default")
+        except OSError:
+            return False
+        return True
+
+    def _spawn(self, name: str, argv: list[str | Path]) -> None:
+        log = self._instance.logs / f"{name}.log"
+        identity = ProcessId.of(spawn(argv, log=log, marker=self._instance.folder))
+        if identity is not None:
+            self._instance.processes[name] = identity
+            self._instance.save()
+
+    def _dead(self, name: str) -> str | None:
+        process = self._instance.processes.get(name)
+        if process is not None and process.alive():
+            return None
+        log = self._instance.logs / f"{name}.log"
+        tail = log.read_text(errors="replace").strip().splitlines()[-3:]
+        return f"{name} ended: {' | '.join(tail)}"
+
+
+def start(
+    name: str, *, controllers: bool, scheduler: bool, owner: ProcessId | None
+) -> ControlPlane:
+    """Start a control plane that runs until it is removed by name, or its owner ends."""
+    packages.require(packages.CONTROL_PLANE)
+    programs = binaries.find_or_build()
+    instance = create(name, "control-plane", owner=owner, ports=3)
+    port, etcd_port, etcd_peer_port = instance.ports
+    running = ControlPlane(
+        instance,
+        ControlPlaneConfig(
+            binaries=programs,
+            folder=instance.folder,
+            data_dir=instance.data_dir,
+            address="127.0.0.1",
+            bind_address="127.0.0.1",
+            port=port,
+            etcd_port=etcd_port,
+            etcd_peer_port=etcd_peer_port,
+            has_nodes=False,
+        ),
+    )
+    try:
+        running.bring_up(controllers=controllers, scheduler=scheduler)
+    except BaseException:
+        remove(instance)
+        raise
+    return running
+
+
+@contextmanager
+def control_plane(*, controllers: bool = True, scheduler: bool = False) -> Iterator[ControlPlane]:
+    """Run a control plane of one's own for the length of a ``with`` block.
+
+    Without ``controllers`` nothing happens but what the API server does itself: no Endpoints, no
+    garbage collection of dependents, no namespace deletion. A control plane whose process was
+    killed is cleared away by the next one that starts.
+
+    Raises ClusterUnavailableError when this machine cannot have one.
+    """
+    sweep()
+    name = f"cp-{secrets.token_hex(4)}"
+    running = start(name, controllers=controllers, scheduler=scheduler, owner=ProcessId.current())
+    try:
+        yield running
+    finally:
+        remove_named(name)
