@@ -1,0 +1,164 @@
+"""What is known about the objects of one resource, from two sources that race with each other.
+
+A watch reports every change, but late; the answers to our own writes are at hand at once, but only
+for our own writes. A reconciler that saw its world without its last write would repeat that write.
+So both feed this cache, and resourceVersions decide which of two states is the newer: they grow
+with every change of a resource and compare as integers (a promise of the API since KEP-5504, and
+true of every API server on etcd before).
+
+There is no I/O here, so that every order of arrival can be tested.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ddp_operator.ports import Key, Manifest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[T]):
+    """One object: its identity, its version, the group it belongs to, and what is kept of it."""
+
+    key: Key
+    uid: str
+    version: int
+    group: Key | None
+    value: T
+
+
+class ObjectCache(Generic[T]):
+    """The newest known state of each object, and its members by group.
+
+    `project` makes of a manifest what is kept of it; `group` names the object's owner, so that
+    `members` costs as much as there are members. Both may raise on a malformed object: the methods
+    that take a manifest let that pass and change nothing. Every method that changes objects returns
+    the groups that are touched.
+    """
+
+    def __init__(
+        self, *, project: Callable[[Manifest], T], group: Callable[[Manifest], Key | None]
+    ) -> None:
+        self._project = project
+        self._group = group
+        self._entries: dict[Key, Entry[T]] = {}
+        self._members: dict[Key, dict[Key, Entry[T]]] = {}
+        # UIDs of objects known to be gone while older news of them may still arrive, each with the
+        # last version known. A UID never comes back to life, so nothing about it is believed again.
+        self._gone: dict[str, int] = {}
+        self.progress = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def members(self, group: Key) -> list[T]:
+        """What is kept of the objects of one group."""
+        return [entry.value for entry in self._members.get(group, {}).values()]
+
+    def get(self, key: Key) -> Entry[T] | None:
+        """The entry of one object."""
+        return self._entries.get(key)
+
+    def entry_of(self, manifest: Manifest) -> Entry[T]:
+        """Project a manifest without storing it."""
+        metadata: Mapping[str, Any] = manifest["metadata"]
+        return Entry(
+            key=Key(metadata.get("namespace", ""), metadata["name"]),
+            uid=metadata["uid"],
+            version=int(metadata["resourceVersion"]),
+            group=self._group(manifest),
+            value=self._project(manifest),
+        )
+
+    def offer(self, manifest: Manifest) -> set[Key]:
+        """Take the server's answer to a write, unless the watch knows as much or more.
+
+        What the watch has passed is either in the cache, in this or a newer state, or gone.
+        """
+        if int(manifest["metadata"]["resourceVersion"]) <= self.progress:
+            return set()
+        return self._store_if_newer(self.entry_of(manifest))
+
+    def forget(self, key: Key, *, uid: str) -> set[Key]:
+        """Take note that a write proved the object gone: no older news may bring it back."""
+        entry = self._entries.get(key)
+        if entry is None or entry.uid != uid:
+            return set()
+        self._gone[uid] = entry.version
+        return self._remove(entry)
+
+    def changed(self, manifest: Manifest) -> set[Key]:
+        """Apply a watch's ADDED or MODIFIED."""
+        self._advance(manifest)
+        return self._store_if_newer(self.entry_of(manifest))
+
+    def deleted(self, manifest: Manifest) -> set[Key]:
+        """Apply a watch's DELETED; its resourceVersion is that of the deletion."""
+        self._advance(manifest)
+        metadata = manifest["metadata"]
+        self._gone.pop(metadata["uid"], None)
+        entry = self._entries.get(Key(metadata.get("namespace", ""), metadata["name"]))
+        if entry is None or entry.version > int(metadata["resourceVersion"]):
+            return set()  # gone already, or another object of that name by now
+        return self._remove(entry)
+
+    def bookmark(self, manifest: Manifest) -> None:
+        """Apply a watch's BOOKMARK: everything up to this version has been delivered."""
+        self._advance(manifest)
+
+    def replace(
+        self, listed: Iterable[Entry[T]], *, version: int, malformed: Iterable[Key] = ()
+    ) -> set[Key]:
+        """Take a complete list as of `version`; what it lacks is gone unless it is newer.
+
+        `malformed` are objects that exist but could not be projected: their old entries stay.
+        """
+        if version < self.progress:
+            # Versions went backwards: the server's storage was restored from a backup, and no
+            # comparison with what is cached means anything.
+            touched = {entry.group for entry in self._entries.values() if entry.group is not None}
+            self._entries.clear()
+            self._members.clear()
+            self._gone.clear()
+        else:
+            touched = set()
+        self.progress = version
+        present = set(malformed)
+        uids = set()
+        for entry in listed:
+            present.add(entry.key)
+            uids.add(entry.uid)
+            touched |= self._store_if_newer(entry)
+        for entry in list(self._entries.values()):
+            if entry.key not in present and entry.version <= version:
+                touched |= self._remove(entry)
+        for uid, last in list(self._gone.items()):
+            if uid not in uids and last <= version:
+                del self._gone[uid]
+        return touched
+
+    def _advance(self, manifest: Manifest) -> None:
+        self.progress = max(self.progress, int(manifest["metadata"]["resourceVersion"]))
+
+    def _store_if_newer(self, entry: Entry[T]) -> set[Key]:
+        old = self._entries.get(entry.key)
+        if entry.uid in self._gone or (old is not None and entry.version <= old.version):
+            return set()
+        touched = self._remove(old) if old is not None else set()
+        self._entries[entry.key] = entry
+        if entry.group is not None:
+            self._members.setdefault(entry.group, {})[entry.key] = entry
+            touched.add(entry.group)
+        return touched
+
+    def _remove(self, entry: Entry[T]) -> set[Key]:
+        del self._entries[entry.key]
+        if entry.group is None:
+            return set()
+        members = self._members[entry.group]
+        del members[entry.key]
+        if not members:
+            del self._members[entry.group]
+        return {entry.group}

@@ -1,0 +1,262 @@
+"""A thin asynchronous client of the Kubernetes API.
+
+Creating pods by the hundred is the operator's hot path: a request here is one aiohttp call with a
+body serialised once, an error is one class of `ports`, and that is all. It knows paths and JSON,
+not kinds of objects.
+"""
+
+import asyncio
+import contextlib
+import random
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from ddp_operator import __version__
+from ddp_operator.kube.credentials import Credentials, CredentialsError
+from ddp_operator.kube.errors import error_from_response
+from ddp_operator.ports import ClusterError, ConflictError, Manifest, UnavailableError
+
+JSON: Final = "application/json"
+MERGE_PATCH: Final = "application/merge-patch+json"
+
+# Methods that may be sent again after an answer was lost. A POST belongs to them because the
+# operator's names are deterministic: the second attempt meets AlreadyExists of its own making.
+_REPEATABLE = frozenset({"GET", "POST", "DELETE"})
+_FAILURES = (ClusterError, CredentialsError, aiohttp.ClientError, OSError, orjson.JSONDecodeError)
+# First waits after a failure without Retry-After; they double.
+_BACKOFF_SECONDS = 0.1
+# A server that is told to wait longer than this is unavailable, not busy.
+_LONGEST_RETRY_AFTER_SECONDS = 10.0
+# Dead peers of a silent watch are found by the kernel after about 15 + 3 * 5 seconds.
+_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+_CONNECT_TIMEOUT_SECONDS = 10.0
+
+
+class ApiClient:
+    """HTTP requests to one API server, as an asynchronous context manager.
+
+    `max_writes` bounds the requests other than GET in flight; `timeout_seconds` is the deadline of
+    a request with all its attempts, counted from the moment it may be sent.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        max_connections: int = 64,
+        max_writes: int = 32,
+        max_attempts: int = 4,
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        self.credentials = credentials
+        self._max_connections = max_connections
+        self._max_attempts = max_attempts
+        self._timeout_seconds = timeout_seconds
+        self._writes = asyncio.Semaphore(max_writes)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._max_connections),
+            headers={"User-Agent": f"ddp-operator/{__version__}"},
+            # Deadlines are set around whole requests, not around aiohttp's phases.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_SECONDS),
+            auto_decompress=True,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Manifest | bytes | None = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+        timeout_seconds: float | None = None,
+        max_attempts: int | None = None,
+    ) -> Any:
+        """Send a request and return its parsed answer.
+
+        Raises the `ClusterError` that fits the answer; `UnavailableError` also when none came.
+        """
+        data = body if isinstance(body, bytes) or body is None else orjson.dumps(body)
+        headers = {"Accept": accept}
+        if data is not None:
+            headers["Content-Type"] = content_type
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        # Waiting for a free slot has no deadline of its own: each holder has one.
+        async with self._writes if method != "GET" else contextlib.nullcontext():
+            try:
+                async with asyncio.timeout(seconds) as deadline:
+                    return await self._attempts(
+                        method,
+                        path,
+                        params=params,
+                        data=data,
+                        headers=headers,
+                        attempts=max_attempts or self._max_attempts,
+                        ends_at=deadline.when() or 0.0,
+                    )
+            except TimeoutError:  # of the deadline: those of single attempts are handled there
+                raise UnavailableError(f"{method} {path}: no answer in {seconds:g} s") from None
+
+    async def _attempts(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None,
+        data: bytes | None,
+        headers: dict[str, str],
+        attempts: int,
+        ends_at: float,
+    ) -> Any:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                async with self._send(
+                    method, path, params=params, data=data, headers=headers
+                ) as response:
+                    content = await response.read()
+                    return orjson.loads(content) if content else None
+            except _FAILURES as error:
+                failure = _as_cluster_error(error, method, path)
+                wait = _retry_wait(method, error, failure, attempt=attempt)
+                late = wait is not None and asyncio.get_running_loop().time() + wait >= ends_at
+                if wait is None or late or attempt >= attempts:
+                    raise failure from error
+                await asyncio.sleep(wait)
+
+    @contextlib.asynccontextmanager
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: dict[str, str],
+        params: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+        read_timeout_seconds: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One successful answer; refused credentials are loaded again and tried once more."""
+        if self._session is None:
+            raise RuntimeError("ApiClient is used outside its `async with` block")
+        credentials = self.credentials
+        options: dict[str, Any] = {}
+        if read_timeout_seconds is not None:
+            options["timeout"] = aiohttp.ClientTimeout(
+                total=None,
+                sock_connect=_CONNECT_TIMEOUT_SECONDS,
+                sock_read=read_timeout_seconds,
+            )
+        for refreshed in (False, True):
+            authorization = await credentials.authorization()
+            if authorization is not None:
+                headers["Authorization"] = authorization
+            # Read anew in each round: a refresh may bring other certificates.
+            if credentials.ssl_context is not None:
+                options["ssl"] = credentials.ssl_context
+                options["server_hostname"] = credentials.tls_server_name
+            async with self._session.request(
+                method,
+                URL(credentials.server + path, encoded=True),
+                params=params,
+                data=data,
+                headers=headers,
+                proxy=credentials.proxy_url,
+                allow_redirects=False,
+                **options,
+            ) as response:
+                if response.status < HTTPStatus.MULTIPLE_CHOICES:
+                    yield response
+                    return
+                content = await response.read()
+                if response.status != HTTPStatus.UNAUTHORIZED or refreshed:
+                    raise error_from_response(
+                        response.status, content, retry_after=response.headers.get("Retry-After")
+                    )
+            await credentials.refresh(refused=authorization)
+
+    async def stream_lines(
+        self, path: str, *, params: Mapping[str, str], idle_timeout_seconds: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of an endless answer, a watch, until the server ends it.
+
+        Raises `UnavailableError` when the stream breaks or stays silent for longer than
+        `idle_timeout_seconds`, and the fitting `ClusterError` when the server refuses it.
+        """
+        try:
+            async with self._send(
+                "GET",
+                path,
+                params=params,
+                headers={"Accept": JSON},
+                read_timeout_seconds=idle_timeout_seconds,
+            ) as response:
+                _keep_alive(response)
+                # Not `readline`: aiohttp's is limited to lines far shorter than a large object.
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+                    for line in lines:
+                        if line:
+                            yield line
+        except _FAILURES as error:
+            raise _as_cluster_error(error, "GET", path) from error
+
+
+def _as_cluster_error(error: Exception, method: str, path: str) -> ClusterError:
+    if isinstance(error, ConflictError) and method == "POST":
+        # A creation has no resourceVersion to conflict with: the server's own bookkeeping (a quota
+        # that many creations update at once) collided, and nothing was created.
+        return UnavailableError(error.message, status=error.status)
+    if isinstance(error, ClusterError):
+        return error
+    return UnavailableError(f"{method} {path}: {str(error) or type(error).__name__}")
+
+
+def _retry_wait(
+    method: str, error: Exception, failure: ClusterError, *, attempt: int
+) -> float | None:
+    """How long to wait before the next attempt; None when there must be none."""
+    jittered = _BACKOFF_SECONDS * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5)
+    if not isinstance(failure, UnavailableError):
+        return None
+    if failure.retry_after_seconds is not None:
+        wait = failure.retry_after_seconds
+        return wait + jittered if wait <= _LONGEST_RETRY_AFTER_SECONDS else None
+    unsent = isinstance(error, aiohttp.ClientConnectorError)
+    busy = failure.status == HTTPStatus.TOO_MANY_REQUESTS
+    return jittered if unsent or busy or method in _REPEATABLE else None
+
+
+def _keep_alive(response: aiohttp.ClientResponse) -> None:
+    transport = response.connection.transport if response.connection else None
+    raw = transport.get_extra_info("socket") if transport else None
+    if raw is None:
+        return
+    with contextlib.suppress(OSError):  # not a TCP socket
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE:
+            if hasattr(socket, name):
+                raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,163 @@
+"""The `Cluster` port on a Kubernetes API server: what the engine may do, and nothing else."""
+
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+from ddp_operator.kube.client import MERGE_PATCH, ApiClient
+from ddp_operator.kube.events import EventRecorder
+from ddp_operator.kube.reflector import Reflector
+from ddp_operator.kube.resources import PODS, SERVICES, Resource
+from ddp_operator.ports import (
+    AlreadyExistsError,
+    ConflictError,
+    Event,
+    Key,
+    Manifest,
+    NotFoundError,
+    UnavailableError,
+)
+
+PodT = TypeVar("PodT")
+
+# A name that exists when we create and not when we look, so often, is someone else's doing.
+_CREATE_ATTEMPTS = 3
+
+
+class KubeCluster(Generic[PodT]):
+    """Implements `ports.Cluster`; `job_resource` is the kind of object that owns the pods.
+
+    Every answer to a write on pods goes through to the reflector, so that the next look at the
+    cache is never older than the write.
+    """
+
+    def __init__(self, client: ApiClient, *, job_resource: Resource, pods: Reflector[PodT]) -> None:
+        self._client = client
+        self._job_resource = job_resource
+        self._pods = pods
+        self._events = EventRecorder(client)
+
+    async def close(self, *, timeout_seconds: float = 2.0) -> None:
+        """Let the Events under way be posted."""
+        await self._events.flush(timeout_seconds=timeout_seconds)
+
+    def pods_of(self, job: Key) -> list[PodT]:
+        """See `ports.Cluster`."""
+        return self._pods.group_members(job)
+
+    async def create_pod(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`."""
+        self._pods.offer(await self._create(PODS, manifest))
+
+    async def create_service(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`."""
+        await self._create(SERVICES, manifest)
+
+    async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
+        """See `ports.Cluster`."""
+        uid = self._pods.uid_of(pod)
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        path = PODS.path(namespace=pod.namespace, name=pod.name)
+        try:
+            answer = await self._client.request("DELETE", path, body=options)
+        except NotFoundError:
+            self._forget(pod, uid)
+            return
+        # A pod that no kubelet has is removed at once; it too is answered with a deletionTimestamp,
+        # and is then shown as terminating until the watch reports its end. Any other answer (a
+        # Status, a state without that field) says that nothing is left.
+        if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
+            self._pods.offer(answer)
+        else:
+            self._forget(pod, uid)
+
+    async def patch_pod_labels(self, pod: Key, labels: Mapping[str, str | None]) -> None:
+        """See `ports.Cluster`."""
+        uid = self._pods.uid_of(pod)
+        path = PODS.path(namespace=pod.namespace, name=pod.name)
+        patch = {"metadata": {"labels": dict(labels)}}
+        try:
+            answer = await self._client.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
+        except NotFoundError:
+            self._forget(pod, uid)
+            return
+        self._pods.offer(answer)
+
+    async def patch_status(
+        self, job: Key, status: Manifest, *, resource_version: str | None
+    ) -> Manifest:
+        """See `ports.Cluster`."""
+        patch: dict[str, Any] = {"status": status}
+        if resource_version is not None:
+            # In a merge patch this is a precondition: the server refuses to change it.
+            patch["metadata"] = {"resourceVersion": resource_version}
+        path = self._job_resource.path(namespace=job.namespace, name=job.name, subresource="status")
+        stored: Manifest = await self._client.request(
+            "PATCH", path, body=patch, content_type=MERGE_PATCH
+        )
+        return stored
+
+    async def delete_job(self, job: Key, *, uid: str) -> None:
+        """See `ports.Cluster`; a job that is gone, or another one under its name, is no error."""
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        }
+        path = self._job_resource.path(namespace=job.namespace, name=job.name)
+        try:
+            await self._client.request("DELETE", path, body=options)
+        except (NotFoundError, ConflictError):
+            return
+
+    async def emit_event(self, job: Manifest, event: Event) -> None:
+        """See `ports.Cluster`; returns at once, the Event is posted in the background."""
+        self._events.record(job, event)
+
+    def _forget(self, pod: Key, uid: str | None) -> None:
+        if uid is not None:
+            self._pods.forget(pod, uid=uid)
+
+    async def _create(self, resource: Resource, manifest: Manifest) -> Manifest:
+        """Create an object and return it as stored, be it by an earlier attempt of ours."""
+        key = Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        collection = resource.path(namespace=key.namespace)
+        for _ in range(_CREATE_ATTEMPTS):
+            try:
+                created: Manifest = await self._client.request("POST", collection, body=manifest)
+            except AlreadyExistsError:
+                existing = await self._get(resource, key)
+                if existing is None:
+                    continue
+                _require_same_controller(resource, key, existing=existing, wanted=manifest)
+                return existing
+            else:
+                return created
+        raise UnavailableError(f"{resource} {key} keeps appearing and vanishing")
+
+    async def _get(self, resource: Resource, key: Key) -> Manifest | None:
+        path = resource.path(namespace=key.namespace, name=key.name)
+        try:
+            found: Manifest = await self._client.request("GET", path)
+        except NotFoundError:
+            return None
+        return found
+
+
+def _controller(manifest: Manifest) -> Mapping[str, Any] | None:
+    references = manifest["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in references if owner.get("controller")), None)
+
+
+def _require_same_controller(
+    resource: Resource, key: Key, *, existing: Manifest, wanted: Manifest
+) -> None:
+    theirs, ours = _controller(existing), _controller(wanted)
+    if theirs is not None and ours is not None and theirs["uid"] == ours["uid"]:
+        return
+    owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "belongs to nobody"
+    if theirs is not None and ours is not None and theirs["name"] == ours["name"]:
+        owner += f" of another UID ({theirs['uid']}), probably an earlier one of that name"
+    raise AlreadyExistsError(f"{resource} {key} exists already and {owner}", status=409)

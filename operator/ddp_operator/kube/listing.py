@@ -1,0 +1,63 @@
+"""Reading whole collections page by page, so that neither side ever holds all of a large one."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+from ddp_operator.kube.client import JSON, ApiClient
+from ddp_operator.kube.errors import GoneError
+from ddp_operator.ports import Key, Manifest
+
+# kubectl's and client-go's own page size.
+PAGE_SIZE: Final = 500
+# Has the server strip objects to their metadata (Kubernetes API concepts, "Metadata-only fetches").
+_METADATA_ONLY: Final = (
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+)
+
+
+async def list_pages(
+    client: ApiClient,
+    path: str,
+    *,
+    params: Mapping[str, str] | None = None,
+    page_size: int = PAGE_SIZE,
+    accept: str = JSON,
+) -> AsyncIterator[tuple[list[Manifest], str]]:
+    """Yield each page's items and the list's resourceVersion, which is the same for all pages.
+
+    Raises `GoneError` when the pages took so long that the server forgot that version.
+    """
+    query = {**(params or {}), "limit": str(page_size)}
+    version = ""
+    while True:
+        answer: Mapping[str, Any] = await client.request("GET", path, params=query, accept=accept)
+        metadata = answer["metadata"]
+        version = version or metadata["resourceVersion"]
+        yield answer.get("items") or [], version
+        if not metadata.get("continue"):
+            return
+        query["continue"] = metadata["continue"]
+
+
+async def list_names(
+    client: ApiClient, path: str, *, page_size: int = PAGE_SIZE, attempts: int = 3
+) -> set[Key]:
+    """The names of all objects of a collection, for finding out which of ours are gone.
+
+    Raises `GoneError` when the list expired between its pages in every attempt.
+    """
+    for attempt in range(1, attempts + 1):
+        names: set[Key] = set()
+        try:
+            pages = list_pages(client, path, page_size=page_size, accept=_METADATA_ONLY)
+            async for items, _ in pages:
+                names.update(
+                    Key(item["metadata"].get("namespace", ""), item["metadata"]["name"])
+                    for item in items
+                )
+        except GoneError:
+            if attempt == attempts:
+                raise
+        else:
+            return names
+    raise ValueError(f"attempts must be at least 1, not {attempts}")

@@ -1,0 +1,64 @@
+"""Checks before work starts: a missing CRD or permission is said once, in words, at start-up.
+
+Without them the first sign of a missing permission would be a job that never gets its pods.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.resources import Resource
+from ddp_operator.ports import NotFoundError
+
+_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
+
+
+class Permission(NamedTuple):
+    """One thing the operator must be allowed to do; no namespace: in all of them."""
+
+    verb: str
+    resource: Resource
+    subresource: str = ""
+    namespace: str | None = None
+
+    def __str__(self) -> str:
+        resource = str(self.resource)
+        if self.subresource:
+            plural, dot, group = resource.partition(".")
+            resource = f"{plural}/{self.subresource}{dot}{group}"
+        where = f"in namespace {self.namespace}" if self.namespace else "in all namespaces"
+        return f"{self.verb} {resource} {where}"
+
+
+async def check_access(client: ApiClient, permissions: Iterable[Permission]) -> list[Permission]:
+    """The permissions that the server says we lack, in the given order."""
+    wanted = list(permissions)
+    allowed = await asyncio.gather(*(_is_allowed(client, permission) for permission in wanted))
+    return [permission for permission, yes in zip(wanted, allowed, strict=True) if not yes]
+
+
+async def _is_allowed(client: ApiClient, permission: Permission) -> bool:
+    attributes = {
+        "verb": permission.verb,
+        "group": permission.resource.group,
+        "resource": permission.resource.plural,
+        "subresource": permission.subresource,
+        "namespace": permission.namespace or "",
+    }
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = await client.request("POST", _ACCESS_REVIEWS.path(), body=review)
+    return bool(answer["status"].get("allowed"))
+
+
+async def check_served(client: ApiClient, resource: Resource) -> bool:
+    """Whether the server knows the resource in this version, that is, whether its CRD is there."""
+    try:
+        answer = await client.request("GET", resource.root)
+    except NotFoundError:
+        return False
+    return any(entry["name"] == resource.plural for entry in answer.get("resources", ()))

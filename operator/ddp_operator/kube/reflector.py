@@ -1,0 +1,217 @@
+"""Keeps a cache of one resource in step with the API server, through everything that can break.
+
+kopf's own indexes start up in quadratic time and keep ghosts after a relist; the operator lives by
+knowing exactly which pods exist. So this lists, watches, and lists again when the watch cannot go
+on, and whatever vanished in between is reported as any other change is.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Generic, NoReturn, TypeVar
+
+import orjson
+
+from ddp_operator.kube.cache import Entry, ObjectCache
+from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.errors import GoneError, error_from_status
+from ddp_operator.kube.listing import PAGE_SIZE, list_pages
+from ddp_operator.ports import ClusterError, Key, Manifest, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# How long the server shall keep a watch; short enough that a stream which only looks alive is
+# replaced soon, long enough that reconnecting costs nothing.
+_WATCH_SECONDS: Final = 240
+# What the server may take beyond that before the client cuts the stream itself.
+_WATCH_SLACK_SECONDS: Final = 15.0
+# A watch that lived this long, or delivered anything, is no part of a series of failures.
+_HEALTHY_SECONDS: Final = 5.0
+# The same reason for reconnecting is logged once in this time.
+_LOG_INTERVAL_SECONDS: Final = 60.0
+
+
+class Reflector(Generic[T]):
+    """A live cache of the objects at `path` that match `label_selector`.
+
+    `project` and `group` are those of `ObjectCache`. `on_change` is called, in the event loop and
+    without waiting for anything, with each group that a change touched: from the watch, from a list
+    and from our own writes alike; the same change never twice.
+
+    Run `run()` as a task, then `wait_synced()`; before that, `group_members` is incomplete.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        path: str,
+        *,
+        label_selector: str,
+        project: Callable[[Manifest], T],
+        group: Callable[[Manifest], Key | None],
+        on_change: Callable[[Key], None],
+        page_size: int = PAGE_SIZE,
+        watch_seconds: int = _WATCH_SECONDS,
+        watch_slack_seconds: float = _WATCH_SLACK_SECONDS,
+        first_backoff_seconds: float = 0.2,
+        last_backoff_seconds: float = 30.0,
+    ) -> None:
+        self._client = client
+        self._path = path
+        self._params = {"labelSelector": label_selector} if label_selector else {}
+        self._cache: ObjectCache[T] = ObjectCache(project=project, group=group)
+        self._on_change = on_change
+        self._page_size = page_size
+        self._watch_seconds = watch_seconds
+        self._watch_slack_seconds = watch_slack_seconds
+        self._first_backoff_seconds = first_backoff_seconds
+        self._last_backoff_seconds = last_backoff_seconds
+        self._synced = asyncio.Event()
+        self._trouble = "no answer yet"
+        self._logged: tuple[str, float] = ("", 0.0)
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    @property
+    def synced(self) -> bool:
+        """Whether the first complete list has been taken in."""
+        return self._synced.is_set()
+
+    async def wait_synced(self, *, timeout_seconds: float) -> None:
+        """Wait for the first complete list; `UnavailableError` says why it did not come in time."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._synced.wait()
+        except TimeoutError:
+            raise UnavailableError(
+                f"{self._path} could not be listed within {timeout_seconds:g} s: {self._trouble}"
+            ) from None
+
+    def group_members(self, group: Key) -> list[T]:
+        """What is kept of the objects of one group."""
+        return self._cache.members(group)
+
+    def uid_of(self, key: Key) -> str | None:
+        """The UID of an object, if it is known."""
+        entry = self._cache.get(key)
+        return entry.uid if entry else None
+
+    def offer(self, manifest: Manifest) -> None:
+        """Show the server's answer to a write at once, unless the watch knows better already."""
+        try:
+            self._notify(self._cache.offer(manifest))
+        except Exception:
+            logger.exception("ignoring %s, which cannot be read", _name_of(manifest))
+
+    def forget(self, key: Key, *, uid: str) -> None:
+        """Show at once that an object is gone, as the answer to a write proved."""
+        self._notify(self._cache.forget(key, uid=uid))
+
+    async def run(self) -> NoReturn:
+        """List and watch until cancelled; nothing that a server does ends this."""
+        must_list = True
+        backoff = self._first_backoff_seconds
+        while True:
+            started = time.monotonic()
+            progress = self._cache.progress
+            try:
+                if must_list:
+                    await self._list()
+                    must_list = False
+                await self._watch()
+                reason = "the server ended the watch"
+            except GoneError as error:
+                reason = f"too far behind, listing again: {error.message}"
+                must_list = True
+            except ClusterError as error:
+                reason = error.message
+                # A stream that only broke goes on where it was; a server that refuses it does not.
+                must_list = must_list or error.status is not None
+            except Exception as error:  # a bug or an answer like no other must not end this
+                logger.exception("unexpected failure of the watch on %s", self._path)
+                reason = f"{type(error).__name__}: {error}"
+                must_list = True
+            self._trouble = reason
+            healthy = time.monotonic() - started >= _HEALTHY_SECONDS
+            if not must_list and (healthy or self._cache.progress > progress):
+                backoff = self._first_backoff_seconds
+            wait = backoff * random.uniform(0.5, 1.5)
+            self._log_reconnection(reason, wait)
+            await asyncio.sleep(wait)
+            backoff = min(2 * backoff, self._last_backoff_seconds)
+
+    def _log_reconnection(self, reason: str, wait: float) -> None:
+        last_reason, logged_at = self._logged
+        now = time.monotonic()
+        if reason != last_reason or now - logged_at >= _LOG_INTERVAL_SECONDS:
+            logger.info("watch on %s reconnects in %.1f s: %s", self._path, wait, reason)
+            self._logged = (reason, now)
+
+    async def _list(self) -> None:
+        entries: list[Entry[T]] = []
+        malformed: list[Key] = []
+        version = 0
+        pages = list_pages(self._client, self._path, params=self._params, page_size=self._page_size)
+        async for items, list_version in pages:
+            version = int(list_version)
+            for item in items:
+                try:
+                    entries.append(self._cache.entry_of(item))
+                except Exception:
+                    logger.exception("ignoring %s, which cannot be read", _name_of(item))
+                    malformed.append(_name_of(item))
+        self._notify(self._cache.replace(entries, version=version, malformed=malformed))
+        if not self._synced.is_set():
+            logger.info("synced %d objects of %s", len(self._cache), self._path)
+            self._synced.set()
+
+    async def _watch(self) -> None:
+        params = {
+            **self._params,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": str(self._cache.progress),
+            "timeoutSeconds": str(self._watch_seconds),
+        }
+        lines = self._client.stream_lines(
+            self._path,
+            params=params,
+            idle_timeout_seconds=self._watch_seconds + self._watch_slack_seconds,
+        )
+        async with contextlib.aclosing(lines):
+            async for line in lines:
+                event = orjson.loads(line)
+                self._apply(event["type"], event["object"])
+
+    def _apply(self, kind: str, manifest: Mapping[str, Any]) -> None:
+        if kind == "ERROR":
+            raise error_from_status(int(manifest.get("code") or 500), manifest)
+        try:
+            if kind in {"ADDED", "MODIFIED"}:
+                self._notify(self._cache.changed(manifest))
+            elif kind == "DELETED":
+                self._notify(self._cache.deleted(manifest))
+            elif kind == "BOOKMARK":
+                self._cache.bookmark(manifest)
+        except Exception:
+            logger.exception("ignoring %s, which cannot be read", _name_of(manifest))
+
+    def _notify(self, groups: Iterable[Key]) -> None:
+        for group in groups:
+            try:
+                self._on_change(group)
+            except Exception:
+                logger.exception("the listener failed on a change of %s", group)
+
+
+def _name_of(manifest: Mapping[str, Any]) -> Key:
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, Mapping):
+        return Key("", "?")
+    return Key(str(metadata.get("namespace", "")), str(metadata.get("name", "?")))

@@ -1,0 +1,38 @@
+"""Where resources live in the Kubernetes API: the one place that builds request paths."""
+
+from typing import NamedTuple
+
+
+class Resource(NamedTuple):
+    """One kind of object, as the API server's URLs name it; `group` is empty for core/v1."""
+
+    group: str
+    version: str
+    plural: str
+
+    def path(
+        self, *, namespace: str | None = None, name: str | None = None, subresource: str = ""
+    ) -> str:
+        """The path of a collection, an object or its subresource; no namespace: across all."""
+        parts = [self.root]
+        if namespace is not None:
+            parts.append(f"namespaces/{namespace}")
+        parts.append(self.plural)
+        if name is not None:
+            parts.append(name)
+        if subresource:
+            parts.append(subresource)
+        return "/".join(parts)
+
+    @property
+    def root(self) -> str:
+        """The path of the group and version, where discovery is served."""
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
+    def __str__(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+PODS = Resource("", "v1", "pods")
+SERVICES = Resource("", "v1", "services")
+EVENTS = Resource("", "v1", "events")
