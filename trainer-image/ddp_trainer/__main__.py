@@ -1,0 +1,47 @@
+"""One rank: `python -m ddp_trainer`. The launcher starts it, once for each process of the pod."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+
+from ddp_trainer.config import Environment, Options
+from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.logs import log_to_stdout
+
+_logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run this rank to its end; returns its exit code."""
+    # Nothing is worth saving yet: a signal ends the process at once, whatever it waits for.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        options = Options.parse(arguments)
+        environment = Environment.from_env(os.environ)
+    except ConfigurationError as error:
+        log_to_stdout("rank ?")
+        _logger.error("%s", error)
+        return ExitCode.CONFIGURATION
+    log_to_stdout(f"rank {environment.rank}")
+    # torch takes seconds to import: only now, when the configuration is known to be good.
+    from ddp_trainer.rank import run_rank  # noqa: PLC0415
+
+    return run_rank(environment, options)
+
+
+if __name__ == "__main__":
+    try:
+        code = main(sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+        code = ExitCode.FAILURE
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: threads of a broken group can hang or abort the interpreter's shutdown, and
+    # the launcher would read their fate instead of this code.
+    os._exit(code)

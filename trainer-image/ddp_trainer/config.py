@@ -1,0 +1,235 @@
+"""What a run is told: the environment says where a process stands, the flags say what to train.
+
+Nothing here imports torch, so that a wrong flag or variable is reported at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn, cast
+
+from ddp_trainer import workloads
+from ddp_trainer.exit_codes import ConfigurationError
+
+Backend = Literal["nccl", "gloo"]
+
+_REMEDY = "the DDPJob operator sets it in its pods; by hand, export it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where a pod stands in its job: the part of the environment that all its ranks share."""
+
+    master_addr: str
+    master_port: int
+    world_size: int
+    """Processes in the whole job."""
+    node_rank: int
+    local_world_size: int
+    """Processes in this pod."""
+    backend: Backend
+    job_name: str
+    attempt: int
+    checkpoint_dir: Path | None
+    """None: no checkpoints are written or read."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Placement:
+        """Read and check the variables.
+
+        Raises:
+            ConfigurationError: a variable is missing, malformed or contradicts another.
+        """
+        world_size = _integer(env, "WORLD_SIZE", minimum=1)
+        local_world_size = _integer(env, "LOCAL_WORLD_SIZE", minimum=1)
+        node_rank = _integer(env, "NODE_RANK", minimum=0)
+        if "GROUP_WORLD_SIZE" in env:
+            nodes = _integer(env, "GROUP_WORLD_SIZE", minimum=1)
+            if nodes * local_world_size != world_size:
+                raise ConfigurationError(
+                    f"WORLD_SIZE is {world_size}, but GROUP_WORLD_SIZE x LOCAL_WORLD_SIZE is "
+                    f"{nodes} x {local_world_size}: set WORLD_SIZE to the number of processes"
+                )
+        if (node_rank + 1) * local_world_size > world_size:
+            raise ConfigurationError(
+                f"NODE_RANK {node_rank} with LOCAL_WORLD_SIZE {local_world_size} lies beyond "
+                f"WORLD_SIZE {world_size}: node ranks count from 0"
+            )
+        backend = _text(env, "DDP_BACKEND")
+        if backend not in ("nccl", "gloo"):
+            raise ConfigurationError(f"DDP_BACKEND is {backend!r}: set it to nccl or gloo")
+        checkpoint_dir = env.get("DDP_CHECKPOINT_DIR", "")
+        return cls(
+            master_addr=_text(env, "MASTER_ADDR"),
+            master_port=_integer(env, "MASTER_PORT", minimum=1, maximum=65535),
+            world_size=world_size,
+            node_rank=node_rank,
+            local_world_size=local_world_size,
+            backend=cast(Backend, backend),
+            job_name=env.get("DDP_JOB_NAME", "ddp"),
+            attempt=_integer(env, "DDP_ATTEMPT", minimum=0) if "DDP_ATTEMPT" in env else 0,
+            checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
+        )
+
+    def rank_of(self, local_rank: int) -> int:
+        """The rank in the whole job of this pod's process `local_rank`."""
+        return self.node_rank * self.local_world_size + local_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where one process stands in its job."""
+
+    placement: Placement
+    rank: int
+    local_rank: int
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Environment:
+        """Read and check the variables.
+
+        Raises:
+            ConfigurationError: a variable is missing, malformed or contradicts another.
+        """
+        placement = Placement.from_env(env)
+        rank = _integer(env, "RANK", minimum=0)
+        local_rank = _integer(env, "LOCAL_RANK", minimum=0)
+        if local_rank >= placement.local_world_size or rank != placement.rank_of(local_rank):
+            raise ConfigurationError(
+                f"RANK {rank} and LOCAL_RANK {local_rank} do not fit NODE_RANK "
+                f"{placement.node_rank} and LOCAL_WORLD_SIZE {placement.local_world_size}: "
+                "RANK must be NODE_RANK x LOCAL_WORLD_SIZE + LOCAL_RANK (start the trainer with "
+                "python -m ddp_trainer.launch, which sets them)"
+            )
+        return cls(placement=placement, rank=rank, local_rank=local_rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to train, and how: the trainer's flags."""
+
+    workload: str
+    epochs: int
+    batch_size: int
+    """Samples per rank and step."""
+    lr: float
+    seed: int
+    checkpoint_every_steps: int
+    keep_checkpoints: int
+    log_every_steps: int
+    rendezvous_timeout_seconds: float
+    group_timeout_seconds: float
+    step_delay_seconds: float
+    trace_samples: Path | None
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> Options:
+        """Read and check the flags.
+
+        Raises:
+            ConfigurationError: a flag is unknown or its value is out of range.
+        """
+        values = parser().parse_args(arguments)
+        if values.workload not in workloads.NAMES:
+            raise ConfigurationError(
+                f"--workload {values.workload} is unknown: choose from "
+                f"{', '.join(sorted(workloads.NAMES))}"
+            )
+        for name, minimum in _MINIMA.items():
+            if getattr(values, name) < minimum:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigurationError(
+                    f"{flag} is {getattr(values, name)}: set it to {minimum} or more"
+                )
+        return cls(**vars(values))
+
+
+_MINIMA: Mapping[str, float] = {
+    "epochs": 1,
+    "batch_size": 1,
+    "lr": 0,
+    "seed": 0,
+    "checkpoint_every_steps": 1,
+    "keep_checkpoints": 1,
+    "log_every_steps": 1,
+    "rendezvous_timeout_seconds": 1,
+    "group_timeout_seconds": 1,
+    "step_delay_seconds": 0,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, except that a wrong flag is a ConfigurationError and not exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would have printed."""
+        raise ConfigurationError(f"{message} (--help lists the flags)")
+
+
+def parser() -> Parser:
+    """The trainer's flags."""
+    flags = Parser(
+        prog="python -m ddp_trainer",
+        description="One rank of a DDP training run.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    flags.add_argument("--workload", default="digits", help="what to train")
+    flags.add_argument("--epochs", type=int, default=12, help="passes over the training set")
+    flags.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
+    flags.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
+    flags.add_argument("--seed", type=int, default=0, help="seeds weights, order and dropout")
+    flags.add_argument(
+        "--checkpoint-every-steps", type=int, default=50, help="steps between checkpoints"
+    )
+    flags.add_argument(
+        "--keep-checkpoints", type=int, default=3, help="checkpoints kept; older ones are deleted"
+    )
+    flags.add_argument("--log-every-steps", type=int, default=10, help="steps between log lines")
+    flags.add_argument(
+        "--rendezvous-timeout-seconds",
+        type=float,
+        default=600.0,
+        help="how long to wait for the other ranks before giving up with exit code 75",
+    )
+    flags.add_argument(
+        "--group-timeout-seconds",
+        type=float,
+        default=600.0,
+        help="how long one collective may take before its peers count as lost",
+    )
+    flags.add_argument(
+        "--step-delay-seconds",
+        type=float,
+        default=0.0,
+        help="sleep after each step: makes a tiny workload last long enough to watch or interrupt",
+    )
+    flags.add_argument(
+        "--trace-samples",
+        type=Path,
+        metavar="FILE",
+        help="append each step's sample indices to FILE.rank<RANK>, one JSON line a step",
+    )
+    return flags
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "")
+    if not value:
+        raise ConfigurationError(f"{name} is not set: {_REMEDY}")
+    return value
+
+
+def _integer(env: Mapping[str, str], name: str, *, minimum: int, maximum: int | None = None) -> int:
+    text = _text(env, name)
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigurationError(f"{name} is {text!r}: set it to a whole number") from None
+    if value < minimum or (maximum is not None and value > maximum):
+        limits = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise ConfigurationError(f"{name} is {value}: set it to a number {limits}")
+    return value

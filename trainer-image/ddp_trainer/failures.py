@@ -1,0 +1,39 @@
+"""Tells a group that broke from a program that failed.
+
+torch reports a lost peer as a RuntimeError like any other, from wherever the collective happened to
+be, often deep inside backward; only its text tells. Everything not known to be a broken group is
+the program's own failure.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torch import distributed as dist
+
+from ddp_trainer.exit_codes import LostPeerError
+
+# What torch 2.6 to 2.13 say when the other side of a connection goes away or stays silent.
+_GLOO = re.compile(
+    r"gloo/.*(Connection (closed|reset) by peer|Read error|Write error|Broken pipe"
+    r"|Timed out waiting|Connection refused|connectFullMesh failed)",
+    re.DOTALL,
+)
+_NCCL = re.compile(
+    r"ncclRemoteError|ncclSystemError|remote process exited|[Tt]imeout|communicator was aborted"
+)
+_STORE = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|failed to recv|timeout|shut ?down"
+)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether `error` says that another rank is gone, rather than that this one failed."""
+    text = str(error)
+    if isinstance(error, LostPeerError):
+        return True
+    if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
+        return True
+    if isinstance(error, dist.DistBackendError):
+        return bool(_NCCL.search(text) or _STORE.search(text))
+    return type(error) is RuntimeError and bool(_GLOO.search(text))

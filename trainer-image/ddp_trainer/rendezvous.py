@@ -1,0 +1,224 @@
+"""How ranks find each other and agree on who is in the group.
+
+Rank 0 holds a TCP store under the job's name and port. Nothing is certain when a rank starts: the
+name may not resolve yet, the port may be closed, or it may still belong to the rank 0 of a group
+that is just falling apart. So every formation of a group is numbered by the store that made it:
+each rank registers once, and only the registrations that rank 0 counts form the group. Whoever is
+not counted leaves and tries the next store, until the deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ddp_trainer.config import Environment
+from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError
+
+_RETRY_SECONDS = 0.2
+_LOG_EVERY_SECONDS = 5.0
+_STORE_REQUEST_TIMEOUT = timedelta(seconds=10)
+"""A store that takes longer to answer a request is gone, or something else listens there."""
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """A group that rank 0 has declared complete."""
+
+    store: Store
+    """Keys in here belong to this group alone."""
+    address: str
+    """Numeric address of rank 0, as this rank reaches it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Identity:
+    """What all ranks of one group must have in common."""
+
+    job_name: str
+    attempt: int
+    world_size: int
+    backend: str
+
+
+class _NotYetError(Exception):
+    """Worth another try until the deadline; the message says what is being waited for."""
+
+
+class _Wait:
+    """A wait with an end, and a log line now and then while it lasts."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._begin = time.monotonic()
+        self._logged = self._begin
+
+    def pause(self, reason: str) -> None:
+        now = time.monotonic()
+        if now - self._begin > self._timeout_seconds:
+            raise RendezvousTimeoutError(
+                f"gave up after {self._timeout_seconds:.0f} s: {reason} "
+                "(--rendezvous-timeout-seconds sets how long to wait)"
+            )
+        if now - self._logged > _LOG_EVERY_SECONDS:
+            self._logged = now
+            _logger.info(
+                "still waiting after %.0f of %.0f s: %s",
+                now - self._begin,
+                self._timeout_seconds,
+                reason,
+            )
+        time.sleep(_RETRY_SECONDS)
+
+
+def meet(environment: Environment, *, timeout_seconds: float) -> Membership:
+    """Wait until all ranks of the job are there.
+
+    Raises:
+        RendezvousTimeoutError: they were not, before the deadline; the message says who is missing.
+        ConfigurationError: the ranks were not given the same world size and backend.
+    """
+    wait = _Wait(timeout_seconds)
+    if environment.rank == 0:
+        return _host(environment, wait)
+    return _join(environment, wait)
+
+
+def _identity(environment: Environment) -> _Identity:
+    placement = environment.placement
+    return _Identity(
+        job_name=placement.job_name,
+        attempt=placement.attempt,
+        world_size=placement.world_size,
+        backend=placement.backend,
+    )
+
+
+def _host(environment: Environment, wait: _Wait) -> Membership:
+    placement = environment.placement
+    address = _retry(lambda: _resolve(placement.master_addr, placement.master_port)[0], wait)
+    store = _retry(lambda: _listen(placement.master_port), wait)
+    store.set("identity", json.dumps(asdict(_identity(environment))))
+    _register(store, 0)
+    missing = list(range(1, placement.world_size))
+    while missing := [rank for rank in missing if not store.check([_registrations_key(rank)])]:
+        wait.pause(f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}")
+    group = secrets.token_hex(8)
+    members = [_count(store, rank) for rank in range(placement.world_size)]
+    store.set("group", json.dumps({"group": group, "members": members}))
+    return Membership(store=PrefixStore(group, store), address=address)
+
+
+def _join(environment: Environment, wait: _Wait) -> Membership:
+    return _retry(lambda: _try_to_join(environment, wait), wait)
+
+
+def _try_to_join(environment: Environment, wait: _Wait) -> Membership:
+    """Register with the store that answers now, and see whether its group counts this rank."""
+    placement = environment.placement
+    address = _answering(placement.master_addr, placement.master_port)
+    try:
+        store = TCPStore(
+            address,
+            placement.master_port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=_STORE_REQUEST_TIMEOUT,
+        )
+        theirs = _Identity(**json.loads(store.get("identity")))
+        ours = _identity(environment)
+        if (theirs.job_name, theirs.attempt) != (ours.job_name, ours.attempt):
+            raise _NotYetError(
+                f"{placement.master_addr} port {placement.master_port} still belongs to attempt "
+                f"{theirs.attempt} of {theirs.job_name}"
+            )
+        if theirs != ours:
+            raise ConfigurationError(
+                f"rank 0 has WORLD_SIZE {theirs.world_size} and DDP_BACKEND {theirs.backend}, this "
+                f"rank {ours.world_size} and {ours.backend}: give all ranks the same"
+            )
+        registration = _register(store, environment.rank)
+        while not store.check(["group"]):
+            wait.pause(f"rank 0 at {placement.master_addr} waits for the other ranks")
+        declared = json.loads(store.get("group"))
+    except (DistNetworkError, DistStoreError) as error:
+        raise _NotYetError(f"rank 0's store went away: {_first_line(error)}") from error
+    if declared["members"][environment.rank] != registration:
+        # It counted this rank's predecessor, and is about to break for want of it.
+        raise _NotYetError("rank 0 has not left its old group yet")
+    return Membership(store=PrefixStore(declared["group"], store), address=address)
+
+
+def _retry(attempt: Callable[[], _T], wait: _Wait) -> _T:
+    while True:
+        try:
+            return attempt()
+        except _NotYetError as error:
+            wait.pause(str(error))
+
+
+def _resolve(name: str, port: int) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise _NotYetError(f"MASTER_ADDR {name} does not resolve yet ({error.strerror})") from error
+    return [str(address[0]) for *_, address in found]
+
+
+def _answering(name: str, port: int) -> str:
+    """The first of the name's addresses that accepts a connection."""
+    refusal = _NotYetError(f"MASTER_ADDR {name} has no address")
+    for address in _resolve(name, port):
+        try:
+            socket.create_connection((address, port), timeout=2.0).close()
+        except OSError as error:
+            refusal = _NotYetError(
+                f"rank 0 does not answer at {name} ({address}) port {port}: {error}"
+            )
+        else:
+            return address
+    raise refusal
+
+
+def _listen(port: int) -> TCPStore:
+    try:
+        return TCPStore("localhost", port, is_master=True, wait_for_workers=False)
+    except DistNetworkError as error:
+        raise _NotYetError(
+            f"rank 0 cannot listen on MASTER_PORT {port}: {_first_line(error)}"
+        ) from error
+
+
+def _register(store: Store, rank: int) -> int:
+    return int(store.add(_registrations_key(rank), 1))
+
+
+def _count(store: Store, rank: int) -> int:
+    return int(store.add(_registrations_key(rank), 0))
+
+
+def _registrations_key(rank: int) -> str:
+    return f"registrations/{rank}"
+
+
+def _some_ranks(ranks: list[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{', …' if len(ranks) > 8 else ''}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,122 @@
+"""The last word of a pod: a JSON line that Kubernetes keeps as its termination message.
+
+Each rank keeps its own report up to date in a file that it inherits from the launcher; the launcher
+alone writes the pod's. A rank that dies without warning thus still tells how far it had come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ddp_trainer.exit_codes import ExitCode
+
+REPORT_FD_VARIABLE = "DDP_REPORT_FD"
+"""Names the inherited file descriptor that a rank reports to."""
+
+_LIMIT_BYTES = 4096
+"""Kubernetes cuts a container's termination message at 4096 bytes."""
+_MAX_ERROR_CHARACTERS = 1000
+_DEFAULT_PATH = Path("/dev/termination-log")
+"""Where the kubelet mounts the file of the termination message unless the pod says otherwise."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerminationReport:
+    """What is known of a rank's run. None: not known, or it did not come to that."""
+
+    step: int | None = None
+    """Optimizer steps completed since the beginning of training."""
+    total_steps: int | None = None
+    loss: float | None = None
+    """Mean over ranks at the last logged step."""
+    accuracy: float | None = None
+    """On the whole test set, 0 to 1."""
+    checkpoint: str | None = None
+    """The newest complete checkpoint, with its step."""
+    error: str | None = None
+    exit_code: int | None = None
+    rank: int | None = None
+    rendezvous_timed_out: bool | None = None
+    """From rank to launcher only: whether the error is that the other ranks never came."""
+
+    def to_json(self) -> str:
+        """One line that fits a termination message; keys in camel case, unknown values left out."""
+        values = {_camel_case(field.name): getattr(self, field.name) for field in fields(self)}
+        if self.error is not None:
+            values["error"] = self.error[:_MAX_ERROR_CHARACTERS]
+        return json.dumps({key: value for key, value in values.items() if value is not None})
+
+    def stopped(self) -> TerminationReport:
+        """The same progress, but ended because told to."""
+        return replace(self, error=None, exit_code=int(ExitCode.STOPPED))
+
+    @classmethod
+    def from_json(cls, text: str) -> TerminationReport:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: the text is no report, or only a part of one.
+        """
+        values: Any = json.loads(text)
+        if not isinstance(values, Mapping):
+            raise ValueError("a termination report is a JSON object")
+        names = {_camel_case(field.name): field.name for field in fields(cls)}
+        return cls(**{names[key]: value for key, value in values.items() if key in names})
+
+
+class RankReport:
+    """A rank's end of the hand-over: the newest report replaces the one before."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        fd = env.get(REPORT_FD_VARIABLE)
+        self._fd = int(fd) if fd else None
+
+    def write(self, report: TerminationReport) -> None:
+        """Replace the report; does nothing where no launcher listens."""
+        if self._fd is not None:
+            # One write of constant length: a reader never sees the end of an older report.
+            line = report.to_json().encode().ljust(_LIMIT_BYTES)
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, line, 0)
+
+
+def open_report_file() -> int:
+    """A file for one rank's report, in memory: the pod's file system may be read-only."""
+    return os.memfd_create("rank-report")
+
+
+def read_report_file(fd: int) -> TerminationReport:
+    """What the rank wrote last; an empty report if it wrote nothing."""
+    try:
+        return TerminationReport.from_json(os.pread(fd, _LIMIT_BYTES, 0).decode())
+    except ValueError:
+        return TerminationReport()
+
+
+def write_termination_message(report: TerminationReport, env: Mapping[str, str]) -> None:
+    """Write the pod's report to DDP_TERMINATION_LOG, or where the kubelet reads it.
+
+    Outside Kubernetes the default file does not exist, and nothing is written.
+    """
+    chosen = env.get("DDP_TERMINATION_LOG")
+    path = Path(chosen) if chosen else _DEFAULT_PATH
+    if chosen is None and not path.exists():
+        return
+    try:
+        path.write_text(report.to_json() + "\n")
+    except OSError as error:
+        _logger.warning("cannot write the termination message to %s: %s", path, error)
+
+
+def _camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
