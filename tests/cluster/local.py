@@ -11,24 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster import binaries, packages
-from tests.cluster.client import ApiClient, wait_until
-from tests.cluster.control_plane import (
-    ControlPlaneConfig,
-    apiserver_argv,
-    controller_manager_argv,
-    etcd_argv,
-    scheduler_argv,
-    tokens,
-    write_credentials,
-    write_kubeconfigs,
+from tests.cluster.client import ApiClient
+from tests.cluster.components import (
+    Components,
+    admin_client,
+    start_apiserver,
+    start_control_plane,
 )
+from tests.cluster.control_plane import ControlPlaneConfig
 from tests.cluster.errors import ClusterError
-from tests.cluster.processes import ProcessId, spawn, stop
+from tests.cluster.processes import ProcessId, stop
 from tests.cluster.state import Instance, create
 from tests.cluster.teardown import remove, remove_named, sweep
-
-# A loaded machine may take many times the usual three seconds.
-START_DEADLINE_S = 90.0
 
 
 class ControlPlane:
@@ -37,6 +31,7 @@ class ControlPlane:
     def __init__(self, instance: Instance, config: ControlPlaneConfig) -> None:
         self._instance = instance
         self._config = config
+        self._components = Components(instance.folder, record=instance.record)
 
     @property
     def kubeconfig(self) -> Path:
@@ -56,9 +51,7 @@ class ControlPlane:
     @property
     def client(self) -> ApiClient:
         """A minimal client with all rights."""
-        return ApiClient(
-            self.server, self._config.certificate, tokens(self._config.folder)["admin"]
-        )
+        return admin_client(self._config)
 
     def kubeconfig_for(self, user: str) -> Path:
         """Return the kubeconfig of one of `control_plane.USERS`, such as ``operator``."""
@@ -73,25 +66,12 @@ class ControlPlane:
 
     def stop_apiserver(self) -> None:
         """Kill the API server without warning; connections to it break."""
-        left = stop([self._instance.processes["kube-apiserver"]])
-        if left:
+        if left := stop([self._components.process("kube-apiserver")]):
             raise ClusterError(f"the API server survived SIGKILL: {left}")
 
     def start_apiserver(self) -> None:
-        """Start the API server (again) on the same port and data, and wait until it is ready."""
-        self._spawn("kube-apiserver", apiserver_argv(self._config))
-        wait_until(
-            self._config.certificate.exists,
-            what="the API server's certificate",
-            deadline_s=START_DEADLINE_S,
-            failed=lambda: self._dead("kube-apiserver"),
-        )
-        wait_until(
-            self.client.ready,
-            what="the API server",
-            deadline_s=START_DEADLINE_S,
-            failed=lambda: self._dead("kube-apiserver") or self._dead("etcd"),
-        )
+        """Start the API server again on the same port and data, and wait until it is ready."""
+        start_apiserver(self._components, self._config)
 
     def restart_apiserver(self) -> None:
         """Kill the API server and start it again."""
@@ -100,39 +80,9 @@ class ControlPlane:
 
     def bring_up(self, *, controllers: bool, scheduler: bool) -> None:
         """Start every component and wait until objects can be created."""
-        write_credentials(self._config)
-        self._spawn("etcd", etcd_argv(self._config))
-        self.start_apiserver()
-        write_kubeconfigs(self._config)
-        if controllers:
-            self._spawn("kube-controller-manager", controller_manager_argv(self._config))
-        if scheduler:
-            self._spawn("kube-scheduler", scheduler_argv(self._config))
-        wait_until(
-            self._has_default_namespace, what="namespace default", deadline_s=START_DEADLINE_S
+        start_control_plane(
+            self._components, self._config, controllers=controllers, scheduler=scheduler
         )
-
-    def _has_default_namespace(self) -> bool:
-        try:
-            self.client.get("/api/v1/namespaces/default")
-        except OSError:
-            return False
-        return True
-
-    def _spawn(self, name: str, argv: list[str | Path]) -> None:
-        log = self._instance.logs / f"{name}.log"
-        identity = ProcessId.of(spawn(argv, log=log, marker=self._instance.folder))
-        if identity is not None:
-            self._instance.processes[name] = identity
-            self._instance.save()
-
-    def _dead(self, name: str) -> str | None:
-        process = self._instance.processes.get(name)
-        if process is not None and process.alive():
-            return None
-        log = self._instance.logs / f"{name}.log"
-        tail = log.read_text(errors="replace").strip().splitlines()[-3:]
-        return f"{name} ended: {' | '.join(tail)}"
 
 
 def start(

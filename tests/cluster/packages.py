@@ -19,6 +19,7 @@ NODE = {
     "/usr/lib/cni/bridge": "containernetworking-plugins",
     "ip": "iproute2",
     "unshare": "util-linux",
+    "dpkg-deb": "dpkg",
     "kubectl": "kubernetes-client",
 }
 KUBERNETES_BUILD = {

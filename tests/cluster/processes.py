@@ -58,6 +58,13 @@ class ProcessId:
         """Tell whether this very process still runs."""
         return ProcessId.of(self.pid) == self
 
+    def command(self) -> str:
+        """Return the process's command line, or nothing when it has ended."""
+        try:
+            return Path(f"/proc/{self.pid}/cmdline").read_text().replace("\0", " ").strip()
+        except OSError:
+            return ""
+
 
 def spawn(argv: Sequence[str | Path], *, log: Path, marker: Path) -> int:
     """Start a process in a session of its own with its output appended to ``log``; returns its id.

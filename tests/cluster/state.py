@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,7 @@ from tests.cluster.cache import exclusive
 from tests.cluster.errors import ClusterError
 from tests.cluster.processes import ProcessId
 
-Kind = Literal["control-plane", "node"]
+Kind = Literal["control-plane", "node", "kind"]
 
 # Below Linux's usual range of ephemeral ports (32768 and up), so that no outgoing connection takes
 # the port while its server is being restarted.
@@ -45,7 +46,11 @@ class Instance:
     owner: ProcessId | None = None
     ports: list[int] = field(default_factory=list)
     subnet: int | None = None
+    # Which of the kept image stores a node uses; one that runs has its own.
+    image_store: int | None = None
     processes: dict[str, ProcessId] = field(default_factory=dict)
+    # Empty folders that had to be made outside of this instance's own.
+    made_folders: list[str] = field(default_factory=list)
 
     @property
     def logs(self) -> Path:
@@ -59,6 +64,11 @@ class Instance:
         temporary.write_text(json.dumps(asdict(self), default=str, indent=1))
         temporary.rename(folder / "instance.json")
 
+    def record(self, component: str, process: ProcessId) -> None:
+        """Note a process as part of the instance."""
+        self.processes[component] = process
+        self.save()
+
     @classmethod
     def load(cls, folder: Path) -> Instance:
         """Read the record of the instance in ``folder``."""
@@ -71,6 +81,8 @@ class Instance:
             owner=ProcessId(**raw["owner"]) if raw["owner"] else None,
             ports=raw["ports"],
             subnet=raw["subnet"],
+            image_store=raw["image_store"],
+            made_folders=raw["made_folders"],
             processes={name: ProcessId(**value) for name, value in raw["processes"].items()},
         )
 
@@ -127,8 +139,11 @@ def create(name: str, kind: Kind, *, owner: ProcessId | None, ports: int) -> Ins
             data_dir=data_root() / name,
             owner=owner,
             ports=_free_ports(ports, taken={port for other in others for port in other.ports}),
-            subnet=_free_subnet({other.subnet for other in others}) if kind == "node" else None,
         )
+        if kind == "node":
+            instance.subnet = _free_subnet({other.subnet for other in others})
+            stores = {other.image_store for other in others}
+            instance.image_store = next(store for store in count() if store not in stores)
         # Complete from the first moment on: the record comes into being with its folder.
         with tempfile.TemporaryDirectory(prefix=".new-", dir=state_root()) as scratch:
             staged = Path(scratch, name)
@@ -149,10 +164,10 @@ def forget(instance: Instance) -> None:
     shutil.rmtree(instance.folder)
 
 
-def _free_ports(count: int, taken: set[int]) -> list[int]:
+def _free_ports(wanted: int, taken: set[int]) -> list[int]:
     found: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
-        if len(found) == count:
+        if len(found) == wanted:
             break
         if port in taken:
             continue

@@ -5,7 +5,13 @@ Written for the worst case: any component may be dead, and so may the process th
 
 from __future__ import annotations
 
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from tests.cluster.cgroups import cgroup_path, remove_cgroups
 from tests.cluster.errors import ClusterError
+from tests.cluster.kind import delete_kind_cluster
 from tests.cluster.processes import marked, stop
 from tests.cluster.state import Instance, forget, instances, registry
 
@@ -16,8 +22,13 @@ def remove(instance: Instance) -> None:
         if not instance.folder.exists():
             return
         # The record on disk is newer than the caller's copy when another command wrote to it.
-        _stop_processes(Instance.load(instance.folder))
-        forget(instance)
+        recorded = Instance.load(instance.folder)
+        _stop_processes(recorded)
+        if recorded.kind == "node":
+            _clear_machine(recorded)
+        if recorded.kind == "kind":
+            delete_kind_cluster(recorded.name)
+        forget(recorded)
 
 
 def remove_named(name: str) -> bool:
@@ -37,7 +48,8 @@ def sweep() -> None:
 
 
 def _stop_processes(instance: Instance) -> None:
-    left = stop(instance.processes.values())
+    # A node's first process is among them: it ends only when all processes in its namespaces have.
+    left = stop(instance.processes.values(), deadline_s=30)
     # Until none is left: a process may have started another one while it was being looked for.
     for _ in range(5):
         found = marked(instance.folder)
@@ -48,3 +60,23 @@ def _stop_processes(instance: Instance) -> None:
     if left:
         pids = ", ".join(str(process.pid) for process in left)
         raise ClusterError(f"cluster {instance.name!r}: processes {pids} survived SIGKILL")
+
+
+def _clear_machine(instance: Instance) -> None:
+    """Remove what a node has outside its namespaces."""
+    remove_cgroups(cgroup_path(instance.name))
+    # The interface goes with its peer's namespace, which the kernel frees in its own time; a
+    # starter that died between the two steps leaves it without an owner.
+    subprocess.run(
+        ["ip", "link", "delete", f"ddp-{instance.subnet}"], capture_output=True, check=False
+    )
+    others = [
+        other for other in instances() if other.kind == "node" and other.name != instance.name
+    ]
+    for folder in instance.made_folders:
+        if others:  # they may use it too, and the last one removes it
+            others[0].made_folders.append(folder)
+            others[0].save()
+            continue
+        with suppress(OSError):  # in use by something of this machine's own meanwhile
+            Path(folder).rmdir()

@@ -1,0 +1,84 @@
+"""The test cluster from the command line: ``python -m tests.cluster up``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.cluster import binaries, local, provider
+from tests.cluster.errors import ClusterError, ClusterUnavailableError
+from tests.cluster.processes import marked
+from tests.cluster.state import instances
+from tests.cluster.teardown import remove_named, sweep
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit status (2: this machine can have no cluster)."""
+    arguments = _parser().parse_args(argv)
+    try:
+        COMMANDS[arguments.command](arguments)
+    except ClusterUnavailableError as error:
+        print(f"no test cluster on this machine: {error}", file=sys.stderr)
+        return 2
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _up(arguments: argparse.Namespace) -> None:
+    name = arguments.name
+    if arguments.control_plane_only:
+        sweep()
+        existing = [instance for instance in instances() if instance.name == name]
+        if existing and existing[0].kind != "control-plane":
+            raise ClusterError(f"cluster {name!r} runs, and has a node")
+        if existing and all(process.alive() for process in existing[0].processes.values()):
+            kubeconfig = existing[0].folder / "admin.kubeconfig"
+        else:
+            remove_named(name)
+            kubeconfig = local.start(name, controllers=True, scheduler=True, owner=None).kubeconfig
+    else:
+        kubeconfig = provider.up(name).kubeconfig
+    print(f"export KUBECONFIG={kubeconfig}")
+
+
+def _down(arguments: argparse.Namespace) -> None:
+    names = [each.name for each in instances()] if arguments.all else [arguments.name]
+    for name in names:
+        print(f"cluster {name!r} {'removed' if remove_named(name) else 'was not there'}")
+
+
+def _status(_arguments: argparse.Namespace) -> None:
+    for instance in instances():
+        owner = f", owned by process {instance.owner.pid}" if instance.owner else ""
+        print(f"{instance.name}: {instance.kind}{owner}, {instance.folder}")
+        for process in sorted(marked(instance.folder), key=lambda process: process.pid):
+            print(f"  {process.pid} {process.command()[:100]}")
+
+
+def _build(_arguments: argparse.Namespace) -> None:
+    found = binaries.find_or_build()
+    major, minor = found.version
+    print(f"Kubernetes {major}.{minor}: {found.folder}")
+
+
+COMMANDS = {"up": _up, "down": _down, "status": _status, "build": _build}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="start a cluster, or keep the one that runs")
+    up.add_argument("--control-plane-only", action="store_true", help="API server without nodes")
+    down = commands.add_parser("down", help="remove a cluster and everything of it")
+    down.add_argument("--all", action="store_true", help="remove all clusters of this user")
+    for command in (up, down):
+        command.add_argument("--name", default="default", help="which cluster (%(default)s)")
+    commands.add_parser("status", help="list clusters and their processes")
+    commands.add_parser("build", help="make sure the Kubernetes programs are there")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

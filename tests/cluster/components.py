@@ -1,0 +1,99 @@
+"""Starting the parts of a cluster in order, and noticing at once when one of them gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cluster.client import ApiClient, wait_until
+from tests.cluster.control_plane import (
+    ControlPlaneConfig,
+    apiserver_argv,
+    controller_manager_argv,
+    etcd_argv,
+    scheduler_argv,
+    tokens,
+    write_credentials,
+    write_kubeconfigs,
+)
+from tests.cluster.processes import ProcessId, spawn
+
+# A loaded machine may take many times the usual three seconds.
+START_DEADLINE_S = 90.0
+
+
+class Components:
+    """The processes of one instance, by name; each writes its own log file."""
+
+    def __init__(self, folder: Path, *, record: Callable[[str, ProcessId], None]) -> None:
+        self._folder = folder
+        self._record = record
+        self._running: dict[str, ProcessId] = {}
+
+    def spawn(self, name: str, argv: list[str | Path]) -> None:
+        """Start a component and record it."""
+        log = self._log(name)
+        identity = ProcessId.of(spawn(argv, log=log, marker=self._folder))
+        if identity is not None:
+            self._running[name] = identity
+            self._record(name, identity)
+
+    def process(self, name: str) -> ProcessId:
+        """Return the process last started under ``name``."""
+        return self._running[name]
+
+    def death(self, *names: str) -> str | None:
+        """Return why to give up: the last words of the first of ``names`` that has ended."""
+        for name in names:
+            process = self._running.get(name)
+            if process is None or not process.alive():
+                tail = self._log(name).read_text(errors="replace").strip().splitlines()[-3:]
+                return f"{name} ended: {' | '.join(tail)}"
+        return None
+
+    def _log(self, name: str) -> Path:
+        return self._folder / "logs" / f"{name}.log"
+
+
+def admin_client(config: ControlPlaneConfig) -> ApiClient:
+    """Return a client with all rights."""
+    return ApiClient(config.server, config.certificate, tokens(config.folder)["admin"])
+
+
+def start_apiserver(components: Components, config: ControlPlaneConfig) -> None:
+    """Start the API server (again) and wait until it is ready; etcd has to run."""
+    components.spawn("kube-apiserver", apiserver_argv(config))
+    wait_until(
+        lambda: config.certificate.exists() and admin_client(config).ready(),
+        what="API server",
+        deadline_s=START_DEADLINE_S,
+        failed=lambda: components.death("kube-apiserver", "etcd"),
+    )
+
+
+def start_control_plane(
+    components: Components, config: ControlPlaneConfig, *, controllers: bool, scheduler: bool
+) -> None:
+    """Start a control plane from nothing and wait until objects can be created."""
+    write_credentials(config)
+    components.spawn("etcd", etcd_argv(config))
+    start_apiserver(components, config)
+    write_kubeconfigs(config)
+    if controllers:
+        components.spawn("kube-controller-manager", controller_manager_argv(config))
+    if scheduler:
+        components.spawn("kube-scheduler", scheduler_argv(config))
+    wait_until(
+        lambda: _exists(admin_client(config), "/api/v1/namespaces/default"),
+        what="namespace default",
+        deadline_s=START_DEADLINE_S,
+        failed=lambda: components.death("kube-apiserver", "etcd"),
+    )
+
+
+def _exists(client: ApiClient, path: str) -> bool:
+    try:
+        client.get(path)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,235 @@
+"""A whole Kubernetes of one node on bare Debian, in namespaces of its own: real pods, DNS, logs.
+
+What it adds to the machine itself is one network interface, one cgroup and one folder; all the rest
+lives in namespaces that vanish with their first process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import binaries, packages
+from tests.cluster.busybox import busybox_archive
+from tests.cluster.cache import cache_dir
+from tests.cluster.cgroups import cgroup_path, make_cgroups
+from tests.cluster.client import ApiClient, wait_until
+from tests.cluster.components import START_DEADLINE_S, admin_client
+from tests.cluster.control_plane import ControlPlaneConfig
+from tests.cluster.errors import ClusterError, ClusterUnavailableError
+from tests.cluster.node_config import SANDBOX_IMAGE, NodeConfig
+from tests.cluster.processes import ProcessId, spawn
+from tests.cluster.state import Instance, create, registry
+from tests.cluster.teardown import remove
+
+# Fixed in the kubelet (its device plugins) and in CNI's library.
+MOUNT_POINTS = (Path("/var/lib/kubelet"), Path("/var/lib/cni"))
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def node_config(instance: Instance) -> NodeConfig:
+    """Return how the node of ``instance`` is set up; the same inside and outside of it."""
+    subnet = instance.subnet
+    if subnet is None:
+        raise ClusterError(f"cluster {instance.name!r} has no node")
+    return NodeConfig(
+        control_plane=ControlPlaneConfig(
+            binaries=binaries.find_or_build(),
+            folder=instance.folder,
+            data_dir=instance.data_dir,
+            address=f"10.{subnet}.0.1",
+            bind_address="0.0.0.0",
+            # A network namespace of its own: the usual ports are free.
+            port=443,
+            etcd_port=2379,
+            etcd_peer_port=2380,
+            has_nodes=True,
+            node_name=f"{instance.name}-node",
+        ),
+        subnet=subnet,
+        image_root=cache_dir("containerd", str(instance.image_store)),
+        cgroup=cgroup_path(instance.name),
+    )
+
+
+class Node:
+    """A running single-node cluster."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._config = node_config(instance)
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The kubeconfig of a user who may do everything."""
+        return self._config.control_plane.kubeconfig("admin")
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return self._config.control_plane.server
+
+    @property
+    def node_name(self) -> str:
+        """The name of the only Node object."""
+        return self._config.control_plane.node_name
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the components' log files."""
+        return self._instance.logs
+
+    @property
+    def client(self) -> ApiClient:
+        """A minimal client with all rights."""
+        return admin_client(self._config.control_plane)
+
+    def healthy(self) -> bool:
+        """Tell whether pods can run right now."""
+        return self._instance.processes["namespaces"].alive() and self._ready()
+
+    def images(self) -> set[str]:
+        """Return the full names of the images that pods can use."""
+        return set(self._ctr("images", "ls", "-q").split())
+
+    def load_image(self, archive: Path) -> None:
+        """Load a docker-archive or OCI archive; large ones take half a minute."""
+        self._ctr("images", "import", str(archive))
+
+    def tag_image(self, name: str, *, as_name: str) -> None:
+        """Let pods use the loaded image ``name`` under another full name as well."""
+        self._ctr("images", "tag", "--force", name, as_name)
+
+    def set_capacity(self, resource: str, quantity: int) -> None:
+        """Make the node advertise a resource it does not have, such as ``nvidia.com/gpu``."""
+        figures = {resource: str(quantity)}
+        self.client.request(
+            "PATCH",
+            f"/api/v1/nodes/{self.node_name}/status",
+            {"status": {"capacity": figures, "allocatable": figures}},
+            content_type="application/merge-patch+json",
+        )
+
+    def wait_until_ready(self) -> None:
+        """Wait until pods can run: the images' base is there, and so is the default account."""
+        log = self._instance.logs / "node.log"
+
+        def dead() -> str | None:
+            if self._instance.processes["namespaces"].alive():
+                return None
+            return " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
+
+        wait_until(
+            (self._config.folder / "started").exists,
+            what="node",
+            deadline_s=START_DEADLINE_S,
+            failed=dead,
+        )
+        if SANDBOX_IMAGE not in self.images():
+            self.load_image(busybox_archive())
+        wait_until(self._ready, what="Node object", deadline_s=START_DEADLINE_S, failed=dead)
+
+    def _ready(self) -> bool:
+        try:
+            node = self.client.get(f"/api/v1/nodes/{self.node_name}")
+            self.client.get("/api/v1/namespaces/default/serviceaccounts/default")
+        except OSError:
+            return False
+        conditions: list[dict[str, Any]] = node["status"].get("conditions", [])
+        tainted = node["spec"].get("taints")
+        return not tainted and any(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in conditions
+        )
+
+    def _ctr(self, *words: str) -> str:
+        result = subprocess.run(
+            ["ctr", "--address", self._config.containerd_socket, "-n", "k8s.io", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode:
+            raise ClusterError(f"ctr {' '.join(words)}: {result.stderr.strip()}")
+        return result.stdout
+
+
+def require() -> None:
+    """Raise ClusterUnavailableError unless this machine can run a node."""
+    if os.geteuid() != 0:
+        raise ClusterUnavailableError("a single-node cluster needs root (or Docker and kind)")
+    packages.require({**packages.CONTROL_PLANE, **packages.NODE})
+
+
+def start(name: str, *, owner: ProcessId | None) -> Node:
+    """Start a node that runs until it is removed by name, or its owner ends."""
+    require()
+    binaries.find_or_build()
+    busybox_archive()
+    instance = create(name, "node", owner=owner, ports=0)
+    try:
+        config = node_config(instance)
+        make_cgroups(config.cgroup)
+        make_mount_points(instance)
+        init = _start_namespaces(instance)
+        _hand_over_interface(config, init)
+        node = Node(instance)
+        node.wait_until_ready()
+    except BaseException:
+        remove(instance)
+        raise
+    return node
+
+
+def make_mount_points(instance: Instance) -> None:
+    """Create the folders that the node covers with its own, where the machine lacks them."""
+    with registry():
+        for path in MOUNT_POINTS:
+            if not path.exists():
+                instance.made_folders.append(str(path))
+                instance.save()
+                path.mkdir(parents=True)
+
+
+def _start_namespaces(instance: Instance) -> ProcessId:
+    """Start the first process of the node's namespaces, and return it as this machine sees it."""
+    os.environ["PYTHONPATH"] = str(REPOSITORY)
+    unshare = spawn(
+        [
+            *("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
+            *(sys.executable, "-m", "tests.cluster.node_init", instance.folder),
+        ],
+        log=instance.logs / "node.log",
+        marker=instance.folder,
+    )
+    outer = ProcessId.of(unshare)
+    if outer is None:
+        raise ClusterError(f"unshare ended at once, see {instance.logs / 'node.log'}")
+    instance.record("namespaces", outer)
+    children = Path(f"/proc/{unshare}/task/{unshare}/children")
+    end = time.monotonic() + START_DEADLINE_S
+    while outer.alive() and time.monotonic() < end:
+        if numbers := children.read_text().split():
+            inner = ProcessId.of(int(numbers[0]))
+            if inner is not None:
+                instance.record("node-init", inner)
+                return inner
+        time.sleep(0.01)
+    raise ClusterError(f"no namespaces, see {instance.logs / 'node.log'}")
+
+
+def _hand_over_interface(config: NodeConfig, init: ProcessId) -> None:
+    """Connect this machine to the pods' network by a pair of interfaces, one on each side."""
+    host = config.host_interface
+    for words in (
+        f"link add {host} type veth peer name uplink netns {init.pid}",
+        f"address add {config.host_address}/24 dev {host}",
+        f"link set {host} up",
+    ):
+        result = subprocess.run(["ip", *words.split()], capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise ClusterError(f"ip {words}: {result.stderr.strip()}")
