@@ -1,0 +1,1 @@
+"""The contract: what users write and read. Models, rules and CRD generation; no I/O."""

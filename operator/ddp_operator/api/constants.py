@@ -1,0 +1,58 @@
+"""The names by which the API server and other tools know this operator's objects."""
+
+GROUP = "ddp-operator.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "DDPJob"
+PLURAL = "ddpjobs"
+SINGULAR = "ddpjob"
+SHORT_NAME = "ddp"
+
+LABEL_JOB_NAME = f"{GROUP}/job-name"
+LABEL_INDEX = f"{GROUP}/replica-index"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+LABEL_REPLACEMENT = f"{GROUP}/replacement"
+LABEL_SERVING = f"{GROUP}/serving"
+"""`true` on pods that the job's Service lists in DNS; absent on a pod that was fenced out."""
+ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
+
+TRAINER_CONTAINER = "trainer"
+"""The container of this name, else the first one, is the one that trains."""
+
+GPU_RESOURCE = "nvidia.com/gpu"
+MIG_RESOURCE_PREFIX = "nvidia.com/mig-"
+"""NVIDIA's device plugin names a MIG slice `nvidia.com/mig-<profile>`."""
+
+# https://cloud.google.com/kubernetes-engine/docs/how-to/gpus and .../concepts/spot-vms
+GKE_ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
+GKE_SPOT_LABEL = "cloud.google.com/gke-spot"
+GKE_FLEX_START_LABEL = "cloud.google.com/gke-flex-start"
+GKE_GCSFUSE_ANNOTATION = "gke-gcsfuse/volumes"
+GKE_GCSFUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
+
+MAX_NAME_LENGTH = 50
+"""A pod's host name, `<job>-<attempt>-<index>`, is one DNS label of at most 63 characters (RFC
+1123); this leaves 13 for `-<attempt>-<index>`: eleven digits between them."""
+
+MAX_REPLICAS = 10_000
+
+RESERVED_ENVIRONMENT = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_NODE_RANK",
+)
+"""Variables that only the operator can know; a user who sets one by hand would break the group."""
+
+EXIT_CONFIGURATION = 64
+"""EX_USAGE of sysexits.h: the trainer's word that starting it again cannot help."""
+EXIT_PEER_LOST = 75
+"""EX_TEMPFAIL of sysexits.h: the trainer lost another rank; a consequence, never the cause."""
+EXIT_SIGTERM = 143
+"""128 + SIGTERM: told to stop, and stopped in order."""

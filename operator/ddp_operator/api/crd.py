@@ -1,0 +1,192 @@
+"""Generates the CustomResourceDefinition from the models, so that schema and parser cannot drift
+apart.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from ddp_operator.api.constants import (
+    GROUP,
+    KIND,
+    PLURAL,
+    SHORT_NAME,
+    SINGULAR,
+    VERSION,
+)
+from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_CEL
+from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.status import DDPJobStatus
+
+Schema = dict[str, Any]
+
+_OPEN: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+# The few fields of a pod template that the CEL rules look at. All others pass through unseen: the
+# API server checks them when the pods are created. Lengths only bound the cost of the rules and
+# lie far beyond real use.
+_TEMPLATE: Schema = {
+    **_OPEN,
+    "properties": {
+        "spec": {
+            **_OPEN,
+            "properties": {
+                "restartPolicy": {"type": "string", "maxLength": 16},
+                "hostname": {"type": "string", "maxLength": 63},
+                "subdomain": {"type": "string", "maxLength": 63},
+                "containers": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": 16,
+                    "items": {
+                        **_OPEN,
+                        "required": ["name"],
+                        "properties": {
+                            "name": {"type": "string", "maxLength": 63},
+                            "env": {
+                                "type": "array",
+                                "maxItems": 512,
+                                "items": {
+                                    **_OPEN,
+                                    "required": ["name"],
+                                    "properties": {"name": {"type": "string", "maxLength": 256}},
+                                },
+                            },
+                            "resources": {
+                                **_OPEN,
+                                "properties": {
+                                    "limits": {
+                                        "type": "object",
+                                        "maxProperties": 32,
+                                        "additionalProperties": {
+                                            "x-kubernetes-int-or-string": True,
+                                            "anyOf": [{"type": "integer"}, {"type": "string"}],
+                                            "maxLength": 32,
+                                        },
+                                    }
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+            "required": ["containers"],
+        }
+    },
+    "required": ["spec"],
+}
+
+_COLUMNS = (
+    ("Phase", "string", ".status.phase", 0),
+    ("Ready", "string", ".status.ready", 0),
+    ("Restarts", "integer", ".status.restarts", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Reason", "string", ".status.reason", 1),
+    ("Accelerator", "string", ".spec.accelerator.type", 1),
+)
+
+# Keywords of JSON Schema that a structural schema may carry.
+_KEPT = {
+    "description", "type", "format", "enum", "default", "pattern",
+    "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties",
+}  # fmt: skip
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """Return the CRD manifest for `kubectl apply`."""
+    spec = _schema(DDPJobSpec)
+    spec["properties"]["template"] = {
+        **_TEMPLATE,
+        "description": spec["properties"]["template"]["description"],
+    }
+    spec["x-kubernetes-validations"] = [
+        {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES[1:]
+    ] + [{"rule": TRANSITION_CEL[0], "message": TRANSITION_CEL[1]}]
+    root: Schema = {
+        "type": "object",
+        "description": "A PyTorch DistributedDataParallel training job.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": _schema(DDPJobStatus),
+        },
+        "x-kubernetes-validations": [{"rule": NAME_CEL[0], "message": NAME_CEL[1]}],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": [SHORT_NAME],
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [
+                        {"name": name, "type": kind, "jsonPath": path, "priority": priority}
+                        for name, kind, path, priority in _COLUMNS
+                    ],
+                    "schema": {"openAPIV3Schema": root},
+                }
+            ],
+        },
+    }
+
+
+def _schema(model: type[BaseModel]) -> Schema:
+    document = model.model_json_schema(by_alias=True, mode="validation")
+    return _structural(document, document.get("$defs", {}))
+
+
+def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    """Turn pydantic's JSON Schema into a structural one: no references, no unions with null."""
+    node = _resolved(node, definitions)
+    if node.get("x-kubernetes-int-or-string"):
+        extra = ("x-kubernetes-int-or-string", "anyOf")
+        return {k: v for k, v in node.items() if k in _KEPT - {"type"} or k in extra}
+    result: Schema = {k: v for k, v in node.items() if k in _KEPT}
+    if result.get("default", ...) is None:
+        del result["default"]
+    if "const" in node:
+        result["enum"] = [node["const"]]
+    if "items" in node:
+        result["items"] = _structural(node["items"], definitions)
+    if "properties" in node:
+        result["properties"] = {
+            name: _structural(field, definitions) for name, field in node["properties"].items()
+        }
+        if "required" in node:
+            result["required"] = node["required"]
+    elif node.get("type") == "object":
+        values = node.get("additionalProperties", True)
+        if values is True:
+            result["x-kubernetes-preserve-unknown-fields"] = True
+        else:
+            result["additionalProperties"] = _structural(values, definitions)
+    return result
+
+
+def _resolved(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    """Put a referenced definition, or the one branch that is not null, in a node's own place."""
+    if "$ref" in node:
+        return {**definitions[node["$ref"].rsplit("/", 1)[1]], **node}
+    if "anyOf" in node and not node.get("x-kubernetes-int-or-string"):
+        branches = [branch for branch in node["anyOf"] if branch.get("type") != "null"]
+        if len(branches) != 1:
+            raise TypeError(f"a union that no structural schema can say: {node}")
+        return {**_resolved(branches[0], definitions), **node}
+    return node

@@ -1,0 +1,116 @@
+"""A DDPJob as the operator sees it, parsed from what the API server stores."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, Self
+
+import orjson
+from pydantic import ValidationError
+
+from ddp_operator.api.rules import violations
+from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.ports import Key, Manifest
+
+_POD_FIELDS = {
+    "replicas",
+    "nproc_per_node",
+    "backend",
+    "master_port",
+    "template",
+    "accelerator",
+    "checkpoint",
+}
+
+
+class InvalidJobError(ValueError):
+    """A stored job that the operator cannot act on; the text names each field and what is wrong."""
+
+
+@dataclass(frozen=True)
+class DDPJob:
+    """One job: identity, wish and state."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    created: datetime
+    deleting: bool
+    spec: DDPJobSpec
+    status: DDPJobStatus
+    spec_hash: str
+    """Digest of all that shapes the pods; pods of another digest belong to an older spec."""
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        return Key(self.namespace, self.name)
+
+    @classmethod
+    def parse(cls, manifest: Manifest) -> Self:
+        """Read a job as stored.
+
+        Raises:
+            InvalidJobError: the spec or status cannot be understood, or breaks a rule. It says
+            where and how.
+        """
+        metadata = manifest["metadata"]
+        try:
+            spec = DDPJobSpec.model_validate(manifest.get("spec") or {})
+            status = DDPJobStatus.model_validate(manifest.get("status") or {})
+        except ValidationError as error:
+            raise InvalidJobError(_in_words(error, manifest)) from None
+        broken = violations(metadata["name"], spec)
+        if broken:
+            raise InvalidJobError("; ".join(broken))
+        return cls(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+            generation=metadata.get("generation", 0),
+            resource_version=metadata.get("resourceVersion", ""),
+            created=datetime.fromisoformat(metadata["creationTimestamp"]),
+            deleting="deletionTimestamp" in metadata,
+            spec=spec,
+            status=status,
+            spec_hash=_spec_hash(spec),
+        )
+
+
+def _spec_hash(spec: DDPJobSpec) -> str:
+    """Fields at their defaults do not enter, so that a release that adds a field restarts no
+    job.
+    """
+    shape = spec.model_dump(mode="json", include=_POD_FIELDS, exclude_defaults=True)
+    return sha256(orjson.dumps(shape, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+
+
+def _in_words(error: ValidationError, manifest: Manifest) -> str:
+    """Name each field by its path in the manifest, with pydantic's explanation."""
+    spec_is_bad = error.title == DDPJobSpec.__name__
+    root = "spec" if spec_is_bad else "status"
+    lines: list[str] = []
+    for item in error.errors(include_url=False, include_context=False):
+        path = _path(root, manifest.get(root) or {}, item["loc"])
+        text = f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}"
+        if item["type"] == "extra_forbidden":
+            text = f"{path}: unknown field; remove it or correct its name"
+        if text not in lines:
+            lines.append(text)
+    return "; ".join(lines)
+
+
+def _path(root: str, value: Any, loc: tuple[int | str, ...]) -> str:
+    """Join a pydantic location, leaving out the names of union branches (they are no fields)."""
+    path = root
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        elif isinstance(value, dict) or value is None:
+            path += f".{part}"
+            value = value.get(part) if isinstance(value, dict) else None
+    return path

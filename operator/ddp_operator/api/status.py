@@ -1,0 +1,105 @@
+"""`DDPJob.status`: what the operator says of a job, and all that it must remember."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic.alias_generators import to_camel
+
+Phase = Literal["Pending", "Starting", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
+ConditionType = Literal["PodsCreated", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+def format_time(moment: datetime) -> str:
+    """Kubernetes' `metav1.Time`: RFC 3339 in UTC, whole seconds."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Time = Annotated[datetime, PlainSerializer(format_time, return_type=str, when_used="json")]
+
+
+class StatusModel(BaseModel):
+    """Base of all that the operator writes: camelCase; fields of other versions are ignored."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True
+    )
+
+
+class Condition(StatusModel):
+    """One aspect of the job's state, as in Kubernetes' own `metav1.Condition`."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: Annotated[str, Field(max_length=256)]
+    message: Annotated[str, Field(max_length=4096)] = ""
+    last_transition_time: Time
+    observed_generation: int = 0
+
+
+class Failure(StatusModel):
+    """What ended an attempt, or one pod of it."""
+
+    time: Time
+    attempt: int
+    index: int = Field(description="Replica index of the pod: its node rank.")
+    pod: Annotated[str, Field(max_length=253)]
+    node: Annotated[str, Field(max_length=253)] = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: Annotated[str, Field(max_length=256)]
+    message: Annotated[str, Field(max_length=1024)] = ""
+    disruption: bool = Field(
+        default=False, description="true: not the training's fault; no restart was spent."
+    )
+
+
+class DDPJobStatus(StatusModel):
+    """The state of a job. `attempt`, `replacements`, `restarts` and `disruptions` are counters
+    that are written before the pods that they account for are created or deleted."""
+
+    observed_generation: int = 0
+    phase: Phase = Field(default="Pending", description="Derived from the conditions.")
+    reason: Annotated[str, Field(max_length=256)] = Field(
+        default="", description="Why the job is in this phase, in one word."
+    )
+    message: Annotated[str, Field(max_length=4096)] = Field(
+        default="", description="Why the job is in this phase, for people."
+    )
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = ()
+    attempt: int = Field(
+        default=0, description="Counts starts of the whole gang, from 0; part of every pod's name."
+    )
+    replacements: dict[str, int] = Field(
+        default_factory=dict,
+        description="By replica index: how often this attempt's pod was replaced, where it was.",
+    )
+    restarts: int = Field(default=0, description="Restarts charged against restart.maxRestarts.")
+    disruptions: int = Field(default=0, description="Restarts that were not the training's fault.")
+    ready_replicas: int = 0
+    ready: Annotated[str, Field(max_length=16)] = Field(
+        default="", description="Ready pods of all pods, such as 2/2."
+    )
+    start_time: Time | None = None
+    completion_time: Time | None = None
+    suspended_seconds: int = Field(
+        default=0, description="Time spent suspended since startTime, when not suspended now."
+    )
+    failures: Annotated[tuple[Failure, ...], Field(max_length=10)] = Field(
+        default=(), description="The latest causes of restarts and of the job's failure."
+    )
+
+    def condition(self, type_: ConditionType) -> Condition | None:
+        """Return the condition of this type, or None when it was never set."""
+        return next((c for c in self.conditions if c.type == type_), None)
+
+    def is_true(self, type_: ConditionType) -> bool:
+        """Say whether the condition of this type is set and true."""
+        condition = self.condition(type_)
+        return condition is not None and condition.status == "True"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has succeeded or failed for good."""
+        return self.is_true("Succeeded") or self.is_true("Failed")

@@ -1,0 +1,3 @@
+"""The brain: pure functions from (job, its pods, now) to a plan. No I/O, no clock, no
+randomness.
+"""

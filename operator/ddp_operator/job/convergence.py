@@ -1,0 +1,129 @@
+"""Plans that carry out what a job's stored status says: pods to create and delete, and how far
+they are.
+"""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.conditions import with_condition, with_phase
+from ddp_operator.job.decisions import active_deadline
+from ddp_operator.job.model import Observed, Plan
+from ddp_operator.job.pods import Identity, PodState
+from ddp_operator.ports import Event
+
+BLOCKED_RETRY_SECONDS = 5
+"""How soon to look again for a name that another owner's pod holds."""
+
+
+def clean_up(job: DDPJob, pods: Observed, now: datetime) -> Plan:
+    """Plan for a job that has finished: give up what holds resources, then the job when its time
+    has come.
+    """
+    policy = job.spec.clean_pod_policy
+    doomed = [pod for pod in pods.old if not pod.deleting]
+    for pod in pods.current.values():
+        done = pod.succeeded or pod.failed
+        if not pod.deleting and (policy == "All" or (policy == "Running" and not done)):
+            doomed.append(pod)
+    expiry = _expiry(job)
+    expired = expiry is not None and expiry <= now
+    return Plan(
+        _with_counts(job, pods),
+        delete=tuple(pod.key for pod in doomed),
+        delete_job=expired,
+        look_again_at=None if expired else expiry,
+    )
+
+
+def _expiry(job: DDPJob) -> datetime | None:
+    ttl, completed = job.spec.ttl_seconds_after_finished, job.status.completion_time
+    if ttl is None or completed is None:
+        return None
+    return completed + timedelta(seconds=ttl)
+
+
+def stay_suspended(job: DDPJob, pods: Observed) -> Plan:
+    """Plan for a suspended job: no pods."""
+    live = [pod for pod in (*pods.current.values(), *pods.old) if not pod.deleting]
+    return Plan(_with_counts(job, pods), delete=tuple(pod.key for pod in live))
+
+
+def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
+    """Plan for an active job: create what is missing, give up what is old, say how far it is."""
+    blocked = {pod.key.name for pod in pods.blocking}
+    create = tuple(i for i in pods.missing if i.pod_name(job.name) not in blocked)
+    status, events = _progress(job, pods, create, now)
+    deadline = active_deadline(replace(job, status=status))
+    waits = [deadline] if deadline else []
+    if blocked:
+        waits.append(now + timedelta(seconds=BLOCKED_RETRY_SECONDS))
+    return Plan(
+        status,
+        create=create,
+        delete=tuple(pod.key for pod in pods.old if not pod.deleting),
+        fence=tuple(pod.key for pod in pods.old if _shares_host_name(job, pod)),
+        events=events,
+        look_again_at=min(waits, default=None),
+    )
+
+
+def _shares_host_name(job: DDPJob, pod: PodState) -> bool:
+    """Whether an old pod may still answer to the host name that its replacement bears."""
+    done = pod.failed or pod.succeeded  # ended pods are in no DNS record
+    return pod.serving and not done and pod.identity.attempt == job.status.attempt
+
+
+def _progress(
+    job: DDPJob, pods: Observed, create: tuple[Identity, ...], now: datetime
+) -> tuple[DDPJobStatus, tuple[Event, ...]]:
+    """Say how far the pods are, once those to create exist."""
+    replicas = job.spec.replicas
+    status = _with_counts(job, pods)
+    if status.start_time is None:
+        status = status.model_copy(update={"start_time": now})
+    events: list[Event] = []
+    if not pods.blocking and not status.is_true("PodsCreated"):
+        message = f"{replicas} pods and the Service {job.name} exist"
+        status = with_condition(status, "PodsCreated", True, "Created", message, now)
+        if create:
+            events.append(Event("PodsCreated", f"created {len(create)} of {replicas} pods"))
+    ready = status.ready_replicas
+    if ready == replicas and not status.is_true("Running"):
+        message = f"all {replicas} pods are ready"
+        status = with_condition(status, "Running", True, "PodsReady", message, now)
+        if status.condition("Restarting"):
+            status = with_condition(status, "Restarting", False, "PodsReady", message, now)
+        events.append(Event("Running", message))
+    elif not status.is_true("Running"):
+        reason, message, warning = _waiting(pods, ready, replicas)
+        known = status.condition("Running")
+        if warning and (known is None or known.reason != reason):
+            events.append(Event(reason, message, warning=True))
+        status = with_condition(status, "Running", False, reason, message, now)
+    scheduled = not pods.missing and all(pod.scheduled for pod in pods.current.values())
+    return with_phase(status, pods_scheduled=scheduled), tuple(events)
+
+
+def _waiting(pods: Observed, ready: int, replicas: int) -> tuple[str, str, bool]:
+    """Reason, message and whether a person should look: what the job is waiting for."""
+    if pods.blocking:
+        names = ", ".join(sorted(pod.key.name for pod in pods.blocking))
+        return (
+            "NameTaken",
+            f"waiting for pods of another owner to go, to use their names: {names}",
+            True,
+        )
+    stuck = [pod for pod in pods.current.values() if pod.waiting]
+    if stuck:
+        pod = min(stuck, key=lambda pod: (not pod.scheduled, pod.identity.index))
+        text = f"pod {pod.key.name} cannot start: {pod.waiting}"
+        return pod.waiting, f"{text}: {pod.waiting_message}"[:1024], True
+    return "PodsStarting", f"{ready} of {replicas} pods are ready", False
+
+
+def _with_counts(job: DDPJob, pods: Observed) -> DDPJobStatus:
+    ready = sum(pod.succeeded or (pod.ready and not pod.failed) for pod in pods.current.values())
+    update = {"ready_replicas": ready, "ready": f"{ready}/{job.spec.replicas}"}
+    return job.status.model_copy(update=update)

@@ -1,0 +1,237 @@
+"""Builds a job's Service and Pods: names, distributed environment, GPU placement, volumes."""
+
+from copy import deepcopy
+from typing import Any
+
+from ddp_operator.api.constants import (
+    ANNOTATION_SPEC_HASH,
+    API_VERSION,
+    GKE_ACCELERATOR_LABEL,
+    GKE_FLEX_START_LABEL,
+    GKE_GCSFUSE_ANNOTATION,
+    GKE_GCSFUSE_DRIVER,
+    GKE_SPOT_LABEL,
+    GPU_RESOURCE,
+    KIND,
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_JOB_NAME,
+    LABEL_REPLACEMENT,
+    LABEL_SERVING,
+    MIG_RESOURCE_PREFIX,
+)
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.rules import gpu_limit, trainer_container
+from ddp_operator.api.spec import Accelerator, Checkpoint
+from ddp_operator.job.pods import Identity
+
+CHECKPOINT_VOLUME = "ddp-checkpoints"
+SHARED_MEMORY_VOLUME = "ddp-shared-memory"
+SHARED_MEMORY_PATH = "/dev/shm"
+
+
+def processes_per_pod(job: DDPJob) -> int:
+    """Training processes in each pod: as asked, else one for each GPU, else one."""
+    asked = job.spec.nproc_per_node
+    return max(gpu_limit(job.spec), 1) if asked == "auto" else asked
+
+
+def backend(job: DDPJob) -> str:
+    """torch.distributed's backend: as asked, else nccl with GPUs and gloo without."""
+    if job.spec.backend != "auto":
+        return job.spec.backend
+    return "nccl" if gpu_limit(job.spec) else "gloo"
+
+
+def environment(job: DDPJob, identity: Identity) -> dict[str, str]:
+    """The trainer container's environment: PyTorch's `env://` contract, torchrun's PET_*, and
+    our own.
+    """
+    spec = job.spec
+    local_world_size = processes_per_pod(job)
+    master = Identity(index=0, attempt=identity.attempt).host_name(job.name)
+    # Fully qualified within the cluster's search domains, and resolvable from any of the job's
+    # pods.
+    master_addr = f"{master}.{job.name}"
+    variables = {
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": spec.master_port,
+        "WORLD_SIZE": spec.replicas * local_world_size,
+        "NODE_RANK": identity.index,
+        "GROUP_RANK": identity.index,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "GROUP_WORLD_SIZE": spec.replicas,
+        "DDP_BACKEND": backend(job),
+        "DDP_JOB_NAME": job.name,
+        "DDP_ATTEMPT": identity.attempt,
+        "DDP_CHECKPOINT_DIR": spec.checkpoint.path,
+        "PYTHONUNBUFFERED": 1,
+        "PET_NNODES": spec.replicas,
+        "PET_NPROC_PER_NODE": local_world_size,
+        "PET_NODE_RANK": identity.index,
+        "PET_MASTER_ADDR": master_addr,
+        "PET_MASTER_PORT": spec.master_port,
+    }
+    if local_world_size == 1:
+        # With several processes the launcher knows these; a plain script then fails at once on the
+        # missing RANK instead of hanging in a group that never completes.
+        variables |= {"RANK": identity.index, "LOCAL_RANK": 0}
+    return {name: str(value) for name, value in variables.items()}
+
+
+def service(job: DDPJob) -> dict[str, Any]:
+    """The headless Service that gives the job's pods their DNS names."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": job.name,
+            "namespace": job.namespace,
+            "labels": {LABEL_JOB_NAME: job.name},
+            "ownerReferences": [_owner(job)],
+        },
+        "spec": {
+            "clusterIP": "None",
+            # Ranks must find each other before any of them is ready.
+            "publishNotReadyAddresses": True,
+            "selector": {LABEL_JOB_NAME: job.name, LABEL_SERVING: "true"},
+            "ports": [{"name": "rendezvous", "port": job.spec.master_port}],
+        },
+    }
+
+
+def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
+    """One pod, from the user's template."""
+    template = deepcopy(job.spec.template)
+    metadata = template.get("metadata") or {}
+    spec: dict[str, Any] = template["spec"]
+    labels = {
+        **(metadata.get("labels") or {}),
+        LABEL_JOB_NAME: job.name,
+        LABEL_INDEX: str(identity.index),
+        LABEL_ATTEMPT: str(identity.attempt),
+        LABEL_REPLACEMENT: str(identity.replacement),
+        LABEL_SERVING: "true",
+    }
+    annotations = {**(metadata.get("annotations") or {}), ANNOTATION_SPEC_HASH: job.spec_hash}
+    trainer: dict[str, Any] = dict(trainer_container(template))
+    spec["containers"] = [
+        trainer if c.get("name") == trainer.get("name") else c for c in spec["containers"]
+    ]
+    spec.update(
+        restartPolicy="Never",
+        hostname=identity.host_name(job.name),
+        subdomain=job.name,
+    )
+    _add_environment(trainer, environment(job, identity))
+    _add_checkpoint(spec, annotations, trainer, job.spec.checkpoint)
+    _add_shared_memory(spec, trainer)
+    if job.spec.accelerator:
+        _add_accelerator(spec, trainer, job.spec.accelerator)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **metadata,
+            "name": identity.pod_name(job.name),
+            "namespace": job.namespace,
+            "labels": labels,
+            "annotations": annotations,
+            "ownerReferences": [_owner(job)],
+        },
+        "spec": spec,
+    }
+
+
+def _owner(job: DDPJob) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def _add_environment(trainer: dict[str, Any], ours: dict[str, str]) -> None:
+    users = trainer.get("env") or []
+    taken = {entry["name"] for entry in users}
+    # Ours first, so that a user's variable may refer to them as $(NAME).
+    added = [{"name": name, "value": value} for name, value in ours.items() if name not in taken]
+    trainer["env"] = added + users
+
+
+def _add_checkpoint(
+    spec: dict[str, Any],
+    annotations: dict[str, str],
+    trainer: dict[str, Any],
+    checkpoint: Checkpoint,
+) -> None:
+    source: dict[str, Any]
+    if checkpoint.persistent_volume_claim:
+        source = {"persistentVolumeClaim": {"claimName": checkpoint.persistent_volume_claim}}
+    elif checkpoint.gcs_bucket:
+        annotations[GKE_GCSFUSE_ANNOTATION] = "true"
+        attributes = {"bucketName": checkpoint.gcs_bucket}
+        source = {"csi": {"driver": GKE_GCSFUSE_DRIVER, "volumeAttributes": attributes}}
+    elif checkpoint.host_path:
+        source = {"hostPath": {"path": checkpoint.host_path, "type": "DirectoryOrCreate"}}
+    elif _mounts(trainer, checkpoint.path):
+        return  # the user's own volume serves
+    else:
+        source = {"emptyDir": {}}
+    _mount(spec, trainer, {"name": CHECKPOINT_VOLUME, **source}, checkpoint.path)
+
+
+def _add_shared_memory(spec: dict[str, Any], trainer: dict[str, Any]) -> None:
+    # A pod's /dev/shm has 64 MB by default: too little for DataLoader workers and NCCL.
+    if not _mounts(trainer, SHARED_MEMORY_PATH):
+        volume = {"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}}
+        _mount(spec, trainer, volume, SHARED_MEMORY_PATH)
+
+
+def _mounts(container: dict[str, Any], path: str) -> bool:
+    mounts = container.get("volumeMounts") or []
+    return any(m.get("mountPath", "").rstrip("/") == path.rstrip("/") for m in mounts)
+
+
+def _mount(
+    spec: dict[str, Any], container: dict[str, Any], volume: dict[str, Any], path: str
+) -> None:
+    spec["volumes"] = [*(spec.get("volumes") or []), volume]
+    mounts = container.get("volumeMounts") or []
+    container["volumeMounts"] = [*mounts, {"name": volume["name"], "mountPath": path}]
+
+
+def _add_accelerator(
+    spec: dict[str, Any], trainer: dict[str, Any], accelerator: Accelerator
+) -> None:
+    selector = {GKE_ACCELERATOR_LABEL: accelerator.type}
+    # GKE adds this toleration itself only to pods that request the resource in the classic way;
+    # without it a pod waits for ever.
+    tolerations: list[dict[str, Any]] = [
+        {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
+    ]
+    provisioning = {"spot": GKE_SPOT_LABEL, "flex-start": GKE_FLEX_START_LABEL}
+    label = provisioning.get(accelerator.provisioning)
+    if label:
+        selector[label] = "true"
+        tolerations.append(
+            {"key": label, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+        )
+    spec["nodeSelector"] = {
+        **(spec.get("nodeSelector") or {}),
+        **selector,
+        **accelerator.node_selector,
+    }
+    spec["tolerations"] = [
+        *(spec.get("tolerations") or []),
+        *tolerations,
+        *accelerator.tolerations,
+    ]
+    resources = trainer.get("resources") or {}
+    limits = resources.get("limits") or {}
+    if not any(k == GPU_RESOURCE or k.startswith(MIG_RESOURCE_PREFIX) for k in limits):
+        limits = {**limits, GPU_RESOURCE: accelerator.count}
+        trainer["resources"] = {**resources, "limits": limits}

@@ -1,0 +1,68 @@
+"""What the brain takes in and gives out: a job's pods sorted by meaning, and the plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.pods import Identity, PodState
+from ddp_operator.ports import Event, Key
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now, and when to look again.
+
+    With `decided`, `status` must be stored before anything else happens, and then a new plan be
+    made. Otherwise `status` is what holds once the writes below have succeeded.
+    """
+
+    status: DDPJobStatus
+    decided: bool = False
+    create: tuple[Identity, ...] = ()
+    """Pods to create, and the Service before them."""
+    delete: tuple[Key, ...] = ()
+    fence: tuple[Key, ...] = ()
+    """Pods to take out of DNS, since a replacement bears their host name."""
+    delete_job: bool = False
+    events: tuple[Event, ...] = ()
+    look_again_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A job's pods, sorted by what they mean."""
+
+    current: dict[int, PodState]
+    old: tuple[PodState, ...]
+    blocking: tuple[PodState, ...]
+    """Pods of another owner that bear a name which this job needs."""
+    missing: tuple[Identity, ...]
+
+
+def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
+    """Sort a job's pods by what they mean to it."""
+    wanted = {i: _identity(job.status, i) for i in range(job.spec.replicas)}
+    current: dict[int, PodState] = {}
+    old: list[PodState] = []
+    strangers: list[PodState] = []
+    for pod in pods:
+        if pod.owner_uid != job.uid:
+            strangers.append(pod)
+        elif wanted.get(pod.identity.index) == pod.identity:
+            current[pod.identity.index] = pod
+        else:
+            old.append(pod)
+    missing = tuple(identity for i, identity in wanted.items() if i not in current)
+    needed = {identity.pod_name(job.name) for identity in missing}
+    return Observed(
+        current=current,
+        old=tuple(old),
+        blocking=tuple(pod for pod in strangers if pod.key.name in needed),
+        missing=missing,
+    )
+
+
+def _identity(status: DDPJobStatus, index: int) -> Identity:
+    return Identity(index, status.attempt, status.replacements.get(str(index), 0))

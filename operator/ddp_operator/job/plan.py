@@ -1,0 +1,39 @@
+"""The whole decision: from a job, its pods and the time to what must be done next.
+
+A plan is one of two things. Either it *decides*: its status moves a counter or ends the job, and
+it acts on nothing. Or it *carries out* what the stored status says: it creates and deletes pods. A
+decision is thus always on record before the first pod is touched for it, and a crash between any
+two API calls loses and doubles nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job import convergence, decisions
+from ddp_operator.job.model import Plan, observe
+from ddp_operator.job.pods import PodState
+
+
+def plan(job: DDPJob, pods: Sequence[PodState], now: datetime) -> Plan:
+    """Decide what one job needs now."""
+    if job.deleting:
+        return Plan(job.status)  # what it owns goes with it
+    status = job.status.model_copy(update={"observed_generation": job.generation})
+    job = replace(job, status=status)
+    observed = observe(job, pods)
+    if job.status.finished:
+        return convergence.clean_up(job, observed, now)
+    if job.spec.suspend:
+        if job.status.is_true("Suspended"):
+            return convergence.stay_suspended(job, observed)
+        return decisions.suspend(job, now)
+    if job.status.is_true("Suspended"):
+        return decisions.resume(job, now)
+    return (
+        decisions.end_at_deadline(job, now)
+        or decisions.succeed(job, observed, now)
+        or decisions.recover(job, observed, now)
+        or convergence.converge(job, observed, now)
+    )

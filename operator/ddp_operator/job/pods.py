@@ -1,0 +1,208 @@
+"""Pods as far as decisions need them: identity, and a slim view of a pod's state.
+
+Thousands of pods are held in memory and compared at every step, so nothing else of them is kept.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from ddp_operator.api.constants import (
+    ANNOTATION_SPEC_HASH,
+    EXIT_CONFIGURATION,
+    EXIT_PEER_LOST,
+    EXIT_SIGTERM,
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_JOB_NAME,
+    LABEL_REPLACEMENT,
+    LABEL_SERVING,
+)
+from ddp_operator.api.rules import trainer_container
+from ddp_operator.ports import Key, Manifest
+
+DISRUPTION_REASONS = frozenset(
+    {"Evicted", "Preempting", "Preempted", "NodeShutdown", "Terminated", "Shutdown", "NodeLost",
+     "NodeAffinity", "UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory", "OutOfpods"}
+)  # fmt: skip
+"""`status.reason` of pods that the cluster ended, not the training: kubelet's eviction, node
+shutdown (`Terminated` and `Shutdown` in different releases) and admission, and the pod garbage
+collector."""
+
+UNSTARTABLE_REASONS = frozenset(
+    {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull",
+     "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+)  # fmt: skip
+"""Waiting reasons of kubelet that a user must hear of; `ContainerCreating` and `PodInitializing`
+are the normal ones.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which pod of a job: replica index (node rank), attempt of the gang, replacement within the
+    attempt.
+    """
+
+    index: int
+    attempt: int
+    replacement: int = 0
+
+    def host_name(self, job_name: str) -> str:
+        """Name under which the other ranks know it: the same for all replacements within an
+        attempt.
+        """
+        return f"{job_name}-{self.attempt}-{self.index}"
+
+    def pod_name(self, job_name: str) -> str:
+        """Name of the pod object; no two pods that a job ever has share one."""
+        suffix = f"-r{self.replacement}" if self.replacement else ""
+        return self.host_name(job_name) + suffix
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerExit:
+    """How the trainer container ended."""
+
+    code: int
+    signal: int
+    reason: str
+    message: str
+    finished: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """One pod of a job."""
+
+    key: Key
+    owner_uid: str
+    identity: Identity
+    spec_hash: str
+    phase: str
+    ready: bool = False
+    deleting: bool = False
+    serving: bool = True
+    node: str = ""
+    exit: ContainerExit | None = None
+    reason: str = ""
+    message: str = ""
+    disruption: str = ""
+    """Reason of the `DisruptionTarget` condition, where the pod has one."""
+    waiting: str = ""
+    """Why the pod has not started, where that is more than the normal course."""
+    waiting_message: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        """The training in it has ended well (a side car may still run)."""
+        return self.phase == "Succeeded" or (self.exit is not None and self.exit.code == 0)
+
+    @property
+    def failed(self) -> bool:
+        """It will never train again, and did not end well."""
+        return not self.succeeded and (self.phase == "Failed" or self.exit is not None)
+
+    @property
+    def disrupted(self) -> bool:
+        """The cluster or a person took it away: not the training's fault."""
+        if self.succeeded:
+            return False
+        gone = bool(self.disruption) or self.reason in DISRUPTION_REASONS
+        return (gone and (self.failed or self.deleting)) or (self.deleting and not self.failed)
+
+    @property
+    def misconfigured(self) -> bool:
+        """The trainer says that starting it again cannot help."""
+        return self.exit is not None and self.exit.code == EXIT_CONFIGURATION
+
+    @property
+    def secondary(self) -> bool:
+        """It failed because of another rank's failure."""
+        return self.exit is not None and self.exit.code in (EXIT_PEER_LOST, EXIT_SIGTERM)
+
+    @property
+    def scheduled(self) -> bool:
+        """It has a node."""
+        return bool(self.node)
+
+    @classmethod
+    def project(cls, manifest: Manifest) -> Self:
+        """Take what decisions need from a pod as the API server has it.
+
+        Raises:
+            KeyError, ValueError: the pod lacks this operator's labels, or they are not its own.
+        """
+        metadata: Manifest = manifest["metadata"]
+        labels: Manifest = metadata["labels"]
+        spec: Manifest = manifest["spec"]
+        status: Manifest = manifest.get("status") or {}
+        owner: Manifest = next(
+            (o for o in metadata.get("ownerReferences") or () if o.get("controller")), {}
+        )
+        conditions = {c["type"]: c for c in status.get("conditions") or ()}
+        trainer = _trainer_status(spec, status)
+        state: dict[str, Any] = trainer.get("state") or {}
+        waiting, waiting_message = _waiting(state.get("waiting"), conditions)
+        disruption = conditions.get("DisruptionTarget") or {}
+        return cls(
+            key=Key(metadata["namespace"], metadata["name"]),
+            owner_uid=owner.get("uid", ""),
+            identity=Identity(
+                index=int(labels[LABEL_INDEX]),
+                attempt=int(labels[LABEL_ATTEMPT]),
+                replacement=int(labels.get(LABEL_REPLACEMENT, 0)),
+            ),
+            spec_hash=(metadata.get("annotations") or {}).get(ANNOTATION_SPEC_HASH, ""),
+            phase=status.get("phase", "Pending"),
+            ready=_is_true(conditions.get("Ready")),
+            deleting="deletionTimestamp" in metadata,
+            serving=labels.get(LABEL_SERVING) == "true",
+            node=spec.get("nodeName", ""),
+            exit=_exit(state.get("terminated")),
+            reason=status.get("reason", ""),
+            message=status.get("message", ""),
+            disruption=disruption.get("reason", "") if _is_true(disruption) else "",
+            waiting=waiting,
+            waiting_message=waiting_message,
+        )
+
+
+def job_of(manifest: Manifest) -> Key | None:
+    """Return the job that a pod's labels name, None for a pod of nobody."""
+    metadata = manifest["metadata"]
+    name = (metadata.get("labels") or {}).get(LABEL_JOB_NAME)
+    return Key(metadata["namespace"], name) if name else None
+
+
+def _is_true(condition: Manifest | None) -> bool:
+    return bool(condition) and condition.get("status") == "True"  # type: ignore[union-attr]
+
+
+def _trainer_status(spec: Manifest, status: Manifest) -> Manifest:
+    name = trainer_container({"spec": spec}).get("name")
+    statuses = status.get("containerStatuses") or ()
+    found: Manifest = next((s for s in statuses if s.get("name") == name), {})
+    return found
+
+
+def _exit(terminated: Manifest | None) -> ContainerExit | None:
+    if not terminated:
+        return None
+    finished = terminated.get("finishedAt")
+    return ContainerExit(
+        code=int(terminated.get("exitCode", 0)),
+        signal=int(terminated.get("signal") or 0),
+        reason=terminated.get("reason", ""),
+        message=terminated.get("message", ""),
+        finished=datetime.fromisoformat(finished) if finished else None,
+    )
+
+
+def _waiting(waiting: Manifest | None, conditions: dict[str, Manifest]) -> tuple[str, str]:
+    if waiting and waiting.get("reason") in UNSTARTABLE_REASONS:
+        return waiting["reason"], waiting.get("message", "")
+    scheduled = conditions.get("PodScheduled") or {}
+    if scheduled.get("status") == "False":
+        return scheduled.get("reason", ""), scheduled.get("message", "")
+    return "", ""

@@ -1,0 +1,123 @@
+"""What the operator needs from the place where pods run.
+
+`kube` implements this against a Kubernetes API server, `local` against processes on this machine;
+the engine works with either and cannot tell which. Objects cross this border as plain manifests
+(dicts), because pod templates must travel exactly as their users wrote them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+Manifest = Mapping[str, Any]
+
+PodT = TypeVar("PodT")
+
+
+class Key(NamedTuple):
+    """Identifies one namespaced object, usually a job."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A Kubernetes Event about a job: what a person reads in `kubectl describe`."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+class ClusterError(Exception):
+    """A request that the cluster refused or could not serve; `message` is the server's own."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+
+
+class NotFoundError(ClusterError):
+    """The object does not exist (404)."""
+
+
+class AlreadyExistsError(ClusterError):
+    """An object of that name exists already (409 on create)."""
+
+
+class ConflictError(ClusterError):
+    """The object changed since it was read (409 on a write with a resourceVersion)."""
+
+
+class InvalidError(ClusterError):
+    """The server will never accept this object as it is (400, 413, 422)."""
+
+
+class ForbiddenError(ClusterError):
+    """Refused now, by quota, policy or RBAC (401, 403): may be accepted later."""
+
+
+class UnavailableError(ClusterError):
+    """The server could not answer (429 after retries, 5xx, network): try again later.
+
+    `retry_after_seconds` is the server's wish, when it named one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message, status=status)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Cluster(Protocol[PodT]):
+    """Where a job's Service and Pods live.
+
+    Every method raises a `ClusterError` when the request failed. Writes that succeed are visible to
+    `pods_of` at once: a reconcile that follows never acts on a state older than its own writes.
+    """
+
+    def pods_of(self, job: Key) -> list[PodT]:
+        """The pods labelled with this job's name, finished and terminating ones included."""
+
+    async def create_pod(self, manifest: Manifest) -> None:
+        """Create a pod.
+
+        Raises `AlreadyExistsError` only when the existing pod has another controller than the
+        manifest names; one of the same controller proves that an earlier attempt at this very call
+        succeeded.
+        """
+
+    async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
+        """Delete a pod; one that is gone already counts as deleted. None: the pod's own grace
+        period.
+        """
+
+    async def patch_pod_labels(self, pod: Key, labels: Mapping[str, str | None]) -> None:
+        """Set labels of a pod; None removes one. A pod that is gone already is no error."""
+
+    async def create_service(self, manifest: Manifest) -> None:
+        """Create a Service; `AlreadyExistsError` as in `create_pod`."""
+
+    async def patch_status(
+        self, job: Key, status: Manifest, *, resource_version: str | None
+    ) -> Manifest:
+        """Merge-patch the job's status and return the whole job as stored.
+
+        With a resource version, `ConflictError` when the job has changed since.
+        """
+
+    async def delete_job(self, job: Key, *, uid: str) -> None:
+        """Delete a job and, in the background, all it owns; only if it still has this UID."""
+
+    async def emit_event(self, job: Manifest, event: Event) -> None:
+        """Record an Event about a job; best effort, never raises `ClusterError`."""
