@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.cluster import binaries, local, provider
+from tests.cluster import binaries, images, local, provider
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.processes import marked
 from tests.cluster.state import instances
@@ -63,7 +63,16 @@ def _build(_arguments: argparse.Namespace) -> None:
     print(f"Kubernetes {major}.{minor}: {found.folder}")
 
 
-COMMANDS = {"up": _up, "down": _down, "status": _status, "build": _build}
+def _images(arguments: argparse.Namespace) -> None:
+    built = [images.build(image) for image in (images.OPERATOR, images.TRAINER)]
+    running = provider.running(arguments.name)
+    for image in built:
+        if running is not None:
+            images.load(image, running)
+        print(f"{image.name}: {image.archive}")
+
+
+COMMANDS = {"up": _up, "down": _down, "status": _status, "build": _build, "images": _images}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,7 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--control-plane-only", action="store_true", help="API server without nodes")
     down = commands.add_parser("down", help="remove a cluster and everything of it")
     down.add_argument("--all", action="store_true", help="remove all clusters of this user")
-    for command in (up, down):
+    image = commands.add_parser("images", help="build both images; a running cluster gets them")
+    for command in (up, down, image):
         command.add_argument("--name", default="default", help="which cluster (%(default)s)")
     commands.add_parser("status", help="list clusters and their processes")
     commands.add_parser("build", help="make sure the Kubernetes programs are there")

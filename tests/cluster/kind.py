@@ -36,14 +36,21 @@ class KindCluster:
 
     def images(self) -> set[str]:
         """Return the full names of the images that pods can use."""
-        node = f"{cluster_name(self._instance.name)}-control-plane"
-        listed = json.loads(_run("docker", "exec", node, "crictl", "images", "-o", "json"))
+        listed = json.loads(self._in_node("crictl", "images", "-o", "json"))
         return {tag for image in listed["images"] for tag in image["repoTags"]}
 
     def load_image(self, archive: Path) -> None:
         """Load a docker-archive."""
         name = cluster_name(self._instance.name)
         _run("kind", "load", "image-archive", str(archive), "--name", name)
+
+    def tag_image(self, name: str, *, as_name: str) -> None:
+        """Let pods use the loaded image ``name`` under another full name as well."""
+        self._in_node("ctr", "-n", "k8s.io", "images", "tag", "--force", name, as_name)
+
+    def _in_node(self, *words: str) -> str:
+        node = f"{cluster_name(self._instance.name)}-control-plane"
+        return _run("docker", "exec", node, *words)
 
     def healthy(self) -> bool:
         """Tell whether the API server answers."""

@@ -36,6 +36,9 @@ class Cluster(Protocol):
     def load_image(self, archive: Path) -> None:
         """Make the images of a docker-archive usable by pods."""
 
+    def tag_image(self, name: str, *, as_name: str) -> None:
+        """Let pods use the loaded image ``name`` under another full name as well."""
+
     def healthy(self) -> bool:
         """Tell whether pods can run right now."""
 
@@ -56,6 +59,10 @@ class ExistingCluster:
             f"cannot load {archive.name} into the cluster of {KUBECONFIG_VARIABLE}: "
             "push the images to a registry that it can pull from"
         )
+
+    def tag_image(self, name: str, *, as_name: str) -> None:
+        """Refuse, like `load_image`."""
+        raise ClusterUnavailableError(f"cannot tag {name} as {as_name} in another's cluster")
 
     def healthy(self) -> bool:
         """Trust its owner."""
@@ -111,6 +118,14 @@ def cluster(name: str = "default") -> Iterator[Cluster]:
         yield running
     finally:
         remove_named(name)
+
+
+def running(name: str = "default") -> Cluster | None:
+    """Return the cluster ``name`` that this machine runs, if it does and it can run pods."""
+    instance = _find(name)
+    if instance is None or instance.kind == "control-plane":
+        return None
+    return _attach(instance)
 
 
 def _find(name: str) -> Instance | None:

@@ -1,0 +1,32 @@
+# The operator. Build it from the repository's root:
+#   docker build -t ddp-operator .
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+FROM ${BASE_IMAGE} AS dependencies
+# Where pip looks is up to the build: a build without network gives PIP_NO_INDEX=1 and a folder of
+# wheels as PIP_FIND_LINKS.
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
+ARG PIP_EXTRA_INDEX_URL
+RUN python -m venv /app
+COPY requirements/operator.txt /src/requirements.txt
+RUN /app/bin/pip install --no-cache-dir --requirement /src/requirements.txt
+
+FROM dependencies AS project
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
+ARG PIP_EXTRA_INDEX_URL
+COPY operator /src/operator
+RUN /app/bin/pip install --no-cache-dir --no-deps --target /project /src/operator
+
+FROM ${BASE_IMAGE}
+# Two layers: a change of the operator's code leaves its dependencies' layer as it is.
+COPY --from=dependencies /app /app
+COPY --from=project /project /project
+ENV PATH=/app/bin:$PATH \
+    PYTHONPATH=/project \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 65532:65532
+ENTRYPOINT ["python", "-m", "ddp_operator"]
+CMD ["run"]
