@@ -1,0 +1,180 @@
+from typing import Any
+
+import pytest
+from ddp_operator.kube.cache import ObjectCache
+from ddp_operator.ports import Key
+
+JOB = Key("ns", "job")
+OTHER = Key("ns", "other")
+POD = Key("ns", "pod")
+
+
+def pod(
+    version: int, *, uid: str = "u1", name: str = "pod", job: str | None = "job"
+) -> dict[str, Any]:
+    labels = {"job": job} if job else {}
+    return {
+        "metadata": {
+            "namespace": "ns",
+            "name": name,
+            "uid": uid,
+            "resourceVersion": str(version),
+            "labels": labels,
+        }
+    }
+
+
+def project(manifest: Any) -> int:
+    """What the tests keep of an object: the version that they see."""
+    if manifest.get("malformed"):
+        raise ValueError("malformed")
+    return int(manifest["metadata"]["resourceVersion"])
+
+
+def group(manifest: Any) -> Key | None:
+    job = manifest["metadata"]["labels"].get("job")
+    return Key(manifest["metadata"]["namespace"], job) if job else None
+
+
+@pytest.fixture
+def cache() -> ObjectCache[int]:
+    return ObjectCache(project=project, group=group)
+
+
+def test_an_offered_object_is_visible_at_once_and_its_echo_changes_nothing(
+    cache: ObjectCache[int],
+) -> None:
+    assert cache.offer(pod(11)) == {JOB}
+    assert cache.members(JOB) == [11]
+    assert cache.changed(pod(11)) == set()
+    assert cache.changed(pod(12)) == {JOB}
+    assert cache.members(JOB) == [12]
+
+
+def test_older_events_never_undo_an_offered_state(cache: ObjectCache[int]) -> None:
+    cache.changed(pod(10))
+    cache.offer(pod(15))
+    assert cache.changed(pod(12)) == set()
+    assert cache.members(JOB) == [15]
+
+
+def test_an_offer_that_the_watch_has_passed_is_ignored(cache: ObjectCache[int]) -> None:
+    cache.changed(pod(11))
+    cache.deleted(pod(12))
+    assert cache.offer(pod(11)) == set()
+    assert cache.members(JOB) == []
+
+
+def test_a_bookmark_counts_as_progress(cache: ObjectCache[int]) -> None:
+    cache.bookmark({"metadata": {"resourceVersion": "20"}})
+    assert cache.offer(pod(19)) == set()
+    assert cache.offer(pod(21)) == {JOB}
+
+
+def test_the_end_of_an_object_does_not_take_its_successor_away(cache: ObjectCache[int]) -> None:
+    cache.changed(pod(10, uid="old"))
+    cache.offer(pod(13, uid="new"))
+    assert cache.deleted(pod(12, uid="old")) == set()
+    assert cache.members(JOB) == [13]
+
+
+def test_a_list_removes_what_it_lacks(cache: ObjectCache[int]) -> None:
+    cache.changed(pod(10))
+    cache.changed(pod(11, name="kept", uid="u2", job="other"))
+    entries = [cache.entry_of(pod(11, name="kept", uid="u2", job="other"))]
+    assert cache.replace(entries, version=20) == {JOB}
+    assert cache.members(JOB) == []
+    assert cache.members(OTHER) == [11]
+    assert len(cache) == 1
+
+
+def test_a_list_older_than_an_offer_does_not_forget_it(cache: ObjectCache[int]) -> None:
+    cache.replace([], version=5)
+    cache.offer(pod(12))  # answered while a list as of 10 was still being read
+    assert cache.replace([], version=10) == set()
+    assert cache.members(JOB) == [12]
+    assert cache.replace([], version=13) == {JOB}
+    assert cache.members(JOB) == []
+
+
+def test_a_list_older_than_an_offer_does_not_undo_it(cache: ObjectCache[int]) -> None:
+    listed = [cache.entry_of(pod(8))]
+    cache.offer(pod(12))
+    assert cache.replace(listed, version=10) == set()
+    assert cache.members(JOB) == [12]
+
+
+def test_a_forgotten_object_never_comes_back(cache: ObjectCache[int]) -> None:
+    cache.changed(pod(10))
+    listed = [cache.entry_of(pod(10))]
+    assert cache.forget(POD, uid="u1") == {JOB}
+    assert cache.changed(pod(11)) == set()
+    assert cache.offer(pod(12)) == set()
+    cache.replace(listed, version=11)
+    assert cache.members(JOB) == []
+    # Another object of that name is another matter.
+    assert cache.changed(pod(14, uid="u2")) == {JOB}
+    assert cache.members(JOB) == [14]
+
+
+def test_a_list_older_than_a_forgotten_object_does_not_bring_it_back(
+    cache: ObjectCache[int],
+) -> None:
+    cache.replace([], version=5)
+    cache.offer(pod(12))
+    cache.forget(POD, uid="u1")
+    cache.replace([], version=10)  # as of before the object was created
+    assert cache.changed(pod(12)) == set()
+    assert cache.members(JOB) == []
+
+
+def test_forgetting_means_one_uid(cache: ObjectCache[int]) -> None:
+    cache.changed(pod(10, uid="new"))
+    assert cache.forget(POD, uid="old") == set()
+    assert cache.members(JOB) == [10]
+
+
+def test_what_is_gone_is_not_remembered_for_ever(cache: ObjectCache[int]) -> None:
+    cache.changed(pod(10))
+    cache.forget(POD, uid="u1")
+    cache.deleted(pod(11))
+    cache.changed(pod(12, name="other", uid="u2"))
+    cache.forget(Key("ns", "other"), uid="u2")
+    cache.replace([], version=20)
+    assert cache._gone == {}
+
+
+def test_a_changed_label_moves_the_object_and_touches_both_groups(
+    cache: ObjectCache[int],
+) -> None:
+    cache.changed(pod(10))
+    assert cache.changed(pod(11, job="other")) == {JOB, OTHER}
+    assert (cache.members(JOB), cache.members(OTHER)) == ([], [11])
+    assert cache.changed(pod(12, job=None)) == {OTHER}
+    assert (cache.members(OTHER), len(cache)) == ([], 1)
+    assert cache.deleted(pod(13, job=None)) == set()
+    assert len(cache) == 0
+
+
+def test_versions_are_compared_as_numbers(cache: ObjectCache[int]) -> None:
+    cache.changed(pod(99))
+    assert cache.changed(pod(100)) == {JOB}
+    assert cache.members(JOB) == [100]
+
+
+def test_a_malformed_state_keeps_the_last_good_one(cache: ObjectCache[int]) -> None:
+    cache.changed(pod(10))
+    with pytest.raises(ValueError, match="malformed"):
+        cache.changed({**pod(11), "malformed": True})
+    assert cache.members(JOB) == [10]
+    assert cache.progress == 11
+    assert cache.replace([], version=12, malformed=[POD]) == set()
+    assert cache.members(JOB) == [10]
+
+
+def test_a_restored_backup_replaces_everything(cache: ObjectCache[int]) -> None:
+    cache.replace([cache.entry_of(pod(900))], version=1000)
+    touched = cache.replace([cache.entry_of(pod(400, uid="u9", job="other"))], version=500)
+    assert touched == {JOB, OTHER}
+    assert (cache.members(JOB), cache.members(OTHER)) == ([], [400])
+    assert cache.progress == 500

@@ -1,0 +1,298 @@
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ddp_operator import __version__
+from ddp_operator.kube import ApiClient, Credentials, load_credentials
+from ddp_operator.kube.errors import GoneError
+from ddp_operator.ports import (
+    AlreadyExistsError,
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
+
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+from tests.waiting import eventually
+
+PODS_PATH = "/api/v1/namespaces/ns/pods"
+
+
+def status(code: int, reason: str, message: str, **details: Any) -> dict[str, Any]:
+    return {
+        "kind": "Status",
+        "code": code,
+        "reason": reason,
+        "message": message,
+        "details": details,
+    }
+
+
+def pod(name: str) -> dict[str, Any]:
+    return {"metadata": {"namespace": "ns", "name": name}}
+
+
+async def test_a_request_carries_who_we_are(client: ApiClient, server: FakeApiServer) -> None:
+    created = await client.request("POST", PODS_PATH, body=pod("a"))
+    assert created["metadata"]["name"] == "a"
+    [request] = server.requests
+    assert request.headers["Authorization"] == "Bearer first"
+    assert request.headers["User-Agent"] == f"ddp-operator/{__version__}"
+    assert request.headers["Content-Type"] == "application/json"
+
+
+async def test_a_serialised_body_travels_as_it_is(client: ApiClient, server: FakeApiServer) -> None:
+    await client.request("POST", PODS_PATH, body=b'{"metadata":{"namespace":"ns","name":"b"}}')
+    assert server.requests[0].body == pod("b")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "expected"),
+    [
+        (400, "BadRequest", InvalidError),
+        (403, "Forbidden", ForbiddenError),
+        (404, "NotFound", NotFoundError),
+        (405, "MethodNotAllowed", ClusterError),
+        (409, "AlreadyExists", AlreadyExistsError),
+        (410, "Expired", GoneError),
+        (413, "RequestEntityTooLarge", InvalidError),
+        (422, "Invalid", InvalidError),
+    ],
+)
+async def test_a_refusal_becomes_its_error_at_the_first_attempt(
+    client: ApiClient, server: FakeApiServer, code: int, reason: str, expected: type[ClusterError]
+) -> None:
+    server.faults = [Fault("POST", code, status(code, reason, "words of the server"), times=9)]
+    with pytest.raises(ClusterError) as raised:
+        await client.request("POST", PODS_PATH, body=pod("a"))
+    assert type(raised.value) is expected
+    assert raised.value.message == "words of the server"
+    assert raised.value.status == code
+    assert server.count("POST") == 1
+
+
+async def test_a_conflict_of_a_patch_is_a_conflict(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.faults = [Fault("PATCH", 409, status(409, "Conflict", "modified"), times=9)]
+    with pytest.raises(ConflictError):
+        await client.request("PATCH", f"{PODS_PATH}/a", body={})
+    assert server.count("PATCH") == 1
+
+
+async def test_a_conflict_of_a_creation_is_the_servers_own_and_passes(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.faults = [Fault("POST", 409, status(409, "Conflict", "resourcequotas"), times=2)]
+    await client.request("POST", PODS_PATH, body=pod("a"))
+    assert server.count("POST") == 3
+    server.faults = [Fault("POST", 409, status(409, "Conflict", "resourcequotas"), times=9)]
+    with pytest.raises(UnavailableError, match="resourcequotas"):
+        await client.request("POST", PODS_PATH, body=pod("b"))
+
+
+async def test_an_error_page_is_quoted(client: ApiClient, server: FakeApiServer) -> None:
+    server.faults = [Fault("PATCH", 502, "<h1>Bad\n Gateway</h1>")]
+    with pytest.raises(UnavailableError, match=r"^<h1>Bad Gateway</h1>$"):
+        await client.request("PATCH", f"{PODS_PATH}/a", body={})
+
+
+@pytest.mark.parametrize("code", [None, 500, 503, 504])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_what_may_be_repeated_is_repeated(
+    client: ApiClient, server: FakeApiServer, method: str, code: int | None
+) -> None:
+    server.create("pods", pod("a"))
+    server.faults = [Fault(method, code, status(code or 0, "Oops", "oops"), times=2)]
+    path, body = (PODS_PATH, pod("b")) if method == "POST" else (f"{PODS_PATH}/a", None)
+    await client.request(method, path, body=body)
+    assert server.count(method) == 3
+
+
+@pytest.mark.parametrize("code", [None, 500])
+async def test_a_patch_whose_fate_is_unknown_is_not_repeated(
+    client: ApiClient, server: FakeApiServer, code: int | None
+) -> None:
+    server.create("pods", pod("a"))
+    server.faults = [Fault("PATCH", code, status(500, "Oops", "oops"))]
+    with pytest.raises(UnavailableError):
+        await client.request("PATCH", f"{PODS_PATH}/a", body={})
+    assert server.count("PATCH") == 1
+
+
+async def test_a_creation_whose_answer_was_lost_meets_itself(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.faults = [Fault("POST", None, after_effect=True)]
+    with pytest.raises(AlreadyExistsError):
+        await client.request("POST", PODS_PATH, body=pod("a"))
+    assert server.count("POST") == 2
+
+
+@pytest.mark.parametrize("method", ["PATCH", "POST"])
+async def test_a_busy_server_is_asked_again(
+    client: ApiClient, server: FakeApiServer, method: str
+) -> None:
+    server.create("pods", pod("a"))
+    busy = status(429, "TooManyRequests", "busy")
+    server.faults = [Fault(method, 429, busy, headers={"Retry-After": "0"}, times=2)]
+    path, body = (PODS_PATH, pod("b")) if method == "POST" else (f"{PODS_PATH}/a", {})
+    await client.request(method, path, body=body)
+    assert server.count(method) == 3
+
+
+async def test_a_server_that_stays_busy_says_when_to_come_back(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    busy = status(429, "TooManyRequests", "busy")
+    server.faults = [Fault("POST", 429, busy, headers={"Retry-After": "0"}, times=99)]
+    with pytest.raises(UnavailableError) as raised:
+        await client.request("POST", PODS_PATH, body=pod("a"))
+    assert (raised.value.status, raised.value.retry_after_seconds) == (429, 0.0)
+    assert server.count("POST") == 4
+
+    server.faults = [Fault("POST", 429, busy, headers={"Retry-After": "3600"})]
+    with pytest.raises(UnavailableError) as raised:
+        await client.request("POST", PODS_PATH, body=pod("a"))
+    assert raised.value.retry_after_seconds == 3600
+    assert server.count("POST") == 5
+
+    named = status(503, "ServerTimeout", "busy", retryAfterSeconds=3600)
+    server.faults = [Fault("GET", 503, named)]
+    with pytest.raises(UnavailableError) as raised:
+        await client.request("GET", PODS_PATH)
+    assert raised.value.retry_after_seconds == 3600
+
+
+async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    async with FakeApiServer().running() as server:
+        url = server.url
+    config = {
+        "current-context": "test",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "contexts": [{"name": "test", "context": {"cluster": "c", "user": ""}}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    credentials = load_credentials(kubeconfig=str(tmp_path / "config"), environ={})
+    async with ApiClient(credentials) as client:
+        with pytest.raises(UnavailableError, match=r"GET /api: .*127\.0\.0\.1"):
+            await client.request("GET", "/api")
+
+
+async def test_a_request_ends_at_its_deadline(client: ApiClient, server: FakeApiServer) -> None:
+    server.frozen = True
+    params = {"watch": "true", "resourceVersion": "100", "timeoutSeconds": "600"}
+    with pytest.raises(UnavailableError, match=r"no answer in 0\.05 s"):
+        await client.request("GET", PODS_PATH, params=params, timeout_seconds=0.05)
+
+
+async def test_a_wait_that_would_pass_the_deadline_is_not_begun(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    busy = status(429, "TooManyRequests", "busy")
+    server.faults = [Fault("POST", 429, busy, headers={"Retry-After": "9"})]
+    with pytest.raises(UnavailableError, match="busy"):
+        await client.request("POST", PODS_PATH, body=pod("a"), timeout_seconds=5)
+
+
+async def test_writes_in_flight_are_bounded(
+    credentials: Credentials, server: FakeApiServer
+) -> None:
+    in_flight = 0
+    most = 0
+    release = asyncio.Event()
+    answer = server._answer
+
+    async def slow(request: Any, body: Any) -> Any:
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        await release.wait()
+        in_flight -= 1
+        return await answer(request, body)
+
+    server._answer = slow  # type: ignore[method-assign]
+    async with ApiClient(credentials, max_writes=3) as client, asyncio.TaskGroup() as tasks:
+        for index in range(10):
+            tasks.create_task(client.request("POST", PODS_PATH, body=pod(f"p{index}")))
+        await eventually(lambda: in_flight == 3)
+        read = tasks.create_task(client.request("GET", PODS_PATH))
+        await eventually(lambda: in_flight == 4)  # a read does not wait for writes
+        release.set()
+    assert most == 4
+    assert len(read.result()["items"]) <= 10
+    assert len(server.objects) == 10
+
+
+def replace_token(kubeconfig: Path, token: str) -> None:
+    kubeconfig.write_text(kubeconfig.read_text().replace("first", token))
+
+
+async def test_refused_credentials_are_loaded_again_once(
+    kubeconfig: Path, server: FakeApiServer
+) -> None:
+    now = 0.0
+    credentials = load_credentials(kubeconfig=str(kubeconfig), environ={}, clock=lambda: now)
+    server.bearer_token = "second"
+    async with ApiClient(credentials) as client:
+        now = 60.0
+        replace_token(kubeconfig, "second")
+        await client.request("GET", PODS_PATH)
+        assert [r.headers["Authorization"] for r in server.requests] == [
+            "Bearer first",
+            "Bearer second",
+        ]
+        server.bearer_token = "third"
+        with pytest.raises(ForbiddenError) as raised:
+            await client.request("GET", PODS_PATH)
+        assert raised.value.status == 401
+        assert server.count("GET") == 4
+
+
+async def test_an_answer_that_is_no_json_is_unavailable(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.faults = [Fault("GET", 200, "<html>", times=9)]
+    with pytest.raises(UnavailableError, match="GET /api/v1/namespaces/ns/pods"):
+        await client.request("GET", PODS_PATH)
+
+
+async def test_redirects_are_not_followed(client: ApiClient, server: FakeApiServer) -> None:
+    server.faults = [Fault("GET", 302, "moved", headers={"Location": "http://elsewhere/"})]
+    with pytest.raises(ClusterError, match="moved"):
+        await client.request("GET", PODS_PATH)
+
+
+async def test_lines_of_any_length_are_streamed_whole(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    long = {"metadata": {"namespace": "ns", "name": "long", "annotations": {"x": "y" * 2**20}}}
+    server.create("pods", long)
+    server.create("pods", pod("short"))
+    params = {"watch": "true", "resourceVersion": "100", "timeoutSeconds": "1"}
+    lines = [
+        line
+        async for line in client.stream_lines(PODS_PATH, params=params, idle_timeout_seconds=30)
+    ]
+    assert len(lines[0]) > 2**20
+    assert b'"short"' in lines[1]
+    assert lines[0].startswith(b"{")
+    assert all(line.endswith(b"}") for line in lines)
+
+
+async def test_a_silent_stream_is_cut(client: ApiClient, server: FakeApiServer) -> None:
+    server.frozen = True
+    params = {"watch": "true", "resourceVersion": "100", "timeoutSeconds": "600"}
+    with pytest.raises(UnavailableError, match="Timeout"):
+        async for _ in client.stream_lines(PODS_PATH, params=params, idle_timeout_seconds=0.1):
+            pass
+
+
+async def test_a_client_says_when_it_is_not_open(credentials: Credentials) -> None:
+    with pytest.raises(RuntimeError, match="async with"):
+        await ApiClient(credentials).request("GET", "/api")

@@ -1,0 +1,267 @@
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from ddp_operator.kube import ApiClient, KubeCluster, Reflector, Resource
+from ddp_operator.kube.events import EventRecorder, event_manifest
+from ddp_operator.ports import (
+    AlreadyExistsError,
+    Cluster,
+    ConflictError,
+    Event,
+    Key,
+    NotFoundError,
+    UnavailableError,
+)
+
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+from tests.unit.kube.test_reflector import Running, pod
+from tests.waiting import eventually
+
+JOB = Key("ns", "job")
+JOBS = Resource("example.com", "v1", "trainings")
+KubePods = KubeCluster[tuple[str, str]]
+
+
+def owned(name: str, *, uid: str = "job-uid", kind: str = "Training") -> dict[str, Any]:
+    manifest = pod(name)
+    manifest["metadata"]["ownerReferences"] = [
+        {"kind": "Note", "name": "n", "uid": "note-uid"},
+        {"kind": kind, "name": "job", "uid": uid, "controller": True},
+    ]
+    return manifest
+
+
+def job(name: str = "job") -> dict[str, Any]:
+    return {
+        "apiVersion": "example.com/v1",
+        "kind": "Training",
+        "metadata": {"namespace": "ns", "name": name, "uid": "job-uid"},
+    }
+
+
+@pytest.fixture
+async def view(client: ApiClient) -> AsyncIterator[Running]:
+    started = Running(client)
+    task = asyncio.create_task(started.reflector.run())
+    await started.reflector.wait_synced(timeout_seconds=30)
+    yield started
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+@pytest.fixture
+def cluster(client: ApiClient, view: Running) -> KubePods:
+    reflector: Reflector[tuple[str, str]] = view.reflector
+    return KubeCluster(client, job_resource=JOBS, pods=reflector)
+
+
+@pytest.fixture
+async def blind(server: FakeApiServer, cluster: KubePods) -> KubePods:
+    """A cluster whose watch delivers nothing: what it shows comes from our writes alone."""
+    await eventually(lambda: server.open_watches == 1)
+    server.frozen = True
+    return cluster
+
+
+def test_it_is_a_cluster(cluster: KubePods) -> None:
+    port: Cluster[tuple[str, str]] = cluster
+    assert port.pods_of(JOB) == []
+
+
+async def test_a_created_pod_is_visible_at_once(blind: KubePods) -> None:
+    await blind.create_pod(owned("a"))
+    assert blind.pods_of(JOB) == [("a", "")]
+
+
+async def test_a_creation_whose_answer_was_lost_succeeds(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    server.faults = [Fault("POST", None, after_effect=True)]
+    await blind.create_pod(owned("a"))
+    assert blind.pods_of(JOB) == [("a", "")]
+    assert len(server.objects) == 1
+
+
+@pytest.mark.parametrize(
+    ("existing", "message"),
+    [
+        (pod("a"), "pods ns/a exists already and belongs to nobody"),
+        (owned("a", uid="earlier"), r"belongs to Training job of another UID \(earlier\)"),
+    ],
+)
+async def test_a_foreign_pod_is_named(
+    blind: KubePods, server: FakeApiServer, existing: dict[str, Any], message: str
+) -> None:
+    server.create("pods", existing)
+    with pytest.raises(AlreadyExistsError, match=message):
+        await blind.create_pod(owned("a"))
+    assert blind.pods_of(JOB) == []
+
+
+async def test_a_name_that_comes_and_goes_ends_as_unavailable(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    exists = {"reason": "AlreadyExists", "message": "it exists"}
+    server.faults = [Fault("POST", 409, exists, times=2)]
+    await blind.create_pod(owned("a"))
+    server.faults = [Fault("POST", 409, exists, times=9)]
+    with pytest.raises(UnavailableError, match="keeps appearing"):
+        await blind.create_pod(owned("b"))
+
+
+async def test_services_are_created_like_pods(blind: KubePods, server: FakeApiServer) -> None:
+    await blind.create_service(owned("svc"))
+    await blind.create_service(owned("svc"))
+    with pytest.raises(AlreadyExistsError, match="services ns/svc"):
+        await blind.create_service(owned("svc", uid="other"))
+    assert server.count("POST", "/services") == 3
+
+
+@pytest.mark.parametrize("node", [None, "node-1"])
+async def test_a_deleted_pod_is_terminating_at_once(
+    blind: KubePods, view: Running, server: FakeApiServer, node: str | None
+) -> None:
+    manifest = {**owned("a"), "spec": {"nodeName": node} if node else {}}
+    await blind.create_pod(manifest)
+    await blind.delete_pod(Key("ns", "a"), grace_seconds=None)
+    assert blind.pods_of(JOB) == [("a", "Terminating")]
+    assert (("pods", "ns", "a") in server.objects) == bool(node)
+    server.frozen = False
+    if node:
+        server.delete("pods", "ns", "a")
+    server.wake()
+    await view.shows({})
+
+
+async def test_the_grace_period_is_passed_on(blind: KubePods, server: FakeApiServer) -> None:
+    await blind.create_pod(owned("a"))
+    await blind.create_pod(owned("b"))
+    await blind.delete_pod(Key("ns", "a"), grace_seconds=7)
+    await blind.delete_pod(Key("ns", "b"), grace_seconds=None)
+    grace = [r.body.get("gracePeriodSeconds") for r in server.requests if r.method == "DELETE"]
+    assert grace == [7, None]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Fault("DELETE", 200, {"kind": "Status", "status": "Success"}, after_effect=True),
+        Fault("DELETE", 200, {"kind": "Pod", "metadata": {"name": "a"}}, after_effect=True),
+        Fault("DELETE", 404, {"reason": "NotFound", "message": "gone"}, after_effect=True),
+    ],
+)
+async def test_a_pod_that_is_gone_vanishes_and_stays_away(
+    blind: KubePods, view: Running, server: FakeApiServer, answer: Fault
+) -> None:
+    await blind.create_pod(owned("a"))
+    server.update("pods", "ns", "a", {"status": {"phase": "Running"}})  # news on their way
+    server.faults = [answer]
+    before = view.changes[JOB]
+    await blind.delete_pod(Key("ns", "a"), grace_seconds=None)
+    assert blind.pods_of(JOB) == []
+    assert view.changes[JOB] == before + 1
+    server.frozen = False
+    server.create("pods", pod("b"))
+    await view.shows({"b": ""})
+    assert view.changes[JOB] == before + 2
+
+
+async def test_deleting_what_nobody_knows_is_done(blind: KubePods) -> None:
+    await blind.delete_pod(Key("ns", "never"), grace_seconds=None)
+    await blind.patch_pod_labels(Key("ns", "never"), {"x": "y"})
+
+
+async def test_labels_are_set_and_removed(
+    blind: KubePods, view: Running, server: FakeApiServer
+) -> None:
+    await blind.create_pod(owned("a"))
+    await blind.patch_pod_labels(Key("ns", "a"), {"job": "other", "role": "old"})
+    assert (blind.pods_of(JOB), blind.pods_of(Key("ns", "other"))) == ([], [("a", "")])
+    await blind.patch_pod_labels(Key("ns", "a"), {"role": None})
+    assert "role" not in server.objects["pods", "ns", "a"]["metadata"]["labels"]
+    assert view.changes == {JOB: 2, Key("ns", "other"): 2}
+
+
+async def test_a_status_patch_returns_the_job(cluster: KubePods, server: FakeApiServer) -> None:
+    stored = server.create("trainings", job())
+    version = stored["metadata"]["resourceVersion"]
+    answer = await cluster.patch_status(JOB, {"phase": "Running"}, resource_version=version)
+    assert answer["status"] == {"phase": "Running"}
+    patch = next(request for request in server.requests if request.method == "PATCH")
+    assert patch.path == "/apis/example.com/v1/namespaces/ns/trainings/job/status"
+    assert patch.headers["Content-Type"] == "application/merge-patch+json"
+    with pytest.raises(ConflictError):
+        await cluster.patch_status(JOB, {"phase": "Failed"}, resource_version=version)
+    await cluster.patch_status(JOB, {"phase": "Failed"}, resource_version=None)
+    with pytest.raises(NotFoundError):
+        await cluster.patch_status(Key("ns", "no"), {}, resource_version=None)
+
+
+async def test_a_job_is_deleted_with_its_dependents_and_only_under_its_uid(
+    cluster: KubePods, server: FakeApiServer
+) -> None:
+    uid = server.create("trainings", job())["metadata"]["uid"]
+    await cluster.delete_job(JOB, uid="of another time")
+    assert ("trainings", "ns", "job") in server.objects
+    await cluster.delete_job(JOB, uid=uid)
+    assert server.objects == {}
+    await cluster.delete_job(JOB, uid=uid)
+    options = [request.body for request in server.requests if request.method == "DELETE"]
+    assert {option["propagationPolicy"] for option in options} == {"Background"}
+
+
+async def test_an_event_is_posted_in_the_background_and_said_once(
+    cluster: KubePods, server: FakeApiServer
+) -> None:
+    event = Event("Restarting", "rank 1 failed", warning=True)
+    await cluster.emit_event(job(), event)
+    await cluster.emit_event(job(), event)
+    assert server.count("POST") == 0
+    await cluster.emit_event(job(), Event("Restarting", "rank 2 failed"))
+    await cluster.close(timeout_seconds=30)
+    bodies = [request.body for request in server.requests if request.method == "POST"]
+    said = [(body["type"], body["message"]) for body in bodies]
+    assert sorted(said) == [("Normal", "rank 2 failed"), ("Warning", "rank 1 failed")]
+
+
+async def test_a_lost_event_is_a_log_line(
+    cluster: KubePods, server: FakeApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.faults = [Fault("POST", 500, {"message": "out of order"}, times=9)]
+    await cluster.emit_event(job(), Event("Started", "off we go"))
+    await cluster.close(timeout_seconds=30)
+    assert "Event Started about ns/job is lost: out of order" in caplog.text
+    assert server.count("POST") == 1
+
+
+async def test_an_event_is_said_again_after_a_while(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    now = 0.0
+    recorder = EventRecorder(client, clock=lambda: now)
+    for now in (0.0, 299.0, 301.0):  # noqa: B007 the clock reads it
+        recorder.record(job(), Event("Waiting", "no room"))
+        await recorder.flush(timeout_seconds=30)
+    assert server.count("POST", "/events") == 2
+
+
+def test_an_event_names_its_job_and_fits_the_server() -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    first = event_manifest(job(), Event("R", "m" * 5000), now=now)
+    second = event_manifest(job(), Event("R", "m" * 5000), now=now)
+    assert first["metadata"]["name"] != second["metadata"]["name"]
+    assert len(first["message"]) == 1024
+    assert first["lastTimestamp"] == "2026-01-02T03:04:05Z"
+    assert first["involvedObject"] == {
+        "apiVersion": "example.com/v1",
+        "kind": "Training",
+        "namespace": "ns",
+        "name": "job",
+        "uid": "job-uid",
+        "resourceVersion": "",
+    }

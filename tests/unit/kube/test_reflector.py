@@ -1,0 +1,326 @@
+import asyncio
+import contextlib
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from ddp_operator.kube import ApiClient, Reflector
+from ddp_operator.ports import Key, UnavailableError
+
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+from tests.waiting import eventually
+
+JOB = Key("ns", "job")
+OTHER = Key("ns", "other")
+
+
+def pod(name: str, *, job: str = "job", managed: bool = True, **extra: Any) -> dict[str, Any]:
+    labels = {"job": job, **({"managed": "yes"} if managed else {})}
+    return {"metadata": {"namespace": "ns", "name": name, "labels": labels}, **extra}
+
+
+def project(manifest: Any) -> tuple[str, str]:
+    """A pod's name and its phase, or that it is terminating."""
+    if manifest.get("status") == "malformed":
+        raise TypeError("malformed")
+    if manifest["metadata"].get("deletionTimestamp"):
+        return manifest["metadata"]["name"], "Terminating"
+    return manifest["metadata"]["name"], manifest.get("status", {}).get("phase", "")
+
+
+def group(manifest: Any) -> Key:
+    return Key(manifest["metadata"]["namespace"], manifest["metadata"]["labels"]["job"])
+
+
+class Running:
+    """A reflector at work, and what it has reported."""
+
+    def __init__(self, client: ApiClient, **options: Any) -> None:
+        self.changes: Counter[Key] = Counter()
+        options = {"first_backoff_seconds": 0.01, "last_backoff_seconds": 0.05, **options}
+        self.reflector = Reflector(
+            client,
+            "/api/v1/pods",
+            label_selector="managed=yes",
+            project=project,
+            group=group,
+            on_change=self.on_change,
+            **options,
+        )
+
+    def on_change(self, changed: Key) -> None:
+        self.changes[changed] += 1
+
+    def pods(self, job: Key = JOB) -> dict[str, str]:
+        return dict(sorted(self.reflector.group_members(job)))
+
+    async def shows(self, expected: dict[str, str], job: Key = JOB) -> None:
+        await eventually(lambda: self.pods(job) == expected, describe=lambda: self.pods(job))
+
+
+@contextlib.asynccontextmanager
+async def running(client: ApiClient, **options: Any) -> AsyncIterator[Running]:
+    started = Running(client, **options)
+    task = asyncio.create_task(started.reflector.run())
+    try:
+        await started.reflector.wait_synced(timeout_seconds=30)
+        yield started
+        assert not task.done()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_what_exists_is_listed_and_what_happens_is_seen(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.create("pods", pod("a"))
+    server.create("pods", pod("b", job="other"))
+    server.create("pods", pod("foreign", managed=False))
+    async with running(client) as view:
+        assert (view.pods(), view.pods(OTHER)) == ({"a": ""}, {"b": ""})
+        assert len(view.reflector) == 2
+        assert view.changes == {JOB: 1, OTHER: 1}
+        server.create("pods", pod("c"))
+        await view.shows({"a": "", "c": ""})
+        server.update("pods", "ns", "a", {"status": {"phase": "Running"}})
+        await view.shows({"a": "Running", "c": ""})
+        server.delete("pods", "ns", "a")
+        await view.shows({"c": ""})
+        assert view.changes == {JOB: 4, OTHER: 1}
+
+
+async def test_a_large_list_comes_in_pages(client: ApiClient, server: FakeApiServer) -> None:
+    for index in range(25):
+        server.create("pods", pod(f"p{index:02}"))
+    async with running(client, page_size=10) as view:
+        assert len(view.pods()) == 25
+    assert server.count("GET", "/pods") == 3
+    assert [r.query.get("limit") for r in server.requests if "watch" not in r.query] == ["10"] * 3
+
+
+async def test_a_list_that_expires_between_its_pages_begins_anew(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    for index in range(3):
+        server.create("pods", pod(f"p{index}"))
+
+    def delay(page: int) -> None:
+        if page == 0:
+            server.before_page = lambda _page: None
+            server.create("pods", pod("late"))
+            server.compact()
+
+    server.before_page = delay
+    async with running(client, page_size=2) as view:
+        assert sorted(view.pods()) == ["late", "p0", "p1", "p2"]
+
+
+async def test_a_broken_watch_goes_on_where_it_was(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.create("pods", pod("a"))
+    async with running(client) as view:
+        await eventually(lambda: server.open_watches == 1)
+        server.create("pods", pod("b"))
+        await view.shows({"a": "", "b": ""})
+        server.cut_watches()
+        server.delete("pods", "ns", "a")
+        server.create("pods", pod("c"))
+        await view.shows({"b": "", "c": ""})
+        assert server.count("GET", "/pods") == 1
+        assert server.count("GET", "/pods", watch=True) == 2
+
+
+async def test_a_watch_that_the_server_ends_is_opened_again(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    async with running(client, watch_seconds=0) as view:
+        await eventually(lambda: server.count("GET", "/pods", watch=True) >= 3)
+        server.create("pods", pod("a"))
+        await view.shows({"a": ""})
+        assert server.count("GET", "/pods") == 1
+
+
+async def test_a_watch_too_far_behind_lists_again_and_reports_what_vanished(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.create("pods", pod("a"))
+    server.create("pods", pod("b", job="other"))
+    async with running(client) as view:
+        await eventually(lambda: server.open_watches == 1)
+        before = view.changes[OTHER]
+        server.frozen = True
+        server.delete("pods", "ns", "b")
+        server.create("pods", pod("c"))
+        server.compact()
+        server.frozen = False
+        server.cut_watches()
+        await view.shows({"a": "", "c": ""})
+        assert view.pods(OTHER) == {}
+        assert view.changes[OTHER] == before + 1
+        assert server.count("GET", "/pods") == 2
+
+
+@pytest.mark.parametrize("code", [410, 500])
+async def test_an_error_within_the_stream_lists_again(
+    client: ApiClient, server: FakeApiServer, code: int
+) -> None:
+    async with running(client) as view:
+        await eventually(lambda: server.open_watches == 1)
+        error = {"type": "ERROR", "object": {"code": code, "message": "no more"}}
+        server.extra_line = json.dumps(error).encode() + b"\n"
+        server.wake()
+        await eventually(lambda: server.count("GET", "/pods") == 2)
+        server.create("pods", pod("a"))
+        await view.shows({"a": ""})
+
+
+async def test_garbage_in_the_stream_lists_again(client: ApiClient, server: FakeApiServer) -> None:
+    async with running(client) as view:
+        await eventually(lambda: server.open_watches == 1)
+        server.extra_line = b"{garbage\n"
+        server.wake()
+        await eventually(lambda: server.count("GET", "/pods") == 2)
+        server.create("pods", pod("a"))
+        await view.shows({"a": ""})
+
+
+async def test_a_silent_watch_is_cut_and_opened_again(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.frozen = True
+    async with running(client, watch_seconds=3600, watch_slack_seconds=-3599.9) as view:
+        await eventually(lambda: server.count("GET", "/pods", watch=True) >= 2)
+        server.frozen = False
+        server.create("pods", pod("a"))
+        await view.shows({"a": ""})
+
+
+async def test_a_refused_watch_lists_again(client: ApiClient, server: FakeApiServer) -> None:
+    refusal = Fault("GET", 403, {"message": "not you"}, times=2, path_part="watch=true")
+    server.faults = [refusal]
+    async with running(client) as view:
+        await eventually(lambda: server.open_watches == 1)
+        assert server.count("GET", "/pods") == 3
+        server.create("pods", pod("a"))
+        await view.shows({"a": ""})
+
+
+async def test_a_bad_object_is_skipped_and_its_last_state_kept(
+    client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.create("pods", pod("bad-from-the-start", status="malformed"))
+    server.create("pods", pod("a"))
+    async with running(client) as view:
+        assert view.pods() == {"a": ""}
+        server.update("pods", "ns", "a", {"status": "malformed"})
+        server.create("pods", pod("b"))
+        await view.shows({"a": "", "b": ""})
+        server.compact()
+        server.cut_watches()
+        server.create("pods", pod("c"))
+        await view.shows({"a": "", "b": "", "c": ""})
+        server.delete("pods", "ns", "a")
+        await view.shows({"b": "", "c": ""})
+    assert "ignoring ns/bad-from-the-start, which cannot be read" in caplog.text
+
+
+async def test_a_failing_listener_ends_nothing(
+    client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(client) as view:
+
+        def fail(_changed: Key) -> None:
+            raise ZeroDivisionError
+
+        view.reflector._on_change = fail
+        server.create("pods", pod("a"))
+        await view.shows({"a": ""})
+    assert "the listener failed on a change of ns/job" in caplog.text
+
+
+async def test_an_offer_is_visible_at_once_and_reported_once(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    async with running(client) as view:
+        await eventually(lambda: server.open_watches == 1)
+        server.frozen = True
+        view.reflector.offer(server.create("pods", pod("mine")))
+        assert view.pods() == {"mine": ""}
+        server.frozen = False
+        server.create("pods", pod("b"))
+        await view.shows({"b": "", "mine": ""})
+        assert view.changes[JOB] == 2
+
+
+async def test_an_offer_while_a_list_is_being_read_survives_it(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    for index in range(4):
+        server.create("pods", pod(f"p{index}"))
+    async with running(client, page_size=2) as view:
+        await eventually(lambda: server.open_watches == 1)
+
+        def write(page: int) -> None:
+            if page == 1:
+                server.before_page = lambda _page: None
+                view.reflector.offer(server.create("pods", pod("mine")))
+                terminating = {"status": {"phase": "Failed"}}
+                view.reflector.offer(server.update("pods", "ns", "p0", terminating))
+
+        seen: list[dict[str, str]] = []
+        view.reflector._on_change = lambda _changed: seen.append(view.pods())
+        server.before_page = write
+        server.compact()
+        server.revision += 1
+        server.oldest_revision = server.revision
+        server.cut_watches()
+        await eventually(lambda: server.count("GET", "/pods", watch=True) >= 3)
+        await view.shows({"mine": "", "p0": "Failed", "p1": "", "p2": "", "p3": ""})
+        offered = [pods for pods in seen if "mine" in pods]
+        assert offered == seen  # from its offer on, it was never out of sight
+        assert all(pods["p0"] == "Failed" for pods in seen[1:])
+
+
+async def test_an_unreadable_offer_is_ignored(
+    client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(client) as view:
+        view.reflector.offer(server.create("pods", pod("a", status="malformed")))
+        view.reflector.offer({"kind": "Status"})
+        assert view.pods() == {}
+    assert "ignoring ns/a, which cannot be read" in caplog.text
+
+
+async def test_waiting_for_the_first_list_ends_with_the_reason(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.faults = [Fault("GET", 403, {"message": "pods is forbidden"}, times=10**6)]
+    view = Running(client)
+    task = asyncio.create_task(view.reflector.run())
+    await eventually(lambda: server.count("GET", "/pods") > 2)
+    with pytest.raises(UnavailableError, match=r"/api/v1/pods .* pods is forbidden"):
+        await view.reflector.wait_synced(timeout_seconds=0.05)
+    server.faults.clear()
+    await view.reflector.wait_synced(timeout_seconds=30)
+    assert view.reflector.synced
+    task.cancel()
+
+
+async def test_the_same_trouble_is_logged_once(
+    client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="ddp_operator.kube.reflector")
+    async with running(client):
+        await eventually(lambda: server.open_watches == 1)
+        server.faults = [Fault("GET", 403, {"message": "no"}, times=5, path_part="pods")]
+        server.cut_watches()
+        await eventually(lambda: not server.faults[0].times and server.open_watches == 1)
+    said = [r for r in caplog.records if "reconnects" in r.message and r.message.endswith(": no")]
+    assert len(said) == 1
+    assert said[0].levelno == logging.INFO
