@@ -15,6 +15,8 @@ LABEL_REPLACEMENT = f"{GROUP}/replacement"
 LABEL_SERVING = f"{GROUP}/serving"
 """`true` on pods that the job's Service lists in DNS; absent on a pod that was fenced out."""
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
+ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
+"""Name of the pod's container that trains: admission webhooks may put side cars before it."""
 
 TRAINER_CONTAINER = "trainer"
 """The container of this name, else the first one, is the one that trains."""

@@ -17,64 +17,9 @@ from ddp_operator.api.constants import (
 from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_CEL
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.template import PodTemplate
 
 Schema = dict[str, Any]
-
-_OPEN: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-
-# The few fields of a pod template that the CEL rules look at. All others pass through unseen: the
-# API server checks them when the pods are created. Lengths only bound the cost of the rules and
-# lie far beyond real use.
-_TEMPLATE: Schema = {
-    **_OPEN,
-    "properties": {
-        "spec": {
-            **_OPEN,
-            "properties": {
-                "restartPolicy": {"type": "string", "maxLength": 16},
-                "hostname": {"type": "string", "maxLength": 63},
-                "subdomain": {"type": "string", "maxLength": 63},
-                "containers": {
-                    "type": "array",
-                    "minItems": 1,
-                    "maxItems": 16,
-                    "items": {
-                        **_OPEN,
-                        "required": ["name"],
-                        "properties": {
-                            "name": {"type": "string", "maxLength": 63},
-                            "env": {
-                                "type": "array",
-                                "maxItems": 512,
-                                "items": {
-                                    **_OPEN,
-                                    "required": ["name"],
-                                    "properties": {"name": {"type": "string", "maxLength": 256}},
-                                },
-                            },
-                            "resources": {
-                                **_OPEN,
-                                "properties": {
-                                    "limits": {
-                                        "type": "object",
-                                        "maxProperties": 32,
-                                        "additionalProperties": {
-                                            "x-kubernetes-int-or-string": True,
-                                            "anyOf": [{"type": "integer"}, {"type": "string"}],
-                                            "maxLength": 32,
-                                        },
-                                    }
-                                },
-                            },
-                        },
-                    },
-                },
-            },
-            "required": ["containers"],
-        }
-    },
-    "required": ["spec"],
-}
 
 _COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
@@ -95,12 +40,10 @@ _KEPT = {
 def custom_resource_definition() -> dict[str, Any]:
     """Return the CRD manifest for `kubectl apply`."""
     spec = _schema(DDPJobSpec)
-    spec["properties"]["template"] = {
-        **_TEMPLATE,
-        "description": spec["properties"]["template"]["description"],
-    }
+    description = spec["properties"]["template"]["description"]
+    spec["properties"]["template"] = {**_schema(PodTemplate), "description": description}
     spec["x-kubernetes-validations"] = [
-        {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES[1:]
+        {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES
     ] + [{"rule": TRANSITION_CEL[0], "message": TRANSITION_CEL[1]}]
     root: Schema = {
         "type": "object",
@@ -171,6 +114,8 @@ def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
         }
         if "required" in node:
             result["required"] = node["required"]
+        if node.get("additionalProperties") is True:
+            result["x-kubernetes-preserve-unknown-fields"] = True
     elif node.get("type") == "object":
         values = node.get("additionalProperties", True)
         if values is True:

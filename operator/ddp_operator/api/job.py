@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from ddp_operator.api.rules import violations
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.template import PodTemplate
 from ddp_operator.ports import Key, Manifest
 
 _POD_FIELDS = {
@@ -21,6 +22,12 @@ _POD_FIELDS = {
     "template",
     "accelerator",
     "checkpoint",
+}
+
+_ROOTS = {
+    DDPJobSpec.__name__: "spec",
+    PodTemplate.__name__: "spec.template",
+    DDPJobStatus.__name__: "status",
 }
 
 
@@ -60,6 +67,7 @@ class DDPJob:
         metadata = manifest["metadata"]
         try:
             spec = DDPJobSpec.model_validate(manifest.get("spec") or {})
+            PodTemplate.model_validate(spec.template)
             status = DDPJobStatus.model_validate(manifest.get("status") or {})
         except ValidationError as error:
             raise InvalidJobError(_in_words(error, manifest)) from None
@@ -90,14 +98,16 @@ def _spec_hash(spec: DDPJobSpec) -> str:
 
 def _in_words(error: ValidationError, manifest: Manifest) -> str:
     """Name each field by its path in the manifest, with pydantic's explanation."""
-    spec_is_bad = error.title == DDPJobSpec.__name__
-    root = "spec" if spec_is_bad else "status"
+    path, value = _ROOTS[error.title], manifest
+    for name in path.split("."):
+        value = value.get(name) or {}
     lines: list[str] = []
     for item in error.errors(include_url=False, include_context=False):
-        path = _path(root, manifest.get(root) or {}, item["loc"])
-        text = f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}"
+        text = f"{_path(path, value, item['loc'])}: {item['msg'][0].lower()}{item['msg'][1:]}"
         if item["type"] == "extra_forbidden":
-            text = f"{path}: unknown field; remove it or correct its name"
+            text = (
+                f"{_path(path, value, item['loc'])}: unknown field; remove it or correct its name"
+            )
         if text not in lines:
             lines.append(text)
     return "; ".join(lines)
@@ -107,10 +117,10 @@ def _path(root: str, value: Any, loc: tuple[int | str, ...]) -> str:
     """Join a pydantic location, leaving out the names of union branches (they are no fields)."""
     path = root
     for part in loc:
-        if isinstance(part, int):
+        if isinstance(value, list) and isinstance(part, int):
             path += f"[{part}]"
-            value = value[part] if isinstance(value, list) and part < len(value) else None
-        elif isinstance(value, dict) or value is None:
+            value = value[part] if part < len(value) else None
+        elif isinstance(value, dict):
             path += f".{part}"
-            value = value.get(part) if isinstance(value, dict) else None
+            value = value.get(part)
     return path

@@ -47,42 +47,50 @@ def gpu_limit(spec: DDPJobSpec) -> int:
     """GPUs (or MIG slices) of each pod's trainer container: its own limit, else
     `accelerator.count`, else 0.
     """
+    limits = _gpu_limits(spec)
+    if limits:
+        return sum(int(amount) for amount in limits.values())
+    return spec.accelerator.count if spec.accelerator else 0
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether a resource of this name is a GPU or a slice of one."""
+    return resource == GPU_RESOURCE or resource.startswith(MIG_RESOURCE_PREFIX)
+
+
+def _gpu_limits(spec: DDPJobSpec) -> Mapping[str, int | str]:
     limits = (trainer_container(spec.template).get("resources") or {}).get("limits") or {}
-    own = sum(
-        _quantity(amount)
-        for name, amount in limits.items()
-        if name == GPU_RESOURCE or name.startswith(MIG_RESOURCE_PREFIX)
-    )
-    return own or (spec.accelerator.count if spec.accelerator else 0)
+    return {name: amount for name, amount in limits.items() if is_gpu(name)}
 
 
-def _quantity(amount: object) -> int:
-    """Read a GPU quantity; what the API server would refuse in a pod counts as none."""
-    text = str(amount)
-    return int(text) if text.isdecimal() else 0
-
-
-# CEL of the trainer container and of its GPUs, as `trainer_container` and `gpu_limit` have them.
+# CEL of the trainer container and of its GPUs, as `trainer_container` and `_gpu_limits` have them.
 _TRAINER = (
     "(self.template.spec.containers.exists(c, c.name == 'trainer')"
     " ? self.template.spec.containers.filter(c, c.name == 'trainer')[0]"
     " : self.template.spec.containers[0])"
 )
-_LIMITS_KNOWN = f"(has({_TRAINER}.resources) && has({_TRAINER}.resources.limits))"
-_GPU_KEYS = (
-    f"{_TRAINER}.resources.limits"
-    f".filter(k, k == '{GPU_RESOURCE}' || k.startsWith('{MIG_RESOURCE_PREFIX}'))"
-)
-_OWN_GPU_LIMIT = f"({_LIMITS_KNOWN} && size({_GPU_KEYS}) > 0)"
+_LIMITS = f"{_TRAINER}.resources.limits"
+_LIMITS_KNOWN = f"(has({_TRAINER}.resources) && has({_LIMITS}))"
+_IS_GPU = f"(k == '{GPU_RESOURCE}' || k.startsWith('{MIG_RESOURCE_PREFIX}'))"
+_OWN_GPU_LIMIT = f"({_LIMITS_KNOWN} && {_LIMITS}.exists(k, {_IS_GPU}))"
 _HAS_GPUS = f"({_OWN_GPU_LIMIT} || has(self.accelerator))"
-_PLAIN_LIMIT = f"{_TRAINER}.resources.limits['{GPU_RESOURCE}']"
-_HAS_PLAIN_LIMIT = f"({_LIMITS_KNOWN} && '{GPU_RESOURCE}' in {_TRAINER}.resources.limits)"
+# Nine digits at most, so that int() of it cannot fail.
+_WHOLE = "^[0-9]{1,9}$"
+_PLAIN_LIMIT = f"{_LIMITS}['{GPU_RESOURCE}']"
+_HAS_PLAIN_LIMIT = (
+    f"({_LIMITS_KNOWN} && '{GPU_RESOURCE}' in {_LIMITS}"
+    f" && string({_PLAIN_LIMIT}).matches('{_WHOLE}'))"
+)
 _RESERVED = ", ".join(f"'{name}'" for name in RESERVED_ENVIRONMENT)
 
 
+def _is_whole(amount: int | str) -> bool:
+    return re.fullmatch(_WHOLE, str(amount)) is not None
+
+
 def _plain_limit(spec: DDPJobSpec) -> int | None:
-    limits = (trainer_container(spec.template).get("resources") or {}).get("limits") or {}
-    return _quantity(limits[GPU_RESOURCE]) if GPU_RESOURCE in limits else None
+    amount = _gpu_limits(spec).get(GPU_RESOURCE)
+    return int(amount) if amount is not None and _is_whole(amount) else None
 
 
 def _environment(spec: DDPJobSpec) -> set[str]:
@@ -101,13 +109,6 @@ def _locations(spec: DDPJobSpec) -> int:
 
 SPEC_RULES = (
     Rule(
-        "spec.template.spec.containers: at least one container is needed; "
-        "the one named trainer, else the first, runs the training",
-        "has(self.template.spec) && has(self.template.spec.containers)"
-        " && size(self.template.spec.containers) > 0",
-        lambda spec: bool(_pod_spec(spec).get("containers")),
-    ),
-    Rule(
         "spec.template.spec.restartPolicy: leave it out or set it to Never; "
         "the operator restarts pods according to spec.restart",
         "!has(self.template.spec.restartPolicy) || self.template.spec.restartPolicy == 'Never'",
@@ -124,6 +125,12 @@ SPEC_RULES = (
         f"({', '.join(RESERVED_ENVIRONMENT)}); the operator sets them, different in each pod",
         f"!has({_TRAINER}.env) || {_TRAINER}.env.all(e, !(e.name in [{_RESERVED}]))",
         lambda spec: not _environment(spec) & set(RESERVED_ENVIRONMENT),
+    ),
+    Rule(
+        "spec.template.spec.containers: write the trainer's GPU limits as whole numbers, such as 2",
+        f"!{_LIMITS_KNOWN} || {_LIMITS}.all(k, !{_IS_GPU}"
+        f" || string({_LIMITS}[k]).matches('{_WHOLE}'))",
+        lambda spec: all(_is_whole(amount) for amount in _gpu_limits(spec).values()),
     ),
     Rule(
         "spec.nprocPerNode: more processes than the trainer container's nvidia.com/gpu limit; "
@@ -146,7 +153,7 @@ SPEC_RULES = (
             spec.backend == "gloo"
             or spec.nproc_per_node == "auto"
             or spec.accelerator is None
-            or _has_own_limit(spec)
+            or bool(_gpu_limits(spec))
             or spec.nproc_per_node <= spec.accelerator.count
         ),
     ),
@@ -154,17 +161,20 @@ SPEC_RULES = (
         "spec.backend: nccl needs GPUs; set spec.accelerator, give the trainer container an "
         "nvidia.com/gpu limit, or use gloo",
         f"self.backend != 'nccl' || {_HAS_GPUS}",
-        lambda spec: spec.backend != "nccl" or spec.accelerator is not None or _has_own_limit(spec),
+        lambda spec: (
+            spec.backend != "nccl" or spec.accelerator is not None or bool(_gpu_limits(spec))
+        ),
     ),
     Rule(
         "spec.accelerator.count: differs from the trainer container's nvidia.com/gpu limit; "
         "leave one of the two out, or make them equal",
-        f"!has(self.accelerator) || !{_HAS_PLAIN_LIMIT} || self.accelerator.count == 1"
-        f" || self.accelerator.count == int({_PLAIN_LIMIT})",
+        f"!has(self.accelerator) || self.accelerator.count == 1 || !{_OWN_GPU_LIMIT}"
+        f" || ({_HAS_PLAIN_LIMIT} && self.accelerator.count == int({_PLAIN_LIMIT}))",
         lambda spec: (
             spec.accelerator is None
-            or (limit := _plain_limit(spec)) is None
-            or spec.accelerator.count in (1, limit)
+            or spec.accelerator.count == 1
+            or not _gpu_limits(spec)
+            or spec.accelerator.count == _plain_limit(spec)
         ),
     ),
     Rule(
@@ -199,20 +209,11 @@ NAME_CEL = (
 )
 """On the whole object: (CEL, message)."""
 
-_NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
-
-
-def _has_own_limit(spec: DDPJobSpec) -> bool:
-    limits = (trainer_container(spec.template).get("resources") or {}).get("limits") or {}
-    return any(k == GPU_RESOURCE or k.startswith(MIG_RESOURCE_PREFIX) for k in limits)
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 def violations(name: str, spec: DDPJobSpec) -> list[str]:
     """Return the messages of all rules that a job breaks; empty for a good one."""
-    broken = [NAME_CEL[1]] if len(name) > MAX_NAME_LENGTH or not _NAME.match(name) else []
-    for rule in SPEC_RULES:
-        if not rule.holds(spec):
-            broken.append(rule.message)
-            if rule is SPEC_RULES[0]:
-                break  # the other rules look into the containers
-    return broken
+    good_name = len(name) <= MAX_NAME_LENGTH and _NAME.fullmatch(name)
+    broken = [] if good_name else [NAME_CEL[1]]
+    return broken + [rule.message for rule in SPEC_RULES if not rule.holds(spec)]

@@ -13,10 +13,12 @@ from ddp_operator.api.constants import MAX_REPLICAS
 
 
 class ApiModel(BaseModel):
-    """Base of all that users write: camelCase on the wire, unknown fields refused, immutable."""
+    """Base of all that users write: camelCase on the wire, unknown fields and loose types ("2" for
+    2) refused as the API server refuses them, immutable.
+    """
 
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, strict=True
     )
 
 

@@ -73,7 +73,12 @@ def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         limit = f"spec.restart.maxRestarts ({job.spec.restart.max_restarts}) is used up"
         return fail(job, "MaxRestartsExceeded", f"{limit}; {words}", now, cause)
     lost = [*(p.identity.index for p in (*failed, *disrupted)), *(i.index for i in vanished)]
-    whole_gang = job.spec.restart.scope == "Gang" or len(lost) == job.spec.replicas
+    # One that has ended well will not come back to form a group with a single replacement.
+    whole_gang = (
+        job.spec.restart.scope == "Gang"
+        or len(lost) == job.spec.replicas
+        or any(pod.succeeded for pod in pods.current.values())
+    )
     if whole_gang:
         return _restart_gang(job, _restart_reason(cause), words, now, cause)
     return _replace_pods(job, lost, words, now, cause)
@@ -84,27 +89,26 @@ def suspend(job: DDPJob, now: datetime) -> Plan:
     message = "spec.suspend is true: pods are deleted, state is kept"
     status = with_condition(job.status, "Suspended", True, "Suspended", message, now)
     status = with_condition(status, "PodsCreated", False, "Suspended", message, now)
-    status = _clear(status, "Suspended", now)
+    status = _clear(status, "Suspended", message, now)
     return _decided(status, Event("Suspended", message))
 
 
-def resume(job: DDPJob, now: datetime) -> Plan:
+def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     """Decide to go on with a suspended job."""
-    message = "spec.suspend is false again"
+    message = "spec.suspend is false again; pods are created"
     status = job.status
     suspended = status.condition("Suspended")
     if status.start_time and suspended:
-        # A pod of before may still be terminating: the new ones need names of their own.
         seconds = max(int((now - suspended.last_transition_time).total_seconds()), 0)
-        status = status.model_copy(
-            update={
-                "attempt": status.attempt + 1,
-                "replacements": {},
-                "suspended_seconds": status.suspended_seconds + seconds,
-            }
-        )
+        total = status.suspended_seconds + seconds
+        status = status.model_copy(update={"suspended_seconds": total})
+    if status.start_time or pods.current:
+        # A pod of before may still be terminating: the new ones need names of their own.
+        attempt = status.attempt + 1
+        status = status.model_copy(update={"attempt": attempt, "replacements": {}})
     status = with_condition(status, "Suspended", False, "Resumed", message, now)
-    return _decided(_clear(status, "Resumed", now), Event("Resumed", message))
+    status = with_condition(status, "PodsCreated", False, "Resumed", message, now)
+    return _decided(_clear(status, "Resumed", message, now), Event("Resumed", message))
 
 
 def _restart_gang(
@@ -151,15 +155,15 @@ def _finish(
     status = with_condition(status, type_, True, reason, message, now)
     failed = type_ == "Failed"
     event = Event(reason if failed else type_, message, warning=failed)
-    return _decided(_clear(status, reason, now), event)
+    return _decided(_clear(status, reason, message, now), event)
 
 
-def _clear(status: DDPJobStatus, reason: str, now: datetime) -> DDPJobStatus:
+def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
     """Running and Restarting, where they were ever set, hold no longer."""
     types: tuple[ConditionType, ...] = ("Running", "Restarting")
     for type_ in types:
         if status.condition(type_):
-            status = with_condition(status, type_, False, reason, "", now)
+            status = with_condition(status, type_, False, reason, message, now)
     return status
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from ddp_operator.api.constants import (
     ANNOTATION_SPEC_HASH,
+    ANNOTATION_TRAINER,
     API_VERSION,
     GKE_ACCELERATOR_LABEL,
     GKE_FLEX_START_LABEL,
@@ -18,10 +19,9 @@ from ddp_operator.api.constants import (
     LABEL_JOB_NAME,
     LABEL_REPLACEMENT,
     LABEL_SERVING,
-    MIG_RESOURCE_PREFIX,
 )
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.rules import gpu_limit, trainer_container
+from ddp_operator.api.rules import gpu_limit, is_gpu, trainer_container
 from ddp_operator.api.spec import Accelerator, Checkpoint
 from ddp_operator.job.pods import Identity
 
@@ -113,8 +113,12 @@ def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
         LABEL_REPLACEMENT: str(identity.replacement),
         LABEL_SERVING: "true",
     }
-    annotations = {**(metadata.get("annotations") or {}), ANNOTATION_SPEC_HASH: job.spec_hash}
     trainer: dict[str, Any] = dict(trainer_container(template))
+    annotations = {
+        **(metadata.get("annotations") or {}),
+        ANNOTATION_SPEC_HASH: job.spec_hash,
+        ANNOTATION_TRAINER: trainer["name"],
+    }
     spec["containers"] = [
         trainer if c.get("name") == trainer.get("name") else c for c in spec["containers"]
     ]
@@ -232,6 +236,6 @@ def _add_accelerator(
     ]
     resources = trainer.get("resources") or {}
     limits = resources.get("limits") or {}
-    if not any(k == GPU_RESOURCE or k.startswith(MIG_RESOURCE_PREFIX) for k in limits):
+    if not any(is_gpu(resource) for resource in limits):
         limits = {**limits, GPU_RESOURCE: accelerator.count}
         trainer["resources"] = {**resources, "limits": limits}

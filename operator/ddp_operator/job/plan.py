@@ -30,10 +30,11 @@ def plan(job: DDPJob, pods: Sequence[PodState], now: datetime) -> Plan:
             return convergence.stay_suspended(job, observed)
         return decisions.suspend(job, now)
     if job.status.is_true("Suspended"):
-        return decisions.resume(job, now)
+        return decisions.resume(job, observed, now)
     return (
-        decisions.end_at_deadline(job, now)
-        or decisions.succeed(job, observed, now)
+        # What has ended well has succeeded, also where nobody looked before the deadline.
+        decisions.succeed(job, observed, now)
+        or decisions.end_at_deadline(job, now)
         or decisions.recover(job, observed, now)
         or convergence.converge(job, observed, now)
     )

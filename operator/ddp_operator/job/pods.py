@@ -4,11 +4,12 @@ Thousands of pods are held in memory and compared at every step, so nothing else
 """
 
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Self
+from datetime import datetime, timedelta
+from typing import Self
 
 from ddp_operator.api.constants import (
     ANNOTATION_SPEC_HASH,
+    ANNOTATION_TRAINER,
     EXIT_CONFIGURATION,
     EXIT_PEER_LOST,
     EXIT_SIGTERM,
@@ -82,6 +83,8 @@ class PodState:
     phase: str
     ready: bool = False
     deleting: bool = False
+    ended_by_deletion: bool = False
+    """It was told to end before it ended."""
     serving: bool = True
     node: str = ""
     exit: ContainerExit | None = None
@@ -108,8 +111,10 @@ class PodState:
         """The cluster or a person took it away: not the training's fault."""
         if self.succeeded:
             return False
-        gone = bool(self.disruption) or self.reason in DISRUPTION_REASONS
-        return (gone and (self.failed or self.deleting)) or (self.deleting and not self.failed)
+        if self.failed:
+            by_cluster = bool(self.disruption) or self.reason in DISRUPTION_REASONS
+            return by_cluster or self.ended_by_deletion
+        return self.deleting
 
     @property
     def misconfigured(self) -> bool:
@@ -137,12 +142,13 @@ class PodState:
         labels: Manifest = metadata["labels"]
         spec: Manifest = manifest["spec"]
         status: Manifest = manifest.get("status") or {}
+        annotations: Manifest = metadata.get("annotations") or {}
         owner: Manifest = next(
             (o for o in metadata.get("ownerReferences") or () if o.get("controller")), {}
         )
         conditions = {c["type"]: c for c in status.get("conditions") or ()}
-        trainer = _trainer_status(spec, status)
-        state: dict[str, Any] = trainer.get("state") or {}
+        state = _trainer_state(annotations.get(ANNOTATION_TRAINER), spec, status)
+        ended = _exit(state.get("terminated"))
         waiting, waiting_message = _waiting(state.get("waiting"), conditions)
         disruption = conditions.get("DisruptionTarget") or {}
         return cls(
@@ -153,13 +159,14 @@ class PodState:
                 attempt=int(labels[LABEL_ATTEMPT]),
                 replacement=int(labels.get(LABEL_REPLACEMENT, 0)),
             ),
-            spec_hash=(metadata.get("annotations") or {}).get(ANNOTATION_SPEC_HASH, ""),
+            spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
             phase=status.get("phase", "Pending"),
             ready=_is_true(conditions.get("Ready")),
             deleting="deletionTimestamp" in metadata,
             serving=labels.get(LABEL_SERVING) == "true",
             node=spec.get("nodeName", ""),
-            exit=_exit(state.get("terminated")),
+            ended_by_deletion=_ended_by_deletion(metadata, ended),
+            exit=ended,
             reason=status.get("reason", ""),
             message=status.get("message", ""),
             disruption=disruption.get("reason", "") if _is_true(disruption) else "",
@@ -179,11 +186,26 @@ def _is_true(condition: Manifest | None) -> bool:
     return bool(condition) and condition.get("status") == "True"  # type: ignore[union-attr]
 
 
-def _trainer_status(spec: Manifest, status: Manifest) -> Manifest:
-    name = trainer_container({"spec": spec}).get("name")
+def _trainer_state(name: str | None, spec: Manifest, status: Manifest) -> Manifest:
+    """Return the state of the container that trains; by the template's rule where no annotation
+    names it.
+    """
+    name = name or trainer_container({"spec": spec}).get("name")
     statuses = status.get("containerStatuses") or ()
-    found: Manifest = next((s for s in statuses if s.get("name") == name), {})
-    return found
+    trainer: Manifest = next((s for s in statuses if s.get("name") == name), {})
+    return trainer.get("state") or {}
+
+
+def _ended_by_deletion(metadata: Manifest, ended: ContainerExit | None) -> bool:
+    """Whether the trainer ended only after somebody had asked for the pod's deletion.
+
+    The API server sets deletionTimestamp to the moment of the request plus the grace period.
+    """
+    if ended is None or ended.finished is None or "deletionTimestamp" not in metadata:
+        return False
+    due = datetime.fromisoformat(metadata["deletionTimestamp"])
+    grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+    return ended.finished >= due - grace
 
 
 def _exit(terminated: Manifest | None) -> ContainerExit | None:

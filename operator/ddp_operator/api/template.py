@@ -1,0 +1,82 @@
+"""The few fields of a pod template that the operator reads or adds to.
+
+Everything else passes through unseen: the API server checks it when the pods are created. The CRD
+carries these shapes, and so does the parser, so that no other code must ask whether a list is a
+list.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+# Lengths bound the cost of the CEL rules that look at a field and lie far beyond real use.
+Quantity = Annotated[
+    int | Annotated[str, Field(max_length=32)],
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": 32,
+        }
+    ),
+]
+
+
+class Shape(BaseModel):
+    """Base of all shapes: fields that are not named here are allowed and kept."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="allow", frozen=True, strict=True)
+
+
+class EnvVar(Shape):
+    """An environment variable, of which only the name matters."""
+
+    name: Annotated[str, Field(max_length=256)]
+
+
+class VolumeMount(Shape):
+    """A mount, to see whether a path is taken."""
+
+    mount_path: str | None = None
+
+
+class Resources(Shape):
+    """A container's resources: GPUs stand in the limits."""
+
+    limits: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
+
+
+class Container(Shape):
+    """A container, which may be the one that trains."""
+
+    name: Annotated[str, Field(max_length=63)]
+    env: Annotated[list[EnvVar], Field(max_length=512)] | None = None
+    resources: Resources | None = None
+    volume_mounts: list[VolumeMount] | None = None
+
+
+class PodSpec(Shape):
+    """A pod's spec."""
+
+    containers: Annotated[list[Container], Field(min_length=1, max_length=16)]
+    restart_policy: Annotated[str, Field(max_length=16)] | None = None
+    hostname: Annotated[str, Field(max_length=63)] | None = None
+    subdomain: Annotated[str, Field(max_length=63)] | None = None
+    volumes: list[dict[str, Any]] | None = None
+    node_selector: dict[str, str] | None = None
+    tolerations: list[dict[str, Any]] | None = None
+
+
+class Metadata(Shape):
+    """A pod's metadata."""
+
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class PodTemplate(Shape):
+    """A pod template."""
+
+    metadata: Metadata | None = None
+    spec: PodSpec
