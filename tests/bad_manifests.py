@@ -1,0 +1,362 @@
+"""DDPJobs that must be refused, by whom, and in which words.
+
+One table for all: the parser's tests, the CEL rules' tests and the tests against a real API server
+go through it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tests.good_manifests import Json, container, gpus, job, template
+
+RefusedBy = Literal["schema", "cel", "pod"]
+"""schema: any API server, at once. cel: an API server from Kubernetes 1.25 on, at once; on older
+ones the operator, with condition Failed and reason InvalidSpec. pod: the API server when the
+operator creates the pods; reason InvalidPodTemplate.
+"""
+
+
+@dataclass(frozen=True)
+class BadManifest:
+    """One refusal."""
+
+    name: str
+    manifest: Json
+    refused_by: RefusedBy
+    says: str
+    """Part of the message: the API server's for `schema` and `pod`, the rule's for `cel`."""
+    operator_says: str = ""
+    """For `schema`: part of what the operator's own parser says, for those without a cluster."""
+
+
+def _schema(name: str, says: str, operator_says: str, **spec: Any) -> BadManifest:
+    return BadManifest(name, job(**spec), "schema", says, operator_says)
+
+
+def _cel(name: str, says: str, *, job_name: str = "job", **spec: Any) -> BadManifest:
+    return BadManifest(name, job(job_name, **spec), "cel", says, says)
+
+
+def _pod(name: str, says: str, **spec: Any) -> BadManifest:
+    return BadManifest(name, job(**spec), "pod", says)
+
+
+def _without(remove: Callable[[Json], object]) -> Json:
+    manifest = job()
+    remove(manifest)
+    return manifest
+
+
+def _env(*names: str) -> list[Json]:
+    return [{"name": name, "value": "0"} for name in names]
+
+
+_L4 = {"type": "nvidia-l4"}
+
+BAD_MANIFESTS: tuple[BadManifest, ...] = (
+    BadManifest(
+        "no spec",
+        _without(lambda manifest: manifest.pop("spec")),
+        "schema",
+        "spec: Required value",
+        "spec.template: field required",
+    ),
+    BadManifest(
+        "no template",
+        _without(lambda manifest: manifest["spec"].pop("template")),
+        "schema",
+        "spec.template: Required value",
+        "spec.template: field required",
+    ),
+    BadManifest(
+        "capital letter in the name",
+        job("Job"),
+        "schema",
+        'metadata.name: Invalid value: "Job"',
+        "metadata.name: at most 50 lower-case letters",
+    ),
+    _schema(
+        "no replicas",
+        "spec.replicas in body should be greater than or equal to 1",
+        "spec.replicas: input should be greater than or equal to 1",
+        replicas=0,
+    ),
+    _schema(
+        "replicas in words",
+        "spec.replicas in body must be of type integer",
+        "spec.replicas: input should be a valid integer",
+        replicas="two",
+    ),
+    _schema(
+        "replicas in quotes",
+        "spec.replicas in body must be of type integer",
+        "spec.replicas: input should be a valid integer",
+        replicas="2",
+    ),
+    _schema(
+        "too many replicas",
+        "spec.replicas in body should be less than or equal to 10000",
+        "spec.replicas: input should be less than or equal to 10000",
+        replicas=10_001,
+    ),
+    _schema(
+        "no containers",
+        "spec.template.spec.containers in body should have at least 1 items",
+        "spec.template.spec.containers: list should have at least 1 item",
+        template={"spec": {"containers": []}},
+    ),
+    _schema(
+        "template without spec",
+        "spec.template.spec: Required value",
+        "spec.template.spec: field required",
+        template={"metadata": {}},
+    ),
+    _schema(
+        "container without name",
+        "name: Required value",
+        "spec.template.spec.containers[0].name: field required",
+        template=template({"image": "x"}),
+    ),
+    _schema(
+        "environment as a map",
+        "env in body must be of type array",
+        "spec.template.spec.containers[0].env: input should be a valid list",
+        template=template(container(env={"A": "b"})),
+    ),
+    _schema(
+        "label that is a number",
+        "spec.template.metadata.labels.team in body must be of type string",
+        "spec.template.metadata.labels.team: input should be a valid string",
+        template={"metadata": {"labels": {"team": 7}}, **template()},
+    ),
+    _schema(
+        "no processes",
+        "spec.nprocPerNode in body should be greater than or equal to 1",
+        "spec.nprocPerNode: input should be greater than or equal to 1",
+        nprocPerNode=0,
+    ),
+    _schema(
+        "processes in words",
+        "spec.nprocPerNode in body should match '^auto$'",
+        "spec.nprocPerNode: input should be 'auto'",
+        nprocPerNode="all",
+    ),
+    _schema(
+        "unknown backend",
+        'spec.backend: Unsupported value: "mpi"',
+        "spec.backend: input should be 'auto', 'nccl' or 'gloo'",
+        backend="mpi",
+    ),
+    _schema(
+        "privileged port",
+        "spec.masterPort in body should be greater than or equal to 1024",
+        "spec.masterPort: input should be greater than or equal to 1024",
+        masterPort=80,
+    ),
+    _schema(
+        "accelerator without type",
+        "spec.accelerator.type: Required value",
+        "spec.accelerator.type: field required",
+        accelerator={"count": 1},
+    ),
+    _schema(
+        "accelerator in capitals",
+        "spec.accelerator.type in body should match",
+        "spec.accelerator.type: string should match pattern",
+        accelerator={"type": "NVIDIA L4"},
+    ),
+    _schema(
+        "no GPUs",
+        "spec.accelerator.count in body should be greater than or equal to 1",
+        "spec.accelerator.count: input should be greater than or equal to 1",
+        accelerator={"type": "nvidia-l4", "count": 0},
+    ),
+    _schema(
+        "unknown provisioning",
+        'spec.accelerator.provisioning: Unsupported value: "preemptible"',
+        "spec.accelerator.provisioning: input should be 'standard', 'spot' or 'flex-start'",
+        accelerator={"type": "nvidia-l4", "provisioning": "preemptible"},
+    ),
+    _schema(
+        "relative checkpoint path",
+        "spec.checkpoint.path in body should match",
+        "spec.checkpoint.path: string should match pattern",
+        checkpoint={"path": "checkpoints"},
+    ),
+    _schema(
+        "bucket as a URL",
+        "spec.checkpoint.gcsBucket in body should match",
+        "spec.checkpoint.gcsBucket: string should match pattern",
+        checkpoint={"gcsBucket": "gs://bucket"},
+    ),
+    _schema(
+        "claim that no object can be named",
+        "spec.checkpoint.persistentVolumeClaim in body should match",
+        "spec.checkpoint.persistentVolumeClaim: string should match pattern",
+        checkpoint={"persistentVolumeClaim": "My Claim"},
+    ),
+    _schema(
+        "unknown restart scope",
+        'spec.restart.scope: Unsupported value: "Node"',
+        "spec.restart.scope: input should be 'Gang' or 'Pod'",
+        restart={"scope": "Node"},
+    ),
+    _schema(
+        "negative restarts",
+        "spec.restart.maxRestarts in body should be greater than or equal to 0",
+        "spec.restart.maxRestarts: input should be greater than or equal to 0",
+        restart={"maxRestarts": -1},
+    ),
+    _schema(
+        "suspend in words",
+        "spec.suspend in body must be of type boolean",
+        "spec.suspend: input should be a valid boolean",
+        suspend="yes",
+    ),
+    _schema(
+        "unknown clean-up",
+        'spec.cleanPodPolicy: Unsupported value: "Always"',
+        "spec.cleanPodPolicy: input should be 'Running', 'All' or 'None'",
+        cleanPodPolicy="Always",
+    ),
+    _schema(
+        "no time",
+        "spec.activeDeadlineSeconds in body should be greater than or equal to 1",
+        "spec.activeDeadlineSeconds: input should be greater than or equal to 1",
+        activeDeadlineSeconds=0,
+    ),
+    _schema(
+        "gone before it ends",
+        "spec.ttlSecondsAfterFinished in body should be greater than or equal to 0",
+        "spec.ttlSecondsAfterFinished: input should be greater than or equal to 0",
+        ttlSecondsAfterFinished=-1,
+    ),
+    _cel("long name", "metadata.name: at most 50", job_name="a" * 51),
+    _cel("name that begins with a digit", "metadata.name: at most 50", job_name="7b-model"),
+    _cel("name with a dot", "metadata.name: at most 50", job_name="model.v1"),
+    _cel(
+        "restart policy",
+        "spec.template.spec.restartPolicy: leave it out or set it to Never",
+        template=template(restartPolicy="OnFailure"),
+    ),
+    _cel(
+        "host name",
+        "spec.template.spec: leave out hostname and subdomain",
+        template=template(hostname="mine"),
+    ),
+    _cel(
+        "subdomain",
+        "spec.template.spec: leave out hostname and subdomain",
+        template=template(subdomain="mine"),
+    ),
+    _cel(
+        "rank by hand",
+        "remove the rank and world variables from the trainer's env",
+        template=template(container(env=_env("A", "RANK"))),
+    ),
+    _cel(
+        "world size by hand, behind a side car",
+        "remove the rank and world variables from the trainer's env",
+        template=template(container("logs"), container(env=_env("WORLD_SIZE"))),
+    ),
+    _cel(
+        "torchrun's node rank by hand, first container",
+        "remove the rank and world variables from the trainer's env",
+        template=template(container("main", env=_env("PET_NODE_RANK"))),
+    ),
+    _cel(
+        "a part of a GPU",
+        "write the trainer's GPU limits as whole numbers",
+        template=template(container(resources=gpus(gpu="500m"))),
+    ),
+    _cel(
+        "a negative number of slices",
+        "write the trainer's GPU limits as whole numbers",
+        template=template(container(resources=gpus(mig=-1))),
+    ),
+    _cel(
+        "more processes than the GPU limit",
+        "spec.nprocPerNode: more processes than the trainer container's nvidia.com/gpu limit",
+        nprocPerNode=4,
+        template=template(container(resources=gpus(gpu="2"))),
+    ),
+    _cel(
+        "more processes than the accelerator's count",
+        "spec.nprocPerNode: more processes than spec.accelerator.count",
+        nprocPerNode=2,
+        accelerator=_L4,
+    ),
+    _cel(
+        "nccl without GPUs",
+        "spec.backend: nccl needs GPUs",
+        backend="nccl",
+        template=template(container(), container("viz", resources=gpus(gpu=1))),
+    ),
+    _cel(
+        "two GPU counts",
+        "spec.accelerator.count: differs from the trainer container's nvidia.com/gpu limit",
+        accelerator={**_L4, "count": 4},
+        template=template(container(resources=gpus(gpu=2))),
+    ),
+    _cel(
+        "GPU count beside MIG slices",
+        "spec.accelerator.count: differs from the trainer container's nvidia.com/gpu limit",
+        accelerator={**_L4, "count": 4},
+        template=template(container(resources=gpus(mig=4))),
+    ),
+    _cel(
+        "accelerator selected twice",
+        "spec.accelerator.nodeSelector: leave out cloud.google.com/gke-accelerator",
+        accelerator={**_L4, "nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-t4"}},
+    ),
+    _cel(
+        "two places for checkpoints",
+        "spec.checkpoint: name at most one of persistentVolumeClaim, gcsBucket and hostPath",
+        checkpoint={"hostPath": "/mnt", "gcsBucket": "bucket"},
+    ),
+    _pod(
+        "no image",
+        "spec.containers[0].image: Required value",
+        template=template({"name": "trainer"}),
+    ),
+    _pod(
+        "label with blanks",
+        'metadata.labels: Invalid value: "two words"',
+        template={"metadata": {"labels": {"team": "two words"}}, **template()},
+    ),
+    _pod(
+        "mount of nothing",
+        'volumeMounts[0].name: Not found: "data"',
+        template=template(container(volumeMounts=[{"name": "data", "mountPath": "/data"}])),
+    ),
+    _pod(
+        "two containers of one name",
+        'spec.containers[1].name: Duplicate value: "a"',
+        template=template(container("a"), container("a")),
+    ),
+    _pod(
+        "quantity in words",
+        "quantities must match the regular expression",
+        template=template(container(resources=gpus(memory="lots"))),
+    ),
+    _pod(
+        "image that is a number",
+        "cannot unmarshal number into Go struct field Container",
+        template=template({"name": "trainer", "image": 7}),
+    ),
+    _pod(
+        "something else where the checkpoints are mounted",
+        'mountPath: Invalid value: "/checkpoints": must be unique',
+        checkpoint={"hostPath": "/mnt"},
+        template=template(
+            container(volumeMounts=[{"name": "mine", "mountPath": "/checkpoints"}]),
+            volumes=[{"name": "mine", "emptyDir": {}}],
+        ),
+    ),
+    _pod(
+        "unknown toleration",
+        'Unsupported value: "Sometimes"',
+        template=template(tolerations=[{"key": "k", "operator": "Sometimes", "value": "v"}]),
+    ),
+)

@@ -1,0 +1,143 @@
+"""DDPJobs that every check must let through: schema, CEL rules, the operator's parser and the API
+server's own check of the pods that come of them.
+"""
+
+from typing import Any
+
+from ddp_operator.api.constants import API_VERSION, KIND, MAX_NAME_LENGTH
+
+Json = dict[str, Any]
+
+
+def container(name: str = "trainer", **fields: Any) -> Json:
+    """A container with an image; `fields` are added as they are."""
+    return {"name": name, "image": "registry.example/trainer:1", **fields}
+
+
+def gpus(**limits: int | str) -> Json:
+    """Resources with limits; underscores for what keyword arguments cannot spell."""
+    names = {"gpu": "nvidia.com/gpu", "mig": "nvidia.com/mig-1g.10gb"}
+    return {"limits": {names.get(name, name): amount for name, amount in limits.items()}}
+
+
+def template(*containers: Json, **pod_spec: Any) -> Json:
+    """A pod template with these containers, or a plain one."""
+    return {"spec": {"containers": list(containers or (container(),)), **pod_spec}}
+
+
+def job(name: str = "job", **spec: Any) -> Json:
+    """A DDPJob as a user writes it, with the plainest template unless `spec` brings one."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name},
+        "spec": {"template": template(), **spec},
+    }
+
+
+_SIDE_CAR = container("logs")
+
+GOOD_MANIFESTS: dict[str, Json] = {
+    "minimal": job(),
+    "longest name": job("a" * MAX_NAME_LENGTH),
+    "name of one letter": job("j"),
+    "all scalars": job(
+        replicas=4,
+        nprocPerNode=2,
+        backend="gloo",
+        masterPort=23456,
+        suspend=False,
+        cleanPodPolicy="None",
+        activeDeadlineSeconds=3600,
+        ttlSecondsAfterFinished=0,
+        restart={"scope": "Pod", "maxRestarts": 0},
+        checkpoint={"path": "/data/checkpoints"},
+    ),
+    "created suspended": job(suspend=True, replicas=3),
+    "trainer behind a side car": job(template=template(_SIDE_CAR, container())),
+    "first of containers without the name": job(template=template(container("main"), _SIDE_CAR)),
+    "own environment": job(
+        template=template(
+            container(
+                env=[
+                    {"name": "MASTER_ADDR", "value": "elsewhere"},
+                    {"name": "NCCL_DEBUG", "value": "INFO"},
+                    {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                ]
+            )
+        )
+    ),
+    "rank set for a side car": job(
+        template=template(container(), container("logs", env=[{"name": "RANK", "value": "0"}]))
+    ),
+    "restart policy said": job(template=template(restartPolicy="Never")),
+    "pod fields that the operator does not know": job(
+        template={
+            "metadata": {"labels": {"team": "vision"}, "annotations": {"note": "x"}},
+            **template(
+                container(workingDir="/src", stdin=False),
+                terminationGracePeriodSeconds=5,
+                securityContext={"runAsNonRoot": True, "runAsUser": 1000},
+                nodeSelector={"disk": "ssd"},
+                tolerations=[{"key": "mine", "operator": "Exists"}],
+                volumes=[{"name": "scratch", "emptyDir": {}}],
+            ),
+        }
+    ),
+    "own shared memory": job(
+        template=template(
+            container(volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}]),
+            volumes=[{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}],
+        )
+    ),
+    "own checkpoint volume": job(
+        template=template(
+            container(volumeMounts=[{"name": "mine", "mountPath": "/checkpoints"}]),
+            volumes=[{"name": "mine", "emptyDir": {}}],
+        )
+    ),
+    "checkpoints on a claim": job(checkpoint={"persistentVolumeClaim": "training.shared-1"}),
+    "checkpoints in a bucket": job(checkpoint={"gcsBucket": "my_bucket.example"}),
+    "checkpoints on the node": job(checkpoint={"hostPath": "/var/lib/training", "path": "/ckpt"}),
+    "accelerator": job(accelerator={"type": "nvidia-l4"}),
+    "eight GPUs on spot": job(
+        replicas=2,
+        nprocPerNode=8,
+        backend="nccl",
+        accelerator={"type": "nvidia-h100-80gb", "count": 8, "provisioning": "spot"},
+    ),
+    "flex-start with wishes": job(
+        accelerator={
+            "type": "nvidia-b200",
+            "count": 8,
+            "provisioning": "flex-start",
+            "nodeSelector": {"cloud.google.com/gke-nodepool": "mine"},
+            "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+        }
+    ),
+    "own GPU limit": job(backend="nccl", template=template(container(resources=gpus(gpu=2)))),
+    "own GPU limit in quotes": job(
+        nprocPerNode=2, template=template(container(resources=gpus(gpu="2")))
+    ),
+    "accelerator and the same limit": job(
+        accelerator={"type": "nvidia-l4", "count": 2},
+        template=template(container(resources=gpus(gpu=2))),
+    ),
+    "accelerator without count and an own limit": job(
+        accelerator={"type": "nvidia-l4"}, template=template(container(resources=gpus(gpu=4)))
+    ),
+    "MIG slices": job(
+        nprocPerNode=2,
+        accelerator={"type": "nvidia-a100-80gb"},
+        template=template(container(resources=gpus(mig=2))),
+    ),
+    "more gloo processes than GPUs": job(
+        nprocPerNode=4, backend="gloo", template=template(container(resources=gpus(gpu=1)))
+    ),
+    "CPU limits only": job(
+        nprocPerNode=4, template=template(container(resources=gpus(cpu="500m", memory="1Gi")))
+    ),
+    "limits of another container": job(
+        nprocPerNode=4, template=template(container(), container("viz", resources=gpus(gpu=1)))
+    ),
+}

@@ -1,0 +1,190 @@
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.job import manifests
+from ddp_operator.job.pods import Identity
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bad_manifests import BAD_MANIFESTS, BadManifest
+from tests.good_manifests import GOOD_MANIFESTS, Json, container, gpus, job, template
+
+REFUSED_BY_OPERATOR = [bad for bad in BAD_MANIFESTS if bad.refused_by != "pod"]
+LEFT_TO_POD_CREATION = [bad for bad in BAD_MANIFESTS if bad.refused_by == "pod"]
+
+
+def stored(manifest: Json) -> Json:
+    """Add what the API server adds to a new object."""
+    manifest = deepcopy(manifest)
+    manifest["metadata"] |= {
+        "namespace": "research",
+        "uid": "7d1c",
+        "generation": 3,
+        "resourceVersion": "41",
+        "creationTimestamp": "2026-03-01T12:00:00Z",
+    }
+    return manifest
+
+
+@pytest.mark.parametrize("name", GOOD_MANIFESTS)
+def test_good_manifest_is_understood(name: str) -> None:
+    manifest = GOOD_MANIFESTS[name]
+    parsed = DDPJob.parse(stored(manifest))
+    assert parsed.name == manifest["metadata"]["name"]
+    assert parsed.spec.template == manifest["spec"]["template"]
+
+
+@pytest.mark.parametrize("bad", REFUSED_BY_OPERATOR, ids=lambda bad: bad.name)
+def test_bad_manifest_is_refused_in_words(bad: BadManifest) -> None:
+    with pytest.raises(InvalidJobError) as refusal:
+        DDPJob.parse(stored(bad.manifest))
+    assert bad.operator_says in str(refusal.value)
+
+
+@pytest.mark.parametrize("bad", LEFT_TO_POD_CREATION, ids=lambda bad: bad.name)
+def test_what_only_a_pod_can_be_refused_for_is_none_of_the_parsers_business(
+    bad: BadManifest,
+) -> None:
+    assert DDPJob.parse(stored(bad.manifest)).spec.template == bad.manifest["spec"]["template"]
+
+
+def test_the_table_is_worth_its_name() -> None:
+    names = [bad.name for bad in BAD_MANIFESTS]
+    assert len(set(names)) == len(names)
+    assert len(names) >= 25
+    assert all(bad.operator_says for bad in REFUSED_BY_OPERATOR)
+
+
+def test_all_faults_are_named_at_once() -> None:
+    manifest = job(replicas=0, masterPort="x", template={"spec": {"containers": [{}]}})
+    with pytest.raises(InvalidJobError) as refusal:
+        DDPJob.parse(stored(manifest))
+    assert "spec.replicas: " in str(refusal.value)
+    assert "spec.masterPort: " in str(refusal.value)
+
+
+def test_unknown_field_is_refused_where_no_server_pruned_it() -> None:
+    manifest = job(restart={"maxRetries": 3})
+    with pytest.raises(InvalidJobError, match=r"spec\.restart\.maxRetries: unknown field; remove"):
+        DDPJob.parse(stored(manifest))
+
+
+def test_status_that_nobody_can_read_is_named() -> None:
+    manifest = stored(job()) | {"status": {"conditions": [{"type": "Running"}]}}
+    with pytest.raises(InvalidJobError, match=r"status\.conditions\[0\]\.reason: field required"):
+        DDPJob.parse(manifest)
+
+
+def test_status_fields_of_another_release_are_ignored() -> None:
+    manifest = stored(job()) | {"status": {"attempt": 2, "progress": {"step": 7}}}
+    assert DDPJob.parse(manifest).status.attempt == 2
+
+
+def test_metadata_arrives() -> None:
+    parsed = DDPJob.parse(stored(job()))
+    assert str(parsed.key) == "research/job"
+    assert (parsed.uid, parsed.generation, parsed.resource_version) == ("7d1c", 3, "41")
+    assert parsed.created.isoformat() == "2026-03-01T12:00:00+00:00"
+    assert not parsed.deleting
+    manifest = stored(job())
+    manifest["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
+    assert DDPJob.parse(manifest).deleting
+
+
+class TestSpecHash:
+    BASE: Json = job(
+        replicas=2,
+        accelerator={"type": "nvidia-l4"},
+        template=template(container(resources=gpus(gpu=1))),
+    )
+
+    def of(self, **spec: Any) -> str:
+        return DDPJob.parse(stored(job(**{**self.BASE["spec"], **spec}))).spec_hash
+
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            {"replicas": 3},
+            {"nprocPerNode": 1},
+            {"backend": "gloo"},
+            {"masterPort": 2345},
+            {"template": template(container(image="other", resources=gpus(gpu=1)))},
+            {"accelerator": {"type": "nvidia-t4"}},
+            {"accelerator": {"type": "nvidia-l4", "provisioning": "spot"}},
+            {"checkpoint": {"path": "/elsewhere"}},
+        ],
+        ids=lambda spec: next(iter(spec)),
+    )
+    def test_what_shapes_pods_changes_it(self, spec: Json) -> None:
+        assert self.of(**spec) != self.of()
+
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            {"suspend": True},
+            {"restart": {"scope": "Pod", "maxRestarts": 9}},
+            {"cleanPodPolicy": "All"},
+            {"activeDeadlineSeconds": 7},
+            {"ttlSecondsAfterFinished": 7},
+        ],
+        ids=lambda spec: next(iter(spec)),
+    )
+    def test_what_does_not_shape_pods_leaves_it(self, spec: Json) -> None:
+        assert self.of(**spec) == self.of()
+
+    def test_a_default_said_is_a_default_left_out(self) -> None:
+        said = self.of(
+            nprocPerNode="auto",
+            checkpoint={"path": "/checkpoints"},
+            accelerator={"type": "nvidia-l4", "count": 1, "tolerations": []},
+        )
+        assert said == self.of()
+
+    def test_order_of_keys_does_not_matter(self) -> None:
+        turned = job(**dict(reversed(self.BASE["spec"].items())))
+        assert DDPJob.parse(stored(turned)).spec_hash == self.of()
+
+
+_anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def _paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    found = [path] if path else []
+    items: list[tuple[str | int, Any]] = []
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    for key, inner in items:
+        found += _paths(inner, (*path, key))
+    return found
+
+
+@given(st.data())
+def test_whatever_is_stored_is_understood_or_refused_in_words(data: st.DataObject) -> None:
+    """Any value in any place: never another exception, which would stop the operator's worker."""
+    manifest = stored(data.draw(st.sampled_from(list(GOOD_MANIFESTS.values()))))
+    manifest["status"] = {"attempt": 1, "replacements": {"0": 1}, "conditions": []}
+    where = data.draw(st.sampled_from(_paths({k: manifest[k] for k in ("spec", "status")})))
+    holder: Any = manifest
+    for part in where[:-1]:
+        holder = holder[part]
+    holder[where[-1]] = data.draw(_anything)
+    refusal, pod = "", None
+    try:
+        pod = manifests.pod(DDPJob.parse(manifest), Identity(index=0, attempt=0))
+    except InvalidJobError as error:
+        refusal = str(error)
+    assert pod is not None or refusal.startswith(("spec", "status"))

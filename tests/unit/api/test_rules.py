@@ -1,0 +1,198 @@
+"""The CEL form of every rule against its Python form, evaluated by a CEL interpreter.
+
+CEL sees a spec as the API server shows it: with the schema's defaults filled in.
+"""
+
+from typing import Any
+
+import cel
+import pytest
+from ddp_operator.api import rules
+from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL, MAX_NAME_LENGTH, RESERVED_ENVIRONMENT
+from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_CEL, Rule
+from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.template import PodTemplate
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from tests.bad_manifests import BAD_MANIFESTS, BadManifest
+from tests.good_manifests import GOOD_MANIFESTS, Json, job
+from tests.unit.api.test_parsing import stored
+
+BY_RULE = [bad for bad in BAD_MANIFESTS if bad.refused_by == "cel"]
+_SCHEMA: Json = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+_PROGRAMS = {rule.cel: cel.compile(rule.cel) for rule in SPEC_RULES}
+
+
+def with_defaults(value: Any, schema: Json) -> Any:
+    """Fill in a schema's defaults, as the API server does before it evaluates rules."""
+    if isinstance(value, list):
+        return [with_defaults(item, schema.get("items", {})) for item in value]
+    if not isinstance(value, dict):
+        return value
+    properties: Json = schema.get("properties", {})
+    defaults = {name: field["default"] for name, field in properties.items() if "default" in field}
+    return {
+        name: with_defaults(item, properties.get(name, {}))
+        for name, item in {**defaults, **value}.items()
+    }
+
+
+def cel_holds(rule: Rule, spec: Json) -> bool:
+    """Evaluate a rule's CEL; it must give a truth value and no error, which users would see."""
+    verdict = _PROGRAMS[rule.cel].execute(
+        {"self": with_defaults(spec, _SCHEMA["properties"]["spec"])}
+    )
+    assert isinstance(verdict, bool)
+    return verdict
+
+
+def assert_both_forms_agree(spec: Json) -> list[Rule]:
+    parsed = DDPJobSpec.model_validate(spec)
+    PodTemplate.model_validate(parsed.template)
+    broken = [rule for rule in SPEC_RULES if not rule.holds(parsed)]
+    assert [rule.message for rule in SPEC_RULES if not cel_holds(rule, spec)] == [
+        rule.message for rule in broken
+    ]
+    return broken
+
+
+@pytest.mark.parametrize("name", GOOD_MANIFESTS)
+def test_good_manifest_breaks_no_rule(name: str) -> None:
+    assert assert_both_forms_agree(GOOD_MANIFESTS[name]["spec"]) == []
+
+
+@pytest.mark.parametrize("bad", BY_RULE, ids=lambda bad: bad.name)
+def test_bad_manifest_breaks_its_rule_and_no_other(bad: BadManifest) -> None:
+    broken = [rule.message for rule in assert_both_forms_agree(bad.manifest["spec"])]
+    if not _name_holds(bad.manifest["metadata"]["name"]):
+        broken.append(NAME_CEL[1])
+    assert len(broken) == 1
+    assert bad.says in broken[0]
+
+
+def test_every_rule_is_broken_by_some_bad_manifest() -> None:
+    said = " ".join(bad.says for bad in BY_RULE)
+    for rule in SPEC_RULES:
+        assert any(bad.says in rule.message for bad in BY_RULE), rule.message
+    assert "metadata.name" in said
+
+
+_env = st.lists(
+    st.fixed_dictionaries({"name": st.sampled_from([*RESERVED_ENVIRONMENT, "MASTER_ADDR", "A"])}),
+    max_size=3,
+)
+_amount = st.integers(-1, 12) | st.sampled_from(
+    ["0", "1", "2", "8", "500m", "-1", "1e3", "2.0", "", "٣", "1\n", "99999999999"]
+)
+_limits = st.dictionaries(
+    st.sampled_from(["cpu", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"]),
+    _amount,
+    max_size=3,
+)
+_container = st.fixed_dictionaries(
+    {"name": st.sampled_from(["trainer", "main", "logs"])},
+    optional={
+        "env": _env,
+        "resources": st.fixed_dictionaries({}, optional={"limits": _limits}),
+    },
+)
+_accelerator = st.fixed_dictionaries(
+    {"type": st.just("nvidia-l4")},
+    optional={
+        "count": st.integers(1, 4),
+        "nodeSelector": st.dictionaries(
+            st.sampled_from([GKE_ACCELERATOR_LABEL, "disk"]), st.just("x"), max_size=2
+        ),
+    },
+)
+_spec = st.fixed_dictionaries(
+    {
+        "template": st.fixed_dictionaries(
+            {
+                "spec": st.fixed_dictionaries(
+                    {"containers": st.lists(_container, min_size=1, max_size=3)},
+                    optional={
+                        "restartPolicy": st.sampled_from(["Never", "Always", "OnFailure", ""]),
+                        "hostname": st.just("h"),
+                        "subdomain": st.just("s"),
+                    },
+                )
+            }
+        )
+    },
+    optional={
+        "nprocPerNode": st.just("auto") | st.integers(1, 12),
+        "backend": st.sampled_from(["auto", "nccl", "gloo"]),
+        "accelerator": _accelerator,
+        "checkpoint": st.fixed_dictionaries(
+            {},
+            optional={
+                "persistentVolumeClaim": st.just("claim"),
+                "gcsBucket": st.just("bucket"),
+                "hostPath": st.just("/mnt"),
+            },
+        ),
+    },
+)
+
+
+@given(_spec)
+def test_both_forms_agree_on_any_spec(spec: Json) -> None:
+    for rule in assert_both_forms_agree(spec):
+        event(rule.message.partition(";")[0])
+
+
+_NAME_PROGRAM = cel.compile(NAME_CEL[0])
+
+
+def _name_holds(name: str) -> bool:
+    verdict = _NAME_PROGRAM.execute({"self": {"metadata": {"name": name}}})
+    assert isinstance(verdict, bool)
+    return verdict
+
+
+@given(
+    st.text(alphabet="abz059-.A_", min_size=1, max_size=MAX_NAME_LENGTH + 3)
+    | st.integers(1, MAX_NAME_LENGTH + 3).map(lambda length: "a" * length)
+)
+def test_both_forms_of_the_name_rule_agree(name: str) -> None:
+    spec = DDPJobSpec.model_validate(job()["spec"])
+    assert (rules.violations(name, spec) == []) is _name_holds(name)
+
+
+def test_longest_host_name_is_a_dns_label() -> None:
+    parsed = DDPJob.parse(stored(job("a" * MAX_NAME_LENGTH)))
+    assert len(f"{parsed.name}-999999-9999") <= 63
+    with pytest.raises(InvalidJobError, match="host names"):
+        DDPJob.parse(stored(job("a" * (MAX_NAME_LENGTH + 1))))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "allowed"),
+    [
+        ({}, {}, True),
+        ({}, {"replicas": 2}, False),
+        ({"suspend": True}, {"suspend": True, "replicas": 2}, True),
+        ({}, {"suspend": True, "replicas": 2}, True),
+        ({"suspend": True}, {"replicas": 2}, True),
+        ({"replicas": 2}, {"replicas": 2, "backend": "gloo"}, True),
+        ({"replicas": 2}, {}, False),
+    ],
+)
+def test_replicas_change_only_while_suspended(before: Json, after: Json, *, allowed: bool) -> None:
+    schema = _SCHEMA["properties"]["spec"]
+    context = {
+        "oldSelf": with_defaults(job(**before)["spec"], schema),
+        "self": with_defaults(job(**after)["spec"], schema),
+    }
+    assert cel.compile(TRANSITION_CEL[0]).execute(context) is allowed
+
+
+def test_the_schema_carries_every_rule() -> None:
+    carried = _SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
+    expected = [{"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES]
+    assert carried == [*expected, {"rule": TRANSITION_CEL[0], "message": TRANSITION_CEL[1]}]
+    assert _SCHEMA["x-kubernetes-validations"] == [{"rule": NAME_CEL[0], "message": NAME_CEL[1]}]
