@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster import packages
-from tests.cluster.cache import cache_dir, exclusive
+from tests.cluster.cache import cache_dir, exclusive, say
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 
 SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
@@ -86,7 +86,7 @@ def _build() -> Path:
         )
     for stale in parent.glob("kubernetes-build-*"):
         shutil.rmtree(stale)  # left by a build that was killed; the lock says nobody works in it
-    print("building Kubernetes from Debian's source package (once, 5 to 15 minutes)", flush=True)
+    say("building Kubernetes from Debian's source package (once, 5 to 15 minutes)")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kubernetes-build-", dir=parent) as scratch:
         log = parent / "kubernetes-build.log"
@@ -123,7 +123,7 @@ def _keep(output: Path, *, took_s: float) -> Path:
         shutil.copy2(output / program, partial / program, follow_symlinks=True)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
-    print(f"built Kubernetes {version} in {took_s:.0f} s: {target}", flush=True)
+    say(f"built Kubernetes {version} in {took_s:.0f} s: {target}")
     return target
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,11 @@ def cache_dir(*parts: str) -> Path:
     folder = Path(base, "ddp-operator", *parts)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def say(line: str) -> None:
+    """Tell a person what takes time; on standard error, as commands print results for the shell."""
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -29,6 +35,6 @@ def exclusive(lock_file: Path, *, waiting_for: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for another process: {waiting_for}", flush=True)
+            say(f"waiting for another process: {waiting_for}")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster.client import ApiClient, wait_until
-from tests.cluster.control_plane import (
+from tests.cluster.control_plane_config import (
     ControlPlaneConfig,
     apiserver_argv,
     controller_manager_argv,

@@ -18,7 +18,7 @@ from typing import Any
 from dnslib import QTYPE, RCODE, RR, SOA, A, DNSRecord
 from dnslib.server import BaseResolver, DNSLogger, DNSServer
 
-from tests.cluster.control_plane import KUBERNETES_SERVICE_IP
+from tests.cluster.control_plane_config import KUBERNETES_SERVICE_IP
 
 SUFFIX = ".svc.cluster.local"
 TTL_S = 1

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster import packages
-from tests.cluster.cache import cache_dir, exclusive
+from tests.cluster.cache import cache_dir, exclusive, say
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.provider import Cluster
 
@@ -111,7 +111,7 @@ def build(image: ImageSource) -> BuiltImage:
             raise ClusterUnavailableError("building images needs root (or use docker build)")
         packages.require(packages.IMAGES)
         started = time.monotonic()
-        print(f"building image {image.name}", flush=True)
+        say(f"building image {image.name}")
         _ensure_base(base_tag)
         wheels = _wheels(image)
         _buildah(
@@ -129,8 +129,7 @@ def build(image: ImageSource) -> BuiltImage:
         partial.unlink(missing_ok=True)
         _buildah("push", built.name, f"docker-archive:{partial}:{built.name}")
         partial.rename(archive)
-        _buildah("image", "prune", "--force", check=False)
-        print(f"built {image.name} in {time.monotonic() - started:.0f} s: {archive}", flush=True)
+        say(f"built {image.name} in {time.monotonic() - started:.0f} s: {archive}")
     return built
 
 
@@ -140,9 +139,13 @@ def load(image: BuiltImage, cluster: Cluster) -> None:
         # An older one may have been given the common name since.
         cluster.tag_image(image.content_name, as_name=image.name)
         return
-    print(f"loading {image.name} into the cluster", flush=True)
+    say(f"loading {image.name} into the cluster")
     cluster.load_image(image.archive)
     cluster.tag_image(image.name, as_name=image.content_name)
+    repository = image.name.rpartition(":")[0]
+    for name in cluster.images() - {image.name, image.content_name}:
+        if name.startswith(f"{repository}:"):
+            cluster.remove_image(name)
 
 
 def _base_tag() -> str:
@@ -153,7 +156,7 @@ def _base_tag() -> str:
 def _ensure_base(tag: str) -> None:
     if _buildah("inspect", "--type", "image", tag, check=False).returncode == 0:
         return
-    print(f"making a base image from Debian {DEBIAN_SUITE} (once, about a minute)", flush=True)
+    say(f"making a base image from Debian {DEBIAN_SUITE} (once, about a minute)")
     with tempfile.TemporaryDirectory(prefix="base-", dir=cache_dir()) as scratch:
         root = Path(scratch, "root")
         _run(
@@ -182,6 +185,8 @@ def _wheels(image: ImageSource) -> Path:
             )
             for old in folder.parent.glob(f"{image.name}-*"):
                 shutil.rmtree(old)
+            # Layers of former requirements are large, and nothing else removes them.
+            _buildah("rmi", "--prune", "--force", check=False)
             Path(scratch).chmod(0o755)
             shutil.move(scratch, folder)
             Path(scratch).mkdir()

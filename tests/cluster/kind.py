@@ -48,6 +48,10 @@ class KindCluster:
         """Let pods use the loaded image ``name`` under another full name as well."""
         self._in_node("ctr", "-n", "k8s.io", "images", "tag", "--force", name, as_name)
 
+    def remove_image(self, name: str) -> None:
+        """Take an image's name away, and its content unless something else uses it."""
+        self._in_node("ctr", "-n", "k8s.io", "images", "rm", name)
+
     def _in_node(self, *words: str) -> str:
         node = f"{cluster_name(self._instance.name)}-control-plane"
         return _run("docker", "exec", node, *words)

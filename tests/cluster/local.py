@@ -18,7 +18,7 @@ from tests.cluster.components import (
     start_apiserver,
     start_control_plane,
 )
-from tests.cluster.control_plane import ControlPlaneConfig
+from tests.cluster.control_plane_config import ControlPlaneConfig
 from tests.cluster.errors import ClusterError
 from tests.cluster.processes import ProcessId, stop
 from tests.cluster.state import Instance, create
@@ -54,7 +54,7 @@ class ControlPlane:
         return admin_client(self._config)
 
     def kubeconfig_for(self, user: str) -> Path:
-        """Return the kubeconfig of one of `control_plane.USERS`, such as ``operator``."""
+        """Return the kubeconfig of one of `control_plane_config.USERS`, such as ``operator``."""
         path = self._config.kubeconfig(user)
         if not path.exists():
             raise ClusterError(f"the test control plane has no user {user!r}")

@@ -19,7 +19,7 @@ from tests.cluster.cache import cache_dir
 from tests.cluster.cgroups import cgroup_path, make_cgroups
 from tests.cluster.client import ApiClient, wait_until
 from tests.cluster.components import START_DEADLINE_S, admin_client
-from tests.cluster.control_plane import ControlPlaneConfig
+from tests.cluster.control_plane_config import ControlPlaneConfig
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.node_config import SANDBOX_IMAGE, NodeConfig
 from tests.cluster.processes import ProcessId, spawn
@@ -90,7 +90,8 @@ class Node:
 
     def healthy(self) -> bool:
         """Tell whether pods can run right now."""
-        return self._instance.processes["namespaces"].alive() and self._ready()
+        namespaces = self._instance.processes.get("namespaces")
+        return namespaces is not None and namespaces.alive() and self._ready()
 
     def images(self) -> set[str]:
         """Return the full names of the images that pods can use."""
@@ -103,6 +104,10 @@ class Node:
     def tag_image(self, name: str, *, as_name: str) -> None:
         """Let pods use the loaded image ``name`` under another full name as well."""
         self._ctr("images", "tag", "--force", name, as_name)
+
+    def remove_image(self, name: str) -> None:
+        """Take an image's name away, and its content unless something else uses it."""
+        self._ctr("images", "rm", name)
 
     def set_capacity(self, resource: str, quantity: int) -> None:
         """Make the node advertise a resource it does not have, such as ``nvidia.com/gpu``."""
@@ -197,7 +202,6 @@ def make_mount_points(instance: Instance) -> None:
 
 def _start_namespaces(instance: Instance) -> ProcessId:
     """Start the first process of the node's namespaces, and return it as this machine sees it."""
-    os.environ["PYTHONPATH"] = str(REPOSITORY)
     unshare = spawn(
         [
             *("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
@@ -205,6 +209,7 @@ def _start_namespaces(instance: Instance) -> ProcessId:
         ],
         log=instance.logs / "node.log",
         marker=instance.folder,
+        env={"PYTHONPATH": str(REPOSITORY)},
     )
     outer = ProcessId.of(unshare)
     if outer is None:

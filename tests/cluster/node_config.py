@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.control_plane import ControlPlaneConfig
+from tests.cluster.control_plane_config import ControlPlaneConfig
 
 SANDBOX_IMAGE = "docker.io/library/ddp-busybox:dev"
 BRIDGE = "cni0"

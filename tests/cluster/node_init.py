@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.cluster.client import wait_until
 from tests.cluster.components import START_DEADLINE_S, Components, start_control_plane
-from tests.cluster.control_plane import KUBERNETES_SERVICE_IP
+from tests.cluster.control_plane_config import KUBERNETES_SERVICE_IP
 from tests.cluster.node import node_config
 from tests.cluster.node_config import (
     BRIDGE,

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.cluster.cache import cache_dir, exclusive
+from tests.cluster.cache import cache_dir, exclusive, say
 from tests.cluster.errors import ClusterUnavailableError
 
 # Program (or file) -> the Debian package that brings it.
@@ -58,7 +58,7 @@ def require(programs: dict[str, str]) -> None:
         packages = missing(programs)
         if not packages:
             return
-        print(f"installing Debian packages: {' '.join(packages)}", flush=True)
+        say(f"installing Debian packages: {' '.join(packages)}")
         _apt_get(["update", "-qq"], hint, fatal=False)
         _apt_get(["install", "-y", "-qq", "--no-install-recommends", *packages], hint)
     if still := missing(programs):

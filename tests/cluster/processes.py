@@ -11,7 +11,7 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -66,7 +66,9 @@ class ProcessId:
             return ""
 
 
-def spawn(argv: Sequence[str | Path], *, log: Path, marker: Path) -> int:
+def spawn(
+    argv: Sequence[str | Path], *, log: Path, marker: Path, env: Mapping[str, str] | None = None
+) -> int:
     """Start a process in a session of its own with its output appended to ``log``; returns its id.
 
     Not subprocess: its Popen objects complain when they are dropped while the process runs on.
@@ -79,7 +81,7 @@ def spawn(argv: Sequence[str | Path], *, log: Path, marker: Path) -> int:
     return os.posix_spawn(
         program,
         words,
-        {**os.environ, MARKER: str(marker)},
+        {**os.environ, **(env or {}), MARKER: str(marker)},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),

@@ -39,6 +39,9 @@ class Cluster(Protocol):
     def tag_image(self, name: str, *, as_name: str) -> None:
         """Let pods use the loaded image ``name`` under another full name as well."""
 
+    def remove_image(self, name: str) -> None:
+        """Take an image's name away, and its content unless something else uses it."""
+
     def healthy(self) -> bool:
         """Tell whether pods can run right now."""
 
@@ -63,6 +66,10 @@ class ExistingCluster:
     def tag_image(self, name: str, *, as_name: str) -> None:
         """Refuse, like `load_image`."""
         raise ClusterUnavailableError(f"cannot tag {name} as {as_name} in another's cluster")
+
+    def remove_image(self, name: str) -> None:
+        """Refuse, like `load_image`."""
+        raise ClusterUnavailableError(f"cannot remove {name} from another's cluster")
 
     def healthy(self) -> bool:
         """Trust its owner."""

@@ -14,7 +14,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -113,11 +113,15 @@ def registry() -> Iterator[None]:
 
 
 def instances() -> list[Instance]:
-    """Return all instances on record, broken ones included as far as they can be read."""
+    """Return all instances on record, whether or not they run."""
     root = state_root()
     if not root.is_dir():
         return []
-    return [Instance.load(record.parent) for record in sorted(root.glob("*/instance.json"))]
+    found = []
+    for record in sorted(root.glob("*/instance.json")):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            found.append(Instance.load(record.parent))
+    return found
 
 
 def create(name: str, kind: Kind, *, owner: ProcessId | None, ports: int) -> Instance:

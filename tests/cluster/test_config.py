@@ -1,0 +1,202 @@
+"""What the components are told, on old and new Kubernetes, and who provides a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from dnslib import QTYPE, RCODE, DNSRecord
+
+from tests.cluster import control_plane_config, images, node_config, packages, provider
+from tests.cluster.binaries import KubeBinaries, find_or_build, parse_version
+from tests.cluster.control_plane_config import ControlPlaneConfig
+from tests.cluster.dns import ClusterResolver, records
+from tests.cluster.errors import ClusterError, ClusterUnavailableError
+from tests.cluster.node_config import NodeConfig
+
+
+def make_config(
+    folder: Path, *, version: tuple[int, int] = (1, 20), has_nodes: bool = True
+) -> NodeConfig:
+    for program in ("etcd", "kube-apiserver", "kube-controller-manager", "kubelet"):
+        (folder / program).touch()
+    plane = ControlPlaneConfig(
+        binaries=KubeBinaries(folder, version),
+        folder=folder,
+        data_dir=folder / "data",
+        address="10.200.0.1",
+        bind_address="0.0.0.0",
+        port=443,
+        etcd_port=2379,
+        etcd_peer_port=2380,
+        has_nodes=has_nodes,
+    )
+    return NodeConfig(plane, subnet=200, image_root=folder / "images", cgroup="/parent/name")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("Kubernetes v1.20.2\n", (1, 20)),
+        ("Kubernetes v1.36.0-alpha.1", (1, 36)),
+    ],
+)
+def test_versions_are_read(text: str, version: tuple[int, int]) -> None:
+    assert parse_version(text) == version
+
+
+def test_an_unreadable_version_is_named() -> None:
+    with pytest.raises(ClusterError, match="'command not found'"):
+        parse_version("command not found\n")
+
+
+def test_a_folder_without_kubernetes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBE_BIN_DIR", str(tmp_path))
+    with pytest.raises(ClusterUnavailableError, match="holds no kube-apiserver"):
+        find_or_build()
+
+
+def test_kubelet_gets_its_runtime_where_its_version_looks(tmp_path: Path) -> None:
+    endpoint = f"unix://{tmp_path}/containerd.sock"
+    expected = {
+        (1, 20): (["--container-runtime=remote", f"--container-runtime-endpoint={endpoint}"], []),
+        (1, 24): ([f"--container-runtime-endpoint={endpoint}"], []),
+        (1, 27): ([], ["containerRuntimeEndpoint"]),
+        (1, 31): ([], ["containerRuntimeEndpoint", "failCgroupV1"]),
+    }
+    for version, (flags, keys) in expected.items():
+        config = make_config(tmp_path, version=version)
+        argv = node_config.kubelet_argv(config)
+        assert [word for word in argv if str(word).startswith("--container-runtime")] == flags
+        file = json.loads(node_config.kubelet_config(config))
+        assert [key for key in ("containerRuntimeEndpoint", "failCgroupV1") if key in file] == keys
+        assert file["clusterDNS"] == ["10.200.0.1"]
+        assert file["cgroupRoot"] == "/parent/name"
+
+
+def test_the_insecure_port_is_closed_while_there_is_one(tmp_path: Path) -> None:
+    def argv(version: tuple[int, int]) -> list[str | Path]:
+        plane = make_config(tmp_path, version=version).control_plane
+        return control_plane_config.controller_manager_argv(plane)
+
+    assert "--port=0" in argv((1, 23))
+    assert "--port=0" not in argv((1, 24))
+
+
+def test_only_a_control_plane_without_nodes_spares_made_up_nodes(tmp_path: Path) -> None:
+    spared = "--controllers=*,-nodelifecycle,-podgc"
+    with_nodes = make_config(tmp_path, has_nodes=True).control_plane
+    without = make_config(tmp_path, has_nodes=False).control_plane
+    assert spared not in control_plane_config.controller_manager_argv(with_nodes)
+    assert spared in control_plane_config.controller_manager_argv(without)
+    no_account = "--disable-admission-plugins=ServiceAccount"
+    assert no_account not in control_plane_config.apiserver_argv(with_nodes)
+    assert no_account in control_plane_config.apiserver_argv(without)
+
+
+def test_pods_get_addresses_apart_from_node_and_host(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    bridge = json.loads(node_config.cni_conflist(config))["plugins"][0]
+    ((addresses,),) = bridge["ipam"]["ranges"]
+    assert addresses == {
+        "subnet": "10.200.0.0/24",
+        "rangeStart": "10.200.0.10",
+        "gateway": config.gateway,
+    }
+    assert config.host_address == "10.200.0.2"
+    assert len(config.host_interface) < 16  # the kernel's limit for interface names
+
+
+@pytest.mark.parametrize(
+    ("kubeconfig", "kind_usable", "expected"),
+    [
+        ("/some/config", True, "existing"),
+        ("/some/config", False, "existing"),
+        (None, True, "kind"),
+        (None, False, "node"),
+        ("", False, "node"),
+    ],
+)
+def test_provider_choice(kubeconfig: str | None, kind_usable: bool, expected: str) -> None:
+    assert provider.choose(kubeconfig=kubeconfig, kind_usable=kind_usable) == expected
+
+
+def test_a_given_kubeconfig_has_to_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "missing"
+    monkeypatch.setenv(provider.KUBECONFIG_VARIABLE, str(path))
+    with pytest.raises(ClusterUnavailableError, match="is not a file"):
+        provider.up("test-existing")
+    path.touch()
+    assert provider.up("test-existing").kubeconfig == path
+
+
+def test_missing_packages_are_named(tmp_path: Path) -> None:
+    here = tmp_path / "program"
+    here.touch()
+    wanted = {str(here): "one", str(tmp_path / "absent"): "two", "no-such-program": "three"}
+    assert packages.missing(wanted) == ["three", "two"]
+
+
+ENDPOINTS = {
+    "metadata": {"name": "job", "namespace": "team", "uid": "1"},
+    "subsets": [
+        {"addresses": [{"ip": "10.0.0.1", "hostname": "job-0"}, {"ip": "10.0.0.2"}]},
+        {"notReadyAddresses": [{"ip": "10.0.0.3", "hostname": "job-2"}]},
+    ],
+}
+
+
+def test_dns_names_of_endpoints() -> None:
+    assert records(ENDPOINTS) == {
+        "job.team.svc.cluster.local": ["10.0.0.1", "10.0.0.2"],
+        "job-0.job.team.svc.cluster.local": ["10.0.0.1"],
+    }
+    assert records({"metadata": ENDPOINTS["metadata"]}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "answer"),
+    [
+        ("job-0.job.team.svc.cluster.local.", "A", ["10.0.0.1"]),
+        ("JOB.team.svc.cluster.local.", "A", ["10.0.0.1", "10.0.0.2"]),
+        # The name exists, but has no address of the other family: not the same as no such name.
+        ("job-0.job.team.svc.cluster.local.", "AAAA", []),
+        ("job-1.job.team.svc.cluster.local.", "A", None),
+        ("job-0.job.team.svc.cluster.local.other.svc.cluster.local.", "A", None),
+        ("kubernetes.default.svc.cluster.local.", "A", ["10.96.0.1"]),
+        ("example.com.", "A", None),
+    ],
+)
+def test_dns_answers(name: str, kind: str, answer: list[str] | None) -> None:
+    resolver = ClusterResolver()
+    resolver.by_object["1"] = records(ENDPOINTS)
+    reply = resolver.resolve(DNSRecord.question(name, kind), None)
+    assert [str(record.rdata) for record in reply.rr] == (answer or [])
+    expected = RCODE.NXDOMAIN if answer is None else RCODE.NOERROR
+    assert reply.header.rcode == expected
+    # A miss may be remembered for a second at most: the pod may be about to appear.
+    assert [record.ttl for record in reply.auth] == ([1] if answer is None else [])
+    assert all(record.rtype == QTYPE.SOA for record in reply.auth)
+
+
+def test_image_hash_follows_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "REPOSITORY", tmp_path)
+    sources = tmp_path / "sources"
+    (sources / "package/__pycache__").mkdir(parents=True)
+    for name in ("Dockerfile", "requirements.txt", "sources/package/module.py"):
+        (tmp_path / name).write_text("1")
+    image = images.ImageSource(
+        "name", tmp_path / "Dockerfile", tmp_path / "requirements.txt", sources
+    )
+    before = images.content_hash(image.files(), "base")
+    (sources / "package/__pycache__/module.pyc").write_text("compiled")
+    assert images.content_hash(image.files(), "base") == before
+    assert images.content_hash(image.files(), "another base") != before
+    for changed in ("Dockerfile", "requirements.txt", "sources/package/module.py"):
+        (tmp_path / changed).write_text("2")
+        after = images.content_hash(image.files(), "base")
+        assert after != before
+        before = after
