@@ -1,0 +1,207 @@
+"""`plan`, case by case: how a job starts, ends well, and stays ended."""
+
+from dataclasses import replace
+
+import pytest
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import Identity
+
+from tests.good_manifests import container, template
+from tests.unit.job.builders import (
+    NOW,
+    condition,
+    does_nothing,
+    edited,
+    ended,
+    event_reasons,
+    fresh_job,
+    later,
+    pod,
+    ready,
+    running_job,
+    stored,
+    with_status,
+)
+
+
+class TestStart:
+    def test_fresh_job_gets_its_service_and_pods(self) -> None:
+        planned = plan(fresh_job(), [], NOW)
+        assert not planned.decided
+        assert planned.create_service
+        assert planned.create == (Identity(0, 0), Identity(1, 0))
+        assert (planned.delete, planned.fence) == ((), ())
+        assert planned.status.phase == "Pending"
+        assert (planned.status.reason, planned.status.ready) == ("PodsStarting", "0/2")
+        assert planned.status.start_time == NOW
+        assert condition(planned, "PodsCreated") == ("True", "Created")
+        assert event_reasons(planned) == ["PodsCreated"]
+
+    @pytest.mark.parametrize("there", [(), (0,), (1,), (0, 1)])
+    def test_after_a_crash_between_creations_the_rest_is_created(
+        self, there: tuple[int, ...]
+    ) -> None:
+        """Nothing was stored yet, so that nothing counts as vanished."""
+        job = fresh_job()
+        planned = plan(job, [pod(job, index) for index in there], NOW)
+        assert not planned.decided
+        assert planned.create_service
+        assert [i.index for i in planned.create] == [i for i in (0, 1) if i not in there]
+        assert condition(planned, "PodsCreated") == ("True", "Created")
+
+    def test_pods_with_nodes_are_starting(self) -> None:
+        job = fresh_job()
+        job = stored(job, plan(job, [], NOW))
+        planned = plan(job, [pod(job, i, node="node-a") for i in (0, 1)], NOW)
+        assert does_nothing(planned)
+        assert (planned.status.phase, planned.status.reason) == ("Starting", "PodsStarting")
+        assert planned.status.message == "0 of 2 pods are ready"
+
+    def test_all_ready_is_running(self) -> None:
+        job = fresh_job()
+        job = stored(job, plan(job, [], NOW))
+        planned = plan(job, [ready(job, 0), ready(job, 1)], NOW)
+        assert does_nothing(planned)
+        assert (planned.status.phase, planned.status.ready) == ("Running", "2/2")
+        assert condition(planned, "Running") == ("True", "PodsReady")
+        assert event_reasons(planned) == ["Running"]
+
+    def test_a_pod_that_is_not_ready_for_a_while_does_not_end_running(self) -> None:
+        job, pods = running_job()
+        planned = plan(job, [pods[0], replace(pods[1], ready=False)], later(20))
+        assert does_nothing(planned)
+        assert (planned.status.phase, planned.status.ready) == ("Running", "1/2")
+
+    @pytest.mark.parametrize(
+        ("why", "message"),
+        [("ImagePullBackOff", "no such image"), ("Unschedulable", "no node has a GPU")],
+    )
+    def test_what_keeps_a_pod_from_starting_is_said(self, why: str, message: str) -> None:
+        job = fresh_job()
+        job = stored(job, plan(job, [], NOW))
+        pods = [ready(job, 0), pod(job, 1, waiting=why, waiting_message=message)]
+        planned = plan(job, pods, NOW)
+        assert condition(planned, "Running") == ("False", why)
+        assert planned.status.reason == why
+        assert "digits-0-1" in planned.status.message
+        assert message in planned.status.message
+        assert [(e.reason, e.warning) for e in planned.events] == [(why, True)]
+        again = plan(stored(job, planned), pods, later(1))
+        assert again.events == ()
+
+    def test_name_held_by_a_pod_of_an_earlier_job_is_waited_for(self) -> None:
+        job = fresh_job()
+        stranger = pod(job, 1, owner_uid="another")
+        planned = plan(job, [stranger], NOW)
+        assert planned.create == (Identity(0, 0),)
+        assert planned.delete == ()
+        assert condition(planned, "Running") == ("False", "NameTaken")
+        assert "digits-0-1" in planned.status.message
+        assert condition(planned, "PodsCreated") == ("", "")
+        assert planned.look_again_at is not None
+
+    def test_pods_of_an_earlier_job_that_hold_no_needed_name_are_left_alone(self) -> None:
+        job = fresh_job()
+        stranger = pod(job, 0, attempt=3, owner_uid="another")
+        planned = plan(job, [stranger], NOW)
+        assert len(planned.create) == 2
+        assert planned.delete == ()
+        assert condition(planned, "PodsCreated") == ("True", "Created")
+
+    def test_job_being_deleted_is_left_alone(self) -> None:
+        job = replace(fresh_job(), deleting=True)
+        assert does_nothing(plan(job, [ended(job, 0, code=1)], NOW))
+
+    def test_generation_is_noted(self) -> None:
+        job = fresh_job()
+        assert plan(replace(job, generation=7), [], NOW).status.observed_generation == 7
+
+
+class TestSuccess:
+    def test_all_pods_ended_well(self) -> None:
+        job, _ = running_job()
+        said = '{"accuracy": 0.98}'
+        pods = [ended(job, 0, code=0, message=said), ended(job, 1, code=0)]
+        planned = plan(job, pods, later(60))
+        assert planned.decided
+        assert (planned.create, planned.delete) == ((), ())
+        assert (planned.status.phase, planned.status.reason) == ("Succeeded", "Completed")
+        assert said in planned.status.message
+        assert planned.status.completion_time == later(60)
+        assert condition(planned, "Running")[0] == "False"
+        assert event_reasons(planned) == ["Succeeded"]
+
+    def test_a_side_car_may_run_on(self) -> None:
+        job, _ = running_job()
+        pods = [ended(job, index, code=0, phase="Running") for index in (0, 1)]
+        planned = plan(job, pods, later(60))
+        assert planned.status.phase == "Succeeded"
+        job = stored(job, planned)
+        assert plan(job, pods, later(61)).delete == ()
+
+    def test_one_is_not_all(self) -> None:
+        job, pods = running_job()
+        planned = plan(job, [pods[0], ended(job, 1, code=0)], later(60))
+        assert does_nothing(planned)
+        assert planned.status.phase == "Running"
+
+    def test_success_found_after_the_deadline_is_success(self) -> None:
+        job, _ = running_job(activeDeadlineSeconds=100)
+        planned = plan(job, [ended(job, i, code=0, at=90) for i in (0, 1)], later(500))
+        assert planned.status.phase == "Succeeded"
+
+
+class TestFinished:
+    @pytest.mark.parametrize(
+        ("policy", "deleted"),
+        [
+            ("Running", ["digits-0-1"]),
+            ("All", ["digits-0-0", "digits-0-1"]),
+            ("None", []),
+        ],
+    )
+    def test_clean_pod_policy(self, policy: str, deleted: list[str]) -> None:
+        job, pods = running_job(cleanPodPolicy=policy, restart={"maxRestarts": 0})
+        pods = [ended(job, 0, code=1), pods[1]]
+        job = stored(job, plan(job, pods, later(60)))
+        assert job.status.phase == "Failed"
+        planned = plan(job, pods, later(61))
+        assert [name for _, name in planned.delete] == deleted
+        assert (planned.decided, planned.create, planned.fence) == (False, (), ())
+
+    def test_pods_of_earlier_attempts_go_whatever_the_policy(self) -> None:
+        job, _ = running_job(cleanPodPolicy="None")
+        job = stored(job, plan(job, [ended(job, i, code=0) for i in (0, 1)], later(60)))
+        job = with_status(job, attempt=1)
+        straggler = ready(job, 0, attempt=0)
+        assert plan(job, [straggler], later(61)).delete == (straggler.key,)
+
+    def test_time_to_live(self) -> None:
+        job, _ = running_job(ttlSecondsAfterFinished=100)
+        pods = [ended(job, i, code=0) for i in (0, 1)]
+        job = stored(job, plan(job, pods, later(60)))
+        planned = plan(job, pods, later(159))
+        assert (planned.delete_job, planned.look_again_at) == (False, later(160))
+        assert plan(job, pods, later(160)).delete_job
+
+    @pytest.mark.parametrize("ending", ["Succeeded", "Failed"])
+    def test_nothing_moves_it_any_more(self, ending: str) -> None:
+        job, pods = running_job(restart={"maxRestarts": 0}, activeDeadlineSeconds=100)
+        last = [ended(job, i, code=int(ending == "Failed")) for i in (0, 1)]
+        job = stored(job, plan(job, last, later(60)))
+        assert job.status.phase == ending
+        told = job.status.conditions, job.status.phase, job.status.reason, job.status.message
+        suspended = edited(job, suspend=True)
+        other_spec = edited(job, template=template(container(image="other")))
+        for after, seen in (
+            (job, []),
+            (job, last),
+            (job, pods),
+            (job, [ended(job, 0, code=64)]),
+            (suspended, last),
+            (other_spec, last),
+        ):
+            planned = plan(after, seen, later(1000))
+            assert (planned.decided, planned.create, planned.events) == (False, (), ())
+            status = planned.status
+            assert (status.conditions, status.phase, status.reason, status.message) == told

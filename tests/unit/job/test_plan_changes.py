@@ -1,0 +1,151 @@
+"""`plan`, case by case: what users change while a job runs, and time that runs out."""
+
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import Identity
+
+from tests.good_manifests import container, template
+from tests.unit.job.builders import (
+    NOW,
+    condition,
+    does_nothing,
+    edited,
+    ended,
+    fresh_job,
+    later,
+    pod,
+    running_job,
+    stored,
+)
+
+
+class TestSuspension:
+    def test_created_suspended_makes_nothing(self) -> None:
+        job = fresh_job(suspend=True)
+        planned = plan(job, [], NOW)
+        assert planned.decided
+        assert planned.status.phase == "Suspended"
+        assert planned.status.start_time is None
+        job = stored(job, planned)
+        assert does_nothing(plan(job, [], later(1)))
+
+    def test_created_suspended_then_started_is_the_first_attempt(self) -> None:
+        job = fresh_job(suspend=True, activeDeadlineSeconds=100)
+        job = stored(job, plan(job, [], NOW))
+        job = edited(job, suspend=False)
+        planned = plan(job, [], later(500))
+        assert planned.decided
+        assert (planned.status.attempt, planned.status.suspended_seconds) == (0, 0)
+        job = stored(job, planned)
+        planned = plan(job, [], later(500))
+        assert planned.create == (Identity(0, 0), Identity(1, 0))
+        assert planned.look_again_at == later(600)
+
+    def test_suspending_is_recorded_before_pods_go(self) -> None:
+        job, pods = running_job()
+        job = edited(job, suspend=True)
+        planned = plan(job, pods, later(60))
+        assert planned.decided
+        assert planned.delete == ()
+        assert planned.status.phase == "Suspended"
+        assert planned.status.message
+        planned = plan(stored(job, planned), pods, later(60))
+        assert not planned.decided
+        assert set(planned.delete) == {pod.key for pod in pods}
+        assert planned.create == ()
+
+    def test_a_failure_while_suspended_is_nobodys(self) -> None:
+        job, _ = running_job(restart={"maxRestarts": 0})
+        job = edited(job, suspend=True)
+        job = stored(job, plan(job, [], later(60)))
+        planned = plan(job, [ended(job, 0, code=143, deleting=True)], later(61))
+        assert does_nothing(planned)
+        assert planned.status.phase == "Suspended"
+
+    def test_resuming_takes_a_new_attempt(self) -> None:
+        job, pods = running_job()
+        job = edited(job, suspend=True)
+        job = stored(job, plan(job, pods, later(60)))
+        job = edited(job, suspend=False)
+        planned = plan(job, [], later(160))
+        assert planned.decided
+        assert (planned.status.attempt, planned.status.restarts) == (1, 0)
+        assert planned.status.disruptions == 0
+        assert planned.status.suspended_seconds == 100
+        assert planned.status.phase == "Pending"
+        assert planned.status.message == "spec.suspend is false again; pods are created"
+        planned = plan(stored(job, planned), pods, later(160))
+        assert planned.create == (Identity(0, 1), Identity(1, 1))
+        assert len(planned.delete) == 2
+
+    def test_resumed_before_the_first_pods_were_recorded(self) -> None:
+        """They were created, the operator died, the user suspended and resumed."""
+        job = fresh_job()
+        going = [pod(job, 0, deleting=True)]
+        job = edited(job, suspend=True)
+        job = stored(job, plan(job, going, NOW))
+        job = edited(job, suspend=False)
+        job = stored(job, plan(job, going, later(1)))
+        assert job.status.attempt == 1
+        planned = plan(job, going, later(1))
+        assert not planned.decided
+        assert planned.create == (Identity(0, 1), Identity(1, 1))
+
+    def test_replicas_changed_meanwhile(self) -> None:
+        job, pods = running_job()
+        job = edited(job, suspend=True)
+        job = stored(job, plan(job, pods, later(60)))
+        job = edited(job, suspend=False, replicas=3)
+        job = stored(job, plan(job, [], later(70)))
+        planned = plan(job, [], later(70))
+        assert planned.create == (Identity(0, 1), Identity(1, 1), Identity(2, 1))
+        assert planned.status.ready == "0/3"
+
+
+class TestSpecChange:
+    def test_pods_of_another_spec_start_anew_at_no_charge(self) -> None:
+        job, pods = running_job(restart={"maxRestarts": 0})
+        job = edited(job, template=template(container(image="other")))
+        planned = plan(job, pods, later(60))
+        assert planned.decided
+        assert (planned.status.attempt, planned.status.restarts) == (1, 0)
+        assert planned.status.disruptions == 0
+        assert (planned.status.phase, planned.status.reason) == ("Restarting", "SpecChanged")
+        assert planned.status.failures == ()
+        assert not planned.events[0].warning
+
+    def test_what_shapes_no_pod_restarts_nothing(self) -> None:
+        job, pods = running_job()
+        job = edited(job, restart={"maxRestarts": 9}, cleanPodPolicy="All")
+        planned = plan(job, pods, later(60))
+        assert does_nothing(planned)
+        assert planned.status.observed_generation == 2
+
+
+class TestDeadline:
+    def test_is_looked_at_in_time(self) -> None:
+        job, pods = running_job(activeDeadlineSeconds=100)
+        planned = plan(job, pods, later(99.9))
+        assert does_nothing(planned)
+        assert planned.look_again_at == later(100)
+
+    def test_ends_the_job(self) -> None:
+        job, pods = running_job(activeDeadlineSeconds=100)
+        planned = plan(job, pods, later(100))
+        assert planned.decided
+        assert (planned.status.phase, planned.status.reason) == ("Failed", "DeadlineExceeded")
+        assert "activeDeadlineSeconds (100)" in planned.status.message
+        planned = plan(stored(job, planned), pods, later(101))
+        assert set(planned.delete) == {pod.key for pod in pods}
+
+    def test_does_not_count_suspended_time(self) -> None:
+        job, pods = running_job(activeDeadlineSeconds=100)
+        for begin in (20, 120):
+            job = edited(job, suspend=True)
+            job = stored(job, plan(job, pods, later(begin)))
+            assert does_nothing(plan(job, [], later(begin + 49)))
+            job = edited(job, suspend=False)
+            job = stored(job, plan(job, [], later(begin + 50)))
+        assert job.status.suspended_seconds == 100
+        assert plan(job, [], later(199)).look_again_at == later(200)
+        planned = plan(job, [], later(200))
+        assert condition(planned, "Failed") == ("True", "DeadlineExceeded")

@@ -1,0 +1,229 @@
+"""`plan`, case by case: what fails or goes missing, whose fault it was, and what starts again."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import Identity, PodState
+
+from tests.unit.job.builders import (
+    condition,
+    ended,
+    key,
+    later,
+    pod,
+    ready,
+    running_job,
+    stored,
+    with_status,
+)
+
+FAILURES: dict[str, dict[str, Any]] = {
+    "exit code": {"code": 1},
+    "out of memory": {"code": 137, "reason": "OOMKilled"},
+    "told to stop by nobody we know": {"code": 143},
+    "lost its peer": {"code": 75},
+}
+DISRUPTIONS: dict[str, dict[str, Any]] = {
+    "node drained": {"code": 143, "disruption": "EvictionByEvictionAPI"},
+    "preempted": {"code": 137, "disruption": "PreemptionByScheduler"},
+    "evicted by kubelet": {"code": 137, "pod_reason": "Evicted"},
+    "node shut down": {"code": 143, "pod_reason": "Terminated"},
+    "deleted from outside, and ended upon it": {
+        "code": 143,
+        "deleting": True,
+        "ended_by_deletion": True,
+    },
+}
+
+
+def failing(job: DDPJob, index: int, how: dict[str, Any]) -> PodState:
+    pod_reason = how.get("pod_reason", "")
+    state = {name: value for name, value in how.items() if name != "pod_reason"}
+    return replace(ended(job, index, **state), reason=pod_reason)
+
+
+@pytest.mark.parametrize("scope", ["Gang", "Pod"])
+class TestFailure:
+    @pytest.mark.parametrize("how", FAILURES)
+    def test_failure_is_charged(self, scope: str, how: str) -> None:
+        job, pods = running_job(restart={"scope": scope})
+        planned = plan(job, [pods[0], failing(job, 1, FAILURES[how])], later(60))
+        assert planned.decided
+        assert (planned.create, planned.delete, planned.fence) == ((), (), ())
+        assert (planned.status.restarts, planned.status.disruptions) == (1, 0)
+        assert (planned.status.phase, planned.status.reason) == ("Restarting", "PodFailed")
+        assert [event.warning for event in planned.events] == [True]
+        assert "restart 1 of 3" in planned.events[0].message
+
+    @pytest.mark.parametrize("how", DISRUPTIONS)
+    def test_disruption_is_not(self, scope: str, how: str) -> None:
+        job, pods = running_job(restart={"scope": scope, "maxRestarts": 0})
+        planned = plan(job, [pods[0], failing(job, 1, DISRUPTIONS[how])], later(60))
+        assert planned.decided
+        assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
+        assert (planned.status.phase, planned.status.reason) == ("Restarting", "Disrupted")
+        assert planned.status.failures[-1].disruption
+
+    def test_running_pod_deleted_from_outside_is_a_disruption(self, scope: str) -> None:
+        job, pods = running_job(restart={"scope": scope})
+        planned = plan(job, [pods[0], replace(pods[1], deleting=True)], later(60))
+        assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
+
+    def test_vanished_pod_is_a_disruption(self, scope: str) -> None:
+        job, pods = running_job(restart={"scope": scope})
+        planned = plan(job, [pods[0]], later(60))
+        assert planned.decided
+        assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
+        assert planned.status.failures[-1].reason == "Vanished"
+        assert planned.status.failures[-1].pod == "digits-0-1"
+
+    def test_failed_pod_that_is_deleted_afterwards_stays_a_failure(self, scope: str) -> None:
+        job, pods = running_job(restart={"scope": scope})
+        planned = plan(job, [pods[0], ended(job, 1, code=1, deleting=True)], later(60))
+        assert (planned.status.restarts, planned.status.disruptions) == (1, 0)
+
+    def test_all_pods_lost_start_a_new_attempt(self, scope: str) -> None:
+        job, _ = running_job(restart={"scope": scope})
+        planned = plan(job, [ended(job, i, code=1) for i in (0, 1)], later(60))
+        assert (planned.status.attempt, planned.status.replacements) == (1, {})
+        assert planned.status.restarts == 1
+
+    @pytest.mark.parametrize("spent", [0, 2])
+    def test_the_last_allowed_failure_ends_the_job(self, scope: str, spent: int) -> None:
+        job, pods = running_job(restart={"scope": scope, "maxRestarts": spent})
+        job = with_status(job, restarts=spent)
+        planned = plan(job, [pods[0], ended(job, 1, code=3, message="boom")], later(60))
+        assert planned.decided
+        assert (planned.status.phase, planned.status.reason) == ("Failed", "MaxRestartsExceeded")
+        assert planned.status.restarts == spent
+        for part in ("maxRestarts", "digits-0-1", "node rank 1", "code 3", "node-a", "boom"):
+            assert part in planned.status.message
+        assert planned.status.completion_time == later(60)
+
+    def test_configuration_error_ends_the_job_at_once(self, scope: str) -> None:
+        job, _ = running_job(restart={"scope": scope, "maxRestarts": 9})
+        pods = [ended(job, 0, code=75), ended(job, 1, code=64, at=1, message="no such workload")]
+        planned = plan(job, pods, later(60))
+        assert (planned.status.phase, planned.status.reason) == ("Failed", "ConfigurationError")
+        assert "no such workload" in planned.status.message
+        assert planned.status.failures[-1].index == 1
+
+    @pytest.mark.parametrize("secondary", [75, 143])
+    def test_a_consequence_is_never_named_as_the_cause(self, scope: str, secondary: int) -> None:
+        """Even where it ended first: clocks of two nodes differ."""
+        job, _ = running_job(replicas=3, restart={"scope": scope})
+        pods = [
+            ended(job, 0, code=secondary, at=1),
+            ended(job, 1, code=139, at=3),
+            ended(job, 2, code=secondary, at=2),
+        ]
+        planned = plan(job, pods, later(60))
+        [cause] = planned.status.failures
+        assert (cause.index, cause.exit_code, cause.signal) == (1, 139, 11)
+        assert "digits-0-1" in planned.status.message
+
+    def test_the_first_of_several_causes_is_named(self, scope: str) -> None:
+        job, _ = running_job(restart={"scope": scope})
+        planned = plan(job, [ended(job, 0, code=1, at=5), ended(job, 1, code=2, at=4)], later(60))
+        assert [(f.index, f.time) for f in planned.status.failures] == [(1, later(4))]
+
+    def test_only_the_latest_ten_failures_are_kept(self, scope: str) -> None:
+        job, pods = running_job(restart={"scope": scope, "maxRestarts": 99})
+        for _ in range(12):
+            gone = ended(job, 1, code=1)
+            kept = stored(job, plan(job, [pods[0], gone], later(60)))
+            job = with_status(job, failures=kept.status.failures, restarts=kept.status.restarts)
+        assert (len(job.status.failures), job.status.restarts) == (10, 12)
+
+
+class TestGangRestart:
+    def test_new_pods_come_at_once_and_old_ones_go(self) -> None:
+        job, pods = running_job()
+        pods = [pods[0], ended(job, 1, code=1)]
+        job = stored(job, plan(job, pods, later(60)))
+        planned = plan(job, pods, later(60))
+        assert planned.create == (Identity(0, 1), Identity(1, 1))
+        assert planned.create_service
+        assert set(planned.delete) == {key("digits-0-0"), key("digits-0-1")}
+        assert planned.fence == (), "they have host names of their own"
+        assert condition(planned, "PodsCreated")[0] == "True"
+
+    def test_pods_that_are_going_are_not_deleted_again(self) -> None:
+        job, pods = running_job()
+        pods = [replace(pods[0], deleting=True), pods[1]]
+        job = stored(job, plan(job, pods, later(60)))
+        assert plan(job, pods, later(60)).delete == (key("digits-0-1"),)
+
+    def test_a_crash_amid_the_new_creations_counts_nothing_twice(self) -> None:
+        job, pods = running_job()
+        job = stored(job, plan(job, [pods[0], ended(job, 1, code=1)], later(60)))
+        planned = plan(job, [*pods, pod(job, 0)], later(61))
+        assert not planned.decided
+        assert planned.create == (Identity(1, 1),)
+        assert planned.status.restarts == 1
+
+    def test_running_again_ends_restarting(self) -> None:
+        job, pods = running_job()
+        job = stored(job, plan(job, [pods[0], ended(job, 1, code=1)], later(60)))
+        job = stored(job, plan(job, [], later(60)))
+        assert job.status.phase == "Restarting"
+        planned = plan(job, [ready(job, 0), ready(job, 1)], later(70))
+        assert planned.status.phase == "Running"
+        assert condition(planned, "Restarting")[0] == "False"
+
+    def test_what_keeps_new_pods_from_starting_is_said(self) -> None:
+        job, pods = running_job()
+        job = stored(job, plan(job, [pods[0], ended(job, 1, code=1)], later(60)))
+        job = stored(job, plan(job, [], later(60)))
+        stuck = pod(job, 1, waiting="Unschedulable", waiting_message="no room")
+        planned = plan(job, [ready(job, 0), stuck], later(70))
+        assert (planned.status.phase, planned.status.reason) == ("Restarting", "Unschedulable")
+        assert "no room" in planned.status.message
+
+
+class TestPodReplacement:
+    def test_only_the_failed_pod_is_replaced_and_fenced(self) -> None:
+        job, pods = running_job(replicas=3, restart={"scope": "Pod"})
+        pods = [pods[0], replace(pods[1], deleting=True), pods[2]]
+        job = stored(job, plan(job, pods, later(60)))
+        assert (job.status.attempt, job.status.replacements) == (0, {"1": 1})
+        planned = plan(job, pods, later(60))
+        assert planned.create == (Identity(1, 0, 1),)
+        assert planned.delete == (), "it is going already"
+        assert planned.fence == (key("digits-0-1"),)
+
+    def test_a_pod_that_has_ended_is_deleted_but_needs_no_fence(self) -> None:
+        job, pods = running_job(replicas=3, restart={"scope": "Pod"})
+        pods = [pods[0], ended(job, 1, code=1), pods[2]]
+        job = stored(job, plan(job, pods, later(60)))
+        planned = plan(job, pods, later(60))
+        assert (planned.delete, planned.fence) == ((key("digits-0-1"),), ())
+
+    def test_a_fenced_pod_is_not_fenced_again(self) -> None:
+        job, pods = running_job(replicas=3, restart={"scope": "Pod"})
+        going = replace(pods[1], deleting=True)
+        job = stored(job, plan(job, [pods[0], going, pods[2]], later(60)))
+        planned = plan(job, [pods[0], replace(going, serving=False), pods[2]], later(60))
+        assert planned.fence == ()
+
+    def test_replacements_count_up(self) -> None:
+        job, pods = running_job(restart={"scope": "Pod", "maxRestarts": 9})
+        for count in (1, 2, 3):
+            job = stored(job, plan(job, [pods[0], *self.current(job, code=1)], later(60)))
+            assert job.status.replacements == {"1": count}
+            job = stored(job, plan(job, [pods[0]], later(61)))
+        assert [pod.key.name for pod in self.current(job, code=1)] == ["digits-0-1-r3"]
+
+    @staticmethod
+    def current(job: DDPJob, *, code: int) -> list[PodState]:
+        replaced = job.status.replacements.get("1", 0)
+        return [ended(job, 1, code=code, replacement=replaced)]
+
+    def test_the_gang_starts_again_once_a_rank_has_ended_well(self) -> None:
+        """A lone replacement would wait for a peer that never comes back."""
+        job, _ = running_job(restart={"scope": "Pod"})
+        planned = plan(job, [ended(job, 0, code=0), ended(job, 1, code=1)], later(60))
+        assert (planned.status.attempt, planned.status.replacements) == (1, {})
