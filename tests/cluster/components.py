@@ -47,12 +47,17 @@ class Components:
         for name in names:
             process = self._running.get(name)
             if process is None or not process.alive():
-                tail = self._log(name).read_text(errors="replace").strip().splitlines()[-3:]
-                return f"{name} ended: {' | '.join(tail)}"
+                return f"{name} ended: {last_words(self._log(name))}"
         return None
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"
+
+
+def last_words(log: Path) -> str:
+    """Return a log's last lines in one: the log itself goes away with its cluster."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return " | ".join(lines[-3:]) or "without a word"
 
 
 def admin_client(config: ControlPlaneConfig) -> ApiClient:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import packages
+from tests.cluster import kind, packages
 from tests.cluster.cache import cache_dir, exclusive, say
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.provider import Cluster
@@ -97,40 +97,54 @@ def content_hash(paths: Iterable[Path], *extra: str) -> str:
 def build(image: ImageSource) -> BuiltImage:
     """Return the image as an archive, building what is not in the cache.
 
+    Where Docker and kind serve the cluster, Docker builds the image with its usual base and index.
     Raises ClusterUnavailableError when this machine cannot build images.
     """
-    base_tag = _base_tag()
-    tag = content_hash(image.files(), base_tag)
+    with_docker = kind.usable()
+    tag = content_hash(image.files(), "docker" if with_docker else _base_tag())
     folder = cache_dir("images")
     archive = folder / f"{image.name}-{tag}.tar"
     built = BuiltImage(archive, image.full_name(), image.full_name(tag))
     with exclusive(folder / "build.lock", waiting_for="another build of images"):
         if archive.exists():
             return built
-        if os.geteuid() != 0:
-            raise ClusterUnavailableError("building images needs root (or use docker build)")
-        packages.require(packages.IMAGES)
         started = time.monotonic()
         say(f"building image {image.name}")
-        _ensure_base(base_tag)
-        wheels = _wheels(image)
-        _buildah(
-            *("build", "--isolation", "chroot", "--layers", "--pull-never"),
-            *("--file", str(image.dockerfile), "--tag", built.name),
-            *("--build-arg", f"BASE_IMAGE={base_tag}"),
-            *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels"),
-            *("--volume", f"{wheels}:/wheels:ro"),
-            str(REPOSITORY),
-        )
+        partial = archive.with_suffix(".partial")
+        partial.unlink(missing_ok=True)
+        if with_docker:
+            _build_with_docker(image, built.name, partial)
+        else:
+            _build_with_buildah(image, built.name, partial)
         # Keeps only the newest archive: older code can be built again from its own checkout.
         for old in folder.glob(f"{image.name}-*.tar"):
             old.unlink()
-        partial = archive.with_suffix(".partial")
-        partial.unlink(missing_ok=True)
-        _buildah("push", built.name, f"docker-archive:{partial}:{built.name}")
         partial.rename(archive)
         say(f"built {image.name} in {time.monotonic() - started:.0f} s: {archive}")
     return built
+
+
+def _build_with_docker(image: ImageSource, name: str, archive: Path) -> None:
+    _run("docker", "build", "--file", str(image.dockerfile), "--tag", name, str(REPOSITORY))
+    _run("docker", "save", "--output", str(archive), name)
+
+
+def _build_with_buildah(image: ImageSource, name: str, archive: Path) -> None:
+    if os.geteuid() != 0:
+        raise ClusterUnavailableError("building images needs root (or Docker and kind)")
+    packages.require(packages.IMAGES)
+    base = _base_tag()
+    _ensure_base(base)
+    wheels = _wheels(image)
+    _buildah(
+        *("build", "--isolation", "chroot", "--layers", "--pull-never"),
+        *("--file", str(image.dockerfile), "--tag", name),
+        *("--build-arg", f"BASE_IMAGE={base}"),
+        *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels"),
+        *("--volume", f"{wheels}:/wheels:ro"),
+        str(REPOSITORY),
+    )
+    _buildah("push", name, f"docker-archive:{archive}:{name}")
 
 
 def load(image: BuiltImage, cluster: Cluster) -> None:

@@ -68,7 +68,10 @@ def cluster_name(name: str) -> str:
 
 
 def start(name: str, *, owner: ProcessId | None) -> KindCluster:
-    """Create a kind cluster that stays until it is removed by name, or its owner ends."""
+    """Create a kind cluster that stays until it is removed by name, or its owner ends.
+
+    What has come into being when it fails is the caller's to remove.
+    """
     instance = create(name, "kind", owner=owner, ports=0)
     running = KindCluster(instance)
     _run(

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,12 @@ from tests.cluster.busybox import busybox_archive
 from tests.cluster.cache import cache_dir
 from tests.cluster.cgroups import cgroup_path, make_cgroups
 from tests.cluster.client import ApiClient, wait_until
-from tests.cluster.components import START_DEADLINE_S, admin_client
+from tests.cluster.components import START_DEADLINE_S, admin_client, last_words
 from tests.cluster.control_plane_config import ControlPlaneConfig
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.node_config import SANDBOX_IMAGE, NodeConfig
 from tests.cluster.processes import ProcessId, spawn
 from tests.cluster.state import Instance, create, registry
-from tests.cluster.teardown import remove
 
 # Fixed in the kubelet (its device plugins) and in CNI's library.
 MOUNT_POINTS = (Path("/var/lib/kubelet"), Path("/var/lib/cni"))
@@ -121,12 +121,11 @@ class Node:
 
     def wait_until_ready(self) -> None:
         """Wait until pods can run: the images' base is there, and so is the default account."""
-        log = self._instance.logs / "node.log"
 
         def dead() -> str | None:
             if self._instance.processes["namespaces"].alive():
                 return None
-            return " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
+            return f"ended: {last_words(self._instance.logs / 'node.log')}"
 
         wait_until(
             (self._config.folder / "started").exists,
@@ -171,22 +170,21 @@ def require() -> None:
 
 
 def start(name: str, *, owner: ProcessId | None) -> Node:
-    """Start a node that runs until it is removed by name, or its owner ends."""
+    """Start a node that runs until it is removed by name, or its owner ends.
+
+    What has come into being when it fails is the caller's to remove.
+    """
     require()
     binaries.find_or_build()
     busybox_archive()
     instance = create(name, "node", owner=owner, ports=0)
-    try:
-        config = node_config(instance)
-        make_cgroups(config.cgroup)
-        make_mount_points(instance)
-        init = _start_namespaces(instance)
-        _hand_over_interface(config, init)
-        node = Node(instance)
-        node.wait_until_ready()
-    except BaseException:
-        remove(instance)
-        raise
+    config = node_config(instance)
+    make_cgroups(config.cgroup)
+    make_mount_points(instance)
+    init = _start_namespaces(instance)
+    _hand_over_interface(config, init)
+    node = Node(instance)
+    node.wait_until_ready()
     return node
 
 
@@ -213,18 +211,18 @@ def _start_namespaces(instance: Instance) -> ProcessId:
     )
     outer = ProcessId.of(unshare)
     if outer is None:
-        raise ClusterError(f"unshare ended at once, see {instance.logs / 'node.log'}")
+        raise ClusterError(f"unshare: {last_words(instance.logs / 'node.log')}")
     instance.record("namespaces", outer)
     children = Path(f"/proc/{unshare}/task/{unshare}/children")
     end = time.monotonic() + START_DEADLINE_S
     while outer.alive() and time.monotonic() < end:
-        if numbers := children.read_text().split():
-            inner = ProcessId.of(int(numbers[0]))
-            if inner is not None:
-                instance.record("node-init", inner)
-                return inner
+        with suppress(FileNotFoundError):  # it ends just now
+            for number in children.read_text().split():
+                if inner := ProcessId.of(int(number)):
+                    instance.record("node-init", inner)
+                    return inner
         time.sleep(0.01)
-    raise ClusterError(f"no namespaces, see {instance.logs / 'node.log'}")
+    raise ClusterError(f"no namespaces: {last_words(instance.logs / 'node.log')}")
 
 
 def _hand_over_interface(config: NodeConfig, init: ProcessId) -> None:

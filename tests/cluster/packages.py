@@ -28,6 +28,7 @@ KUBERNETES_BUILD = {
     "make": "make",
     "gcc": "gcc",
     "dpkg-source": "dpkg-dev",
+    "/usr/share/gocode/src/github.com/modern-go/reflect2": "golang-github-modern-go-reflect2-dev",
 }
 IMAGES = {"buildah": "buildah", "debootstrap": "debootstrap"}
 

@@ -102,9 +102,13 @@ def up(name: str = "default", *, owner: ProcessId | None = None) -> Cluster:
             if running.healthy():
                 return running
             remove(instance)
-        if provider == "kind":
-            return kind.start(name, owner=owner)
-        return node.start(name, owner=owner)
+        try:
+            if provider == "kind":
+                return kind.start(name, owner=owner)
+            return node.start(name, owner=owner)
+        except BaseException:
+            remove_named(name)
+            raise
 
 
 @contextmanager

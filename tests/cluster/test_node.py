@@ -24,7 +24,8 @@ from tests.cluster.teardown import remove_named
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-NAME = "test-node"
+# A name for each worker of pytest-xdist; within one, tests follow each other.
+NAME = f"test-{os.getpid()}"
 FOLDER = state_root() / NAME
 DEADLINE_S = 120.0
 
