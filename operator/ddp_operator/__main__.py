@@ -1,0 +1,86 @@
+"""The command line: `python -m ddp_operator COMMAND`. Each command imports what it needs itself, so
+that none pays for the others.
+"""
+
+# ruff: noqa: PLC0415
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from ddp_operator.local_run.arguments import add_arguments as add_local_arguments
+
+_EXIT_USAGE = 64
+"""EX_USAGE of sysexits.h; argparse's own code for wrong usage is 2."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ddp_operator",
+        description="Runs PyTorch DistributedDataParallel jobs (DDPJob) on Kubernetes.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run the operator against a Kubernetes cluster")
+    _add_run_arguments(run)
+    local = commands.add_parser("local", help="run one DDPJob on this machine, without a cluster")
+    add_local_arguments(local)
+    commands.add_parser("crd", help="print the CustomResourceDefinition as YAML")
+    try:
+        asked = parser.parse_args(arguments)
+    except SystemExit as refused:
+        return _EXIT_USAGE if refused.code else 0
+    match asked.command:
+        case "run":
+            return _run(asked)
+        case "local":
+            from ddp_operator.local_run import command
+
+            return command.run(asked)
+        case _:
+            return _print_crd()
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kubeconfig", metavar="FILE", help="default: in-cluster, then ~/.kube")
+    parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
+    parser.add_argument("--namespace", metavar="NAME", help="serve this one only; default: all")
+    parser.add_argument(
+        "--health-port",
+        type=int,
+        default=8080,
+        metavar="PORT",
+        help="port of /healthz and /readyz, 0 for none (default: 8080)",
+    )
+    parser.add_argument("--verbose", action="store_true", help="log debugging details")
+
+
+def _run(asked: argparse.Namespace) -> int:
+    from ddp_operator import service
+
+    logging.basicConfig(
+        level=logging.DEBUG if asked.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    return service.run(
+        service.Options(
+            kubeconfig=asked.kubeconfig,
+            context=asked.context,
+            namespace=asked.namespace,
+            health_port=asked.health_port,
+        )
+    )
+
+
+def _print_crd() -> int:
+    import yaml
+
+    from ddp_operator.api.crd import custom_resource_definition
+
+    sys.stdout.write(yaml.safe_dump(custom_resource_definition(), sort_keys=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,139 @@
+"""Turns a container into what this machine can run: command, environment, working directory.
+
+Pure: the same rules as kubelet's where a process can follow them, and a clear error where not.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_operator.api.constants import RESERVED_ENVIRONMENT
+from ddp_operator.local.errors import ContainerConfigError
+from ddp_operator.local.expansion import expand
+from ddp_operator.local.loopback import ADDRESS
+from ddp_operator.local.volumes import translate
+from ddp_operator.ports import Manifest
+
+TRAINER_IMAGE = "ddp-trainer"
+TRAINER_ENTRYPOINT = ("python", "-m", "ddp_trainer.launch")
+"""What the bundled trainer's image runs when the container names no command."""
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+# What tells a process of a group; from around us it would make ranks of ours join another's.
+_FOREIGN = re.compile(r"(MASTER|PET|DDP|TORCHELASTIC)_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerProcess:
+    """What to run for a container."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    working_directory: Path | None
+    """None: wherever the run was started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What this machine gives to one pod."""
+
+    environment: Mapping[str, str]
+    """This process's own, of which pods get what does not concern training."""
+    python: str
+    """Path of the interpreter that has the trainer."""
+    master_port: int
+    termination_log: Path
+    gpus: tuple[str, ...]
+    """CUDA's names of the GPUs lent to the pod."""
+    cores: int
+    """Of the whole machine."""
+    directories: Mapping[str, Path]
+    """Where the container's volumes lie, by mount path."""
+
+
+def container_process(container: Manifest, around: Surroundings) -> ContainerProcess:
+    """Work out a container's process.
+
+    Raises:
+        ContainerConfigError: something that only a real cluster can give.
+    """
+    variables = _variables(container, around)
+    command = tuple(
+        translate(expand(str(part), variables), around.directories) for part in _command(container)
+    )
+    if _PYTHON.fullmatch(command[0]):
+        command = (around.python, *command[1:])
+    directory = container.get("workingDir")
+    return ContainerProcess(
+        command=command,
+        environment={**_inherited(around), **variables},
+        working_directory=Path(translate(directory, around.directories)) if directory else None,
+    )
+
+
+def image_name(image: str) -> str:
+    """`registry.example/team/trainer:1` without registry, tag and digest: `trainer`."""
+    return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+
+
+def _command(container: Manifest) -> list[Any]:
+    arguments = container.get("args") or []
+    if container.get("command"):
+        return [*container["command"], *arguments]
+    image = str(container.get("image", ""))
+    if image_name(image) != TRAINER_IMAGE:
+        raise ContainerConfigError(
+            f"container {container.get('name')} has no command, and what image {image} runs by "
+            "itself is not known here; add spec.template.spec.containers[].command"
+        )
+    return [*TRAINER_ENTRYPOINT, *arguments]
+
+
+def _inherited(around: Surroundings) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in around.environment.items()
+        if name not in RESERVED_ENVIRONMENT and not _FOREIGN.match(name)
+    }
+    # First of all the programs beside the interpreter: torchrun, for one.
+    programs = str(Path(around.python).parent)
+    return {**kept, "PATH": f"{programs}:{kept.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"}
+
+
+def _variables(container: Manifest, around: Surroundings) -> dict[str, str]:
+    """The container's variables in their order, those of this machine in place of the cluster's."""
+    if container.get("envFrom"):
+        raise ContainerConfigError(
+            f"container {container.get('name')}: envFrom needs a cluster; list the variables in env"
+        )
+    entries = {str(entry.get("name")): entry for entry in container.get("env") or ()}
+    world_size = str((entries.get("WORLD_SIZE") or {}).get("value", "1"))
+    ours = {
+        "MASTER_ADDR": ADDRESS,
+        "MASTER_PORT": str(around.master_port),
+        "PET_MASTER_ADDR": ADDRESS,
+        "PET_MASTER_PORT": str(around.master_port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "DDP_TERMINATION_LOG": str(around.termination_log),
+        # All ranks share this machine; torch would give each of them every core.
+        "OMP_NUM_THREADS": str(max(around.cores // int(world_size), 1)),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "CUDA_VISIBLE_DEVICES": ",".join(around.gpus),
+    }
+    choices = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")  # where a user's own value is as good
+    known = {name: value for name, value in ours.items() if name not in entries}
+    for name, entry in entries.items():
+        if name in ours and name not in choices:
+            known[name] = ours[name]
+        elif "valueFrom" in entry:
+            raise ContainerConfigError(
+                f"container {container.get('name')}: env {name} uses valueFrom, which needs a "
+                "cluster; give it a value to run the job here"
+            )
+        else:
+            text = expand(str(entry.get("value") or ""), known)
+            known[name] = translate(text, around.directories)
+    return known

@@ -1,0 +1,55 @@
+"""This machine's GPUs, lent to pods one each: NCCL refuses two ranks on one GPU."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from ddp_operator.api.constants import GPU_RESOURCE, MIG_RESOURCE_PREFIX
+
+
+def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """CUDA's names of the GPUs that this process may use: CUDA_VISIBLE_DEVICES, else all."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return tuple(name for name in chosen.split(",") if name not in ("", "-1"))
+    devices = (re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*"))
+    return tuple(str(i) for i in range(sum(device is not None for device in devices)))
+
+
+def gpus_of(container: Mapping[str, Any]) -> int:
+    """GPUs that a container asks for; a MIG slice counts as one."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return sum(
+        int(str(amount))
+        for name, amount in limits.items()
+        if name == GPU_RESOURCE or name.startswith(MIG_RESOURCE_PREFIX)
+    )
+
+
+class GpuPool:
+    """Lends GPUs; who comes too late waits until enough are given back."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.total = len(names)
+        self._free = list(names)
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @asynccontextmanager
+    async def lend(self, count: int) -> AsyncIterator[tuple[str, ...]]:
+        """Lend `count` GPUs (at most `total`) for as long as the context lasts."""
+        while len(self._free) < count:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            await turn
+        lent, self._free = tuple(self._free[:count]), self._free[count:]
+        try:
+            yield lent
+        finally:
+            self._free.extend(lent)
+            waiting, self._waiting = self._waiting, []
+            for turn in waiting:
+                if not turn.done():
+                    turn.set_result(None)

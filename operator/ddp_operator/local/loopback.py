@@ -1,0 +1,59 @@
+"""Ports for rank 0 on loopback, where all pods share one address."""
+
+import random
+import socket
+from pathlib import Path
+
+from ddp_operator.ports import Key
+
+ADDRESS = "127.0.0.1"
+_LOWEST_PORT = 10_000
+_TRIES = 1000
+
+
+class RendezvousPorts:
+    """One port for each attempt of each job.
+
+    All pods of an attempt get the same one, replacements included; another attempt never gets it
+    again, so that a straggler meets nobody.
+    """
+
+    def __init__(self) -> None:
+        self._ports: dict[tuple[Key, str], int] = {}
+
+    def of(self, job: Key, *, attempt: str) -> int:
+        """Return the attempt's port, choosing a free one the first time.
+
+        Raises:
+            OSError: no port is free.
+        """
+        identity = (job, attempt)
+        if identity not in self._ports:
+            self._ports[identity] = self._choose()
+        return self._ports[identity]
+
+    def _choose(self) -> int:
+        # Below the kernel's own range: what it hands to outgoing connections (those between ranks
+        # among them) could otherwise take the port while rank 0 is being replaced.
+        highest = max(_ephemeral_start() - 1, _LOWEST_PORT + _TRIES)
+        for _ in range(_TRIES):
+            port = random.randint(_LOWEST_PORT, highest)
+            if port not in self._ports.values() and _is_free(port):
+                return port
+        raise OSError(f"no free port on {ADDRESS} after {_TRIES} tries")
+
+
+def _ephemeral_start() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 32_768  # Linux's default
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((ADDRESS, port))
+        except OSError:
+            return False
+    return True

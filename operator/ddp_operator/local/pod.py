@@ -1,0 +1,215 @@
+"""One local pod: its manifest, with the status that a kubelet would report, and its process."""
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME
+from ddp_operator.api.rules import trainer_container
+from ddp_operator.local import status
+from ddp_operator.local.container import ContainerProcess, Surroundings, container_process
+from ddp_operator.local.errors import ContainerConfigError
+from ddp_operator.local.gpus import GpuPool, gpus_of
+from ddp_operator.local.loopback import RendezvousPorts
+from ddp_operator.local.process import PodProcess
+from ddp_operator.local.volumes import mounted_directories
+from ddp_operator.local.workdir import Workdir
+from ddp_operator.ports import Key, Manifest
+
+_START_ERROR_EXIT_CODE = 128
+"""What container runtimes report for a command that cannot be started, with reason StartError."""
+_DEFAULT_GRACE_SECONDS = 30
+"""Kubernetes' own default of terminationGracePeriodSeconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What all pods of a run share."""
+
+    workdir: Workdir
+    gpus: GpuPool
+    ports: RendezvousPorts
+    config_maps: Mapping[str, Manifest]
+
+
+class LocalPod:
+    """A pod from its creation to its removal; `changed` is called after each change of
+    `manifest`.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        machine: Machine,
+        *,
+        changed: Callable[["LocalPod"], None],
+        on_line: Callable[[Key, str], None],
+    ) -> None:
+        self.manifest: dict[str, Any] = deepcopy(dict(manifest))
+        metadata = self.manifest["metadata"]
+        metadata["uid"] = str(uuid4())
+        metadata["creationTimestamp"] = status.timestamp(_now())
+        self.manifest["status"] = status.pending()
+        self.key = Key(metadata["namespace"], metadata["name"])
+        self.job = Key(metadata["namespace"], (metadata.get("labels") or {})[LABEL_JOB_NAME])
+        self._machine = machine
+        self._changed = changed
+        self._on_line = on_line
+        self._container = trainer_container(self.manifest)
+        self._process: PodProcess | None = None
+
+    @property
+    def deleting(self) -> bool:
+        """Whether it is on its way out."""
+        return "deletionTimestamp" in self.manifest["metadata"]
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs."""
+        return bool(self.manifest["status"]["phase"] == "Running")
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether it has all that it needs of this machine."""
+        return "nodeName" in self.manifest["spec"]
+
+    async def run(self) -> None:
+        """Live through the pod's life, from waiting for GPUs to the end of its process."""
+        wanted, pool = gpus_of(self._container), self._machine.gpus
+        if wanted > pool.total:
+            message = (
+                f"this machine has {pool.total or 'no'} NVIDIA GPU{'s' * (pool.total != 1)}, "
+                f"the pod asks for {wanted}"
+            )
+            self._report(status.unschedulable(message, _now()))
+            return
+        async with pool.lend(wanted) as gpus:
+            self.manifest["spec"]["nodeName"] = status.NODE
+            try:
+                directory = self._machine.workdir.fresh_pod(self.key)
+                process = self._prepare(directory, gpus)
+            except (ContainerConfigError, OSError) as error:
+                name, reason = self._container["name"], "CreateContainerConfigError"
+                self._report(status.waiting(name, reason=reason, message=str(error), now=_now()))
+                return
+            await self._run(process, directory)
+
+    def patch_labels(self, labels: Mapping[str, str | None]) -> None:
+        """Set labels; None removes one."""
+        old = self.manifest["metadata"].get("labels") or {}
+        merged = {**old, **labels}
+        self._patch_metadata(labels={name: v for name, v in merged.items() if v is not None})
+
+    def delete(self, *, grace_seconds: int | None) -> None:
+        """Ask a running pod to end, and end it when its grace period is over.
+
+        Args:
+            grace_seconds: None for the pod's own.
+        """
+        own = self.manifest["spec"].get("terminationGracePeriodSeconds", _DEFAULT_GRACE_SECONDS)
+        grace = own if grace_seconds is None else grace_seconds
+        if not self.deleting:
+            self._patch_metadata(
+                deletionTimestamp=status.timestamp(_now()), deletionGracePeriodSeconds=grace
+            )
+            if self._process and grace > 0:
+                self._process.stop()
+        if self._process:
+            asyncio.get_running_loop().call_later(grace, self._process.kill)
+
+    def kill(self) -> None:
+        """Kill all its processes, as a crash would: the pod itself stays."""
+        if self._process:
+            self._process.kill()
+
+    def _prepare(self, directory: Path, gpus: tuple[str, ...]) -> ContainerProcess:
+        metadata = self.manifest["metadata"]
+        attempt = (metadata.get("labels") or {}).get(LABEL_ATTEMPT, "")
+        workdir = self._machine.workdir
+        around = Surroundings(
+            environment=os.environ,
+            python=sys.executable,
+            master_port=self._machine.ports.of(self.job, attempt=attempt),
+            termination_log=directory / "termination-log",
+            gpus=gpus,
+            cores=len(os.sched_getaffinity(0)),
+            directories=mounted_directories(
+                self.manifest["spec"],
+                self._container,
+                lasting=workdir.volumes,
+                passing=directory / "volumes",
+                config_maps=self._machine.config_maps,
+            ),
+        )
+        process = container_process(self._container, around)
+        cwd = process.working_directory
+        if cwd is not None and not cwd.is_dir():
+            raise ContainerConfigError(
+                f"container {self._container['name']}: workingDir {cwd} is not a directory here; "
+                "leave it out, or mount a volume there"
+            )
+        return process
+
+    async def _run(self, what: ContainerProcess, directory: Path) -> None:
+        started = _now()
+        log = self._machine.workdir.log_of(self.key)
+        log_start = log.stat().st_size if log.exists() else 0
+        file = directory / "termination-log"
+        name = self._container["name"]
+        on_line = self._on_line
+        try:
+            if shutil.which(what.command[0], path=what.environment["PATH"]) is None:
+                raise FileNotFoundError(f"{what.command[0]}: no such program on PATH")
+            self._process = await PodProcess.start(
+                what, log=log, on_line=lambda line: on_line(self.key, line)
+            )
+        except OSError as error:
+            self._report(
+                status.terminated(
+                    name,
+                    exit_code=_START_ERROR_EXIT_CODE,
+                    reason="StartError",
+                    message=str(error),
+                    started=started,
+                    finished=started,
+                )
+            )
+            return
+        if self.deleting:
+            self._process.kill()  # deleted while it was being started
+        self._report(status.running(name, started))
+        code = await self._process.wait()
+        policy = self._container.get("terminationMessagePolicy")
+        message = status.termination_message(
+            file,
+            log=log,
+            log_start=log_start,
+            fall_back_to_log=policy == "FallbackToLogsOnError" and code != 0,
+        )
+        self._process = None
+        self._report(
+            status.terminated(
+                name, exit_code=code, message=message, started=started, finished=_now()
+            )
+        )
+
+    def _report(self, new: status.Status) -> None:
+        self.manifest = {**self.manifest, "status": new}
+        self._changed(self)
+
+    def _patch_metadata(self, **fields: Any) -> None:
+        metadata = {**self.manifest["metadata"], **fields}
+        self.manifest = {**self.manifest, "metadata": metadata}
+        self._changed(self)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,99 @@
+"""One container's process: started, its output kept, told to stop, killed."""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import Callable
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from signal import SIGTERM, Signals
+from typing import Self
+
+from ddp_operator.local import pod_init
+from ddp_operator.local.container import ContainerProcess
+
+_CHUNK_BYTES = 1 << 16
+_LONGEST_LINE_BYTES = 1 << 16
+_DRAIN_SECONDS = 5.0
+"""How long output may still arrive after the end: nothing of the pod lives any more to write it."""
+
+
+class PodProcess:
+    """The processes of one pod, from start to end."""
+
+    def __init__(self, process: Process, output: asyncio.Task[None]) -> None:
+        self._process = process
+        self._output = output
+
+    @classmethod
+    async def start(
+        cls, what: ContainerProcess, *, log: Path, on_line: Callable[[str], None]
+    ) -> Self:
+        """Start it; its output goes to the log file and, line by line, to `on_line`.
+
+        Raises:
+            OSError: no process can be started, or its log not be written.
+        """
+        file = FileIO(log, "a")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                pod_init.__file__,
+                str(os.getpid()),
+                *what.command,
+                env=what.environment,
+                cwd=what.working_directory,
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=STDOUT,
+                # Ctrl-C in the terminal is for us alone; pods hear of it as SIGTERM.
+                start_new_session=True,
+            )
+        except OSError:
+            file.close()
+            raise
+        assert process.stdout is not None
+        output = asyncio.create_task(_copy(process.stdout, file, on_line))
+        return cls(process, output)
+
+    def stop(self) -> None:
+        """Ask it to end, with SIGTERM."""
+        self._signal(SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once, with all that it started."""
+        self._signal(pod_init.KILL_POD)
+
+    async def wait(self) -> int:
+        """Wait for its end and for the last of its output; returns the exit code."""
+        code = await self._process.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._output, _DRAIN_SECONDS)
+        return code if code >= 0 else 128 - code
+
+    def _signal(self, number: Signals) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+async def _copy(stream: asyncio.StreamReader, file: FileIO, on_line: Callable[[str], None]) -> None:
+    with file:
+        rest = b""
+        while chunk := await stream.read(_CHUNK_BYTES):
+            file.write(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _LONGEST_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                on_line(_text(line))
+        if rest:
+            on_line(_text(rest))
+
+
+def _text(line: bytes) -> str:
+    # Of a progress bar that rewrites its line, the last state is the one to see.
+    return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]

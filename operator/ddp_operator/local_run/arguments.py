@@ -1,0 +1,37 @@
+"""What the command takes; imports nothing heavy, since `--help` needs it."""
+
+import argparse
+from pathlib import Path
+
+from ddp_operator.local_run.kills import KillRequest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="YAML file with one DDPJob")
+    parser.add_argument(
+        "--workdir",
+        type=Path,
+        metavar="DIR",
+        help="where logs and volumes (checkpoints) are kept; a run in the same directory goes on "
+        "from there (default: a new temporary directory)",
+    )
+    parser.add_argument(
+        "--kill-rank",
+        action="append",
+        type=_kill_request,
+        default=[],
+        metavar="R@WHEN",
+        help="kill rank R's pod on purpose, to see it recover: 1@5s is 5 seconds after the job is "
+        "Running, 1@step100 when step 100 is logged; may be given several times",
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="plain lines even on a terminal: no live view"
+    )
+
+
+def _kill_request(text: str) -> KillRequest:
+    try:
+        return KillRequest.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

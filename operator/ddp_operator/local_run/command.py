@@ -1,0 +1,108 @@
+"""The command itself: early refusals, which display, and the exit code."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ddp_operator.api.constants import EXIT_CONFIGURATION
+from ddp_operator.api.rules import gpu_limit, trainer_container
+from ddp_operator.job.manifests import processes_per_pod
+from ddp_operator.local import Workdir, WorkdirInUseError
+from ddp_operator.local.gpus import visible_gpus
+from ddp_operator.local_run.display import Display, PlainDisplay
+from ddp_operator.local_run.kills import KillRequest
+from ddp_operator.local_run.manifest import JobFile, ManifestError, read_job_file
+from ddp_operator.local_run.session import Session
+from ddp_operator.local_run.story import Story
+from ddp_operator.local_run.summary import summarise
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a job on this machine; returns the exit code: 0 when it succeeded, 1 when not, 64 for
+    bad input, 128 + n when stopped by signal n.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    kills: list[KillRequest] = arguments.kill_rank
+    try:
+        file = read_job_file(arguments.file)
+        _refuse_what_cannot_run(file, kills)
+        workdir = Workdir(arguments.workdir or Path(tempfile.mkdtemp(prefix="ddpjob-")))
+        workdir.claim()
+    except (ManifestError, WorkdirInUseError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
+    story = Story(file.job, processes_per_pod=processes_per_pod(file.job))
+    display = _display(story, plain=arguments.plain)
+    with display:
+        for note in _notes(file):
+            display.note(note)
+        code = asyncio.run(_run(file, workdir=workdir, story=story, display=display, kills=kills))
+    title, lines = summarise(story, kills=kills, workdir=workdir.path, file=arguments.file)
+    display.summary(title, lines, good=code == 0)
+    return code
+
+
+async def _run(
+    file: JobFile,
+    *,
+    workdir: Workdir,
+    story: Story,
+    display: Display,
+    kills: Sequence[KillRequest],
+) -> int:
+    return await Session(file, workdir=workdir, story=story, display=display, kills=kills).run()
+
+
+def _refuse_what_cannot_run(file: JobFile, kills: Sequence[KillRequest]) -> None:
+    """Say at once what would otherwise only be seen as a job that waits for ever.
+
+    Raises:
+        ManifestError: this job cannot run on this machine.
+    """
+    job = file.job
+    if sys.platform != "linux":
+        raise ManifestError("local runs need Linux, whose process control stands in for containers")
+    if job.spec.suspend:
+        raise ManifestError("spec.suspend is true, so there is nothing to run: set it to false")
+    wanted, here = job.spec.replicas * gpu_limit(job.spec), len(visible_gpus(os.environ))
+    if wanted > here:
+        raise ManifestError(
+            f"the job asks for {wanted} GPUs in all, this machine has {here or 'none'}: take out "
+            "spec.accelerator and the nvidia.com/gpu limit and set spec.backend to gloo to train "
+            "on the CPU, or apply it to a cluster with GPUs"
+        )
+    world_size = job.spec.replicas * processes_per_pod(job)
+    for kill in kills:
+        if kill.rank >= world_size:
+            raise ManifestError(f"--kill-rank {kill}: the job has ranks 0 to {world_size - 1} only")
+
+
+def _notes(file: JobFile) -> Iterator[str]:
+    """What is different here from a cluster, said once."""
+    pod_spec = file.job.spec.template["spec"]
+    trainer = trainer_container(file.job.spec.template)
+    yield f"{file.job.name}: every pod is a process of this machine, run by {sys.executable}"
+    yield f"image {trainer.get('image')} and resource limits mean nothing here"
+    others = [c for c in pod_spec["containers"] if c.get("name") != trainer.get("name")]
+    names = [str(c.get("name")) for c in [*(pod_spec.get("initContainers") or ()), *others]]
+    if names:
+        yield f"not run here: other containers of the pod ({', '.join(names)})"
+    if file.passed_over:
+        yield f"not needed here: {', '.join(file.passed_over)}"
+
+
+def _display(story: Story, *, plain: bool) -> Display:
+    if plain or not sys.stdout.isatty():
+        return PlainDisplay(story)
+    try:
+        from rich.console import Console  # noqa: PLC0415 - an optional dependency
+
+        from ddp_operator.local_run.live import LiveDisplay  # noqa: PLC0415
+    except ImportError:
+        return PlainDisplay(story)
+    return LiveDisplay(story, Console(highlight=False))

@@ -1,0 +1,100 @@
+"""What people see of a run: as plain lines here, as a live view in `live`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from ddp_operator.job.pods import PodState
+from ddp_operator.local_run.story import Story
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the summary: what it is about, and what there is to say."""
+
+    label: str
+    text: str
+
+
+class Display(Protocol):
+    """A context in which a run is shown."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def log(self, pod: PodState | None, line: str) -> None:
+        """Show what a pod printed."""
+
+    def event(self, reason: str, message: str, *, warning: bool) -> None:
+        """Show what the operator or this command did."""
+
+    def note(self, text: str) -> None:
+        """Show what is good to know."""
+
+    def refresh(self) -> None:
+        """Show the story as it is now."""
+
+    def summary(self, title: str, lines: Sequence[Line], *, good: bool) -> None:
+        """Show how it all went."""
+
+
+class PlainDisplay:
+    """Lines for files, pipes and CI: one for each thing that happens, in order."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self._shown = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+    def log(self, pod: PodState | None, line: str) -> None:
+        """See `Display`."""
+        self._print(f"{self._story.speaker(pod) if pod else 'pod'} | {line}")
+
+    def event(self, reason: str, message: str, *, warning: bool) -> None:
+        """See `Display`."""
+        self._print(f"{'!' if warning else '*'} {reason}: {message}")
+
+    def note(self, text: str) -> None:
+        """See `Display`."""
+        self._print(f"  {text}")
+
+    def refresh(self) -> None:
+        """Say what has changed of the job's own state."""
+        status = self._story.job.status
+        state = (
+            f"= {status.phase}: ready {status.ready or '-'}, attempt {status.attempt}, "
+            f"restarts {status.restarts}"
+        )
+        if state != self._shown:
+            self._shown = state
+            self._print(state)
+
+    def summary(self, title: str, lines: Sequence[Line], *, good: bool) -> None:  # noqa: ARG002
+        """See `Display`."""
+        sys.stdout.write(f"\n{title}\n")
+        width = max(len(line.label) for line in lines)
+        for line in lines:
+            sys.stdout.write(f"  {line.label:<{width}}  {line.text}\n")
+        sys.stdout.flush()
+
+    def _print(self, text: str) -> None:
+        sys.stdout.write(f"{self._story.elapsed_seconds:6.1f}s {text}\n")
+        sys.stdout.flush()

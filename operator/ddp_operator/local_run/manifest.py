@@ -1,0 +1,109 @@
+"""Reads the file that `kubectl apply -f` would take, and finds the job in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddp_operator.api.constants import API_VERSION, KIND
+from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.ports import Manifest
+
+_DEFAULT_NAMESPACE = "default"
+
+
+class ManifestError(Exception):
+    """A file that no job can be run from; the text names the place and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile:
+    """What a file holds, as far as a local run needs it."""
+
+    manifest: Manifest
+    """The job, with all defaults of the schema."""
+    job: DDPJob
+    config_maps: Mapping[str, Manifest]
+    passed_over: tuple[str, ...]
+    """The other objects, as `Kind name`."""
+
+
+def read_job_file(path: Path) -> JobFile:
+    """Read a YAML file with one DDPJob.
+
+    Raises:
+        ManifestError: the file cannot be read, or its job is not valid.
+    """
+    documents = _documents(path)
+    jobs = [document for document in documents if document.get("kind") == KIND]
+    if len(jobs) != 1:
+        names = ", ".join(str(_metadata(job).get("name")) for job in jobs) or "none"
+        raise ManifestError(
+            f"{path}: a local run takes a file with exactly one {KIND}, this one has {len(jobs)} "
+            f"({names})"
+        )
+    manifest, job = _checked(path, jobs[0])
+    others = [document for document in documents if document.get("kind") != KIND]
+    maps = [other for other in others if other.get("kind") == "ConfigMap"]
+    return JobFile(
+        manifest=manifest,
+        job=job,
+        config_maps={str(_metadata(found).get("name")): found for found in maps},
+        passed_over=tuple(
+            f"{other.get('kind')} {_metadata(other).get('name')}"
+            for other in others
+            if other not in maps
+        ),
+    )
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
+    try:
+        documents = [found for found in yaml.safe_load_all(path.read_text()) if found is not None]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ManifestError(f"{path} is not YAML: {error}") from None
+    for document in documents:
+        if not isinstance(document, dict):
+            raise ManifestError(f"{path}: not a Kubernetes object: {str(document)[:60]!r}")
+    return documents
+
+
+def _checked(path: Path, document: Manifest) -> tuple[Manifest, DDPJob]:
+    """The job with its defaults, as the API server would store it."""
+    if document.get("apiVersion") != API_VERSION:
+        raise ManifestError(
+            f"{path}: apiVersion is {document.get('apiVersion')!r}; set it to {API_VERSION}"
+        )
+    metadata = _metadata(document)
+    if not isinstance(metadata.get("name"), str):
+        raise ManifestError(f"{path}: metadata.name is missing; give the job a name")
+    spec = document.get("spec") or {}
+    if not isinstance(spec, dict):
+        raise ManifestError(f"{path}: spec must hold fields, not {str(spec)[:60]!r}")
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        # A user cannot set UID and time, but a job is not complete without them.
+        "metadata": {
+            "namespace": _DEFAULT_NAMESPACE,
+            **metadata,
+            "uid": "",
+            "creationTimestamp": "1970-01-01T00:00:00Z",
+        },
+        "spec": spec,
+    }
+    try:
+        job = DDPJob.parse(manifest)
+    except InvalidJobError as error:
+        raise ManifestError(f"{path}: {KIND} {metadata['name']} is not valid: {error}") from None
+    defaulted = job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {**manifest, "spec": defaulted}, job
+
+
+def _metadata(document: Manifest) -> Mapping[str, Any]:
+    metadata = document.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}

@@ -1,0 +1,162 @@
+"""One run: the engine on top of a local cluster, and all that goes on around it."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.engine.engine import Engine
+from ddp_operator.job.pods import PodState
+from ddp_operator.local import LocalCluster, Workdir
+from ddp_operator.local_run.display import Display
+from ddp_operator.local_run.kills import KillRequest
+from ddp_operator.local_run.manifest import JobFile
+from ddp_operator.local_run.story import Story
+from ddp_operator.ports import Event, Key, Manifest
+
+EXIT_SUCCEEDED = 0
+EXIT_FAILED = 1
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Session:
+    """Runs one job to its end, or until a signal; implements `local.Listener`."""
+
+    def __init__(
+        self,
+        file: JobFile,
+        *,
+        workdir: Workdir,
+        story: Story,
+        display: Display,
+        kills: Sequence[KillRequest],
+    ) -> None:
+        self._file = file
+        self._story = story
+        self._display = display
+        self._kills = kills
+        self._stopped_by: signal.Signals | None = None
+        self._stop_order = asyncio.Event()
+        self._kill_order = asyncio.Event()
+        self._over = False
+        self._cluster = LocalCluster(
+            project=PodState.project,
+            workdir=workdir,
+            listener=self,
+            config_maps=file.config_maps,
+        )
+        self._engine = Engine(self._cluster, workers=1)
+
+    async def run(self) -> int:
+        """Return the command's exit code; no process is left behind."""
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        killers = [asyncio.create_task(self._kill_later(kill)) for kill in self._kills]
+        try:
+            async with self._cluster:
+                self._engine.start()
+                self._cluster.create_job(self._file.manifest)
+                await self._until_over()
+                self._over = self._stopped_by is None
+                await self._engine.stop()
+                await self._end_pods()
+        finally:
+            for killer in killers:
+                killer.cancel()
+            await asyncio.gather(*killers, return_exceptions=True)
+            for number in _STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+        if self._stopped_by is not None:
+            return 128 + self._stopped_by
+        return EXIT_SUCCEEDED if self._story.job.status.phase == "Succeeded" else EXIT_FAILED
+
+    # What the cluster tells.
+
+    def job_changed(self, job: Manifest) -> None:
+        """See `local.Listener`."""
+        self._engine.job_changed(job)
+        self._story.job_changed(DDPJob.parse(job))
+        self._display.refresh()
+
+    def job_deleted(self, job: Key) -> None:
+        """See `local.Listener`."""
+        self._engine.job_gone(job)
+
+    def pods_changed(self, job: Key) -> None:
+        """See `local.Listener`."""
+        if not self._over:  # what is cleared away after the end is no news
+            self._story.pods_changed(self._cluster.pods_of(job))
+        self._engine.look_at(job)
+        self._display.refresh()
+
+    def pod_logged(self, pod: Key, line: str) -> None:
+        """See `local.Listener`."""
+        self._story.logged(line)
+        self._display.log(self._story.pod(pod), line)
+
+    def event_emitted(self, job: Key, event: Event) -> None:  # noqa: ARG002 - there is one job
+        """See `local.Listener`."""
+        self._display.event(event.reason, event.message, warning=event.warning)
+
+    # What happens around it.
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stopped_by is None:
+            self._stopped_by = number
+            self._display.event(
+                "Stopping",
+                f"got {number.name}: pods are told to save and stop; once more kills them",
+                warning=True,
+            )
+            self._stop_order.set()
+        else:
+            self._kill_order.set()
+
+    async def _until_over(self) -> None:
+        story = self._story
+        await _first_of(story.until(lambda: story.finished or story.stuck), self._stop_order.wait())
+
+    async def _end_pods(self) -> None:
+        if not self._over:
+            await _first_of(
+                self._cluster.delete_all_pods(grace_seconds=None), self._kill_order.wait()
+            )
+        # The cluster's context kills what is left.
+
+    async def _kill_later(self, request: KillRequest) -> None:
+        story = self._story
+        index = request.rank // story.processes_per_pod
+        await story.until(lambda: story.running_since is not None)
+        if request.after_seconds is not None:
+            await asyncio.sleep(request.after_seconds)
+        else:
+            step = request.at_step or 0
+            await story.until(lambda: story.progress is not None and story.progress.step >= step)
+        while not story.finished:
+            pod = story.newest_pod(index)
+            if pod is not None and self._cluster.kill_pod(pod.key):
+                story.lost(request, pod)
+                self._display.event(
+                    "Killed",
+                    f"rank {request.rank} (pod {pod.key.name}) with SIGKILL, "
+                    f"as --kill-rank {request} asks",
+                    warning=True,
+                )
+                return
+            await story.next_change()
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait until one is done, and give up the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result

@@ -1,0 +1,171 @@
+"""What is known of a run so far: what the display shows and the summary tells.
+
+Steps and resumptions are read from what the pods print; of a script that prints no `step 10/100`,
+nothing is claimed.
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods import UNSTARTABLE_REASONS, PodState
+from ddp_operator.local_run.kills import KillRequest
+from ddp_operator.ports import Key
+
+# `step 10/100` anywhere, or a line that begins with its step; not the `step 10` within a sentence.
+_STEP = re.compile(
+    r"(?:^|.*\b)step[ =:]+(?P<step>\d+) ?/ ?(?P<total>\d+)|step[ =:]+(?P<only>\d+)", re.IGNORECASE
+)
+_RESUMED = re.compile(r"\bresuming from checkpoint .*\(step (?P<step>\d+)\)")
+_LOG_PREFIX = re.compile(r"^(\d\d:\d\d:\d\d )?(\[rank \d+\] )?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far training was when a pod last said so."""
+
+    step: int
+    total_steps: int | None
+    text: str
+    """The line, without time and rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A rank that was lost on purpose."""
+
+    request: KillRequest
+    pod: str
+    at_seconds: float
+    step: int | None
+    """The last step that had been reported then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """Training went on from a checkpoint."""
+
+    at_seconds: float
+    step: int
+
+
+class Story:
+    """Grows as the run goes; `until` waits for it to get somewhere."""
+
+    def __init__(self, job: DDPJob, *, processes_per_pod: int) -> None:
+        self.job = job
+        self.processes_per_pod = processes_per_pod
+        self.pods: Sequence[PodState] = ()
+        self.progress: Progress | None = None
+        self.losses: list[Loss] = []
+        self.resumptions: list[Resumption] = []
+        self.running_since: float | None = None
+        """When the job first became Running, in seconds since the start."""
+        self._last_words: dict[int, str] = {}
+        self._begin = time.monotonic()
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Since the start of the run."""
+        return time.monotonic() - self._begin
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the job waits for what nobody will mend while it runs here."""
+        reason = self.job.status.reason
+        return not self.finished and (reason in UNSTARTABLE_REASONS or reason == "Unschedulable")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has succeeded or failed."""
+        return self.job.status.finished
+
+    @property
+    def last_words(self) -> dict[str, Any]:
+        """Node rank 0's termination message, where it is a JSON object; else nothing."""
+        try:
+            said = json.loads(self._last_words.get(0, ""))
+        except ValueError:
+            return {}
+        return said if isinstance(said, dict) else {}
+
+    def speaker(self, pod: PodState) -> str:
+        """How a pod is called in front of its log lines."""
+        index = pod.identity.index
+        return f"rank {index}" if self.processes_per_pod == 1 else f"pod {index}"
+
+    def pod(self, key: Key) -> PodState | None:
+        """One of the pods, by name."""
+        return next((pod for pod in self.pods if pod.key == key), None)
+
+    def newest_pod(self, index: int) -> PodState | None:
+        """The pod of a replica index, of the latest attempt and replacement."""
+        mine = [pod for pod in self.pods if pod.identity.index == index]
+        return max(
+            mine, key=lambda pod: (pod.identity.attempt, pod.identity.replacement), default=None
+        )
+
+    def job_changed(self, job: DDPJob) -> None:
+        """Take in the job's new state."""
+        self.job = job
+        if self.running_since is None and job.status.phase == "Running":
+            self.running_since = self.elapsed_seconds
+        self._tell()
+
+    def pods_changed(self, pods: Sequence[PodState]) -> None:
+        """Take in the pods' new states."""
+        self.pods = pods
+        for pod in pods:
+            if pod.exit and pod.exit.message:
+                self._last_words[pod.identity.index] = pod.exit.message
+        self._tell()
+
+    def logged(self, line: str) -> None:
+        """Take in a line that a pod printed."""
+        if found := _RESUMED.search(line):
+            resumption = Resumption(at_seconds=self.elapsed_seconds, step=int(found["step"]))
+            self.resumptions.append(resumption)
+            return
+        text = _LOG_PREFIX.sub("", line)
+        if found := _STEP.match(text):
+            total = found["total"]
+            self.progress = Progress(
+                step=int(found["step"] or found["only"]),
+                total_steps=int(total) if total else None,
+                text=text,
+            )
+            self._tell()
+
+    def lost(self, request: KillRequest, pod: PodState) -> None:
+        """A rank has been killed as asked."""
+        self.losses.append(
+            Loss(
+                request=request,
+                pod=pod.key.name,
+                at_seconds=self.elapsed_seconds,
+                step=self.progress.step if self.progress else None,
+            )
+        )
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition, looked at whenever something changes."""
+        while not condition():
+            await self.next_change()
+
+    async def next_change(self) -> None:
+        """Wait for the next news of the job, its pods or its progress."""
+        change = asyncio.get_running_loop().create_future()
+        self._waiting.append(change)
+        await change
+
+    def _tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for change in waiting:
+            if not change.done():
+                change.set_result(None)

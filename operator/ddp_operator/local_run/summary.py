@@ -1,0 +1,93 @@
+"""The end of a run, in words that a newcomer understands; it claims only what was seen."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddp_operator.local_run.display import Line
+from ddp_operator.local_run.kills import KillRequest
+from ddp_operator.local_run.story import Loss, Story
+
+
+def summarise(
+    story: Story, *, kills: Sequence[KillRequest], workdir: Path, file: Path
+) -> tuple[str, list[Line]]:
+    """Return a title and the rows below it."""
+    status = story.job.status
+    word = status.phase if story.finished else "Did not start" if story.stuck else "Stopped"
+    lines = [*_trained(story), *_why(story)]
+    for loss in story.losses:
+        lines += [_lost(loss), *_recovered(story, loss)]
+    lines += [
+        Line("not killed", f"--kill-rank {kill}: the run was over before that moment came")
+        for kill in kills
+        if kill not in [loss.request for loss in story.losses]
+    ]
+    counts = f"{status.restarts} of {story.job.spec.restart.max_restarts} allowed"
+    lines += [
+        Line("restarts", f"{counts}, {status.disruptions} disruptions"),
+        Line("logs", str(workdir / "logs")),
+        *_kept(workdir / "volumes"),
+        *_next(story, workdir=workdir, file=file),
+    ]
+    return f"{story.job.name}: {word} after {story.elapsed_seconds:.0f} s", lines
+
+
+def _trained(story: Story) -> list[Line]:
+    said, progress = story.last_words, story.progress
+    step = said.get("step", progress.step if progress else None)
+    if step is None:
+        return []
+    total = said.get("totalSteps", progress.total_steps if progress else None)
+    text = f"{step} of {total} steps" if total is not None else f"{step} steps"
+    text += f" on {story.job.spec.replicas} pods"
+    if isinstance(said.get("accuracy"), float):
+        text += f", {said['accuracy']:.1%} test accuracy"
+    if isinstance(said.get("loss"), float):
+        text += f", loss {said['loss']:.4f}"
+    return [Line("trained", text)]
+
+
+def _why(story: Story) -> list[Line]:
+    status = story.job.status
+    if status.phase == "Succeeded" or not (story.finished or story.stuck):
+        return []
+    return [Line("why", f"{status.reason}: {status.message}")]
+
+
+def _lost(loss: Loss) -> Line:
+    when = f"{loss.at_seconds:.1f} s after the start"
+    if loss.step is not None:
+        when += f", about step {loss.step}"
+    return Line("lost", f"rank {loss.request.rank} (pod {loss.pod}), killed on purpose {when}")
+
+
+def _recovered(story: Story, loss: Loss) -> list[Line]:
+    resumed = [found for found in story.resumptions if found.at_seconds > loss.at_seconds]
+    if not resumed:
+        return []
+    first = resumed[0]
+    seconds = first.at_seconds - loss.at_seconds
+    return [Line("came back", f"from the checkpoint of step {first.step}, {seconds:.1f} s later")]
+
+
+def _kept(volumes: Path) -> list[Line]:
+    return [Line("checkpoints", str(directory)) for directory in sorted(volumes.iterdir())]
+
+
+def _next(story: Story, *, workdir: Path, file: Path) -> list[Line]:
+    command = f"{_python()} -m ddp_operator local {file}"
+    if story.job.status.phase == "Succeeded":
+        last_rank = story.job.spec.replicas * story.processes_per_pod - 1
+        hints = [f"{command} --kill-rank {last_rank}@5s", f"kubectl apply -f {file}"]
+        return [Line("try next", hint) for hint in hints]
+    if story.finished or story.stuck:
+        return []
+    return [Line("go on with", f"{command} --workdir {workdir}")]
+
+
+def _python() -> str:
+    """This interpreter as a user would call it: relative where it lies below them."""
+    relative = os.path.relpath(sys.executable)
+    return sys.executable if relative.startswith("..") else relative
