@@ -20,3 +20,56 @@ $(STAMP): requirements/operator.txt requirements/trainer.txt requirements/dev.tx
 
 .PHONY: venv
 venv: $(STAMP) ## Create .venv with everything the other targets need
+
+.PHONY: demo
+demo: $(STAMP) ## Train on this machine, lose a rank on purpose, see it recover
+	$(PY) -m ddp_operator local manifests/examples/digits-gloo.yaml --kill-rank 1@8s
+
+.PHONY: test test-unit test-integration test-e2e
+test: $(STAMP) ## All tests that this machine can run (a few minutes once caches are warm)
+	$(PY) -m tests.run
+
+test-unit: $(STAMP) ## The pure ring: seconds
+	$(PY) -m pytest tests/unit
+
+test-integration: $(STAMP) ## Against a real kube-apiserver
+	$(PY) -m pytest tests/integration
+
+test-e2e: $(STAMP) ## Real pods on a real cluster, the operator running in it
+	$(PY) -m pytest tests/cluster tests/e2e
+
+.PHONY: lint
+lint: $(STAMP) ## ruff, mypy --strict, import contracts
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy operator/ddp_operator trainer-image/ddp_trainer tests
+	PYTHONPATH=operator $(VENV)/bin/lint-imports
+
+.PHONY: generate check-generated
+generate: $(STAMP) ## Write the CRD from the models
+	$(PY) -m ddp_operator crd > crds/ddpjobs.yaml
+
+check-generated: generate ## Fail when the stored CRD is not what the models say
+	git diff --exit-code -- crds/ddpjobs.yaml
+
+.PHONY: lock
+lock: $(STAMP) ## Resolve requirements/*.in to exact pins
+	cd requirements && for part in operator trainer dev; do \
+	  ../$(VENV)/bin/pip-compile --quiet --strip-extras --allow-unsafe --no-header --no-emit-index-url \
+	    --no-emit-find-links --no-emit-options --output-file $$part.txt $$part.in; \
+	done
+	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements/trainer.txt
+
+.PHONY: images cluster-up cluster-down
+images: $(STAMP) ## Build both images; load them into the test cluster if one runs
+	$(PY) -m tests.cluster images
+
+cluster-up: $(STAMP) ## Start a Kubernetes to play with; prints the KUBECONFIG to export
+	$(PY) -m tests.cluster up
+
+cluster-down: $(STAMP) ## Remove that Kubernetes and all that it started
+	$(PY) -m tests.cluster down
+
+.PHONY: bench
+bench: $(STAMP) ## Measure: pod creation against a bare client, API writes per job, memory
+	$(PY) -m tests.bench

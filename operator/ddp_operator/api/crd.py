@@ -54,7 +54,7 @@ def custom_resource_definition() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": spec,
-            "status": _schema(DDPJobStatus),
+            "status": _unbounded(_schema(DDPJobStatus)),
         },
         "x-kubernetes-validations": [{"rule": NAME_CEL[0], "message": NAME_CEL[1]}],
     }
@@ -93,6 +93,19 @@ def custom_resource_definition() -> dict[str, Any]:
 def _schema(model: type[BaseModel]) -> Schema:
     document = model.model_json_schema(by_alias=True, mode="validation")
     return _structural(document, document.get("$defs", {}))
+
+
+def _unbounded(node: Schema) -> Schema:
+    """Leave only the shape: the operator's own words are never refused, and none are made up."""
+    kept = {k: v for k, v in node.items() if k in {"description", "type", "format", "enum"}}
+    if "required" in node:
+        kept["required"] = node["required"]
+    if "properties" in node:
+        kept["properties"] = {k: _unbounded(v) for k, v in node["properties"].items()}
+    for inner in ("items", "additionalProperties"):
+        if inner in node:
+            kept[inner] = _unbounded(node[inner])
+    return kept
 
 
 def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:

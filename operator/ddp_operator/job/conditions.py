@@ -1,9 +1,12 @@
 """Conditions, and the phase that follows from them."""
 
-from collections.abc import Mapping
 from datetime import datetime
+from typing import Literal
 
 from ddp_operator.api.status import Condition, ConditionStatus, ConditionType, DDPJobStatus, Phase
+
+PODS_STARTING = "PodsStarting"
+"""Reason of the condition Running while pods start as they should."""
 
 MAX_MESSAGE = 4096
 """Characters of a condition's message: well below what one stored object may hold, enough for
@@ -41,25 +44,28 @@ def with_condition(
     return status.model_copy(update={"conditions": conditions})
 
 
+# In this order: the first that is true names the phase.
+_NAMING: tuple[Literal["Failed", "Succeeded", "Suspended", "Running", "Restarting"], ...] = (
+    "Failed",
+    "Succeeded",
+    "Suspended",
+    "Running",
+    "Restarting",
+)
+
+
 def with_phase(status: DDPJobStatus, *, pods_scheduled: bool) -> DDPJobStatus:
     """Return the status with phase, reason and message derived from its conditions."""
-    by_type: Mapping[str, Condition] = {c.type: c for c in status.conditions}
-    order: tuple[ConditionType, ...] = (
-        "Failed",
-        "Succeeded",
-        "Suspended",
-        "Running",
-        "Restarting",
-    )
+    running = status.condition("Running")
+    naming = next((type_ for type_ in _NAMING if status.is_true(type_)), None)
     phase: Phase
-    for type_ in order:
-        if status.is_true(type_):
-            # Each of these conditions bears the name of the phase that it means.
-            phase, condition = type_, by_type[type_]  # type: ignore[assignment]
-            break
+    if naming is None:
+        phase, condition = "Starting" if pods_scheduled else "Pending", running
     else:
-        phase = "Starting" if pods_scheduled else "Pending"
-        condition = by_type.get("Running") or by_type.get("PodsCreated")  # type: ignore[assignment]
+        phase, condition = naming, status.condition(naming)
+    # A restart says why it came to be, unless something keeps the new pods from starting.
+    if naming == "Restarting" and running is not None and running.reason != PODS_STARTING:
+        condition = running
     return status.model_copy(
         update={
             "phase": phase,

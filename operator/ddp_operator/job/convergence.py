@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.conditions import with_condition, with_phase
+from ddp_operator.job.conditions import PODS_STARTING, with_condition, with_phase
 from ddp_operator.job.decisions import active_deadline
 from ddp_operator.job.model import Observed, Plan
 from ddp_operator.job.pods import Identity, PodState
@@ -62,11 +62,22 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     return Plan(
         status,
         create=create,
+        create_service=not job.status.is_true("PodsCreated"),
         delete=tuple(pod.key for pod in pods.old if not pod.deleting),
         fence=tuple(pod.key for pod in pods.old if _shares_host_name(job, pod)),
         events=events,
         look_again_at=min(waits, default=None),
     )
+
+
+def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
+    """Say that the API server refuses the job's pods or Service for now."""
+    status = job.status.model_copy(update={"observed_generation": job.generation})
+    known = status.condition("Running")
+    status = with_condition(status, "Running", False, reason, message, now)
+    told = known is not None and known.reason == reason
+    events = () if told else (Event(reason, message, warning=True),)
+    return Plan(with_phase(status, pods_scheduled=False), events=events)
 
 
 def _shares_host_name(job: DDPJob, pod: PodState) -> bool:
@@ -120,7 +131,7 @@ def _waiting(pods: Observed, ready: int, replicas: int) -> tuple[str, str, bool]
         pod = min(stuck, key=lambda pod: (not pod.scheduled, pod.identity.index))
         text = f"pod {pod.key.name} cannot start: {pod.waiting}"
         return pod.waiting, f"{text}: {pod.waiting_message}"[:1024], True
-    return "PodsStarting", f"{ready} of {replicas} pods are ready", False
+    return PODS_STARTING, f"{ready} of {replicas} pods are ready", False
 
 
 def _with_counts(job: DDPJob, pods: Observed) -> DDPJobStatus:

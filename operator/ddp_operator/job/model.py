@@ -21,7 +21,10 @@ class Plan:
     status: DDPJobStatus
     decided: bool = False
     create: tuple[Identity, ...] = ()
-    """Pods to create, and the Service before them."""
+    create_service: bool = False
+    """Whether the Service may be missing: it is not watched, so it is created again with an
+    attempt.
+    """
     delete: tuple[Key, ...] = ()
     fence: tuple[Key, ...] = ()
     """Pods to take out of DNS, since a replacement bears their host name."""

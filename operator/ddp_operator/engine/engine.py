@@ -1,0 +1,116 @@
+"""Runs the reconciler: a queue, its workers, and what to do when a reconcile fails."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from ddp_operator.engine.jobs import JobCache
+from ddp_operator.engine.queue import QueueClosedError, WorkQueue
+from ddp_operator.engine.reconciler import Reconciler
+from ddp_operator.job.pods import PodState
+from ddp_operator.ports import (
+    Cluster,
+    ClusterError,
+    ConflictError,
+    Key,
+    Manifest,
+    UnavailableError,
+)
+
+logger = logging.getLogger(__name__)
+
+_WORKERS: Final = 32
+"""Jobs reconciled at the same time; they wait for the API server nearly all of that."""
+
+_STOP_SECONDS: Final = 10.0
+"""How long reconciles under way may take when the operator stops; a pod has 30 s to end."""
+
+
+def utc_now() -> datetime:
+    """The time, for production."""
+    return datetime.now(UTC)
+
+
+class Engine:
+    """Keeps all jobs reconciled, from `start` to `stop`.
+
+    Whoever watches tells it of jobs (`job_changed`, `job_gone`) and of pods (`look_at`).
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster[PodState],
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        workers: int = _WORKERS,
+    ) -> None:
+        self.jobs = JobCache()
+        self._clock = clock
+        self._reconciler = Reconciler(cluster, self.jobs, clock=clock)
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._workers = workers
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def job_changed(self, manifest: Manifest) -> None:
+        """Take in a job as stored; work on it if that was news."""
+        if self.jobs.put(manifest):
+            metadata = manifest["metadata"]
+            self.look_at(Key(metadata["namespace"], metadata["name"]))
+
+    def job_gone(self, key: Key, *, uid: str | None = None) -> None:
+        """Forget a job that was deleted."""
+        self.jobs.remove(key, uid=uid)
+
+    def look_at(self, key: Key) -> None:
+        """Work on a job: something about it, or about its pods, has changed."""
+        self._queue.add(key)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._tasks = [
+            asyncio.create_task(self._work(), name=f"worker-{i}") for i in range(self._workers)
+        ]
+
+    async def stop(self) -> None:
+        """End in order: reconciles under way are finished, none is begun."""
+        self._queue.close()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=_STOP_SECONDS)
+            if late:
+                logger.warning("giving up %d reconciles that do not end", len(late))
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        self._tasks = []
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                key = await self._queue.get()
+            except QueueClosedError:
+                return
+            await self._work_on(key)
+
+    async def _work_on(self, key: Key) -> None:
+        try:
+            look_again_at = await self._reconciler.reconcile(key)
+        except ConflictError:
+            # The job has changed meanwhile; the watch will tell, or has told already.
+            self._queue.failed(key)
+        except UnavailableError as error:
+            seconds = self._queue.failed(key, retry_after_seconds=error.retry_after_seconds)
+            logger.warning("%s: %s; trying again in %.1f s", key, error.message, seconds)
+        except ClusterError as error:
+            seconds = self._queue.failed(key)
+            logger.warning("%s: %s; trying again in %.1f s", key, error.message, seconds)
+        except Exception:
+            # One job must never stop the others: it is tried again, ever more rarely.
+            seconds = self._queue.failed(key)
+            logger.exception("%s: reconciling failed; trying again in %.1f s", key, seconds)
+        else:
+            self._queue.done(key)
+            if look_again_at is not None:
+                seconds = (look_again_at - self._clock()).total_seconds()
+                self._queue.add_after(key, max(seconds, 0.05))

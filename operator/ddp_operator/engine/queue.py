@@ -1,0 +1,120 @@
+"""A queue of names that need work."""
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+KeyT = TypeVar("KeyT")
+
+
+class QueueClosedError(Exception):
+    """The queue gives out no more names."""
+
+
+class WorkQueue(Generic[KeyT]):
+    """Names to work on, each by one worker at a time.
+
+    - A name that waits already is not queued twice.
+    - A name that is added while a worker has it is given out again once that worker is done.
+    - `add_after` keeps the sooner of two times; `add` makes a delayed name due at once.
+    - A name that fails waits longer each time, until it succeeds.
+
+    Belongs to the event loop that it is used in.
+    """
+
+    def __init__(
+        self, *, first_backoff_seconds: float = 0.1, last_backoff_seconds: float = 60.0
+    ) -> None:
+        self._first_backoff_seconds = first_backoff_seconds
+        self._last_backoff_seconds = last_backoff_seconds
+        self._ready: deque[KeyT] = deque()
+        self._queued: set[KeyT] = set()
+        self._active: set[KeyT] = set()
+        self._again: set[KeyT] = set()
+        self._timers: dict[KeyT, asyncio.TimerHandle] = {}
+        self._failures: dict[KeyT, int] = {}
+        self._getters: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Names that wait for a worker now, delayed ones not counted."""
+        return len(self._ready)
+
+    def add(self, key: KeyT) -> None:
+        """Ask for work on a name, now."""
+        if timer := self._timers.pop(key, None):
+            timer.cancel()
+        if key in self._active:
+            self._again.add(key)
+        elif key not in self._queued:
+            self._queued.add(key)
+            self._ready.append(key)
+            self._wake_one()
+
+    def add_after(self, key: KeyT, seconds: float) -> None:
+        """Ask for work on a name in so many seconds, or sooner where that was asked already."""
+        if key in self._queued or key in self._again:
+            return
+        loop = asyncio.get_running_loop()
+        known = self._timers.get(key)
+        if known is not None:
+            if known.when() <= loop.time() + seconds:
+                return
+            known.cancel()
+        self._timers[key] = loop.call_later(seconds, self.add, key)
+
+    async def get(self) -> KeyT:
+        """Take the next name; the caller must call `done` or `failed` with it afterwards.
+
+        Raises `QueueClosedError` once the queue is closed.
+        """
+        while not self._closed and not self._ready:
+            getter = asyncio.get_running_loop().create_future()
+            self._getters.append(getter)
+            try:
+                await getter
+            except asyncio.CancelledError:
+                if getter.done() and not getter.cancelled():
+                    self._wake_one()  # the call that was meant for this one
+                raise
+        if self._closed:
+            raise QueueClosedError
+        key = self._ready.popleft()
+        self._queued.discard(key)
+        self._active.add(key)
+        return key
+
+    def done(self, key: KeyT) -> None:
+        """The work on a name went well."""
+        self._failures.pop(key, None)
+        self._active.discard(key)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    def failed(self, key: KeyT, *, retry_after_seconds: float | None = None) -> float:
+        """The work on a name failed: it comes again later. Returns in how many seconds."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        backoff: float = self._first_backoff_seconds * 2 ** min(failures, 30)
+        seconds = max(min(backoff, self._last_backoff_seconds), retry_after_seconds or 0.0)
+        self._active.discard(key)
+        self._again.discard(key)
+        self.add_after(key, seconds)
+        return seconds
+
+    def close(self) -> None:
+        """Give out no more names; whoever waits for one is told."""
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        while self._getters:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._getters:
+            getter = self._getters.popleft()
+            if not getter.done():
+                getter.set_result(None)
+                return

@@ -1,0 +1,194 @@
+"""One reconcile: look at a job and its pods, plan, act, and say so in the job's status."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime, timedelta
+from typing import Final
+
+from ddp_operator.api.constants import LABEL_SERVING
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.engine.jobs import Entry, JobCache
+from ddp_operator.engine.statuspatch import as_stored, is_minor, merge_patch
+from ddp_operator.job import manifests
+from ddp_operator.job.convergence import hold
+from ddp_operator.job.decisions import fail
+from ddp_operator.job.model import Plan
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import PodState
+from ddp_operator.job.rejection import reject
+from ddp_operator.ports import (
+    AlreadyExistsError,
+    Cluster,
+    ClusterError,
+    Event,
+    ForbiddenError,
+    InvalidError,
+    Key,
+    Manifest,
+    NotFoundError,
+)
+
+logger = logging.getLogger(__name__)
+
+_MINOR_INTERVAL: Final = timedelta(seconds=2)
+"""Status changes that nobody waits for, such as 5 ready pods after 4, are written this far
+apart.
+"""
+
+_MAX_DECISIONS: Final = 8
+"""More decisions than this in one go, without anything new to see, would be a bug that loops."""
+
+
+class Reconciler:
+    """Brings jobs to where they should be, one call at a time for each job.
+
+    Asks `plan` again after each decision, since a decision must be stored before anything is done
+    about it.
+    """
+
+    def __init__(
+        self, cluster: Cluster[PodState], jobs: JobCache, *, clock: Callable[[], datetime]
+    ) -> None:
+        self._cluster = cluster
+        self._jobs = jobs
+        self._clock = clock
+
+    async def reconcile(self, key: Key) -> datetime | None:
+        """Do what a job needs now; return when it needs another look, None for not before news.
+
+        Raises:
+            ClusterError: something could not be done; to be tried again later.
+        """
+        for _ in range(_MAX_DECISIONS):
+            entry = self._jobs.get(key)
+            if entry is None:
+                return None
+            planned = self._plan(key, entry)
+            try:
+                if planned.decided:
+                    await self._store(key, entry, planned.status)
+                    await self._tell(entry, planned.events)
+                else:
+                    return await self._carry_out(key, entry, planned)
+            except _UnfitTemplateError as unfit:
+                planned = fail(unfit.job, "InvalidPodTemplate", unfit.message, self._clock())
+                await self._store(key, entry, planned.status)
+                await self._tell(entry, planned.events)
+        raise RuntimeError(f"{key}: {_MAX_DECISIONS} decisions in a row; this is a bug")
+
+    def _plan(self, key: Key, entry: Entry) -> Plan:
+        pods, now = self._cluster.pods_of(key), self._clock()
+        if isinstance(entry.job, DDPJob):
+            return plan(entry.job, pods, now)
+        return reject(entry.manifest, entry.job, pods, now)
+
+    async def _carry_out(self, key: Key, entry: Entry, planned: Plan) -> datetime | None:
+        if planned.delete_job:
+            await self._cluster.delete_job(key, uid=entry.uid)
+            return None
+        status, events, look_again_at = planned.status, planned.events, planned.look_again_at
+        try:
+            await self._act(entry, planned)
+        except (AlreadyExistsError, ForbiddenError) as refused:
+            # Quota, policy, or a name in use: it may pass, and until then the user must see it.
+            assert isinstance(entry.job, DDPJob)  # others create nothing
+            taken = isinstance(refused, AlreadyExistsError)
+            reason = "NameTaken" if taken else "PodsForbidden"
+            held = hold(entry.job, reason, refused.message, self._clock())
+            await self._store(key, entry, held.status)
+            await self._tell(entry, held.events)
+            raise
+        if self._may_wait(entry, status):
+            later = entry.status_written_at + _MINOR_INTERVAL
+            return min(later, look_again_at) if look_again_at else later
+        await self._store(key, entry, status)
+        await self._tell(entry, events)
+        return look_again_at
+
+    def _may_wait(self, entry: Entry, status: DDPJobStatus) -> bool:
+        if not isinstance(entry.job, DDPJob) or status == entry.job.status:
+            return False
+        fresh = self._clock() - entry.status_written_at < _MINOR_INTERVAL
+        return fresh and is_minor(entry.job.status, status)
+
+    async def _act(self, entry: Entry, planned: Plan) -> None:
+        cluster, job = self._cluster, entry.job
+        # A pod that still answers to a host name gives it up before its replacement takes it.
+        await _all(cluster.patch_pod_labels(pod, {LABEL_SERVING: None}) for pod in planned.fence)
+        deletions = [cluster.delete_pod(pod, grace_seconds=None) for pod in planned.delete]
+        if isinstance(job, DDPJob) and (planned.create or planned.create_service):
+            await _all([*deletions, self._create(job, planned)])
+        else:
+            await _all(deletions)
+
+    async def _create(self, job: DDPJob, planned: Plan) -> None:
+        """Create the Service and the pods: one first, for what is wrong with it is wrong with
+        all.
+        """
+        first = [self._create_pod(job, manifests.pod(job, i)) for i in planned.create[:1]]
+        if planned.create_service:
+            first.append(self._cluster.create_service(manifests.service(job)))
+        await _all(first)
+        await _all(self._create_pod(job, manifests.pod(job, i)) for i in planned.create[1:])
+
+    async def _create_pod(self, job: DDPJob, manifest: Manifest) -> None:
+        try:
+            await self._cluster.create_pod(manifest)
+        except InvalidError as error:
+            raise _UnfitTemplateError(job, error.message) from None
+
+    async def _store(self, key: Key, entry: Entry, status: DDPJobStatus) -> None:
+        """Write a status, if it differs from the stored one.
+
+        Raises:
+            ConflictError: the job has changed since this reconcile began; it must be planned anew.
+        """
+        if isinstance(entry.job, DDPJob) and status == entry.job.status:
+            return
+        patch = merge_patch(entry.manifest.get("status") or {}, as_stored(status))
+        version = entry.manifest["metadata"].get("resourceVersion")
+        try:
+            stored = await self._cluster.patch_status(key, patch, resource_version=version)
+        except NotFoundError:
+            self._jobs.remove(key, uid=entry.uid)
+            return
+        entry.status_written_at = self._clock()
+        self._jobs.put(stored)
+
+    async def _tell(self, entry: Entry, events: Iterable[Event]) -> None:
+        metadata = entry.manifest["metadata"]
+        for event in events:
+            logger.info(
+                "%s/%s: %s: %s",
+                metadata["namespace"],
+                metadata["name"],
+                event.reason,
+                event.message,
+            )
+            await self._cluster.emit_event(entry.manifest, event)
+
+
+class _UnfitTemplateError(Exception):
+    """The API server will never accept the pods of this job."""
+
+    def __init__(self, job: DDPJob, message: str) -> None:
+        super().__init__(message)
+        self.job = job
+        self.message = message
+
+
+async def _all(calls: Iterable[Awaitable[None]]) -> None:
+    """Wait for all, then raise what weighs most: what can never succeed before what may pass."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if errors:
+        raise max(errors, key=_weight)
+
+
+def _weight(error: BaseException) -> int:
+    order = (ClusterError, ForbiddenError, AlreadyExistsError, _UnfitTemplateError)
+    if not isinstance(error, order):
+        return len(order)  # a bug, or our own end
+    return max(i for i, kind in enumerate(order) if isinstance(error, kind))

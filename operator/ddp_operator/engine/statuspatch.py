@@ -1,0 +1,43 @@
+"""What to send when a status changes: as little as possible, and not for every trifle."""
+
+from typing import Any
+
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.ports import Manifest
+
+
+def as_stored(status: DDPJobStatus) -> dict[str, Any]:
+    """Return a status as the API server stores it."""
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def merge_patch(old: Manifest, new: Manifest) -> dict[str, Any]:
+    """Return the JSON merge patch (RFC 7386) that turns `old` into `new`; empty when they are
+    equal.
+
+    Neither may hold nulls as values.
+    """
+    patch: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        if key not in old:
+            patch[key] = value
+        elif isinstance(value, dict) and isinstance(old[key], dict):
+            if inner := merge_patch(old[key], value):
+                patch[key] = inner
+        elif value != old[key]:
+            patch[key] = value
+    return patch
+
+
+def is_minor(old: DDPJobStatus, new: DDPJobStatus) -> bool:
+    """Whether nothing but counts of ready pods and wordings differs: news that may wait a
+    moment.
+    """
+    return _essence(old) == _essence(new)
+
+
+def _essence(status: DDPJobStatus) -> DDPJobStatus:
+    conditions = tuple(c.model_copy(update={"message": ""}) for c in status.conditions)
+    return status.model_copy(
+        update={"ready_replicas": 0, "ready": "", "message": "", "conditions": conditions}
+    )

@@ -1,0 +1,90 @@
+"""kopf glue: kopf watches the DDPJobs, and its one handler hands what it sees to the engine.
+
+Only `on.event` is used: it writes nothing to the jobs, neither finalizers nor annotations.
+Deciding, retrying and remembering are the engine's.
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import kopf
+
+from ddp_operator.api.constants import GROUP, PLURAL, VERSION
+from ddp_operator.engine.engine import Engine
+from ddp_operator.kube import Connection
+from ddp_operator.ports import Key
+
+_LOGIN_SECONDS: Final = 60
+"""kopf asks for credentials again after this time: bound tokens rotate, and it reads one only
+once.
+"""
+
+_EVENT_CHUNK_BYTES: Final = 64 * 1024
+
+
+def registry_for(
+    engine: Engine, connect: Callable[[], Awaitable[Connection]]
+) -> kopf.OperatorRegistry:
+    """Return kopf handlers that feed an engine; `connect` gives the API server and its
+    credentials.
+    """
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        connection = await connect()
+        return kopf.ConnectionInfo(
+            server=connection.server,
+            ca_path=connection.ca_path,
+            insecure=connection.insecure,
+            scheme=connection.scheme,
+            token=connection.token,
+            certificate_path=connection.certificate_path,
+            private_key_path=connection.private_key_path,
+            default_namespace=connection.default_namespace,
+            proxy_url=connection.proxy_url,
+            expiration=datetime.now(UTC) + timedelta(seconds=_LOGIN_SECONDS),
+        )
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def job_event(event: kopf.RawEvent, **_: Any) -> None:
+        manifest = event["object"]
+        metadata = manifest["metadata"]
+        if event["type"] == "DELETED":
+            key = Key(metadata["namespace"], metadata["name"])
+            engine.job_gone(key, uid=metadata["uid"])
+        else:
+            engine.job_changed(manifest)
+
+    return registry
+
+
+def settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: no peering, no posting, no scanning; the operator does without."""
+    chosen = kopf.OperatorSettings()
+    chosen.posting.enabled = False
+    chosen.peering.standalone = True
+    # The one resource is known; that it is served is checked before kopf starts.
+    chosen.scanning.disabled = True
+    # Above the size of one job, or each is read in pieces.
+    chosen.watching.chunk_size = _EVENT_CHUNK_BYTES
+    # Tells a silent watch from a dead one.
+    chosen.watching.server_timeout = 240
+    # Nothing is ever stored on a job, so nothing needs to be compared for it.
+    chosen.persistence.diffbase_storage = _NoDiffBase()
+    chosen.persistence.progress_storage = kopf.StatusProgressStorage(field="status.kopf")
+    return chosen
+
+
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """Saves kopf the work of reducing every job to its essence, which only change handlers use."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None

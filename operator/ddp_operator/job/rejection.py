@@ -1,0 +1,41 @@
+"""The plan for a job that cannot be understood."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from ddp_operator.api.job import InvalidJobError
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.conditions import with_condition, with_phase
+from ddp_operator.job.model import Plan
+from ddp_operator.job.pods import PodState
+from ddp_operator.ports import Event, Manifest
+
+
+def reject(
+    manifest: Manifest, error: InvalidJobError, pods: Sequence[PodState], now: datetime
+) -> Plan:
+    """Decide that the job has failed, with the reason in words; then give its pods up."""
+    metadata = manifest["metadata"]
+    status = _status(manifest)
+    if "deletionTimestamp" in metadata:
+        return Plan(status)
+    if not status.finished:
+        generation = metadata.get("generation", 0)
+        status = status.model_copy(
+            update={"observed_generation": generation, "completion_time": now}
+        )
+        status = with_condition(status, "Failed", True, "InvalidSpec", str(error), now)
+        event = Event("InvalidSpec", str(error), warning=True)
+        return Plan(with_phase(status, pods_scheduled=False), decided=True, events=(event,))
+    live = (p for p in pods if p.owner_uid == metadata["uid"] and not p.deleting)
+    return Plan(status, delete=tuple(p.key for p in live if not (p.failed or p.succeeded)))
+
+
+def _status(manifest: Manifest) -> DDPJobStatus:
+    """The stored status; an unreadable one counts as none, for it may be what is wrong."""
+    try:
+        return DDPJobStatus.model_validate(manifest.get("status") or {})
+    except ValidationError:
+        return DDPJobStatus()
