@@ -15,8 +15,9 @@ from ddp_trainer.exit_codes import LostPeerError
 
 # What torch 2.6 to 2.13 say when the other side of a connection goes away or stays silent.
 _GLOO = re.compile(
-    r"gloo/.*(Connection (closed|reset) by peer|Read error|Write error|Broken pipe"
-    r"|Timed out waiting|Connection refused|connectFullMesh failed)",
+    r"gloo/(transport|rendezvous)/.*(Connection (closed|reset) by peer|Read error|Write error"
+    r"|Broken pipe|Timed out waiting|Connect timeout|Socket (Timeout|closed)|is not connected)"
+    r"|^Application timeout caused pair closure|^Gloo connectFullMesh failed",
     re.DOTALL,
 )
 _NCCL = re.compile(

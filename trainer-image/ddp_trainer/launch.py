@@ -120,7 +120,7 @@ def _run(plan: LaunchPlan, placement: Placement, env: Mapping[str, str]) -> Verd
             "the group broke at step %d (%s): starting this pod's ranks again, "
             "%d of at most %d times without progress",
             step,
-            verdict.report.error or "another pod was told to stop",
+            verdict.report.error,
             reforms,
             plan.max_reforms,
         )

@@ -37,8 +37,12 @@ class Progress:
         self._time, self._seen = time.monotonic(), self._samples_at(position)
         self.update(step=position.step, total_steps=total_steps)
 
-    def step(self, position: Position, *, loss: float) -> None:
-        """A step is complete; `loss` is its mean over all ranks."""
+    def step(self, position: Position) -> None:
+        """A step is complete."""
+        self.update(step=position.step)
+
+    def loss(self, position: Position, loss: float) -> None:
+        """The last step's loss, as its mean over all ranks, is known."""
         now, seen = time.monotonic(), self._samples_at(position)
         rate = (seen - self._seen) / max(now - self._time, 1e-9)
         self._time, self._seen = now, seen
@@ -46,12 +50,12 @@ class Progress:
             f"step {position.step}/{self._total_steps} epoch {position.epoch + 1} "
             f"loss {loss:.4f} {rate:.0f} samples/s"
         )
-        self.update(step=position.step, loss=round(loss, 6))
+        self.update(loss=round(loss, 6))
 
     def evaluated(self, position: Position, *, accuracy: float) -> None:
         """The model of `position` has this accuracy on the whole test set."""
         self._say(f"step {position.step}/{self._total_steps} test accuracy {accuracy:.4f}")
-        self.update(step=position.step, accuracy=round(accuracy, 6))
+        self.update(accuracy=round(accuracy, 6))
 
     def update(self, **changes: Any) -> None:
         """Set fields of the report and hand it over."""

@@ -29,7 +29,8 @@ _logger = logging.getLogger(__name__)
 def run_rank(environment: Environment, options: Options) -> ExitCode:
     """Train as this rank; returns how it ended, which the rank's report tells in words."""
     progress = Progress(RankReport(os.environ), rank=environment.rank)
-    code, error = ExitCode.DONE, None
+    code = ExitCode.DONE
+    error: Exception | None = None
     try:
         _train(environment, options, progress)
     except Exception as failure:
@@ -41,7 +42,7 @@ def run_rank(environment: Environment, options: Options) -> ExitCode:
             logging.INFO if code is ExitCode.STOPPED else logging.ERROR, "%s", _sentence(error)
         )
     progress.update(
-        error=_sentence(error) if error is not None else None,
+        error=_sentence(error) if code not in (ExitCode.DONE, ExitCode.STOPPED) else None,
         exit_code=int(code),
         rendezvous_timed_out=isinstance(error, RendezvousTimeoutError) or None,
     )
@@ -79,7 +80,7 @@ def _meaning(error: Exception) -> ExitCode:
     return ExitCode.LOST_PEER if is_lost_peer(error) else ExitCode.FAILURE
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: Exception | None) -> str:
     """The error in one line: `DiskFull: no space left` rather than a traceback."""
     first_line = next(iter(str(error).splitlines()), "")
     if isinstance(error, ConfigurationError | StoppedError):

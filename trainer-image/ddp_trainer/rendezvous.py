@@ -27,6 +27,7 @@ from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError
 
 _RETRY_SECONDS = 0.2
+_FIRST_LOG_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 5.0
 _STORE_REQUEST_TIMEOUT = timedelta(seconds=10)
 """A store that takes longer to answer a request is gone, or something else listens there."""
@@ -65,7 +66,7 @@ class _Wait:
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
         self._begin = time.monotonic()
-        self._logged = self._begin
+        self._next_log = self._begin + _FIRST_LOG_SECONDS
 
     def pause(self, reason: str) -> None:
         now = time.monotonic()
@@ -74,8 +75,8 @@ class _Wait:
                 f"gave up after {self._timeout_seconds:.0f} s: {reason} "
                 "(--rendezvous-timeout-seconds sets how long to wait)"
             )
-        if now - self._logged > _LOG_EVERY_SECONDS:
-            self._logged = now
+        if now > self._next_log:
+            self._next_log = now + _LOG_EVERY_SECONDS
             _logger.info(
                 "still waiting after %.0f of %.0f s: %s",
                 now - self._begin,

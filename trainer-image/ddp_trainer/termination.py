@@ -22,7 +22,8 @@ REPORT_FD_VARIABLE = "DDP_REPORT_FD"
 
 _LIMIT_BYTES = 4096
 """Kubernetes cuts a container's termination message at 4096 bytes."""
-_MAX_ERROR_CHARACTERS = 1000
+_MAX_ERROR_CHARACTERS = 600
+"""Leaves room for the rest, even if JSON needs six bytes for each."""
 _DEFAULT_PATH = Path("/dev/termination-log")
 """Where the kubelet mounts the file of the termination message unless the pod says otherwise."""
 
@@ -53,7 +54,8 @@ class TerminationReport:
         values = {_camel_case(field.name): getattr(self, field.name) for field in fields(self)}
         if self.error is not None:
             values["error"] = self.error[:_MAX_ERROR_CHARACTERS]
-        return json.dumps({key: value for key, value in values.items() if value is not None})
+        known = {key: value for key, value in values.items() if value is not None}
+        return json.dumps(known, ensure_ascii=False)
 
     def stopped(self) -> TerminationReport:
         """The same progress, but ended because told to."""
@@ -84,7 +86,7 @@ class RankReport:
         """Replace the report; does nothing where no launcher listens."""
         if self._fd is not None:
             # One write of constant length: a reader never sees the end of an older report.
-            line = report.to_json().encode().ljust(_LIMIT_BYTES)
+            line = report.to_json().encode(errors="replace").ljust(_LIMIT_BYTES)
             with contextlib.suppress(OSError):
                 os.pwrite(self._fd, line, 0)
 
@@ -112,7 +114,7 @@ def write_termination_message(report: TerminationReport, env: Mapping[str, str])
     if chosen is None and not path.exists():
         return
     try:
-        path.write_text(report.to_json() + "\n")
+        path.write_bytes((report.to_json() + "\n").encode(errors="replace"))
     except OSError as error:
         _logger.warning("cannot write the termination message to %s: %s", path, error)
 

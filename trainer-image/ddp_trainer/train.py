@@ -64,9 +64,10 @@ def train(
             optimizer.step()
             scheduler.step()
             position.advance(len(indices) * world.size, epoch_length=len(workload.train))
+            progress.step(position)
             trace.write(step=position.step, epoch=position.epoch, samples=indices)
             if position.step % options.log_every_steps == 0 or position.step == total_steps:
-                progress.step(position, loss=world.sum(loss.item())[0] / world.size)
+                progress.loss(position, world.sum(loss.item())[0] / world.size)
             time.sleep(options.step_delay_seconds)
             if vote.says_stop():
                 keeper.save(run, required=True)

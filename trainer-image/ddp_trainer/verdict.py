@@ -36,7 +36,7 @@ def judge(ends: Sequence[RankEnd], *, told_to_stop: bool) -> Verdict:
         return _verdict(lost[0] if lost else _stopped(ends), peers_left=False)
     # Ranks that stopped although nobody told this pod did so for the sake of another pod, which
     # is on its way out: to this pod, that is one more way to lose a peer.
-    primary = lost[0] if lost else replace(_stopped(ends), exit_code=int(ExitCode.LOST_PEER))
+    primary = lost[0] if lost else _left_alone(_stopped(ends))
     timed_out = any(end.report.rendezvous_timed_out for end in lost)
     return _verdict(primary, peers_left=not timed_out)
 
@@ -46,6 +46,11 @@ def judge_script(ends: Sequence[RankEnd]) -> Verdict:
     failures = [end for end in ends if end.exit_code != 0 and not end.consequence]
     primary = failures[0] if failures else min(ends, key=lambda end: end.rank)
     return _verdict(primary, peers_left=False)
+
+
+def _left_alone(end: RankEnd) -> RankEnd:
+    report = replace(end.report, error="another pod was told to stop")
+    return replace(end, exit_code=int(ExitCode.LOST_PEER), report=report)
 
 
 def _stopped(ends: Sequence[RankEnd]) -> RankEnd:

@@ -1,0 +1,1 @@
+"""The trainer, with real processes that talk over loopback."""

@@ -1,0 +1,105 @@
+"""Who trains on and who evaluates which samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from ddp_trainer.data import ShardedSampler, evaluation_shard
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler
+
+lengths = st.integers(1, 200)
+world_sizes = st.integers(1, 9)
+seeds = st.integers(0, 5)
+epochs = st.integers(0, 5)
+
+
+def shares(length: int, world_size: int, seed: int, epoch: int, start: int = 0) -> list[list[int]]:
+    """Every rank's indices."""
+    found = []
+    for rank in range(world_size):
+        sampler = ShardedSampler(length, rank=rank, world_size=world_size, seed=seed)
+        sampler.set_epoch(epoch, start=start)
+        found.append(list(sampler))
+        assert len(found[-1]) == len(sampler)
+    return found
+
+
+def interleaved(parts: list[list[int]]) -> list[int]:
+    """The global order: one index of each rank in turn."""
+    return [index for turn in zip(*parts, strict=True) for index in turn]
+
+
+@given(lengths, world_sizes, seeds, epochs)
+def test_same_shards_as_torch(length: int, world_size: int, seed: int, epoch: int) -> None:
+    for rank, share in enumerate(shares(length, world_size, seed, epoch)):
+        torchs: DistributedSampler[int] = DistributedSampler(
+            torch.utils.data.TensorDataset(torch.zeros(length)),
+            num_replicas=world_size,
+            rank=rank,
+            seed=seed,
+        )
+        torchs.set_epoch(epoch)
+        assert share == list(torchs)
+
+
+@given(lengths, world_sizes, seeds, epochs)
+def test_every_sample_once_an_epoch(length: int, world_size: int, seed: int, epoch: int) -> None:
+    counts = Counter(interleaved(shares(length, world_size, seed, epoch)))
+    assert set(counts) == set(range(length))
+    padding = -length % world_size
+    assert counts.total() == length + padding
+    assert max(counts.values()) <= 1 + -(-padding // length)
+
+
+@given(st.data(), lengths, world_sizes, seeds, epochs)
+def test_resuming_gives_the_rest_of_the_sequence(
+    data: st.DataObject, length: int, world_size: int, seed: int, epoch: int
+) -> None:
+    turns = data.draw(st.integers(0, length // world_size))
+    whole = shares(length, world_size, seed, epoch)
+    rest = shares(length, world_size, seed, epoch, start=turns * world_size)
+    assert rest == [share[turns:] for share in whole]
+
+
+@given(st.data(), lengths, world_sizes, world_sizes, seeds)
+def test_another_world_size_goes_on_where_the_first_stopped(
+    data: st.DataObject, length: int, before: int, after: int, seed: int
+) -> None:
+    start = data.draw(st.integers(0, length // before)) * before
+    first = interleaved(shares(length, before, seed, 0))[:start]
+    second = interleaved(shares(length, after, seed, 0, start=start))[: length - start]
+    assert sorted(first + second) == list(range(length))
+
+
+def test_epochs_differ_and_repeat() -> None:
+    assert shares(50, 2, 0, 0) != shares(50, 2, 0, 1)
+    assert shares(50, 2, 0, 1) == shares(50, 2, 0, 1)
+
+
+def test_batches_hold_the_rest_in_order() -> None:
+    sampler = ShardedSampler(50, rank=1, world_size=2, seed=0)
+    sampler.set_epoch(0, start=10)
+    batches = list(sampler.batches(8))
+    assert [len(batch) for batch in batches] == [8, 8, 4]
+    assert [index for batch in batches for index in batch] == list(sampler)
+
+
+@pytest.mark.parametrize("start", [-1, 51])
+def test_a_start_outside_the_epoch_is_refused(start: int) -> None:
+    sampler = ShardedSampler(50, rank=0, world_size=1, seed=0)
+    with pytest.raises(ValueError, match="outside an epoch of 50"):
+        sampler.set_epoch(0, start=start)
+
+
+@given(st.integers(0, 200), world_sizes)
+def test_each_sample_is_evaluated_by_exactly_one_rank(length: int, world_size: int) -> None:
+    evaluated = [
+        index
+        for rank in range(world_size)
+        for index in evaluation_shard(length, rank=rank, world_size=world_size)
+    ]
+    assert sorted(evaluated) == list(range(length))

@@ -1,0 +1,38 @@
+"""A program's own errors are never taken for a broken group, however alike they sound.
+
+That broken groups are recognised is shown by breaking groups, in test_recovery.
+"""
+
+from __future__ import annotations
+
+import pytest
+from ddp_trainer.exit_codes import RendezvousTimeoutError
+from ddp_trainer.failures import is_lost_peer
+from torch import distributed as dist
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"),
+        RuntimeError("reading the data set failed: Connection reset by peer"),
+        RuntimeError("CUDA error: out of memory"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        TimeoutError("Timed out waiting for the data set"),
+        ValueError("gloo/transport/tcp/pair.cc:537 Read error: quoted in an error of mine"),
+        dist.DistBackendError("NCCL error: ncclInvalidUsage: Duplicate GPU detected"),
+    ],
+)
+def test_own_errors(error: Exception) -> None:
+    assert not is_lost_peer(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RendezvousTimeoutError("gave up"),
+        dist.DistBackendError("NCCL error: ncclRemoteError: remote process exited"),
+    ],
+)
+def test_errors_of_others(error: Exception) -> None:
+    assert is_lost_peer(error)

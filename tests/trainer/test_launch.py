@@ -1,0 +1,205 @@
+"""The launcher as process 1 of a pod: scripts, signals, orphans, deadlines, blame."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.pods import is_alive, job, until
+
+
+def script(folder: Path, text: str) -> list[str]:
+    path = folder / "script.py"
+    path.write_text(text)
+    return ["--", sys.executable, str(path), str(folder)]
+
+
+def test_a_script_runs_once_for_each_rank(tmp_path: Path) -> None:
+    text = """
+import json, os, pathlib, sys
+names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_WAIT_POLICY"]
+path = pathlib.Path(sys.argv[1], "rank-" + os.environ["RANK"])
+path.write_text(json.dumps({name: os.environ[name] for name in names}))
+"""
+    with job(tmp_path, local_world_size=2) as scripts:
+        pod = scripts.start(1, *script(tmp_path, text))
+        assert pod.wait() == 0
+        for local_rank in range(2):
+            assert json.loads((tmp_path / f"rank-{2 + local_rank}").read_text()) == {
+                "RANK": str(2 + local_rank),
+                "LOCAL_RANK": str(local_rank),
+                "WORLD_SIZE": "4",
+                "MASTER_PORT": str(scripts.port),
+                "OMP_WAIT_POLICY": "PASSIVE",
+            }
+        assert pod.message == {"exitCode": 0, "rank": 2}
+
+
+def test_the_first_failure_ends_the_pod(tmp_path: Path) -> None:
+    text = """
+import os, signal, sys
+if os.environ["RANK"] == "1":
+    sys.exit(3)
+signal.pause()
+"""
+    with job(tmp_path, nodes=1, local_world_size=2) as scripts:
+        pod = scripts.start(0, *script(tmp_path, text))
+        assert pod.wait() == 3
+        assert pod.message == {"exitCode": 3, "rank": 1, "error": "rank 1 ended with exit code 3"}
+
+
+def test_a_rank_that_does_not_stop_is_killed(tmp_path: Path) -> None:
+    text = """
+import os, pathlib, signal, sys, time
+ready = pathlib.Path(sys.argv[1], "ready")
+if os.environ["RANK"] == "1":
+    while not ready.exists():
+        time.sleep(0.01)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ready.touch()
+while True:
+    signal.pause()
+"""
+    with job(tmp_path, nodes=1, local_world_size=2) as scripts:
+        pod = scripts.start(0, "--kill-after-seconds", "0.2", *script(tmp_path, text))
+        assert pod.wait() == 3
+        assert pod.message["rank"] == 1
+
+
+def test_signals_reach_the_script_once_and_its_code_is_the_pods(tmp_path: Path) -> None:
+    text = """
+import pathlib, signal, sys
+got = []
+signal.signal(signal.SIGTERM, lambda *_: got.append(1))
+pathlib.Path(sys.argv[1], "ready").touch()
+while not got:
+    signal.pause()
+sys.exit(20 + len(got))
+"""
+    with job(tmp_path, nodes=1) as scripts:
+        pod = scripts.start(0, *script(tmp_path, text))
+        until((tmp_path / "ready").exists, "the script to start")
+        pod.stop()
+        assert pod.wait() == 21
+
+
+def test_nothing_outlives_the_launcher(tmp_path: Path) -> None:
+    # A rank leaves behind one child in its process group and one orphan in a session of its own.
+    text = """
+import os, pathlib, subprocess, sys
+folder = pathlib.Path(sys.argv[1])
+child = subprocess.Popen(["sleep", "1000"])
+(folder / "child").write_text(str(child.pid))
+(folder / "rank").write_text(str(os.getpid()))
+subprocess.run(["sh", "-c", "setsid sleep 0.05 & echo $! > " + str(folder / "orphan")], check=True)
+(folder / "ready").touch()
+child.wait()
+"""
+    with job(tmp_path, nodes=1) as scripts:
+        pod = scripts.start(0, *script(tmp_path, text))
+        until((tmp_path / "ready").exists, "the script to start")
+        orphan = int((tmp_path / "orphan").read_text())
+        # Reaped, and not only dead: a zombie would still have its entry.
+        until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan to be reaped")
+        rank = int((tmp_path / "rank").read_text())
+        child = int((tmp_path / "child").read_text())
+        os.kill(rank, signal.SIGKILL)
+        assert pod.wait() == 128 + signal.SIGKILL
+        until(lambda: not is_alive(child), "the rank's own child to be killed")
+
+        (tmp_path / "ready").unlink()
+        pod = scripts.start(0, *script(tmp_path, text))
+        until((tmp_path / "ready").exists, "the script to start again")
+        rank = int((tmp_path / "rank").read_text())
+        pod.kill()
+        until(lambda: not is_alive(rank), "the rank to die with its launcher")
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    with job(tmp_path, nodes=1) as scripts:
+        pod = scripts.start(0, "--", "/no/such/command")
+        assert pod.wait() == 64
+        assert "cannot start /no/such/command" in pod.message["error"]
+
+
+def test_help_shows_the_flags_of_launcher_and_trainer() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "ddp_trainer.launch", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "--max-reforms" in shown
+    assert "--checkpoint-every-steps" in shown
+
+
+def test_peers_that_do_not_come_before_the_deadline(tmp_path: Path) -> None:
+    with job(tmp_path / "one") as one, job(tmp_path / "other") as other:
+        for pod, missing in [
+            (one.start(0, "--rendezvous-timeout-seconds", "1"), "rank 0 waits for rank 1 of 2"),
+            (other.start(1, "--rendezvous-timeout-seconds", "1"), "rank 0 does not answer"),
+        ]:
+            assert pod.wait() == 75
+            assert "gave up after 1 s" in pod.message["error"]
+            assert missing in pod.message["error"]
+
+
+def test_a_name_that_does_not_resolve_and_a_stop_while_waiting(tmp_path: Path) -> None:
+    unknown = {"MASTER_ADDR": "rank-0.example.invalid"}
+    with job(tmp_path, extra_environment=unknown) as lonely:
+        pod = lonely.start(1)
+        pod.wait_for_log("rank-0.example.invalid does not resolve yet")
+        pod.stop()
+        assert pod.wait() == 143
+        assert pod.message == {"exitCode": 143, "rank": 1}
+
+
+def test_ranks_with_different_world_sizes(tmp_path: Path) -> None:
+    with job(tmp_path) as two, job(tmp_path / "three", nodes=3, port=two.port) as three:
+        two.start(0)
+        pod = three.start(1)
+        assert pod.wait() == 64, pod.log
+        assert "rank 0 has WORLD_SIZE 2" in pod.message["error"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
+def test_nccl_without_gpus(tmp_path: Path) -> None:
+    with job(tmp_path, nodes=1, extra_environment={"DDP_BACKEND": "nccl"}) as no_gpus:
+        pod = no_gpus.start(0)
+        assert pod.wait() == 64
+        assert "1 processes in this pod need as many GPUs, but 0 are" in pod.message["error"]
+
+
+def test_a_failing_program_is_not_a_lost_peer_but_its_peers_have_lost_one(tmp_path: Path) -> None:
+    with job(tmp_path) as failing:
+        pods = [
+            failing.start(0, "--max-reforms", "0"),
+            failing.start(1, "--trace-samples", str(tmp_path / "no" / "such" / "folder")),
+        ]
+        assert pods[1].wait() == 1
+        assert pods[1].message["error"].startswith("FileNotFoundError")
+        assert pods[0].wait() == 75, pods[0].log
+        assert "gave up after 0 re-forms" in pods[0].log
+
+
+def test_a_full_disk_does_not_end_training_but_is_no_success(tmp_path: Path) -> None:
+    with job(tmp_path, nodes=1) as disk:
+        assert disk.start(0, "--epochs", "1").wait() == 0
+        # As on a full disk: the kernel refuses files that would hold a checkpoint.
+        disk.command_prefix = ["prlimit", "--fsize=100000", "--"]
+        pod = disk.start(0, "--epochs", "2", "--checkpoint-every-steps", "20")
+        assert pod.wait() == 1
+        assert "saving the checkpoint of step 60 failed" in pod.log
+        assert "step 90/90" in pod.log
+        assert "File too large" in pod.message["error"]
+        assert "step-00000045" in pod.message["checkpoint"]
+        assert [path.name for path in disk.checkpoints.iterdir()] == ["step-00000045"]

@@ -1,0 +1,86 @@
+"""What several ranks do together, on three ranks that divide nothing evenly."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from ddp_trainer.network import interface_towards
+
+from tests.trainer.pods import job
+
+RANK_PROGRAM = """
+import json, os, pathlib, sys
+import torch
+from ddp_trainer.config import Environment
+from ddp_trainer.train import evaluate
+from ddp_trainer.workloads.base import Samples, Workload
+from ddp_trainer.world import formed
+
+
+def workload(size):
+    samples = Samples(inputs=torch.arange(size).float(), targets=torch.ones(size))
+    return Workload(
+        train=samples,
+        test=samples,
+        model=torch.nn.Identity,
+        loss=lambda outputs, targets: outputs.mean(),
+        # A different score for every sample: one left out or counted twice changes the mean.
+        score=lambda outputs, targets: outputs**2,
+    )
+
+
+environment = Environment.from_env(os.environ)
+with formed(environment, rendezvous_timeout_seconds=60, group_timeout_seconds=60) as world:
+    result = {
+        "scores": {
+            size: evaluate(world, torch.nn.Identity(), workload(size))
+            for size in (1, 2, 3, 10, 700)
+        },
+        "sum": world.sum(1.0, world.rank),
+        "broadcast": world.broadcast(b"from rank 0" if world.rank == 0 else None).decode(),
+        "nothing": world.broadcast(None).decode(),
+        "gathered": [part.decode() for part in world.gather(b"x" * (3 * world.rank + 1))],
+    }
+pathlib.Path(sys.argv[1], f"rank-{environment.rank}").write_text(json.dumps(result))
+"""
+
+
+def test_collectives_and_exact_evaluation_on_three_ranks(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(RANK_PROGRAM)
+    with job(tmp_path, nodes=1, local_world_size=3) as three:
+        pod = three.start(0, "--", sys.executable, str(program), str(tmp_path))
+        assert pod.wait() == 0, pod.log
+    for rank in range(3):
+        assert json.loads((tmp_path / f"rank-{rank}").read_text()) == {
+            "scores": {
+                str(size): pytest.approx(sum(i**2 for i in range(size)) / size)
+                for size in (1, 2, 3, 10, 700)
+            },
+            "sum": [3.0, 3.0],
+            "broadcast": "from rank 0",
+            "nothing": "",
+            "gathered": ["x", "x" * 4, "x" * 7],
+        }
+
+
+def test_digits_are_learned(tmp_path: Path) -> None:
+    with job(tmp_path) as digits:
+        pods = digits.start_all()
+        for pod in pods:
+            assert pod.wait() == 0, pod.log
+        for rank, pod in enumerate(pods):
+            assert pod.message["accuracy"] >= 0.97
+            assert pod.message["step"] == pod.message["totalSteps"] == 276
+            assert pod.message["rank"] == rank
+            assert pod.message["exitCode"] == 0
+            assert 0 < pod.message["loss"] < 0.5
+        assert "step-00000276" in pods[0].message["checkpoint"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_loopback_is_found(address: str) -> None:
+    assert interface_towards(address) == "lo"
