@@ -166,6 +166,7 @@ class Reflector(Generic[T]):
                 except Exception:
                     logger.exception("ignoring %s, which cannot be read", _name_of(item))
                     malformed.append(_name_of(item))
+            items.clear()
         self._notify(self._cache.replace(entries, version=version, malformed=malformed))
         if not self._synced.is_set():
             logger.info("synced %d objects of %s", len(self._cache), self._path)
