@@ -68,21 +68,21 @@ def admin_client(config: ControlPlaneConfig) -> ApiClient:
 def start_apiserver(components: Components, config: ControlPlaneConfig) -> None:
     """Start the API server (again) and wait until it is ready; etcd has to run."""
     components.spawn("kube-apiserver", apiserver_argv(config))
-    wait_until(
-        lambda: config.certificate.exists() and admin_client(config).ready(),
-        what="API server",
-        deadline_s=START_DEADLINE_S,
-        failed=lambda: components.death("kube-apiserver", "etcd"),
-    )
+    _wait_for_apiserver(components, config)
 
 
-def start_control_plane(
-    components: Components, config: ControlPlaneConfig, *, controllers: bool, scheduler: bool
-) -> None:
-    """Start a control plane from nothing and wait until objects can be created."""
+def begin_control_plane(components: Components, config: ControlPlaneConfig) -> None:
+    """Start etcd and the API server from nothing, and leave them to it."""
     write_credentials(config)
     components.spawn("etcd", etcd_argv(config))
-    start_apiserver(components, config)
+    components.spawn("kube-apiserver", apiserver_argv(config))
+
+
+def finish_control_plane(
+    components: Components, config: ControlPlaneConfig, *, controllers: bool, scheduler: bool
+) -> None:
+    """Wait for what `begin_control_plane` started until objects can be created; start the rest."""
+    _wait_for_apiserver(components, config)
     write_kubeconfigs(config)
     if controllers:
         components.spawn("kube-controller-manager", controller_manager_argv(config))
@@ -91,6 +91,15 @@ def start_control_plane(
     wait_until(
         lambda: _exists(admin_client(config), "/api/v1/namespaces/default"),
         what="namespace default",
+        deadline_s=START_DEADLINE_S,
+        failed=lambda: components.death("kube-apiserver", "etcd"),
+    )
+
+
+def _wait_for_apiserver(components: Components, config: ControlPlaneConfig) -> None:
+    wait_until(
+        lambda: config.certificate.exists() and admin_client(config).ready(),
+        what="API server",
         deadline_s=START_DEADLINE_S,
         failed=lambda: components.death("kube-apiserver", "etcd"),
     )

@@ -15,8 +15,9 @@ from tests.cluster.client import ApiClient
 from tests.cluster.components import (
     Components,
     admin_client,
+    begin_control_plane,
+    finish_control_plane,
     start_apiserver,
-    start_control_plane,
 )
 from tests.cluster.control_plane_config import ControlPlaneConfig
 from tests.cluster.errors import ClusterError
@@ -80,7 +81,8 @@ class ControlPlane:
 
     def bring_up(self, *, controllers: bool, scheduler: bool) -> None:
         """Start every component and wait until objects can be created."""
-        start_control_plane(
+        begin_control_plane(self._components, self._config)
+        finish_control_plane(
             self._components, self._config, controllers=controllers, scheduler=scheduler
         )
 

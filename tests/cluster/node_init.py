@@ -14,7 +14,12 @@ import time
 from pathlib import Path
 
 from tests.cluster.client import wait_until
-from tests.cluster.components import START_DEADLINE_S, Components, start_control_plane
+from tests.cluster.components import (
+    START_DEADLINE_S,
+    Components,
+    begin_control_plane,
+    finish_control_plane,
+)
 from tests.cluster.control_plane_config import KUBERNETES_SERVICE_IP
 from tests.cluster.node import node_config
 from tests.cluster.node_config import (
@@ -46,9 +51,10 @@ def main() -> None:
     arrange_network(config)
     components = Components(config.folder, record=lambda _name, _process: None)
     write_files(config)
+    begin_control_plane(components, config.control_plane)
     clear_old_containers(components, config)
     components.spawn("containerd", ["containerd", "--config", config.folder / "containerd.toml"])
-    start_control_plane(components, config.control_plane, controllers=True, scheduler=True)
+    finish_control_plane(components, config.control_plane, controllers=True, scheduler=True)
     kubeconfig = config.control_plane.kubeconfig("admin")
     components.spawn("dns", [sys.executable, "-m", "tests.cluster.dns", config.gateway, kubeconfig])
     wait_for_containerd(components, config)

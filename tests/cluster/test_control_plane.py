@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import signal
 import subprocess
 import sys
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import ClusterUnavailableError, ControlPlane, control_plane
+from tests.cluster import ClusterError, ClusterUnavailableError, ControlPlane, control_plane
 from tests.cluster.client import wait_until
 from tests.cluster.processes import ProcessId, marked, stop
 from tests.cluster.state import Instance, create, instances
@@ -80,15 +83,16 @@ def test_controllers_collect_dependents(running: ControlPlane) -> None:
 
 
 def test_the_operator_user_may_nothing(running: ControlPlane) -> None:
-    kubeconfig = running.kubeconfig_for("operator")
-    answer = subprocess.run(
-        ["kubectl", "--kubeconfig", kubeconfig, "get", "pods"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.returncode == 1
-    assert 'User "operator" cannot list resource "pods"' in answer.stderr
+    kubeconfig = json.loads(running.kubeconfig_for("operator").read_text())
+    token = kubeconfig["users"][0]["user"]["token"]
+    operator = dataclasses.replace(running.client, token=token)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        operator.get("/api/v1/namespaces/default/pods")
+    assert refused.value.code == 403
+    with refused.value as answer:
+        assert 'User "operator" cannot list resource "pods"' in json.load(answer)["message"]
+    with pytest.raises(ClusterError, match="no user 'nobody'"):
+        running.kubeconfig_for("nobody")
 
 
 def test_a_killed_owner_leaves_nothing(running: ControlPlane) -> None:
