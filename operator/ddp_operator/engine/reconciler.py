@@ -146,8 +146,10 @@ class Reconciler:
             ConflictError: the job has changed since this reconcile began; it must be planned anew.
         """
         if isinstance(entry.job, DDPJob) and status == entry.job.status:
-            return
+            return  # spares building the patch
         patch = merge_patch(entry.manifest.get("status") or {}, as_stored(status))
+        if not patch:
+            return
         version = entry.manifest["metadata"].get("resourceVersion")
         try:
             stored = await self._cluster.patch_status(key, patch, resource_version=version)

@@ -30,7 +30,7 @@ def clean_up(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     expiry = _expiry(job)
     expired = expiry is not None and expiry <= now
     return Plan(
-        _with_counts(job, pods),
+        job.status,
         delete=tuple(pod.key for pod in doomed),
         delete_job=expired,
         look_again_at=None if expired else expiry,
@@ -47,7 +47,7 @@ def _expiry(job: DDPJob) -> datetime | None:
 def stay_suspended(job: DDPJob, pods: Observed) -> Plan:
     """Plan for a suspended job: no pods."""
     live = [pod for pod in (*pods.current.values(), *pods.old) if not pod.deleting]
-    return Plan(_with_counts(job, pods), delete=tuple(pod.key for pod in live))
+    return Plan(job.status, delete=tuple(pod.key for pod in live))
 
 
 def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
@@ -82,8 +82,9 @@ def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
 
 def _shares_host_name(job: DDPJob, pod: PodState) -> bool:
     """Whether an old pod may still answer to the host name that its replacement bears."""
-    done = pod.failed or pod.succeeded  # ended pods are in no DNS record
-    return pod.serving and not done and pod.identity.attempt == job.status.attempt
+    # DNS lists a pod until all of it has ended, a side car that outlives the trainer included.
+    over = pod.phase in ("Succeeded", "Failed")
+    return pod.serving and not over and pod.identity.attempt == job.status.attempt
 
 
 def _progress(
@@ -91,7 +92,7 @@ def _progress(
 ) -> tuple[DDPJobStatus, tuple[Event, ...]]:
     """Say how far the pods are, once those to create exist."""
     replicas = job.spec.replicas
-    status = _with_counts(job, pods)
+    status = job.status
     if status.start_time is None:
         status = status.model_copy(update={"start_time": now})
     events: list[Event] = []
@@ -132,9 +133,3 @@ def _waiting(pods: Observed, ready: int, replicas: int) -> tuple[str, str, bool]
         text = f"pod {pod.key.name} cannot start: {pod.waiting}"
         return pod.waiting, f"{text}: {pod.waiting_message}"[:1024], True
     return PODS_STARTING, f"{ready} of {replicas} pods are ready", False
-
-
-def _with_counts(job: DDPJob, pods: Observed) -> DDPJobStatus:
-    ready = sum(pod.succeeded or (pod.ready and not pod.failed) for pod in pods.current.values())
-    update = {"ready_replicas": ready, "ready": f"{ready}/{job.spec.replicas}"}
-    return job.status.model_copy(update=update)

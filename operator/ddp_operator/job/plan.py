@@ -11,8 +11,9 @@ from dataclasses import replace
 from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job import convergence, decisions
-from ddp_operator.job.model import Plan, observe
+from ddp_operator.job.model import Observed, Plan, observe
 from ddp_operator.job.pods import PodState
 
 
@@ -20,9 +21,8 @@ def plan(job: DDPJob, pods: Sequence[PodState], now: datetime) -> Plan:
     """Decide what one job needs now."""
     if job.deleting:
         return Plan(job.status)  # what it owns goes with it
-    status = job.status.model_copy(update={"observed_generation": job.generation})
-    job = replace(job, status=status)
     observed = observe(job, pods)
+    job = replace(job, status=_with_counts(job, observed))
     if job.status.finished:
         return convergence.clean_up(job, observed, now)
     if job.spec.suspend:
@@ -37,4 +37,16 @@ def plan(job: DDPJob, pods: Sequence[PodState], now: datetime) -> Plan:
         or decisions.end_at_deadline(job, now)
         or decisions.recover(job, observed, now)
         or convergence.converge(job, observed, now)
+    )
+
+
+def _with_counts(job: DDPJob, pods: Observed) -> DDPJobStatus:
+    """The stored status with what is simply seen: the spec's generation, and pods that are ready."""
+    ready = sum(pod.succeeded or (pod.ready and not pod.failed) for pod in pods.current.values())
+    return job.status.model_copy(
+        update={
+            "observed_generation": job.generation,
+            "ready_replicas": ready,
+            "ready": f"{ready}/{job.spec.replicas}",
+        }
     )

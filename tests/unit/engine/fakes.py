@@ -1,0 +1,123 @@
+"""A cluster in memory that does exactly what it is told, and fails when told to."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from ddp_operator.engine.statuspatch import merge_patch
+from ddp_operator.job.pods import PodState, job_of
+from ddp_operator.ports import (
+    AlreadyExistsError,
+    ClusterError,
+    ConflictError,
+    Event,
+    Key,
+    Manifest,
+    NotFoundError,
+)
+
+
+class FakeCluster:
+    """Implements `ports.Cluster`; `refuse` maps a call's name to the error that it raises."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[Key, dict[str, Any]] = {}
+        self.pods: dict[Key, dict[str, Any]] = {}
+        self.services: dict[Key, dict[str, Any]] = {}
+        self.events: list[Event] = []
+        self.calls: list[str] = []
+        self.refuse: dict[str, ClusterError] = {}
+        self._version = 0
+
+    def store_job(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        job = deepcopy(dict(manifest))
+        job["metadata"] = {**job["metadata"], "resourceVersion": self._next_version()}
+        self.jobs[_key(job)] = job
+        return deepcopy(job)
+
+    def set_pod_status(self, name: str, status: Mapping[str, Any]) -> None:
+        self.pods[Key("default", name)]["status"] = dict(status)
+
+    def pods_of(self, job: Key) -> list[PodState]:
+        return [PodState.project(pod) for pod in self.pods.values() if job_of(pod) == job]
+
+    async def create_pod(self, manifest: Manifest) -> None:
+        self._called("create_pod", manifest["metadata"]["name"])
+        self._create(self.pods, manifest)
+
+    async def create_service(self, manifest: Manifest) -> None:
+        self._called("create_service", manifest["metadata"]["name"])
+        self._create(self.services, manifest)
+
+    async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
+        del grace_seconds
+        self._called("delete_pod", pod.name)
+        self.pods.pop(pod, None)
+
+    async def patch_pod_labels(self, pod: Key, labels: Mapping[str, str | None]) -> None:
+        self._called("patch_pod_labels", pod.name)
+        stored = self.pods[pod]["metadata"]["labels"]
+        for name, value in labels.items():
+            stored.pop(name, None)
+            if value is not None:
+                stored[name] = value
+
+    async def patch_status(
+        self, job: Key, status: Manifest, *, resource_version: str | None
+    ) -> Manifest:
+        self._called("patch_status", job.name)
+        stored = self.jobs.get(job)
+        if stored is None:
+            raise NotFoundError("no such job", status=404)
+        if resource_version not in (None, stored["metadata"]["resourceVersion"]):
+            raise ConflictError("the job has changed", status=409)
+        merged = _merged(stored.get("status") or {}, status)
+        if merge_patch(stored.get("status") or {}, merged):
+            stored["status"] = merged
+            stored["metadata"]["resourceVersion"] = self._next_version()
+        return deepcopy(stored)
+
+    async def delete_job(self, job: Key, *, uid: str) -> None:
+        self._called("delete_job", job.name)
+        if self.jobs[job]["metadata"]["uid"] == uid:
+            del self.jobs[job]
+
+    async def emit_event(self, job: Manifest, event: Event) -> None:
+        del job
+        self.events.append(event)
+
+    def _create(self, store: dict[Key, dict[str, Any]], manifest: Manifest) -> None:
+        key = _key(manifest)
+        if key in store:
+            theirs = store[key]["metadata"].get("ownerReferences", [{}])[0].get("uid")
+            if theirs != manifest["metadata"]["ownerReferences"][0]["uid"]:
+                raise AlreadyExistsError(f"{key} belongs to nobody", status=409)
+            return
+        store[key] = deepcopy(dict(manifest))
+
+    def _called(self, name: str, what: str) -> None:
+        self.calls.append(f"{name} {what}")
+        if name in self.refuse:
+            raise self.refuse[name]
+
+    def _next_version(self) -> str:
+        self._version += 1
+        return str(self._version)
+
+
+def _key(manifest: Manifest) -> Key:
+    return Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def _merged(target: Manifest, patch: Manifest) -> dict[str, Any]:
+    """RFC 7386, as the API server applies it."""
+    result = dict(target)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, Mapping):
+            inner = result.get(name)
+            result[name] = _merged(inner if isinstance(inner, Mapping) else {}, value)
+        else:
+            result[name] = value
+    return result

@@ -1,0 +1,108 @@
+"""The work queue keeps its contract."""
+
+import asyncio
+
+import pytest
+from ddp_operator.engine.queue import QueueClosedError, WorkQueue
+
+SOON = 10.0
+"""Deadline of what must come; far above what it takes."""
+
+
+async def take(queue: WorkQueue[str]) -> str:
+    return await asyncio.wait_for(queue.get(), SOON)
+
+
+async def test_a_waiting_name_is_not_queued_twice() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a")
+    queue.add("b")
+    queue.add("a")
+    assert len(queue) == 2
+    assert [await take(queue), await take(queue)] == ["a", "b"]
+
+
+async def test_a_name_in_work_is_given_to_no_second_worker_and_comes_again_afterwards() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a")
+    assert await take(queue) == "a"
+    queue.add("a")
+    queue.add("a")
+    assert len(queue) == 0
+    queue.done("a")
+    assert len(queue) == 1
+    assert await take(queue) == "a"
+    queue.done("a")
+    assert len(queue) == 0
+
+
+async def test_a_worker_that_waits_is_woken() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    workers = [asyncio.create_task(take(queue)) for _ in range(3)]
+    await asyncio.sleep(0)
+    for name in "abc":
+        queue.add(name)
+    assert sorted(await asyncio.gather(*workers)) == ["a", "b", "c"]
+
+
+async def test_a_worker_that_is_cancelled_passes_its_call_on() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    first, second = (asyncio.create_task(queue.get()) for _ in range(2))
+    await asyncio.sleep(0)
+    queue.add("a")
+    first.cancel()
+    assert await asyncio.wait_for(second, SOON) == "a"
+
+
+async def test_of_two_delays_the_sooner_counts() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add_after("a", 3600.0)
+    queue.add_after("a", 0.01)
+    queue.add_after("a", 1800.0)
+    assert await take(queue) == "a"
+    queue.done("a")
+    queue.close()
+
+
+async def test_a_delayed_name_that_is_added_is_due_at_once_and_only_once() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add_after("a", 0.05)
+    queue.add("a")
+    assert await take(queue) == "a"
+    queue.done("a")
+    queue.add_after("b", 0.1)
+    assert await take(queue) == "b"  # not a: its delay was overtaken
+
+
+async def test_failures_wait_longer_each_time_until_a_success() -> None:
+    queue: WorkQueue[str] = WorkQueue(first_backoff_seconds=0.001, last_backoff_seconds=0.004)
+    waits = []
+    for _ in range(4):
+        queue.add("a")
+        await take(queue)
+        waits.append(queue.failed("a"))
+    assert waits == [0.001, 0.002, 0.004, 0.004]
+    assert await take(queue) == "a"
+    queue.done("a")
+    queue.add("a")
+    await take(queue)
+    assert queue.failed("a") == 0.001
+
+
+async def test_the_servers_wish_prolongs_the_wait() -> None:
+    queue: WorkQueue[str] = WorkQueue(first_backoff_seconds=0.001)
+    queue.add("a")
+    await take(queue)
+    assert queue.failed("a", retry_after_seconds=7.0) == 7.0
+    queue.close()
+
+
+async def test_a_closed_queue_gives_out_nothing() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    worker = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.close()
+    with pytest.raises(QueueClosedError):
+        await asyncio.wait_for(worker, SOON)
+    with pytest.raises(QueueClosedError):
+        await queue.get()

@@ -1,0 +1,226 @@
+"""A reconcile does what the plan says, in the order that makes crashes harmless."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from ddp_operator.engine.jobs import JobCache
+from ddp_operator.engine.reconciler import Reconciler
+from ddp_operator.ports import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    Key,
+    UnavailableError,
+)
+
+from tests.unit.engine.fakes import FakeCluster
+
+KEY = Key("default", "train")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+READY = {
+    "phase": "Running",
+    "conditions": [{"type": "Ready", "status": "True"}],
+}
+CRASHED = {
+    "phase": "Failed",
+    "containerStatuses": [
+        {
+            "name": "trainer",
+            "state": {
+                "terminated": {
+                    "exitCode": 1,
+                    "reason": "Error",
+                    "finishedAt": "2026-01-01T00:00:00Z",
+                }
+            },
+        }
+    ],
+}
+
+
+def job(**spec: Any) -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": "trainer", "image": "x"}]}}
+    return {
+        "apiVersion": "ddp-operator.io/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {
+            "namespace": "default",
+            "name": "train",
+            "uid": "u1",
+            "generation": 1,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {"replicas": 2, "template": template, **spec},
+    }
+
+
+class World:
+    """A reconciler over a fake cluster, with a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.jobs = JobCache()
+        self.now = NOW
+        self.reconciler = Reconciler(self.cluster, self.jobs, clock=lambda: self.now)
+
+    def apply(self, manifest: Mapping[str, Any]) -> None:
+        self.jobs.put(self.cluster.store_job(manifest))
+
+    async def reconcile(self) -> list[str]:
+        """Reconcile once; return the calls that it made."""
+        before = len(self.cluster.calls)
+        await self.reconciler.reconcile(KEY)
+        return self.cluster.calls[before:]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        stored: dict[str, Any] = self.cluster.jobs[KEY]["status"]
+        return stored
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_a_new_job_costs_its_pods_a_service_and_one_status(world: World) -> None:
+    world.apply(job())
+    calls = await world.reconcile()
+    assert sorted(calls) == [
+        "create_pod train-0-0",
+        "create_pod train-0-1",
+        "create_service train",
+        "patch_status train",
+    ]
+    assert calls[-1] == "patch_status train"
+    assert await world.reconcile() == []
+
+
+async def test_a_restart_is_recorded_before_anything_is_created_or_deleted(world: World) -> None:
+    world.apply(job())
+    await world.reconcile()
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    calls = await world.reconcile()
+    assert calls[0] == "patch_status train"
+    assert set(calls[1:-1]) == {
+        "delete_pod train-0-0",
+        "delete_pod train-0-1",
+        "create_pod train-1-0",
+        "create_pod train-1-1",
+        "create_service train",
+    }
+    assert world.status["attempt"] == 1
+    assert world.status["restarts"] == 1
+
+
+async def test_a_job_that_changed_meanwhile_is_not_acted_upon(world: World) -> None:
+    world.apply(job())
+    await world.reconcile()
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    world.cluster.store_job(world.cluster.jobs[KEY])  # somebody writes; our copy is old now
+    before = len(world.cluster.calls)
+    with pytest.raises(ConflictError):
+        await world.reconciler.reconcile(KEY)
+    assert world.cluster.calls[before:] == ["patch_status train"]
+
+
+async def test_a_template_that_the_server_refuses_fails_the_job_in_its_words(world: World) -> None:
+    world.cluster.refuse["create_pod"] = InvalidError("spec.containers[0].image: Required value")
+    world.apply(job())
+    calls = await world.reconcile()
+    # One pod shows what is wrong with all.
+    assert [call for call in calls if call.startswith("create_pod")] == ["create_pod train-0-0"]
+    assert (world.status["phase"], world.status["reason"]) == ("Failed", "InvalidPodTemplate")
+    assert "image: Required value" in world.status["message"]
+
+
+async def test_a_quota_is_shown_and_tried_again(world: World) -> None:
+    world.cluster.refuse["create_pod"] = ForbiddenError("exceeded quota: two-pods", status=403)
+    world.apply(job())
+    with pytest.raises(ForbiddenError):
+        await world.reconcile()
+    assert (world.status["phase"], world.status["reason"]) == ("Pending", "PodsForbidden")
+    assert "exceeded quota" in world.status["message"]
+    warnings = [event.reason for event in world.cluster.events if event.warning]
+    with pytest.raises(ForbiddenError):
+        await world.reconcile()
+    assert warnings == ["PodsForbidden"]
+    assert [event.reason for event in world.cluster.events if event.warning] == warnings
+    world.cluster.refuse.clear()
+    await world.reconcile()
+    assert set(world.cluster.pods) == {Key("default", f"train-0-{i}") for i in range(2)}
+    assert world.status["reason"] == "PodsStarting"
+
+
+async def test_a_service_of_somebody_else_is_named(world: World) -> None:
+    world.cluster.services[KEY] = {"metadata": {"namespace": "default", "name": "train"}}
+    world.apply(job())
+    with pytest.raises(Exception, match="belongs to nobody"):
+        await world.reconcile()
+    assert world.status["reason"] == "NameTaken"
+
+
+async def test_a_server_that_does_not_answer_changes_nothing(world: World) -> None:
+    world.cluster.refuse["create_pod"] = UnavailableError("no answer")
+    world.apply(job())
+    with pytest.raises(UnavailableError):
+        await world.reconcile()
+    assert "status" not in world.cluster.jobs[KEY]
+
+
+async def test_minor_news_are_written_no_more_often_than_the_interval_allows(world: World) -> None:
+    world.apply(job(replicas=3))
+    await world.reconcile()
+    world.cluster.set_pod_status("train-0-0", READY)
+    before = len(world.cluster.calls)
+    again_at = await world.reconciler.reconcile(KEY)
+    assert world.cluster.calls[before:] == []
+    assert again_at is not None
+    assert NOW < again_at <= NOW + timedelta(seconds=5)
+    world.now = again_at
+    assert await world.reconcile() == ["patch_status train"]
+    assert world.status["ready"] == "1/3"
+
+
+async def test_running_is_told_at_once(world: World) -> None:
+    world.apply(job())
+    await world.reconcile()
+    for index in range(2):
+        world.cluster.set_pod_status(f"train-0-{index}", READY)
+    assert await world.reconcile() == ["patch_status train"]
+    assert world.status["phase"] == "Running"
+
+
+async def test_a_job_that_cannot_be_parsed_fails_and_gives_up_its_pods(world: World) -> None:
+    world.apply(job())
+    await world.reconcile()
+    broken = {**world.cluster.jobs[KEY]}
+    broken["spec"] = {**broken["spec"], "replicas": "many"}
+    world.apply(broken)
+    calls = await world.reconcile()
+    assert calls == ["patch_status train", "delete_pod train-0-0", "delete_pod train-0-1"]
+    assert (world.status["phase"], world.status["reason"]) == ("Failed", "InvalidSpec")
+    assert "spec.replicas" in world.status["message"]
+    assert await world.reconcile() == []
+
+
+async def test_a_job_that_vanished_is_forgotten(world: World) -> None:
+    world.apply(job())
+    del world.cluster.jobs[KEY]
+    await world.reconcile()
+    assert world.jobs.get(KEY) is None
+    assert await world.reconcile() == []
+
+
+async def test_a_finished_job_goes_when_its_time_has_come(world: World) -> None:
+    world.apply(job(ttlSecondsAfterFinished=60))
+    await world.reconcile()
+    for index in range(2):
+        world.cluster.set_pod_status(f"train-0-{index}", {"phase": "Succeeded"})
+    again_at = await world.reconciler.reconcile(KEY)
+    assert world.status["phase"] == "Succeeded"
+    assert again_at == NOW + timedelta(seconds=60)
+    world.now = again_at
+    assert await world.reconcile() == ["delete_job train"]

@@ -1,0 +1,34 @@
+"""Merge patches carry exactly the difference."""
+
+from typing import Any
+
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.engine.statuspatch import is_minor, merge_patch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.engine.fakes import _merged
+
+values = st.recursive(
+    st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(st.sampled_from("abcd"), values, max_size=4)
+
+
+@given(old=objects, new=objects)
+def test_the_patch_turns_old_into_new(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert _merged(old, merge_patch(old, new)) == new
+
+
+@given(old=objects)
+def test_nothing_changed_needs_no_patch(old: dict[str, Any]) -> None:
+    assert merge_patch(old, old) == {}
+
+
+def test_counts_and_wordings_are_minor_and_counters_are_not() -> None:
+    status = DDPJobStatus()
+    assert is_minor(status, status.model_copy(update={"ready_replicas": 1, "message": "x"}))
+    assert not is_minor(status, status.model_copy(update={"restarts": 1}))
+    assert not is_minor(status, status.model_copy(update={"phase": "Running"}))
