@@ -37,6 +37,9 @@ JOBS: Final = Resource(GROUP, VERSION, PLURAL)
 _SYNC_SECONDS: Final = 120.0
 """Deadline of the first complete list of pods."""
 
+_IDENTITY: Final[Any] = "ddp-operator"
+"""What kopf calls this process; nothing depends on it without peering."""
+
 _PRUNE_SECONDS: Final = 300.0
 """kopf tells of no deletion that happened while its watch was broken: names are compared this
 often.
@@ -107,6 +110,8 @@ async def _serve(options: Options) -> None:
                     registry=handlers.registry_for(engine, credentials.connection),
                     settings=handlers.settings(),
                     standalone=True,
+                    # kopf would ask for the user's name, which an arbitrary user ID does not have.
+                    identity=_IDENTITY,
                     clusterwide=options.namespace is None,
                     namespaces=[options.namespace] if options.namespace else (),
                     ready_flag=ready,
