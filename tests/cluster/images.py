@@ -110,6 +110,9 @@ def build(image: ImageSource) -> BuiltImage:
             return built
         started = time.monotonic()
         say(f"building image {image.name}")
+        for pattern in ("base-*", "wheels-*"):  # left by a build that was killed
+            for abandoned in cache_dir().glob(pattern):
+                shutil.rmtree(abandoned)
         partial = archive.with_suffix(".partial")
         partial.unlink(missing_ok=True)
         if with_docker:

@@ -72,12 +72,10 @@ def arrange_mounts(config: NodeConfig) -> None:
     # Volumes with mount propagation need a shared tree; it is shared with nobody else.
     run("mount", "--make-rshared", "/")
     run("mount", "-t", "tmpfs", "-o", "mode=755", "node-run", "/run")
-    for folder, target in (("var-log", "/var/log"), ("kubelet", "/var/lib/kubelet")):
-        (config.folder / folder).mkdir()
-        run("mount", "--bind", str(config.folder / folder), target)
-    cni_cache = config.folder / "cni-cache"
-    cni_cache.mkdir()
-    run("mount", "--bind", str(cni_cache), "/var/lib/cni")
+    for target in ("/var/log", "/var/lib/kubelet", "/var/lib/cni"):
+        own = config.folder / target.strip("/").replace("/", "-")
+        own.mkdir()
+        run("mount", "--bind", str(own), target)
     settings = config.folder / "kernel-settings"
     settings.mkdir()
     for name, value in KERNEL_SETTINGS.items():

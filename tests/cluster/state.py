@@ -149,6 +149,8 @@ def create(name: str, kind: Kind, *, owner: ProcessId | None, ports: int) -> Ins
             instance.subnet = _free_subnet({other.subnet for other in others})
             stores = {other.image_store for other in others}
             instance.image_store = next(store for store in count() if store not in stores)
+        for abandoned in state_root().glob(".new-*"):
+            shutil.rmtree(abandoned)
         # Complete from the first moment on: the record comes into being with its folder.
         with tempfile.TemporaryDirectory(prefix=".new-", dir=state_root()) as scratch:
             staged = Path(scratch, name)
