@@ -13,6 +13,7 @@ import argparse
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -142,12 +143,21 @@ def _rank_environments(
             "OMP_NUM_THREADS": str(threads),  # torch would give every rank all cores
             # Threads that spin while they wait make pods that share cores several times slower.
             "OMP_WAIT_POLICY": "PASSIVE",
+            "TMPDIR": _temporary_directory(),
             **env,
             "RANK": str(placement.rank_of(local_rank)),
             "LOCAL_RANK": str(local_rank),
         }
         for local_rank in range(placement.local_world_size)
     }
+
+
+def _temporary_directory() -> str:
+    """Where torch can put the files that it cannot do without, even on a read-only root."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return "/dev/shm"  # in memory, and writable in every pod
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:

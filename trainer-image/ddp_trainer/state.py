@@ -94,7 +94,7 @@ def _random_state() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "cuda": torch.cuda.get_rng_state() if _uses_cuda() else None,
     }
 
 
@@ -103,8 +103,13 @@ def _restore_random_state(state: dict[str, Any]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
+    if state["cuda"] is not None and _uses_cuda():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def _uses_cuda() -> bool:
+    # Not is_available: asking a GPU that this rank does not train on would take memory there.
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _to_bytes(value: Any) -> bytes:

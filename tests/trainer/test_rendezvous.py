@@ -1,0 +1,100 @@
+"""Who belongs to a group, when ranks come late, twice, or from elsewhere."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from ddp_trainer.config import Environment
+from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError
+from ddp_trainer.rendezvous import Membership, meet
+from torch.distributed.distributed_c10d import PrefixStore
+
+from tests.trainer.pods import DEADLINE_SECONDS, contract, free_port
+
+
+def environment(rank: int, *, port: int, size: int = 2, **placement: object) -> Environment:
+    variables = contract(node_rank=rank, nodes=size, port=port)
+    new = Environment.from_env(variables | {"RANK": str(rank), "LOCAL_RANK": "0"})
+    return replace(new, placement=replace(new.placement, **placement))  # type: ignore[arg-type]
+
+
+@contextmanager
+def ranks() -> Iterator[ThreadPoolExecutor]:
+    """Each rank a thread: the rendezvous uses nothing that belongs to a process."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def start(
+    pool: ThreadPoolExecutor, of: Environment, *, timeout_seconds: float = DEADLINE_SECONDS
+) -> Future[Membership]:
+    return pool.submit(meet, of, timeout_seconds=timeout_seconds)
+
+
+def message(of: Membership) -> str:
+    """What rank 0 says to its group, and to no other."""
+    return of.store.get("message").decode()
+
+
+def test_a_group_has_keys_of_its_own() -> None:
+    port = free_port()
+    with ranks() as pool:
+        found = [start(pool, environment(rank, port=port, size=3)) for rank in (2, 1, 0)]
+        memberships = [future.result() for future in found]
+    assert all(isinstance(membership.store, PrefixStore) for membership in memberships)
+    memberships[2].store.set("message", "hello")
+    assert {message(membership) for membership in memberships} == {"hello"}
+
+
+def test_a_successor_waits_until_rank_0_has_left_the_group_of_its_predecessor() -> None:
+    port = free_port()
+    with ranks() as pool:
+        first = [start(pool, environment(rank, port=port)) for rank in (0, 1)]
+        old = [future.result() for future in first]
+        with pytest.raises(RendezvousTimeoutError, match="rank 0 has not left its old group yet"):
+            meet(environment(1, port=port), timeout_seconds=0.5)
+        successor = start(pool, environment(1, port=port))
+        old[0].store.set("message", "old")
+        # Rank 0 lets go of its store, and forms anew.
+        first.clear()
+        old.clear()
+        gc.collect()
+        again = meet(environment(0, port=port), timeout_seconds=DEADLINE_SECONDS)
+        again.store.set("message", "new")
+        assert message(successor.result()) == "new"
+
+
+def test_a_rank_that_came_and_went_before_the_group_was_complete_is_replaced() -> None:
+    port = free_port()
+    with ranks() as pool:
+        host = start(pool, environment(0, port=port, size=3))
+        with pytest.raises(RendezvousTimeoutError, match="waits for the other ranks"):
+            meet(environment(1, port=port, size=3), timeout_seconds=0.5)
+        others = [start(pool, environment(rank, port=port, size=3)) for rank in (1, 2)]
+        host.result().store.set("message", "hello")
+        assert [message(future.result()) for future in others] == ["hello", "hello"]
+
+
+def test_a_rank_of_another_attempt_does_not_join() -> None:
+    port = free_port()
+    with ranks() as pool:
+        host = start(pool, environment(0, port=port))
+        with pytest.raises(RendezvousTimeoutError, match="still belongs to attempt 0 of digits"):
+            meet(environment(1, port=port, attempt=1), timeout_seconds=0.5)
+        own = start(pool, environment(1, port=port))
+        assert host.result().address == own.result().address
+
+
+def test_a_rank_of_another_world_is_told_so() -> None:
+    port = free_port()
+    with ranks() as pool:
+        host = start(pool, environment(0, port=port))
+        with pytest.raises(ConfigurationError, match="rank 0 has WORLD_SIZE 2"):
+            meet(environment(1, port=port, size=3), timeout_seconds=DEADLINE_SECONDS)
+        start(pool, environment(1, port=port)).result()
+        host.result()
