@@ -1,0 +1,207 @@
+"""The command from its arguments to its exit code, with scripts that take no time."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ddp_operator.__main__ import main
+
+Run = Callable[..., tuple[int, str]]
+
+
+def job(script: str, **spec: Any) -> dict[str, Any]:
+    """A job of two pods that run a shell script."""
+    trainer = {"name": "trainer", "image": "any", "command": ["sh", "-c", script]}
+    return {
+        "apiVersion": "ddp-operator.io/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": "tiny"},
+        "spec": {"replicas": 2, "template": {"spec": {"containers": [trainer]}}, **spec},
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a manifest and return exit code and output (the error output where it is refused)."""
+
+    def run(*documents: Any, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
+        file = tmp_path / "job.yaml"
+        file.write_text(yaml.safe_dump_all(documents))
+        code = main(["local", str(file), "--workdir", str(tmp_path / "work"), *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
+
+
+def test_a_job_that_succeeds(run: Run, tmp_path: Path) -> None:
+    script = 'echo "step $((NODE_RANK + 5))/9"; [ $WORLD_SIZE = 2 ]'
+    code, output = run(job(script))
+    assert code == 0
+    assert "rank 0 | step 5/9" in output
+    assert "rank 1 | step 6/9" in output
+    assert "Succeeded: all 2 pods ended well" in output
+    assert "tiny: Succeeded after" in output
+    assert (tmp_path / "work" / "logs" / "tiny-0-1.log").read_text() == "step 6/9\n"
+
+
+def test_a_job_that_fails_is_restarted_as_often_as_allowed(run: Run) -> None:
+    code, output = run(job("exit 3", restart={"maxRestarts": 2}))
+    assert code == 1
+    assert "restart 2 of 2" in output
+    assert "tiny: Failed after" in output
+    assert "MaxRestartsExceeded: spec.restart.maxRestarts (2) is used up" in output
+
+
+def test_a_wrong_configuration_is_not_restarted(run: Run) -> None:
+    code, output = run(job("exit 64"))
+    assert code == 1
+    assert "ConfigurationError" in output
+    assert "0 of 3 allowed" in output
+
+
+def test_what_nobody_will_mend_here_ends_the_run(run: Run) -> None:
+    manifest = job("exit 0")
+    (trainer,) = manifest["spec"]["template"]["spec"]["containers"]
+    trainer["env"] = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
+    code, output = run(manifest)
+    assert code == 1
+    assert "tiny: Did not start after" in output
+    assert "env TOKEN uses valueFrom" in output
+
+
+def test_a_rank_lost_at_a_time_restarts_the_gang(run: Run) -> None:
+    script = "[ $DDP_ATTEMPT = 1 ] || exec sleep 1000"
+    code, output = run(job(script), arguments=("--kill-rank", "1@0s"))
+    assert code == 0
+    assert "rank 1 (pod tiny-0-1) with SIGKILL, as --kill-rank 1@0s asks" in output
+    assert "starting all 2 pods as attempt 1: pod tiny-0-1 (node rank 1) was killed" in output
+    assert "rank 1 (pod tiny-0-1), killed on purpose" in output
+    assert "1 of 3 allowed" in output
+
+
+def test_a_rank_lost_at_a_step_is_replaced(run: Run) -> None:
+    # Rank 1 blocks until it is killed; only its replacement finds the mark of the first.
+    script = """
+    if [ $NODE_RANK = 1 ]; then
+      if [ -e $MARKS/first ]; then touch $MARKS/second; exit 0; fi
+      touch $MARKS/first; echo step 7/9; exec sleep 1000
+    fi
+    until [ -e $MARKS/second ]; do sleep 0.01; done
+    """
+    manifest = job(script, restart={"scope": "Pod"}, checkpoint={"persistentVolumeClaim": "claim"})
+    (trainer,) = manifest["spec"]["template"]["spec"]["containers"]
+    trainer["env"] = [{"name": "MARKS", "value": "$(DDP_CHECKPOINT_DIR)"}]
+    code, output = run(manifest, arguments=("--kill-rank", "1@step7"))
+    assert code == 0
+    assert "replacing the pod of node rank 1" in output
+    assert "killed on purpose" in output
+    assert "about step 7" in output
+    assert "1 of 3 allowed" in output
+
+
+def test_a_moment_that_never_comes_is_admitted(run: Run) -> None:
+    code, output = run(job("exit 0"), arguments=("--kill-rank", "1@3600s"))
+    assert code == 0
+    assert "--kill-rank 1@3600s: the run was over before that moment came" in output
+
+
+def test_a_script_in_a_config_map_of_the_same_file(run: Run) -> None:
+    manifest = job("")
+    pod_spec = manifest["spec"]["template"]["spec"]
+    pod_spec["containers"][0] |= {
+        "command": ["python", "/scripts/main.py"],
+        "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}],
+    }
+    pod_spec["volumes"] = [{"name": "scripts", "configMap": {"name": "scripts"}}]
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "scripts"},
+        "data": {"main.py": "import os\nprint('hello from', os.environ['RANK'])\n"},
+    }
+    claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "unused"}}
+    code, output = run(config_map, manifest, claim)
+    assert code == 0
+    assert "rank 1 | hello from 1" in output
+    assert "not needed here: PersistentVolumeClaim unused" in output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"apiVersion": "ddp-operator.io/v9"}, "set it to ddp-operator.io/v1alpha1"),
+        ({"metadata": {}}, "metadata.name is missing"),
+        ({"metadata": {"name": "Upper"}}, "metadata.name: at most 50 lower-case letters"),
+        ({"kind": "PyTorchJob"}, "exactly one DDPJob, this one has 0"),
+        ({"spec": {}}, "spec.template: field required"),
+        ({"spec": ["no"]}, "spec must hold fields"),
+        ({"spec": job("", replicas=0)["spec"]}, "spec.replicas: input should be greater"),
+        ({"spec": job("", replica=2)["spec"]}, "spec.replica: unknown field"),
+        ({"spec": job("", suspend=True)["spec"]}, "spec.suspend is true"),
+        (
+            {"spec": job("", accelerator={"type": "nvidia-l4"})["spec"]},
+            "the job asks for 2 GPUs in all, this machine has none",
+        ),
+    ],
+)
+def test_bad_input_is_refused_with_the_remedy(
+    run: Run, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, output = run(job("exit 0") | change)
+    assert code == 64
+    assert output.startswith("error: ")
+    assert message in output
+
+
+def test_two_jobs_in_one_file_are_refused(run: Run) -> None:
+    code, output = run(job(""), job(""))
+    assert code == 64
+    assert "this one has 2 (tiny, tiny)" in output
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("a: [", "is not YAML"), ("just words", "not a Kubernetes object: 'just words'")],
+)
+def test_a_file_that_is_no_manifest_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(content)
+    assert main(["local", str(file)]) == 64
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["local", "nowhere.yaml"]) == 64
+    assert "nowhere.yaml cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kill", "message"),
+    [
+        ("1@5", "'1@5' is not RANK@SECONDSs or RANK@stepSTEP"),
+        ("@5s", "is not RANK@SECONDSs"),
+        ("2@5s", "--kill-rank 2@5s: the job has ranks 0 to 1 only"),
+    ],
+)
+def test_a_kill_that_cannot_be_is_refused(run: Run, kill: str, message: str) -> None:
+    code, output = run(job("exit 0"), arguments=("--kill-rank", kill))
+    assert code == 64
+    assert message in output
+
+
+def test_the_crd_is_printed_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["crd"]) == 0
+    crd = yaml.safe_load(capsys.readouterr().out)
+    assert crd["metadata"]["name"] == "ddpjobs.ddp-operator.io"
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["local"], ["run", "--nonsense"]])
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 64
+    assert "usage: python -m ddp_operator" in capsys.readouterr().err

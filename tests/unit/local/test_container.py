@@ -1,0 +1,136 @@
+"""What a container runs here, and why it cannot."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ddp_operator.local.container import Surroundings, container_process, image_name
+from ddp_operator.local.errors import ContainerConfigError
+from ddp_operator.local.expansion import expand
+
+AROUND = Surroundings(
+    environment={"PATH": "/usr/bin", "HOME": "/home/me", "RANK": "7", "PET_NNODES": "9"},
+    python="/venv/bin/python3.11",
+    master_port=12345,
+    termination_log=Path("/work/pods/job-0-0/termination-log"),
+    gpus=(),
+    cores=8,
+    directories={"/checkpoints": Path("/work/volumes/claim")},
+)
+
+
+def container(**fields: Any) -> dict[str, Any]:
+    return {"name": "trainer", "image": "ddp-trainer:dev", **fields}
+
+
+def env(**variables: str) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("$(A)", "1"),
+        ("x$(A)y$(A)", "x1y1"),
+        ("$(MISSING)", "$(MISSING)"),
+        ("$$(A)", "$(A)"),
+        ("$$$(A)", "$1"),
+        ("$A", "$A"),
+        ("$(A", "$(A"),
+        ("$", "$"),
+    ],
+)
+def test_references_expand_as_in_kubernetes(text: str, expanded: str) -> None:
+    assert expand(text, {"A": "1"}) == expanded
+
+
+def test_without_a_command_the_bundled_trainer_runs() -> None:
+    process = container_process(container(args=["--epochs=1"]), AROUND)
+    assert process.command == ("/venv/bin/python3.11", "-m", "ddp_trainer.launch", "--epochs=1")
+
+
+def test_without_a_command_another_image_is_refused() -> None:
+    with pytest.raises(ContainerConfigError, match=r"image acme/llm:3 .* add .*command"):
+        container_process(container(image="acme/llm:3"), AROUND)
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("ddp-trainer", "ddp-trainer"),
+        ("ddp-trainer:dev", "ddp-trainer"),
+        ("localhost:5000/a/ddp-trainer", "ddp-trainer"),
+        ("host/ddp-trainer:1@sha256:abc", "ddp-trainer"),
+        ("host/ddp-trainer-fork:1", "ddp-trainer-fork"),
+    ],
+)
+def test_image_name_is_without_registry_and_tag(image: str, name: str) -> None:
+    assert image_name(image) == name
+
+
+def test_python_becomes_the_interpreter_with_the_trainer() -> None:
+    process = container_process(container(command=["python", "-c", "pass"]), AROUND)
+    assert process.command == ("/venv/bin/python3.11", "-c", "pass")
+    assert process.environment["PATH"] == "/venv/bin:/usr/bin"
+
+
+def test_references_see_this_machines_rendezvous() -> None:
+    process = container_process(
+        container(
+            command=["torchrun"],
+            args=["--rdzv-endpoint=$(MASTER_ADDR):$(MASTER_PORT)", "$(WHERE)"],
+            env=env(MASTER_ADDR="job-0-0.job", MASTER_PORT="29500", WHERE="tcp://$(MASTER_ADDR)"),
+        ),
+        AROUND,
+    )
+    assert process.command == ("torchrun", "--rdzv-endpoint=127.0.0.1:12345", "tcp://127.0.0.1")
+    assert process.environment["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_paths_in_volumes_lead_to_their_places_here() -> None:
+    process = container_process(
+        container(
+            command=["sh", "-c", "ls /checkpoints/a; ls /checkpoints-old"],
+            args=["--dir=/checkpoints"],
+            env=env(DDP_CHECKPOINT_DIR="/checkpoints"),
+            workingDir="/checkpoints/a",
+        ),
+        AROUND,
+    )
+    assert process.command[2] == "ls /work/volumes/claim/a; ls /checkpoints-old"
+    assert process.command[3] == "--dir=/work/volumes/claim"
+    assert process.environment["DDP_CHECKPOINT_DIR"] == "/work/volumes/claim"
+    assert process.working_directory == Path("/work/volumes/claim/a")
+
+
+def test_rank_variables_around_us_do_not_reach_a_pod() -> None:
+    environment = container_process(container(), AROUND).environment
+    assert "RANK" not in environment
+    assert "PET_NNODES" not in environment
+    assert environment["HOME"] == "/home/me"
+
+
+@pytest.mark.parametrize(("world_size", "threads"), [("1", "8"), ("3", "2"), ("16", "1")])
+def test_ranks_share_the_cores(world_size: str, threads: str) -> None:
+    process = container_process(container(env=env(WORLD_SIZE=world_size)), AROUND)
+    assert process.environment["OMP_NUM_THREADS"] == threads
+
+
+def test_a_users_own_thread_count_wins() -> None:
+    process = container_process(container(env=env(OMP_NUM_THREADS="5")), AROUND)
+    assert process.environment["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+            "env TOKEN uses valueFrom",
+        ),
+        ({"envFrom": [{"configMapRef": {"name": "c"}}]}, "envFrom needs a cluster"),
+    ],
+)
+def test_what_only_a_cluster_can_give_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ContainerConfigError, match=message):
+        container_process(container(**fields), AROUND)

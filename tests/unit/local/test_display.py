@@ -1,0 +1,171 @@
+"""What people are shown, and that nothing is claimed that was not seen."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods import ContainerExit, Identity, PodState
+from ddp_operator.local_run.display import PlainDisplay
+from ddp_operator.local_run.kills import KillRequest
+from ddp_operator.local_run.live import LiveDisplay
+from ddp_operator.local_run.manifest import read_job_file
+from ddp_operator.local_run.story import Story
+from ddp_operator.local_run.summary import summarise
+from ddp_operator.ports import Key
+from rich.console import Console
+
+EXAMPLES = Path(__file__).parents[3] / "manifests" / "examples"
+COLUMNS = 80
+
+
+@pytest.fixture
+def story() -> Story:
+    file = read_job_file(EXAMPLES / "digits-gloo.yaml")
+    return Story(file.job, processes_per_pod=1)
+
+
+def pod(index: int, *, message: str | None = None, ready: bool = True) -> PodState:
+    identity = Identity(index=index, attempt=0)
+    ended = message and ContainerExit(
+        code=0, signal=0, reason="Completed", message=message, finished=None
+    )
+    return PodState(
+        key=Key("default", identity.pod_name("digits-gloo")),
+        owner_uid="uid",
+        identity=identity,
+        spec_hash="",
+        phase="Succeeded" if message else "Running",
+        ready=ready,
+        exit=ended or None,
+    )
+
+
+def finished(job: DDPJob, type_: str) -> DDPJob:
+    condition = {
+        "type": type_,
+        "status": "True",
+        "reason": "Completed",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    return DDPJob.parse(
+        {
+            "metadata": {
+                "namespace": job.namespace,
+                "name": job.name,
+                "uid": "uid",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "spec": job.spec.model_dump(mode="json", by_alias=True, exclude_none=True),
+            "status": {"phase": type_, "reason": "Why", "conditions": [condition], "restarts": 1},
+        }
+    )
+
+
+def told(story: Story, tmp_path: Path, *kills: KillRequest) -> tuple[str, dict[str, str]]:
+    (tmp_path / "volumes" / "claim").mkdir(parents=True)
+    title, lines = summarise(story, kills=kills, workdir=tmp_path, file=Path("job.yaml"))
+    return title, {line.label: line.text for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "total"),
+    [
+        ("12:00:01 [rank 0] step 10/276 epoch 1 loss 2.1980 937 samples/s", 10, 276),
+        ("epoch 3, step 7 / 9", 7, 9),
+        ("Step: 12, loss 0.1", 12, None),
+        ("step=3", 3, None),
+    ],
+)
+def test_progress_is_read_from_log_lines(
+    story: Story, line: str, step: int, total: int | None
+) -> None:
+    story.logged(line)
+    assert story.progress is not None
+    assert (story.progress.step, story.progress.total_steps) == (step, total)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["saved checkpoint /x/step-00000020 (step 20) in 0.01 s", "the group broke at step 100", "hi"],
+)
+def test_other_lines_are_no_progress(story: Story, line: str) -> None:
+    story.logged(line)
+    assert story.progress is None
+
+
+def test_a_success_is_told_with_what_rank_0_reported(story: Story, tmp_path: Path) -> None:
+    kill = KillRequest.parse("1@step100")
+    never = KillRequest.parse("0@9s")
+    story.logged("step 100/276 epoch 5")
+    story.lost(kill, pod(1))
+    story.logged("[rank 0] resuming from checkpoint /x/step-80 (step 80)")
+    story.pods_changed(
+        [pod(0, message='{"step": 276, "totalSteps": 276, "accuracy": 0.98, "loss": 0.0227}')]
+    )
+    story.job_changed(finished(story.job, "Succeeded"))
+    title, lines = told(story, tmp_path, kill, never)
+    assert title.startswith("digits-gloo: Succeeded after")
+    assert lines["trained"] == "276 of 276 steps on 2 pods, 98.0% test accuracy, loss 0.0227"
+    assert "rank 1 (pod digits-gloo-0-1), killed on purpose" in lines["lost"]
+    assert "about step 100" in lines["lost"]
+    assert "from the checkpoint of step 80" in lines["came back"]
+    assert "--kill-rank 0@9s" in lines["not killed"]
+    assert lines["restarts"] == "1 of 3 allowed, 0 disruptions"
+    assert lines["checkpoints"] == str(tmp_path / "volumes" / "claim")
+    assert "why" not in lines
+
+
+def test_nothing_is_claimed_that_was_not_seen(story: Story, tmp_path: Path) -> None:
+    story.logged("resuming from checkpoint /x/step-80 (step 80)")  # before anything was lost
+    story.lost(KillRequest.parse("1@1s"), pod(1))
+    story.pods_changed([pod(0, message="Traceback, not JSON")])
+    story.job_changed(finished(story.job, "Failed"))
+    title, lines = told(story, tmp_path)
+    assert "Failed after" in title
+    assert not {"trained", "came back", "try next", "go on with"} & set(lines)
+    assert lines["why"].startswith("Why")
+
+
+def test_a_run_that_was_stopped_says_how_to_go_on(story: Story, tmp_path: Path) -> None:
+    title, lines = told(story, tmp_path)
+    assert "Stopped after" in title
+    assert lines["go on with"].endswith(f"local job.yaml --workdir {tmp_path}")
+
+
+def test_plain_lines_name_rank_and_change(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay(story)
+    display.log(pod(1), "hello")
+    display.event("Restarting", "why", warning=True)
+    display.refresh()
+    display.refresh()
+    lines = [line.split("s ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "rank 1 | hello",
+        "! Restarting: why",
+        "= Pending: ready -, attempt 0, restarts 0",
+    ]
+
+
+def test_the_live_view_fits_an_ordinary_terminal(story: Story) -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=COLUMNS, force_terminal=True, color_system=None)
+    story.logged("step 138/276 epoch 6 loss 0.1 " + "and more " * 20)
+    story.pods_changed([pod(0), pod(1, ready=False)])
+    display = LiveDisplay(story, console)
+    with display:
+        display.log(pod(0), "word " * 40)
+        display.event("Restarting", "sentence " * 20, warning=True)
+    lines = re.split(r"[\r\n]+|\x1b\[[0-9;?]*[A-Za-z]", output.getvalue())
+    assert max(len(line) for line in lines) == COLUMNS
+    shown = "\n".join(lines)
+    assert "digits-gloo · Pending" in shown
+    assert "step 138/276" in shown
+    assert "digits-gloo-0-1" in shown
+    assert any(line.startswith("rank 0 │ word") and line.endswith("…") for line in lines)
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_a_valid_job(example: Path) -> None:
+    assert read_job_file(example).passed_over == ()

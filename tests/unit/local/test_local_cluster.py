@@ -1,0 +1,381 @@
+"""The port's contract, kept with real (small) processes."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ddp_operator.api.constants import LABEL_SERVING
+from ddp_operator.job.pods import PodState
+from ddp_operator.local import LocalCluster, Workdir
+from ddp_operator.ports import (
+    AlreadyExistsError,
+    ConflictError,
+    Event,
+    Key,
+    Manifest,
+    NotFoundError,
+)
+
+JOB = Key("default", "job")
+POD = Key("default", "job-0-0")
+DEADLINE_SECONDS = 30.0
+
+
+class Recorder:
+    """A listener that can be waited on."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Manifest] = []
+        self.deleted: list[Key] = []
+        self.events: list[Event] = []
+        self.lines: list[str] = []
+        self._news = asyncio.Event()
+
+    def job_changed(self, job: Manifest) -> None:
+        self.jobs.append(job)
+        self._news.set()
+
+    def job_deleted(self, job: Key) -> None:
+        self.deleted.append(job)
+        self._news.set()
+
+    def pods_changed(self, job: Key) -> None:
+        assert job == JOB
+        self._news.set()
+
+    def pod_logged(self, pod: Key, line: str) -> None:  # noqa: ARG002
+        self.lines.append(line)
+        self._news.set()
+
+    def event_emitted(self, job: Key, event: Event) -> None:
+        assert job == JOB
+        self.events.append(event)
+        self._news.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+
+@pytest.fixture
+def heard() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, heard: Recorder) -> AsyncIterator[LocalCluster[PodState]]:
+    async with LocalCluster(
+        project=PodState.project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+    ) as cluster:
+        yield cluster
+
+
+def job_manifest() -> Manifest:
+    return {"metadata": {"namespace": JOB.namespace, "name": JOB.name}, "spec": {}}
+
+
+def pod(script: str, *, owner: str = "uid-1", **spec: Any) -> dict[str, Any]:
+    """A pod that runs a shell script; Kubernetes makes one `$` of two."""
+    command = ["sh", "-c", script.replace("$$", "$$$$")]
+    trainer = {"name": "trainer", "image": "any", "command": command}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "namespace": POD.namespace,
+            "name": POD.name,
+            "labels": {
+                "ddp-operator.io/job-name": JOB.name,
+                "ddp-operator.io/replica-index": "0",
+                "ddp-operator.io/attempt": "0",
+                LABEL_SERVING: "true",
+            },
+            "ownerReferences": [
+                {"kind": "DDPJob", "name": JOB.name, "uid": owner, "controller": True}
+            ],
+        },
+        "spec": {"containers": [trainer | spec.pop("trainer", {})], **spec},
+    }
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie that nobody has reaped yet does not live."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def only_pod(cluster: LocalCluster[PodState]) -> PodState:
+    (found,) = cluster.pods_of(JOB)
+    return found
+
+
+async def test_a_pod_is_seen_at_once_and_runs_to_its_end(
+    cluster: LocalCluster[PodState], heard: Recorder, tmp_path: Path
+) -> None:
+    await cluster.create_pod(pod('echo one; printf "two" > "$DDP_TERMINATION_LOG"; echo three'))
+    assert (await only_pod(cluster)).phase == "Pending"
+    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    done = await only_pod(cluster)
+    assert done.succeeded
+    assert done.exit is not None
+    assert (done.exit.code, done.exit.reason, done.exit.message) == (0, "Completed", "two")
+    assert not done.ready
+    assert heard.lines == ["one", "three"]
+    assert (tmp_path / "logs" / "job-0-0.log").read_text() == "one\nthree\n"
+
+
+async def test_running_is_ready(cluster: LocalCluster[PodState], heard: Recorder) -> None:
+    await cluster.create_pod(pod("echo up; exec sleep 1000"))
+    await heard.until(lambda: heard.lines)
+    running = await only_pod(cluster)
+    assert (running.phase, running.ready, running.scheduled) == ("Running", True, True)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 7", 7), ("kill -SEGV $$", 139), ("kill -KILL $$", 137)]
+)
+async def test_a_failure_keeps_its_exit_code(
+    cluster: LocalCluster[PodState], heard: Recorder, script: str, code: int
+) -> None:
+    await cluster.create_pod(pod(script))
+    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    failed = await only_pod(cluster)
+    assert failed.failed
+    assert not failed.disrupted
+    assert failed.exit is not None
+    assert (failed.exit.code, failed.exit.reason) == (code, "Error")
+
+
+async def test_the_log_speaks_where_the_termination_message_is_told_to_fall_back(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    policy = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+    await cluster.create_pod(pod("echo Traceback; exit 1", trainer=policy))
+    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    ended = (await only_pod(cluster)).exit
+    assert ended is not None
+    assert ended.message == "Traceback\n"
+
+
+async def test_deletion_gives_the_pod_its_chance_to_save(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    await cluster.create_pod(
+        pod('trap "echo saving; exit 143" TERM; echo up; while true; do sleep 0.01; done')
+    )
+    await heard.until(lambda: "up" in heard.lines)
+    await cluster.delete_pod(POD, grace_seconds=None)
+    assert (await only_pod(cluster)).deleting
+    await heard.until(lambda: not cluster.pods_of(JOB))
+    assert "saving" in heard.lines
+
+
+async def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    script = 'trap "echo no" TERM; echo $$; while true; do sleep 0.01; done'
+    await cluster.create_pod(pod(script, terminationGracePeriodSeconds=1))
+    await heard.until(lambda: heard.lines)
+    process = int(heard.lines[0])
+    await cluster.delete_pod(POD, grace_seconds=None)
+    await heard.until(lambda: not cluster.pods_of(JOB))
+    assert "no" in heard.lines
+    assert not is_alive(process)
+
+
+async def test_a_pod_ends_as_a_whole(cluster: LocalCluster[PodState], heard: Recorder) -> None:
+    """Whatever it started goes with it, even what went into a session of its own."""
+    elsewhere = "setsid sh -c 'echo $$; touch $DDP_TERMINATION_LOG; exec sleep 1000' &"
+    started = "until [ -e $DDP_TERMINATION_LOG ]; do sleep 0.01; done"
+    await cluster.create_pod(pod(f"{elsewhere} {started}; exit 0"))
+    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    assert not is_alive(int(heard.lines[0]))
+
+
+async def test_a_killed_pod_stays_with_the_exit_code_of_a_kill(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    await cluster.create_pod(pod("setsid sh -c 'echo $$; exec sleep 1000' & echo $$; wait"))
+    await heard.until(lambda: len(heard.lines) == 2)
+    assert cluster.kill_pod(POD)
+    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    killed = await only_pod(cluster)
+    assert killed.exit is not None
+    assert killed.exit.code == 137
+    assert not killed.disrupted
+    assert [is_alive(int(line)) for line in heard.lines] == [False, False]
+    assert not cluster.kill_pod(POD)
+
+
+async def test_nothing_outlives_the_context(tmp_path: Path, heard: Recorder) -> None:
+    async with LocalCluster(
+        project=PodState.project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+    ) as cluster:
+        await cluster.create_pod(pod('trap "" TERM; echo $$; while true; do sleep 0.01; done'))
+        await heard.until(lambda: heard.lines)
+    assert not is_alive(int(heard.lines[0]))
+
+
+async def test_deleting_a_finished_pod_removes_it_at_once(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    await cluster.create_pod(pod("exit 0"))
+    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    await cluster.delete_pod(POD, grace_seconds=None)
+    assert cluster.pods_of(JOB) == []
+    await cluster.delete_pod(POD, grace_seconds=None)  # gone already: no error
+
+
+async def test_a_pod_deleted_before_it_started_never_runs(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    await cluster.create_pod(pod("echo up"))
+    await cluster.delete_pod(POD, grace_seconds=None)
+    await heard.until(lambda: not cluster.pods_of(JOB))
+    assert heard.lines == []
+
+
+async def test_creating_a_pod_twice_proves_that_it_exists(
+    cluster: LocalCluster[PodState],
+) -> None:
+    await cluster.create_pod(pod("exec sleep 1000"))
+    await cluster.create_pod(pod("exec sleep 1000"))
+    assert len(cluster.pods_of(JOB)) == 1
+    with pytest.raises(AlreadyExistsError, match="another owner"):
+        await cluster.create_pod(pod("exec sleep 1000", owner="uid-2"))
+
+
+async def test_a_container_that_cannot_be_made_waits_with_its_reason(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    variable = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {}}}
+    await cluster.create_pod(pod("exit 0", trainer={"env": [variable]}))
+    await heard.until(lambda: cluster.pods_of(JOB)[0].waiting)
+    waiting = await only_pod(cluster)
+    assert waiting.waiting == "CreateContainerConfigError"
+    assert "valueFrom" in waiting.waiting_message
+    assert waiting.phase == "Pending"
+
+
+async def test_a_command_that_does_not_exist_fails_the_pod(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    await cluster.create_pod(pod("", trainer={"command": ["no-such-program"]}))
+    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    ended = (await only_pod(cluster)).exit
+    assert ended is not None
+    assert (ended.code, ended.reason) == (128, "StartError")
+    assert "no-such-program: no such program" in ended.message
+
+
+async def test_more_gpus_than_there_are_cannot_be_scheduled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heard: Recorder
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    async with LocalCluster(
+        project=PodState.project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+    ) as cluster:
+        limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+        await cluster.create_pod(pod("exit 0", trainer=limits))
+        await heard.until(lambda: cluster.pods_of(JOB)[0].waiting)
+        stuck = await only_pod(cluster)
+    assert stuck.waiting == "Unschedulable"
+    assert stuck.waiting_message == "this machine has no NVIDIA GPUs, the pod asks for 1"
+    assert not stuck.scheduled
+
+
+async def test_pods_on_gpus_take_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heard: Recorder
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    first, second = (
+        pod('echo "$CUDA_VISIBLE_DEVICES"; exec sleep 1000', trainer=limits) for _ in range(2)
+    )
+    second["metadata"]["name"] = "job-0-1"
+    async with LocalCluster(
+        project=PodState.project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+    ) as cluster:
+        await cluster.create_pod(first)
+        await cluster.create_pod(second)
+        await heard.until(lambda: heard.lines)
+        assert [found.phase for found in cluster.pods_of(JOB)] == ["Running", "Pending"]
+        await cluster.delete_pod(POD, grace_seconds=0)
+        await heard.until(lambda: len(heard.lines) == 2)
+        assert heard.lines == ["GPU-a", "GPU-a"]
+        assert [found.key.name for found in cluster.pods_of(JOB)] == ["job-0-1"]
+
+
+async def test_labels_are_patched(cluster: LocalCluster[PodState]) -> None:
+    await cluster.create_pod(pod("exec sleep 1000"))
+    await cluster.patch_pod_labels(POD, {LABEL_SERVING: None})
+    assert not (await only_pod(cluster)).serving
+    await cluster.patch_pod_labels(Key("default", "gone"), {LABEL_SERVING: None})
+
+
+async def test_status_is_merged_and_guarded_by_its_resource_version(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    version = cluster.create_job(job_manifest())["metadata"]["resourceVersion"]
+    first = await cluster.patch_status(
+        JOB, {"a": 1, "b": {"c": 2, "d": 3}}, resource_version=version
+    )
+    assert first["status"] == {"a": 1, "b": {"c": 2, "d": 3}}
+    second = await cluster.patch_status(
+        JOB, {"a": None, "b": {"c": 4}}, resource_version=first["metadata"]["resourceVersion"]
+    )
+    assert second["status"] == {"b": {"c": 4, "d": 3}}
+    with pytest.raises(ConflictError):
+        await cluster.patch_status(JOB, {"a": 9}, resource_version=version)
+    assert cluster.job(JOB) == second
+    await heard.until(lambda: len(heard.jobs) == 3)
+    assert heard.jobs[-1] == second
+    with pytest.raises(NotFoundError):
+        await cluster.patch_status(Key("default", "no"), {}, resource_version=None)
+
+
+async def test_a_deleted_job_takes_its_pods_along(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    uid = cluster.create_job(job_manifest())["metadata"]["uid"]
+    await cluster.create_pod(pod("exec sleep 1000", owner=uid))
+    await cluster.delete_job(JOB, uid="of an earlier job")
+    assert cluster.job(JOB) is not None
+    await cluster.delete_job(JOB, uid=uid)
+    assert cluster.job(JOB) is None
+    await heard.until(lambda: heard.deleted == [JOB] and not cluster.pods_of(JOB))
+
+
+async def test_events_reach_the_listener(cluster: LocalCluster[PodState], heard: Recorder) -> None:
+    job = cluster.create_job(job_manifest())
+    event = Event("Running", "all pods are ready")
+    await cluster.emit_event(job, event)
+    await heard.until(lambda: heard.events == [event])
+
+
+async def test_a_service_of_another_owner_is_in_the_way(cluster: LocalCluster[PodState]) -> None:
+    def service(owner: str) -> dict[str, Any]:
+        reference = {"kind": "DDPJob", "name": "job", "uid": owner, "controller": True}
+        return {"metadata": {"namespace": "default", "name": "job", "ownerReferences": [reference]}}
+
+    await cluster.create_service(service("uid-1"))
+    await cluster.create_service(service("uid-1"))
+    with pytest.raises(AlreadyExistsError):
+        await cluster.create_service(service("uid-2"))
+
+
+async def test_pods_do_not_share_our_process_group(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    """Ctrl-C in the terminal must reach the command alone."""
+    await cluster.create_pod(pod("ps -o pgid= -p $$; exec sleep 1000"))
+    await heard.until(lambda: heard.lines)
+    assert int(heard.lines[0]) != os.getpgid(0)

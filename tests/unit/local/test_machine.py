@@ -1,0 +1,90 @@
+"""What the pods of one machine share: ports, GPUs, a directory."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+from ddp_operator.local.gpus import GpuPool, gpus_of, visible_gpus
+from ddp_operator.local.loopback import ADDRESS, RendezvousPorts
+from ddp_operator.local.workdir import Workdir, WorkdirInUseError
+from ddp_operator.ports import Key
+
+JOB, OTHER = Key("default", "a"), Key("default", "b")
+
+
+def test_an_attempt_keeps_its_port_and_shares_it_with_no_other() -> None:
+    ports = RendezvousPorts()
+    first = ports.of(JOB, attempt="0")
+    assert ports.of(JOB, attempt="0") == first
+    chosen = {first, ports.of(JOB, attempt="1"), ports.of(OTHER, attempt="0")}
+    assert len(chosen) == 3
+
+
+def test_a_port_is_free_and_outside_the_kernels_range() -> None:
+    port = RendezvousPorts().of(JOB, attempt="0")
+    with socket.socket() as listener:
+        listener.bind((ADDRESS, port))
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert port < lowest
+
+
+async def test_gpus_are_lent_apart_and_waited_for() -> None:
+    pool = GpuPool(("0", "1", "2"))
+    async with pool.lend(2) as first:
+        assert first == ("0", "1")
+        entered = asyncio.Event()
+
+        async def late() -> tuple[str, ...]:
+            async with pool.lend(2) as gpus:
+                entered.set()
+                return gpus
+
+        waiting = asyncio.create_task(late())
+        await asyncio.sleep(0)
+        assert not entered.is_set()
+    async with asyncio.timeout(10):
+        assert len(set(await waiting)) == 2
+
+
+async def test_whoever_stops_waiting_for_gpus_holds_up_nobody() -> None:
+    pool = GpuPool(("0",))
+
+    async def take() -> None:
+        async with pool.lend(1):
+            pass
+
+    async with pool.lend(1):
+        given_up = asyncio.create_task(take())
+        await asyncio.sleep(0)
+        given_up.cancel()
+        patient = asyncio.create_task(take())
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await patient
+
+
+@pytest.mark.parametrize(
+    ("value", "names"), [("", ()), ("-1", ()), ("0,2", ("0", "2")), ("GPU-ab", ("GPU-ab",))]
+)
+def test_cuda_visible_devices_limits_the_gpus(value: str, names: tuple[str, ...]) -> None:
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == names
+
+
+def test_gpus_of_a_container_count_mig_slices() -> None:
+    limits = {"cpu": 1, "nvidia.com/gpu": "2", "nvidia.com/mig-1g.5gb": 3}
+    assert gpus_of({"resources": {"limits": limits}}) == 5
+    assert gpus_of({}) == 0
+
+
+def test_a_workdir_serves_one_run_at_a_time(tmp_path: Path) -> None:
+    first = Workdir(tmp_path)
+    first.claim()
+    with pytest.raises(WorkdirInUseError, match="in use by another run"):
+        Workdir(tmp_path).claim()
+
+
+def test_a_pods_directory_starts_empty(tmp_path: Path) -> None:
+    workdir = Workdir(tmp_path)
+    (workdir.fresh_pod(JOB) / "termination-log").write_text("of an earlier run")
+    assert list(workdir.fresh_pod(JOB).iterdir()) == []
