@@ -15,6 +15,7 @@ from tests.unit.job.builders import (
     pod,
     running_job,
     stored,
+    with_status,
 )
 
 
@@ -63,12 +64,14 @@ class TestSuspension:
 
     def test_resuming_takes_a_new_attempt(self) -> None:
         job, pods = running_job()
+        job = with_status(job, replacements={"1": 2})
         job = edited(job, suspend=True)
         job = stored(job, plan(job, pods, later(60)))
         job = edited(job, suspend=False)
         planned = plan(job, [], later(160))
         assert planned.decided
-        assert (planned.status.attempt, planned.status.restarts) == (1, 0)
+        assert (planned.status.attempt, planned.status.replacements) == (1, {})
+        assert planned.status.restarts == 0
         assert planned.status.disruptions == 0
         assert planned.status.suspended_seconds == 100
         assert planned.status.phase == "Pending"

@@ -202,6 +202,14 @@ class TestPodReplacement:
         planned = plan(job, pods, later(60))
         assert (planned.delete, planned.fence) == ((key("digits-0-1"),), ())
 
+    def test_a_pod_whose_side_car_runs_on_is_fenced(self) -> None:
+        """DNS lists it, and its host name would lead half of the ranks to nobody."""
+        job, pods = running_job(replicas=3, restart={"scope": "Pod"})
+        pods = [pods[0], ended(job, 1, code=1, phase="Running"), pods[2]]
+        job = stored(job, plan(job, pods, later(60)))
+        planned = plan(job, pods, later(60))
+        assert (planned.delete, planned.fence) == ((key("digits-0-1"),), (key("digits-0-1"),))
+
     def test_a_fenced_pod_is_not_fenced_again(self) -> None:
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         going = replace(pods[1], deleting=True)

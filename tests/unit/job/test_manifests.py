@@ -1,0 +1,222 @@
+"""The Service and Pods of a job: the environment contract, names and labels, and what is left as the
+user wrote it.
+"""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job import manifests
+from ddp_operator.job.pods import Identity
+
+from tests.good_manifests import Json, container, gpus, template
+from tests.unit.job.builders import fresh_job
+
+FIRST = Identity(index=0, attempt=0)
+L4 = {"type": "nvidia-l4"}
+TEMPLATE: Json = {
+    "metadata": {
+        "creationTimestamp": None,
+        "labels": {"team": "vision", "ddp-operator.io/job-name": "forged"},
+        "annotations": {"note": "kept"},
+        "finalizers": ["example.com/kept"],
+    },
+    "spec": {
+        "futureField": {"deep": [1, {"er": None}]},
+        "schedulingGates": [{"name": "kept"}],
+        "initContainers": [container("init")],
+        "containers": [
+            container(
+                command=["python", "train.py"],
+                securityContext={"readOnlyRootFilesystem": True},
+                futureField=1,
+            ),
+            container("logs", env=[{"name": "RANK", "value": "mine"}]),
+        ],
+    },
+}
+
+
+def trainer(job: DDPJob, identity: Identity = FIRST) -> Json:
+    containers: list[Json] = manifests.pod(job, identity)["spec"]["containers"]
+    return next((c for c in containers if c["name"] == "trainer"), containers[0])
+
+
+def env(job: DDPJob, identity: Identity = FIRST) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in trainer(job, identity)["env"] if "value" in e}
+
+
+class TestEnvironment:
+    def test_one_process_a_pod(self) -> None:
+        job = fresh_job(replicas=4, masterPort=23456, checkpoint={"path": "/ckpt"})
+        assert env(job, Identity(index=3, attempt=2, replacement=1)) == {
+            "MASTER_ADDR": "digits-2-0.digits",
+            "MASTER_PORT": "23456",
+            "WORLD_SIZE": "4",
+            "RANK": "3",
+            "LOCAL_RANK": "0",
+            "NODE_RANK": "3",
+            "GROUP_RANK": "3",
+            "LOCAL_WORLD_SIZE": "1",
+            "GROUP_WORLD_SIZE": "4",
+            "DDP_BACKEND": "gloo",
+            "DDP_JOB_NAME": "digits",
+            "DDP_ATTEMPT": "2",
+            "DDP_CHECKPOINT_DIR": "/ckpt",
+            "PYTHONUNBUFFERED": "1",
+            "PET_NNODES": "4",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_NODE_RANK": "3",
+            "PET_MASTER_ADDR": "digits-2-0.digits",
+            "PET_MASTER_PORT": "23456",
+        }
+
+    def test_several_processes_a_pod(self) -> None:
+        """Only the launcher can know a process's rank then."""
+        job = fresh_job(replicas=2, nprocPerNode=8)
+        found = env(job, Identity(index=1, attempt=0))
+        assert (found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"], found["NODE_RANK"]) == (
+            "16",
+            "8",
+            "1",
+        )
+        assert found["PET_NPROC_PER_NODE"] == "8"
+        assert not {"RANK", "LOCAL_RANK"} & set(found)
+
+    def test_a_replacement_is_told_the_same_as_the_pod_that_it_replaces(self) -> None:
+        job = fresh_job(restart={"scope": "Pod"})
+        assert env(job, Identity(1, 2, 5)) == env(job, Identity(1, 2, 0))
+
+    @pytest.mark.parametrize(
+        ("spec", "processes", "backend"),
+        [
+            ({}, 1, "gloo"),
+            ({"template": template(container(resources=gpus(gpu=4)))}, 4, "nccl"),
+            ({"template": template(container(resources=gpus(gpu="4")))}, 4, "nccl"),
+            ({"template": template(container(resources=gpus(mig=3)))}, 3, "nccl"),
+            ({"template": template(container(resources=gpus(gpu=0)))}, 1, "gloo"),
+            ({"template": template(container(), container("v", resources=gpus(gpu=4)))}, 1, "gloo"),
+            ({"accelerator": {**L4, "count": 2}}, 2, "nccl"),
+            (
+                {"accelerator": L4, "template": template(container(resources=gpus(gpu=4)))},
+                4,
+                "nccl",
+            ),
+            (
+                {"accelerator": L4, "template": template(container(resources=gpus(gpu=0)))},
+                1,
+                "gloo",
+            ),
+            ({"accelerator": {**L4, "count": 2}, "backend": "gloo"}, 2, "gloo"),
+            ({"accelerator": {**L4, "count": 2}, "nprocPerNode": 1}, 1, "nccl"),
+            ({"nprocPerNode": 3}, 3, "gloo"),
+        ],
+    )
+    def test_auto_follows_the_gpus(self, spec: Json, processes: int, backend: str) -> None:
+        job = fresh_job(**spec)
+        assert env(job)["LOCAL_WORLD_SIZE"] == str(processes)
+        assert env(job)["DDP_BACKEND"] == backend
+
+    def test_the_users_variables_win_and_may_refer_to_ours(self) -> None:
+        users = [
+            {"name": "MASTER_PORT", "value": "1"},
+            {"name": "DDP_CHECKPOINT_DIR", "value": "/elsewhere"},
+            {"name": "LOG", "value": "/logs/$(NODE_RANK)"},
+            {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        ]
+        job = fresh_job(template=template(container(env=users)))
+        entries = trainer(job)["env"]
+        names = [entry["name"] for entry in entries]
+        assert len(set(names)) == len(names)
+        assert entries[-4:] == users, "after ours: references look back only"
+        assert env(job)["MASTER_PORT"] == "1"
+
+    def test_the_container_named_trainer_gets_it_else_the_first(self) -> None:
+        job = fresh_job(template=template(container("logs"), container()))
+        side_car, main = manifests.pod(job, FIRST)["spec"]["containers"]
+        assert side_car == container("logs")
+        assert "MASTER_ADDR" in {entry["name"] for entry in main["env"]}
+        job = fresh_job(template=template(container("main"), container("logs")))
+        main, side_car = manifests.pod(job, FIRST)["spec"]["containers"]
+        assert side_car == container("logs")
+        assert "MASTER_ADDR" in {entry["name"] for entry in main["env"]}
+
+
+class TestIdentity:
+    def test_metadata(self) -> None:
+        job = fresh_job()
+        metadata = manifests.pod(job, Identity(index=1, attempt=2, replacement=3))["metadata"]
+        assert metadata == {
+            "name": "digits-2-1-r3",
+            "namespace": "research",
+            "labels": {
+                "ddp-operator.io/job-name": "digits",
+                "ddp-operator.io/replica-index": "1",
+                "ddp-operator.io/attempt": "2",
+                "ddp-operator.io/replacement": "3",
+                "ddp-operator.io/serving": "true",
+            },
+            "annotations": {
+                "ddp-operator.io/spec-hash": job.spec_hash,
+                "ddp-operator.io/trainer-container": "trainer",
+            },
+            "ownerReferences": [
+                {
+                    "apiVersion": "ddp-operator.io/v1alpha1",
+                    "kind": "DDPJob",
+                    "name": "digits",
+                    "uid": job.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": False,
+                }
+            ],
+        }
+
+    def test_host_name_and_restart_policy(self) -> None:
+        spec = manifests.pod(fresh_job(), Identity(index=1, attempt=2, replacement=3))["spec"]
+        assert (spec["hostname"], spec["subdomain"]) == ("digits-2-1", "digits")
+        assert spec["restartPolicy"] == "Never"
+
+    def test_service_finds_all_pods_that_serve_ready_or_not(self) -> None:
+        job = fresh_job(masterPort=23456)
+        service = manifests.service(job)
+        pod = manifests.pod(job, FIRST)
+        assert service["metadata"]["name"] == pod["spec"]["subdomain"]
+        assert service["metadata"]["ownerReferences"] == pod["metadata"]["ownerReferences"]
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["spec"]["publishNotReadyAddresses"] is True
+        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        assert "ddp-operator.io/serving" in service["spec"]["selector"]
+        assert [port["port"] for port in service["spec"]["ports"]] == [23456]
+
+
+class TestTemplate:
+    def test_what_the_user_wrote_is_kept(self) -> None:
+        pod = manifests.pod(fresh_job(template=TEMPLATE), FIRST)
+        for name in ("futureField", "schedulingGates", "initContainers"):
+            assert pod["spec"][name] == TEMPLATE["spec"][name]
+        main, side_car = pod["spec"]["containers"]
+        assert side_car == TEMPLATE["spec"]["containers"][1]
+        assert {k: main[k] for k in TEMPLATE["spec"]["containers"][0]} == (
+            TEMPLATE["spec"]["containers"][0]
+        )
+        assert set(main) - set(TEMPLATE["spec"]["containers"][0]) == {"env", "volumeMounts"}
+        metadata: dict[str, Any] = pod["metadata"]
+        assert metadata["labels"]["team"] == "vision"
+        assert metadata["annotations"]["note"] == "kept"
+        assert metadata["finalizers"] == ["example.com/kept"]
+
+    def test_our_labels_cannot_be_forged(self) -> None:
+        pod = manifests.pod(fresh_job(template=TEMPLATE), FIRST)
+        assert pod["metadata"]["labels"]["ddp-operator.io/job-name"] == "digits"
+
+    def test_the_job_is_left_as_it_was(self) -> None:
+        job = fresh_job(template=TEMPLATE, accelerator=L4)
+        before = deepcopy(job.spec)
+        one, other = manifests.pod(job, FIRST), manifests.pod(job, Identity(1, 0))
+        assert job.spec == before
+        assert job.spec.template == TEMPLATE
+        other["spec"]["containers"][0]["env"].clear()
+        other["metadata"]["labels"].clear()
+        assert one == manifests.pod(job, FIRST)

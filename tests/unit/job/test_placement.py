@@ -1,0 +1,133 @@
+"""Where a job's pods may run, and what is mounted in them."""
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job import manifests
+from ddp_operator.job.pods import Identity
+
+from tests.good_manifests import Json, container, gpus, template
+from tests.unit.job.builders import fresh_job
+
+FIRST = Identity(index=0, attempt=0)
+GPU_TOLERATION: Json = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+L4 = {"type": "nvidia-l4"}
+
+
+def trainer(job: DDPJob, identity: Identity = FIRST) -> Json:
+    containers: list[Json] = manifests.pod(job, identity)["spec"]["containers"]
+    return next((c for c in containers if c["name"] == "trainer"), containers[0])
+
+
+def env(job: DDPJob, identity: Identity = FIRST) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in trainer(job, identity)["env"] if "value" in e}
+
+
+def tolerates(label: str) -> Json:
+    return {"key": label, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+
+
+class TestAccelerator:
+    @pytest.mark.parametrize(
+        ("provisioning", "label"),
+        [
+            ("standard", None),
+            ("spot", "cloud.google.com/gke-spot"),
+            ("flex-start", "cloud.google.com/gke-flex-start"),
+        ],
+    )
+    @pytest.mark.parametrize("type_", ["nvidia-l4", "nvidia-h100-80gb"])
+    def test_selector_tolerations_and_limit(
+        self, type_: str, provisioning: str, label: str | None
+    ) -> None:
+        accelerator = {"type": type_, "count": 8, "provisioning": provisioning}
+        job = fresh_job(accelerator=accelerator)
+        spec = manifests.pod(job, FIRST)["spec"]
+        bought = {label: "true"} if label else {}
+        assert spec["nodeSelector"] == {"cloud.google.com/gke-accelerator": type_, **bought}
+        assert spec["tolerations"] == [
+            GPU_TOLERATION,
+            *([tolerates(label)] if label else []),
+        ]
+        assert trainer(job)["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+
+    def test_wishes_are_merged_last(self) -> None:
+        mine = {"key": "mine", "operator": "Exists"}
+        templates = {"key": "templates", "operator": "Exists"}
+        job = fresh_job(
+            accelerator={**L4, "nodeSelector": {"disk": "nvme"}, "tolerations": [mine]},
+            template=template(nodeSelector={"disk": "ssd", "zone": "a"}, tolerations=[templates]),
+        )
+        spec = manifests.pod(job, FIRST)["spec"]
+        assert spec["nodeSelector"] == {
+            "disk": "nvme",
+            "zone": "a",
+            "cloud.google.com/gke-accelerator": "nvidia-l4",
+        }
+        assert spec["tolerations"] == [templates, GPU_TOLERATION, mine]
+
+    @pytest.mark.parametrize("own", [gpus(gpu=2), gpus(gpu="2"), gpus(mig=1), gpus(gpu=0)])
+    def test_the_users_limit_stands(self, own: Json) -> None:
+        job = fresh_job(accelerator=L4, template=template(container(resources=own)))
+        assert trainer(job)["resources"] == own
+
+    def test_the_limit_joins_other_resources(self) -> None:
+        own = {"limits": {"memory": "1Gi"}, "requests": {"cpu": 2}}
+        job = fresh_job(accelerator=L4, template=template(container(resources=own)))
+        assert trainer(job)["resources"] == {
+            "limits": {"memory": "1Gi", "nvidia.com/gpu": 1},
+            "requests": {"cpu": 2},
+        }
+
+    def test_none_adds_nothing(self) -> None:
+        spec = manifests.pod(fresh_job(), FIRST)["spec"]
+        assert not {"nodeSelector", "tolerations"} & set(spec)
+
+
+class TestVolumes:
+    @pytest.mark.parametrize(
+        ("checkpoint", "source"),
+        [
+            ({}, {"emptyDir": {}}),
+            (
+                {"persistentVolumeClaim": "claim"},
+                {"persistentVolumeClaim": {"claimName": "claim"}},
+            ),
+            (
+                {"hostPath": "/mnt/ckpt"},
+                {"hostPath": {"path": "/mnt/ckpt", "type": "DirectoryOrCreate"}},
+            ),
+            (
+                {"gcsBucket": "bucket"},
+                {
+                    "csi": {
+                        "driver": "gcsfuse.csi.storage.gke.io",
+                        "volumeAttributes": {"bucketName": "bucket"},
+                    }
+                },
+            ),
+        ],
+    )
+    def test_checkpoints(self, checkpoint: Json, source: Json) -> None:
+        job = fresh_job(checkpoint={"path": "/ckpt", **checkpoint})
+        pod = manifests.pod(job, FIRST)
+        mounts = [m for m in trainer(job)["volumeMounts"] if m["mountPath"] == "/ckpt"]
+        [volume] = [v for v in pod["spec"]["volumes"] if v["name"] == mounts[0]["name"]]
+        assert volume == {"name": mounts[0]["name"], **source}
+        in_bucket = pod["metadata"]["annotations"].get("gke-gcsfuse/volumes")
+        assert in_bucket == ("true" if "gcsBucket" in checkpoint else None)
+
+    def test_shared_memory(self) -> None:
+        job = fresh_job()
+        [mount] = [m for m in trainer(job)["volumeMounts"] if m["mountPath"] == "/dev/shm"]
+        volumes = manifests.pod(job, FIRST)["spec"]["volumes"]
+        assert {"name": mount["name"], "emptyDir": {"medium": "Memory"}} in volumes
+
+    @pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/", "/checkpoints", "/checkpoints/"])
+    def test_the_users_own_volume_serves(self, path: str) -> None:
+        volumes = [{"name": "mine", "emptyDir": {"sizeLimit": "1Gi"}}]
+        mounts = [{"name": "mine", "mountPath": path}]
+        job = fresh_job(template=template(container(volumeMounts=mounts), volumes=volumes))
+        found = [m["mountPath"].rstrip("/") for m in trainer(job)["volumeMounts"]]
+        assert sorted(found) == ["/checkpoints", "/dev/shm"]
+        assert {"name": "mine", "mountPath": path} in trainer(job)["volumeMounts"]
+        assert volumes[0] in manifests.pod(job, FIRST)["spec"]["volumes"]

@@ -1,0 +1,221 @@
+"""What is read out of a pod as the API server has it, and what is said of its end."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from ddp_operator.job import failures, manifests
+from ddp_operator.job.pods import Identity, PodState, job_of
+from ddp_operator.ports import Key
+
+from tests.good_manifests import Json, container, template
+from tests.unit.job.builders import NOW, ended, fresh_job, pod
+
+T0 = "2026-03-01T12:00:00Z"
+
+
+def manifest(
+    *containers: Json, status: Json | None = None, metadata: Json | None = None, **spec: Any
+) -> Json:
+    """Rank 1's pod after two replacements, as stored."""
+    job = fresh_job(template=template(*containers))
+    created = manifests.pod(job, Identity(index=1, attempt=3, replacement=2))
+    created["metadata"] |= metadata or {}
+    created["spec"] |= spec
+    return created | {"status": status or {}}
+
+
+def terminated(code: int, name: str = "trainer", **fields: Any) -> Json:
+    state = {"exitCode": code, "finishedAt": T0, "reason": "Error", **fields}
+    return {"name": name, "state": {"terminated": state}}
+
+
+def condition(type_: str, status: str, **fields: str) -> Json:
+    return {"type": type_, "status": status, **fields}
+
+
+def test_a_created_pod_is_read_back_as_what_it_is() -> None:
+    job = fresh_job()
+    read = PodState.project(manifest())
+    assert read.identity == Identity(1, 3, 2)
+    assert read.key == Key("research", "digits-3-1-r2")
+    assert (read.owner_uid, read.spec_hash) == (job.uid, job.spec_hash)
+    assert (read.phase, read.serving, read.ready, read.scheduled) == ("Pending", True, False, False)
+    assert not any((read.failed, read.succeeded, read.disrupted, read.deleting))
+    assert job_of(manifest()) == job.key
+
+
+def test_a_running_pod() -> None:
+    status = {"phase": "Running", "conditions": [condition("Ready", "True")]}
+    read = PodState.project(manifest(status=status, nodeName="node-a"))
+    assert (read.phase, read.ready, read.node) == ("Running", True, "node-a")
+
+
+def test_a_fenced_pod_serves_no_longer() -> None:
+    stored = manifest()
+    del stored["metadata"]["labels"]["ddp-operator.io/serving"]
+    assert not PodState.project(stored).serving
+
+
+@pytest.mark.parametrize("phase", ["Running", "Failed"])
+def test_the_trainers_exit_counts_not_the_pods_phase(phase: str) -> None:
+    status = {
+        "phase": phase,
+        "containerStatuses": [
+            {"name": "logs", "state": {"running": {}}},
+            terminated(3, reason="Error", message="boom"),
+        ],
+    }
+    read = PodState.project(manifest(container(), container("logs"), status=status))
+    assert read.failed
+    assert read.exit is not None
+    assert (read.exit.code, read.exit.message) == (3, "boom")
+    assert read.exit.finished == NOW
+
+
+def test_a_failing_side_car_is_not_the_trainers_end() -> None:
+    status = {"phase": "Running", "containerStatuses": [terminated(1, "logs")]}
+    read = PodState.project(manifest(container(), container("logs"), status=status))
+    assert not read.failed
+
+
+def test_a_container_put_first_by_a_webhook_is_not_the_trainer() -> None:
+    """GKE's Cloud Storage FUSE and service meshes do that."""
+    stored = manifest(
+        container("main"),
+        status={"phase": "Running", "containerStatuses": [terminated(0, "main")]},
+    )
+    stored["spec"]["containers"].insert(0, container("injected"))
+    assert PodState.project(stored).succeeded
+
+
+def test_a_pod_that_failed_without_its_trainer() -> None:
+    read = PodState.project(
+        manifest(status={"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no"})
+    )
+    assert read.failed
+    assert read.disrupted
+    failure = failures.of_pod(read, NOW)
+    assert (failure.reason, failure.message, failure.exit_code) == (
+        "UnexpectedAdmissionError",
+        "no",
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("waiting", "expected"),
+    [
+        ("ImagePullBackOff", "ImagePullBackOff"),
+        ("CreateContainerConfigError", "CreateContainerConfigError"),
+        ("ContainerCreating", ""),
+        ("PodInitializing", ""),
+    ],
+)
+def test_only_what_users_must_hear_of_counts_as_waiting(waiting: str, expected: str) -> None:
+    state = {"waiting": {"reason": waiting, "message": "why"}}
+    status = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]}
+    read = PodState.project(manifest(status=status, nodeName="node-a"))
+    assert (read.waiting, read.waiting_message) == (expected, "why" if expected else "")
+
+
+def test_an_unschedulable_pod_says_why() -> None:
+    unfit = condition("PodScheduled", "False", reason="Unschedulable", message="no node")
+    read = PodState.project(manifest(status={"phase": "Pending", "conditions": [unfit]}))
+    assert (read.waiting, read.waiting_message) == ("Unschedulable", "no node")
+
+
+class TestDisruption:
+    @pytest.mark.parametrize(
+        ("truth", "disrupted"), [("True", True), ("False", False), ("Unknown", False)]
+    )
+    def test_by_condition(self, truth: str, *, disrupted: bool) -> None:
+        target = condition("DisruptionTarget", truth, reason="PreemptionByScheduler")
+        status = {
+            "phase": "Failed",
+            "conditions": [target],
+            "containerStatuses": [terminated(137)],
+        }
+        assert PodState.project(manifest(status=status)).disrupted is disrupted
+
+    def test_an_announced_one_has_not_happened_yet(self) -> None:
+        target = condition("DisruptionTarget", "True", reason="PreemptionByScheduler")
+        read = PodState.project(manifest(status={"phase": "Running", "conditions": [target]}))
+        assert not read.disrupted
+
+    @pytest.mark.parametrize(
+        ("requested", "disrupted"),
+        [("2026-03-01T11:59:50Z", True), (T0, True), ("2026-03-01T12:00:01Z", False)],
+    )
+    def test_by_deletion_only_if_that_was_asked_for_before_the_end(
+        self, requested: str, *, disrupted: bool
+    ) -> None:
+        """deletionTimestamp is when the grace period ends, not when deletion was asked for."""
+        due = datetime.fromisoformat(requested).timestamp() + 30
+        read = PodState.project(
+            manifest(
+                status={"phase": "Failed", "containerStatuses": [terminated(143)]},
+                metadata={
+                    "deletionTimestamp": datetime.fromtimestamp(due, UTC).isoformat(),
+                    "deletionGracePeriodSeconds": 30,
+                },
+            )
+        )
+        assert read.deleting
+        assert read.failed
+        assert read.disrupted is disrupted
+
+    def test_a_pod_that_ended_well_was_not_disrupted(self) -> None:
+        status = {
+            "phase": "Succeeded",
+            "reason": "Evicted",
+            "containerStatuses": [terminated(0)],
+        }
+        read = PodState.project(manifest(status=status, metadata={"deletionTimestamp": T0}))
+        assert read.succeeded
+        assert not read.disrupted
+
+
+@pytest.mark.parametrize("label", ["replica-index", "attempt"])
+def test_a_pod_without_our_labels_is_none_of_ours(label: str) -> None:
+    stored = manifest()
+    stored["metadata"]["labels"][f"ddp-operator.io/{label}"] = "x"
+    with pytest.raises(ValueError, match="x"):
+        PodState.project(stored)
+    del stored["metadata"]["labels"][f"ddp-operator.io/{label}"]
+    with pytest.raises(KeyError):
+        PodState.project(stored)
+
+
+def test_identities_have_names_of_their_own_and_a_host_name_per_rank() -> None:
+    one, other, replaced = Identity(1, 2), Identity(2, 1), Identity(1, 2, 3)
+    assert one.pod_name("job") == one.host_name("job") == "job-2-1"
+    assert other.pod_name("job") == "job-1-2"
+    assert replaced.pod_name("job") == "job-2-1-r3"
+    assert replaced.host_name("job") == "job-2-1"
+
+
+class TestWords:
+    def test_exit_code(self) -> None:
+        job = fresh_job()
+        said = failures.in_words(
+            failures.of_pod(ended(job, 1, code=3, message="boom", node="node-a"), NOW)
+        )
+        assert (
+            said == "pod digits-0-1 (node rank 1) exited with code 3 (Error) on node node-a: boom"
+        )
+
+    @pytest.mark.parametrize(("code", "signal"), [(137, 9), (139, 11), (143, 15)])
+    def test_signal(self, code: int, signal: int) -> None:
+        failure = failures.of_pod(ended(fresh_job(), 0, code=code, reason="OOMKilled"), NOW)
+        assert failure.signal == signal
+        assert f"was killed by signal {signal} (OOMKilled)" in failures.in_words(failure)
+
+    def test_disruption(self) -> None:
+        gone = pod(fresh_job(), 0, deleting=True, node="node-a")
+        said = failures.in_words(failures.of_pod(gone, NOW))
+        assert said.startswith("pod digits-0-0 (node rank 0) was disrupted: Deleted on node node-a")
+
+    def test_long_words_fit_the_status(self) -> None:
+        failure = failures.of_pod(ended(fresh_job(), 0, code=1, message="x" * 9999), NOW)
+        assert len(failure.message) == 1024
