@@ -1,5 +1,5 @@
-"""The Service and Pods of a job: the environment contract, names and labels, and what is left as the
-user wrote it.
+"""The Service and Pods of a job: the environment contract, names and labels, and what is left as
+the user wrote it.
 """
 
 from copy import deepcopy
