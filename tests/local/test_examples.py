@@ -1,0 +1,65 @@
+"""The examples on this machine: real training and real failures."""
+
+import asyncio
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.local.command import processes_of, running
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
+
+
+async def test_digits_loses_a_rank_and_finishes_all_the_same(tmp_path: Path) -> None:
+    async with running(
+        EXAMPLES / "digits-gloo.yaml", tmp_path, "--kill-rank", "1@step60"
+    ) as command:
+        code = await command.wait()
+    assert code == 0, command.output
+    assert "rank 1 (pod digits-gloo-0-1) with SIGKILL" in command.output
+    resumed = re.search(r"came back +from the checkpoint of step (\d+)", command.output)
+    assert resumed, command.output
+    assert 0 < int(resumed[1]) <= 60
+    trained = re.search(r"trained +276 of 276 steps on 2 pods, ([\d.]+)% test", command.output)
+    assert trained, command.output
+    assert float(trained[1]) >= 97.0
+    assert "1 of 3 allowed" in command.output
+    assert processes_of(tmp_path) == []
+
+
+async def test_a_stopped_run_has_saved_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with running(EXAMPLES / "digits-gloo.yaml", tmp_path) as command:
+        await command.read_until("step 30/276")
+        command.process.send_signal(signal.SIGINT)
+        assert await command.wait() == 130, command.output
+    stopped = re.search(r"told to stop at step (\d+) of 276", command.output)
+    assert stopped, command.output
+    assert "digits-gloo: Stopped after" in command.output
+    assert processes_of(tmp_path) == []
+
+    async with running(EXAMPLES / "digits-gloo.yaml", tmp_path) as command:
+        await command.read_until(f"(step {stopped[1]})\n")
+        assert "resuming from checkpoint" in command.output
+        assert len(processes_of(tmp_path)) > 2, "the check for processes must be able to find some"
+        # Nothing may outlive even a command that had no chance to clean up.
+        command.process.kill()
+        assert await command.wait() == -signal.SIGKILL
+        await eventually(
+            lambda: not processes_of(tmp_path), describe=lambda: processes_of(tmp_path)
+        )
+
+
+async def test_two_jobs_of_any_script_at_once(tmp_path: Path) -> None:
+    async with (
+        running(EXAMPLES / "any-script.yaml", tmp_path / "a") as first,
+        running(EXAMPLES / "any-script.yaml", tmp_path / "b") as second,
+    ):
+        codes = await asyncio.gather(first.wait(), second.wait())
+    for code, command in zip(codes, (first, second), strict=True):
+        assert code == 0, command.output
+        assert "rank 0 | step 100/100" in command.output
