@@ -122,6 +122,22 @@ def test_one_pod_told_to_stop_the_other_waits_for_its_successor(
         assert_same_run(evicted, undisturbed)
 
 
+def test_a_pod_told_to_stop_while_it_waits_still_knows_what_was_saved(tmp_path: Path) -> None:
+    with job(tmp_path) as stopped:
+        pods = stopped.start_all(*flags(stopped))
+        stopped.wait_for_step(3)
+        pods[1].stop()
+        assert pods[1].wait() == 143, pods[1].log
+        pods[0].wait_for_log("another pod was told to stop")
+        pods[0].stop()
+        assert pods[0].wait() == 143, pods[0].log
+        message = pods[0].message
+        assert message["step"] == pods[1].message["step"]
+        assert f"step-{message['step']:08d}" in message["checkpoint"]
+        assert "error" not in message
+        assert message["exitCode"] == 143
+
+
 def test_two_ranks_in_one_pod(tmp_path: Path, undisturbed: Job) -> None:
     with job(tmp_path, nodes=1, local_world_size=2) as single:
         [pod] = single.start_all(*flags(single))

@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 from ddp_trainer.exit_codes import LostPeerError
 
-# What torch 2.6 to 2.13 say when the other side of a connection goes away or stays silent.
+# What torch 2.13 says when the other side of a connection goes away or stays silent.
 _GLOO = re.compile(
     r"gloo/(transport|rendezvous)/.*(Connection (closed|reset) by peer|Read error|Write error"
     r"|Broken pipe|Timed out waiting|Connect timeout|Socket (Timeout|closed)|is not connected)"

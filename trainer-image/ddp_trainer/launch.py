@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_trainer.config import Options, Parser, Placement
 from ddp_trainer.config import parser as trainer_parser
@@ -98,7 +98,7 @@ def _run(plan: LaunchPlan, placement: Placement, env: Mapping[str, str]) -> Verd
     """Run the ranks; and again, while all that happens to them is that peers leave."""
     supervisor = Supervisor(kill_after_seconds=plan.kill_after_seconds)
     environments = _rank_environments(placement, env)
-    furthest_step = 0
+    known = TerminationReport()
     reforms = 0
     while True:
         try:
@@ -108,30 +108,32 @@ def _run(plan: LaunchPlan, placement: Placement, env: Mapping[str, str]) -> Verd
         if plan.is_script:
             return judge_script(ends)
         verdict = judge(ends, told_to_stop=supervisor.told_to_stop)
+        if verdict.exit_code == ExitCode.STOPPED and verdict.report.step is None:
+            # Stopped while waiting for peers: what the ranks reached before is still true.
+            return replace(verdict, report=known.stopped(rank=verdict.report.rank))
         if not verdict.peers_left:
             return verdict
-        step = max(end.report.step or 0 for end in ends)
-        if step > furthest_step:
-            furthest_step, reforms = step, 0
+        step = verdict.report.step
+        if step is not None:
+            if step > (known.step or 0):
+                reforms = 0
+            known = verdict.report
         if reforms >= plan.max_reforms:
             _logger.error("gave up after %d re-forms in a row without progress", reforms)
             return verdict
         reforms += 1
         _logger.info(
-            "the group broke at step %d (%s): starting this pod's ranks again, "
+            "the group broke at step %s (%s): starting this pod's ranks again, "
             "%d of at most %d times without progress",
-            step,
+            "?" if step is None else step,
             verdict.report.error,
             reforms,
             plan.max_reforms,
         )
         supervisor.pause(min(_FIRST_BACKOFF_SECONDS * 2 ** (reforms - 1), _LONGEST_BACKOFF_SECONDS))
         if supervisor.told_to_stop:
-            return Verdict(
-                exit_code=ExitCode.STOPPED,
-                report=verdict.report.stopped(),
-                peers_left=False,
-            )
+            report = known.stopped(rank=verdict.report.rank)
+            return Verdict(exit_code=ExitCode.STOPPED, report=report, peers_left=False)
 
 
 def _rank_environments(

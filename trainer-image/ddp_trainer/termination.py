@@ -57,9 +57,9 @@ class TerminationReport:
         known = {key: value for key, value in values.items() if value is not None}
         return json.dumps(known, ensure_ascii=False)
 
-    def stopped(self) -> TerminationReport:
+    def stopped(self, *, rank: int | None) -> TerminationReport:
         """The same progress, but ended because told to."""
-        return replace(self, error=None, exit_code=int(ExitCode.STOPPED))
+        return replace(self, error=None, exit_code=int(ExitCode.STOPPED), rank=rank)
 
     @classmethod
     def from_json(cls, text: str) -> TerminationReport:
