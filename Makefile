@@ -23,7 +23,7 @@ venv: $(STAMP) ## Create .venv with everything the other targets need
 
 .PHONY: demo
 demo: $(STAMP) ## Train on this machine, lose a rank on purpose, see it recover
-	$(PY) -m ddp_operator local manifests/examples/digits-gloo.yaml --kill-rank 1@8s
+	$(PY) -m ddp_operator local manifests/examples/digits-gloo.yaml --kill-rank 1@step100
 
 .PHONY: test test-unit test-integration test-e2e
 test: $(STAMP) ## All tests that this machine can run (a few minutes once caches are warm)
