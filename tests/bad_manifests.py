@@ -342,7 +342,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _pod(
         "image that is a number",
-        "cannot unmarshal number into Go struct field Container",
+        "cannot be handled as a Pod",
         template=template({"name": "trainer", "image": 7}),
     ),
     _pod(
