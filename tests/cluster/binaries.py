@@ -20,6 +20,8 @@ from tests.cluster.cache import cache_dir, exclusive, say
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 
 SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+# Changes when the same source is built in another way: what the old way gave is not used again.
+RECIPE = "recipe2"
 # What a build tree with its Go cache takes at its largest, with room to spare.
 BUILD_SPACE_BYTES = 6 * 2**30
 # Where golang-github-modern-go-reflect2-dev keeps its source.
@@ -72,7 +74,7 @@ def _described(folder: Path) -> KubeBinaries:
 
 
 def _cached() -> Path | None:
-    for folder in sorted(cache_dir("kubernetes").iterdir(), reverse=True):
+    for folder in sorted(cache_dir("kubernetes").glob(f"*-{RECIPE}"), reverse=True):
         if all((folder / program).exists() for program in SERVERS):
             return folder
     return None
@@ -130,7 +132,7 @@ def _keep(output: Path, *, took_s: float) -> Path:
     version = subprocess.run(
         [output / "kube-apiserver", "--version"], capture_output=True, text=True, check=True
     ).stdout.split()[-1]
-    target = cache_dir("kubernetes") / version
+    target = cache_dir("kubernetes") / f"{version}-{RECIPE}"
     partial = cache_dir("kubernetes") / f".{version}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
