@@ -23,8 +23,6 @@ FROM ${BASE_IMAGE}
 # Two layers: a change of the operator's code leaves its dependencies' layer as it is.
 COPY --from=dependencies /app /app
 COPY --from=project /project /project
-# A name for the user: kopf asks for it.
-RUN echo 'operator:x:65532:65532::/nonexistent:/usr/sbin/nologin' >> /etc/passwd
 ENV PATH=/app/bin:$PATH \
     PYTHONPATH=/project \
     PYTHONDONTWRITEBYTECODE=1 \
