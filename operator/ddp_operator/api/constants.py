@@ -25,6 +25,9 @@ GPU_RESOURCE = "nvidia.com/gpu"
 MIG_RESOURCE_PREFIX = "nvidia.com/mig-"
 """NVIDIA's device plugin names a MIG slice `nvidia.com/mig-<profile>`."""
 
+MAX_GPUS = 64
+"""GPUs, or slices of them, in one pod: well beyond any machine that is sold today."""
+
 # https://cloud.google.com/kubernetes-engine/docs/how-to/gpus and .../concepts/spot-vms
 GKE_ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
 GKE_SPOT_LABEL = "cloud.google.com/gke-spot"

@@ -14,6 +14,7 @@ from typing import Any
 from ddp_operator.api.constants import (
     GKE_ACCELERATOR_LABEL,
     GPU_RESOURCE,
+    MAX_GPUS,
     MAX_NAME_LENGTH,
     MIG_RESOURCE_PREFIX,
     RESERVED_ENVIRONMENT,
@@ -63,29 +64,41 @@ def _gpu_limits(spec: DDPJobSpec) -> Mapping[str, int | str]:
     return {name: amount for name, amount in limits.items() if is_gpu(name)}
 
 
-# CEL of the trainer container and of its GPUs, as `trainer_container` and `_gpu_limits` have them.
-_TRAINER = (
-    "(self.template.spec.containers.exists(c, c.name == 'trainer')"
-    " ? self.template.spec.containers.filter(c, c.name == 'trainer')[0]"
-    " : self.template.spec.containers[0])"
+# CEL of the trainer container, `c`, and of its GPUs, as `trainer_container` and `_gpu_limits` have
+# them. The API server refuses a rule whose cost it cannot bound before it runs, and loses the
+# bounds of all that comes out of filter() or a conditional: hence all() over the containers. It
+# takes every int-or-string to be as long as a whole request, so that matches() on one costs too
+# much: hence lists of what is allowed.
+_IS_TRAINER = (
+    "(c.name == 'trainer' || c.name == self.template.spec.containers[0].name"
+    " && !self.template.spec.containers.exists(d, d.name == 'trainer'))"
 )
-_LIMITS = f"{_TRAINER}.resources.limits"
-_LIMITS_KNOWN = f"(has({_TRAINER}.resources) && has({_LIMITS}))"
+_LIMITS = "c.resources.limits"
+_HAS_LIMITS = f"has(c.resources) && has({_LIMITS})"
 _IS_GPU = f"(k == '{GPU_RESOURCE}' || k.startsWith('{MIG_RESOURCE_PREFIX}'))"
-_OWN_GPU_LIMIT = f"({_LIMITS_KNOWN} && {_LIMITS}.exists(k, {_IS_GPU}))"
-_HAS_GPUS = f"({_OWN_GPU_LIMIT} || has(self.accelerator))"
-# Nine digits at most, so that int() of it cannot fail.
-_WHOLE = "^[0-9]{1,9}$"
+_HAS_GPU_LIMIT = f"({_HAS_LIMITS} && {_LIMITS}.exists(k, {_IS_GPU}))"
 _PLAIN_LIMIT = f"{_LIMITS}['{GPU_RESOURCE}']"
-_HAS_PLAIN_LIMIT = (
-    f"({_LIMITS_KNOWN} && '{GPU_RESOURCE}' in {_LIMITS}"
-    f" && string({_PLAIN_LIMIT}).matches('{_WHOLE}'))"
-)
 _RESERVED = ", ".join(f"'{name}'" for name in RESERVED_ENVIRONMENT)
+_WHOLE_NUMBERS = tuple(str(number) for number in range(MAX_GPUS + 1))
+
+
+def _for_trainer(predicate: str) -> str:
+    return f"self.template.spec.containers.all(c, !{_IS_TRAINER} || {predicate})"
+
+
+def _whole(amount: str) -> str:
+    numbers = ", ".join(f"'{number}'" for number in _WHOLE_NUMBERS)
+    return (
+        f"(type({amount}) == int ? {amount} >= 0 && {amount} <= {MAX_GPUS}"
+        f" : {amount} in [{numbers}])"
+    )
+
+
+_HAS_PLAIN_LIMIT = f"({_HAS_LIMITS} && '{GPU_RESOURCE}' in {_LIMITS} && {_whole(_PLAIN_LIMIT)})"
 
 
 def _is_whole(amount: int | str) -> bool:
-    return re.fullmatch(_WHOLE, str(amount)) is not None
+    return str(amount) in _WHOLE_NUMBERS
 
 
 def _plain_limit(spec: DDPJobSpec) -> int | None:
@@ -123,20 +136,22 @@ SPEC_RULES = (
     Rule(
         "spec.template.spec.containers: remove the rank and world variables from the trainer's env "
         f"({', '.join(RESERVED_ENVIRONMENT)}); the operator sets them, different in each pod",
-        f"!has({_TRAINER}.env) || {_TRAINER}.env.all(e, !(e.name in [{_RESERVED}]))",
+        _for_trainer(f"!has(c.env) || c.env.all(e, !(e.name in [{_RESERVED}]))"),
         lambda spec: not _environment(spec) & set(RESERVED_ENVIRONMENT),
     ),
     Rule(
-        "spec.template.spec.containers: write the trainer's GPU limits as whole numbers, such as 2",
-        f"!{_LIMITS_KNOWN} || {_LIMITS}.all(k, !{_IS_GPU}"
-        f" || string({_LIMITS}[k]).matches('{_WHOLE}'))",
+        "spec.template.spec.containers: write the trainer's GPU limits as whole numbers of at most "
+        f"{MAX_GPUS}, such as 2",
+        _for_trainer(
+            f"!({_HAS_LIMITS}) || {_LIMITS}.all(k, !{_IS_GPU} || {_whole(f'{_LIMITS}[k]')})"
+        ),
         lambda spec: all(_is_whole(amount) for amount in _gpu_limits(spec).values()),
     ),
     Rule(
         "spec.nprocPerNode: more processes than the trainer container's nvidia.com/gpu limit; "
         "lower it, raise the limit, or set spec.backend to gloo to train on CPU",
-        "self.backend == 'gloo' || type(self.nprocPerNode) != int"
-        f" || !{_HAS_PLAIN_LIMIT} || int(self.nprocPerNode) <= int({_PLAIN_LIMIT})",
+        "self.backend == 'gloo' || type(self.nprocPerNode) != int || "
+        + _for_trainer(f"!{_HAS_PLAIN_LIMIT} || int(self.nprocPerNode) <= int({_PLAIN_LIMIT})"),
         lambda spec: (
             spec.backend == "gloo"
             or spec.nproc_per_node == "auto"
@@ -148,19 +163,19 @@ SPEC_RULES = (
         "spec.nprocPerNode: more processes than spec.accelerator.count; "
         "lower it, raise the count, or set spec.backend to gloo to train on CPU",
         "self.backend == 'gloo' || type(self.nprocPerNode) != int || !has(self.accelerator)"
-        f" || {_OWN_GPU_LIMIT} || int(self.nprocPerNode) <= self.accelerator.count",
+        " || int(self.nprocPerNode) <= self.accelerator.count || " + _for_trainer(_HAS_GPU_LIMIT),
         lambda spec: (
             spec.backend == "gloo"
             or spec.nproc_per_node == "auto"
             or spec.accelerator is None
-            or bool(_gpu_limits(spec))
             or spec.nproc_per_node <= spec.accelerator.count
+            or bool(_gpu_limits(spec))
         ),
     ),
     Rule(
         "spec.backend: nccl needs GPUs; set spec.accelerator, give the trainer container an "
         "nvidia.com/gpu limit, or use gloo",
-        f"self.backend != 'nccl' || {_HAS_GPUS}",
+        f"self.backend != 'nccl' || has(self.accelerator) || {_for_trainer(_HAS_GPU_LIMIT)}",
         lambda spec: (
             spec.backend != "nccl" or spec.accelerator is not None or bool(_gpu_limits(spec))
         ),
@@ -168,8 +183,11 @@ SPEC_RULES = (
     Rule(
         "spec.accelerator.count: differs from the trainer container's nvidia.com/gpu limit; "
         "leave one of the two out, or make them equal",
-        f"!has(self.accelerator) || self.accelerator.count == 1 || !{_OWN_GPU_LIMIT}"
-        f" || ({_HAS_PLAIN_LIMIT} && self.accelerator.count == int({_PLAIN_LIMIT}))",
+        "!has(self.accelerator) || self.accelerator.count == 1 || "
+        + _for_trainer(
+            f"!{_HAS_GPU_LIMIT}"
+            f" || {_HAS_PLAIN_LIMIT} && self.accelerator.count == int({_PLAIN_LIMIT})"
+        ),
         lambda spec: (
             spec.accelerator is None
             or spec.accelerator.count == 1

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.constants import MAX_GPUS, MAX_REPLICAS
 
 
 class ApiModel(BaseModel):
@@ -44,7 +44,7 @@ class Accelerator(ApiModel):
             "such as nvidia-l4 or nvidia-h100-80gb."
         )
     )
-    count: Annotated[int, Field(ge=1, le=64)] = Field(
+    count: Annotated[int, Field(ge=1, le=MAX_GPUS)] = Field(
         default=1,
         description=(
             "GPUs of each pod: becomes the trainer container's nvidia.com/gpu limit "

@@ -85,7 +85,7 @@ _env = st.lists(
     max_size=3,
 )
 _amount = st.integers(-1, 12) | st.sampled_from(
-    ["0", "1", "2", "8", "500m", "-1", "1e3", "2.0", "", "٣", "1\n", "99999999999"]
+    ["0", "1", "2", "8", "500m", "-1", "1e3", "2.0", "", "٣", "1\n", "64", "65", "99999999999"]
 )
 _limits = st.dictionaries(
     st.sampled_from(["cpu", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"]),
@@ -99,6 +99,8 @@ _container = st.fixed_dictionaries(
         "resources": st.fixed_dictionaries({}, optional={"limits": _limits}),
     },
 )
+# The API server refuses pods with two containers of one name.
+_containers = st.lists(_container, min_size=1, max_size=3, unique_by=lambda c: c["name"])
 _accelerator = st.fixed_dictionaries(
     {"type": st.just("nvidia-l4")},
     optional={
@@ -113,7 +115,7 @@ _spec = st.fixed_dictionaries(
         "template": st.fixed_dictionaries(
             {
                 "spec": st.fixed_dictionaries(
-                    {"containers": st.lists(_container, min_size=1, max_size=3)},
+                    {"containers": _containers},
                     optional={
                         "restartPolicy": st.sampled_from(["Never", "Always", "OnFailure", ""]),
                         "hostname": st.just("h"),
