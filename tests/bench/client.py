@@ -1,0 +1,142 @@
+"""A bare HTTP client: as little as a client can do, so that what it reaches is the server's limit.
+
+Nothing of the operator's own client is used here, which is a part of what is measured.
+"""
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from tests.bench.metrics import Requests, parse_requests
+from tests.cluster import ControlPlane
+
+IN_FLIGHT = 32
+"""Requests at the same time; the operator's own limit of writes."""
+
+
+class BenchmarkError(RuntimeError):
+    """What was measured is not what should have been; the figures mean nothing."""
+
+
+class BareClient:
+    """Requests to the API server of a control plane, with all rights."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        access = control_plane.client
+        self._server = access.server
+        context = ssl.create_default_context(cafile=str(access.certificate))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=context),
+            headers={"Authorization": f"Bearer {access.token}"},
+            timeout=aiohttp.ClientTimeout(total=60),
+        )
+        self.pod_lists = 0
+        """Lists of pods that this client has asked for: to be taken off the server's count."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def get(self, path: str) -> Any:
+        """Return the object at a path, None where there is none."""
+        async with self._session.get(self._server + path) as response:
+            if response.status == 404:
+                return None
+            content = await response.read()
+            if response.status != 200:
+                raise BenchmarkError(f"GET {path}: {response.status} {content[:300]!r}")
+            return json.loads(content)
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """Create an object and return the server's answer, unparsed."""
+        async with self._session.post(
+            self._server + path, data=body, headers={"Content-Type": "application/json"}
+        ) as response:
+            content = await response.read()
+            if response.status != 201:
+                raise BenchmarkError(f"POST {path}: {response.status} {content[:300]!r}")
+            return content
+
+    async def create(self, path: str, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Create an object and return it as stored."""
+        stored: dict[str, Any] = json.loads(await self.post(path, json.dumps(manifest).encode()))
+        return stored
+
+    async def delete(self, path: str) -> None:
+        """Delete an object."""
+        async with self._session.delete(self._server + path) as response:
+            await response.read()
+            if response.status not in (200, 202):
+                raise BenchmarkError(f"DELETE {path}: {response.status}")
+
+    async def post_all(self, path: str, bodies: Iterable[bytes]) -> None:
+        """Create many objects, `IN_FLIGHT` at the same time."""
+        waiting = iter(bodies)
+
+        async def work() -> None:
+            for body in waiting:
+                await self.post(path, body)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(IN_FLIGHT):
+                group.create_task(work())
+
+    async def count_pods(self, namespace: str) -> int:
+        """Count a namespace's pods, at the price of listing one of them."""
+        self.pod_lists += 1
+        answer = await self.get(f"/api/v1/namespaces/{namespace}/pods?limit=1")
+        return len(answer["items"]) + int(answer["metadata"].get("remainingItemCount") or 0)
+
+    async def requests(self) -> Requests:
+        """Return how many requests the server has counted since it started, but for this client's
+        looks at the pods.
+        """
+        lists = self.pod_lists
+        async with self._session.get(f"{self._server}/metrics") as response:
+            counted = parse_requests(await response.text())
+        counted[("LIST", "pods")] -= lists
+        return counted
+
+    async def settle(self, *, quiet_seconds: float = 2.0, deadline_seconds: float = 90.0) -> None:
+        """Wait until nobody has written anything, events included, for a while."""
+        end = time.monotonic() + deadline_seconds
+        last, since = -1, time.monotonic()
+        while time.monotonic() - since < quiet_seconds:
+            async with self._session.get(f"{self._server}/metrics") as response:
+                writes = sum(parse_requests(await response.text()).writes(events=True).values())
+            if writes != last:
+                last, since = writes, time.monotonic()
+            if time.monotonic() > end:
+                raise BenchmarkError(f"still being written to after {deadline_seconds:g} s")
+            await asyncio.sleep(quiet_seconds / 8)
+
+
+async def wait_for(
+    condition: Callable[[], Awaitable[bool]],
+    *,
+    what: str,
+    deadline_seconds: float = 120.0,
+    interval_seconds: float = 0.02,
+    alive: Sequence[Callable[[], None]] = (),
+) -> None:
+    """Wait until a condition holds; each of `alive` may raise what makes waiting pointless."""
+    end = time.monotonic() + deadline_seconds
+    while not await condition():
+        for check in alive:
+            check()
+        if time.monotonic() > end:
+            raise BenchmarkError(f"{what}: not within {deadline_seconds:g} s")
+        await asyncio.sleep(interval_seconds)

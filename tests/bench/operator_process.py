@@ -1,0 +1,65 @@
+"""The operator as users run it: a process of its own, watched from outside."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.bench.client import BenchmarkError
+
+_STOP_SECONDS = 30.0
+
+
+class OperatorProcess:
+    """A running operator; made by `running_operator`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def check_alive(self) -> None:
+        """Raise `BenchmarkError`, with its last words, if it has ended."""
+        if self._process.poll() is not None:
+            last = self._log.read_text(errors="replace").strip().splitlines()[-3:]
+            raise BenchmarkError(f"the operator ended ({self._process.returncode}): {last}")
+
+    def peak_memory_mb(self) -> float:
+        """Return the most memory that was ever resident, in MB (10^6 bytes)."""
+        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+        raise BenchmarkError("the kernel tells no VmHWM of the operator")
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that it has used, in user and kernel mode."""
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        # The command name (field 2) may hold spaces and parentheses: count from its end.
+        fields = stat[stat.rindex(")") + 2 :].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def troubles(self) -> list[str]:
+        """Return the warnings and errors that it has logged."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        return [line for line in lines if " WARNING " in line or " ERROR " in line]
+
+
+@contextmanager
+def running_operator(kubeconfig: Path, *, log: Path) -> Iterator[OperatorProcess]:
+    """Run the operator for the length of a `with` block."""
+    command = [sys.executable, "-m", "ddp_operator", "run"]
+    command += ["--kubeconfig", str(kubeconfig), "--health-port", "0"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield OperatorProcess(process, log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

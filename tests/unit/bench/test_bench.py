@@ -1,0 +1,81 @@
+"""What the benchmark says of what it measured."""
+
+import json
+
+import orjson
+from ddp_operator.job.pods import PodState, job_of
+from ddp_operator.ports import Key
+
+from tests.bench import report, workload
+from tests.bench.metrics import Requests, parse_requests
+from tests.bench.report import Repetition, Results
+from tests.bench.scenarios import JobsRun, RawRun, Shape
+
+METRICS = """\
+# TYPE apiserver_request_total counter
+apiserver_request_total{code="201",resource="pods",subresource="",verb="POST"} 800
+apiserver_request_total{code="409",resource="pods",subresource="",verb="POST"} 2
+apiserver_request_total{code="200",resource="pods",subresource="",verb="LIST"} 1e+03
+apiserver_request_total{code="200",resource="ddpjobs",subresource="status",verb="PATCH"} 100
+apiserver_request_total{code="201",resource="events",subresource="",verb="POST"} 100
+apiserver_request_total{code="200",resource="leases",subresource="",verb="PUT"} 7
+apiserver_request_total{code="0",resource="pods",subresource="",verb="WATCH"} 3
+apiserver_request_total{code="200",resource="",subresource="/healthz",verb="GET"} 50
+apiserver_request_duration_seconds_count{resource="pods",verb="POST"} 800
+"""
+
+
+def test_requests_are_summed_over_codes_and_sorted_into_writes_and_reads() -> None:
+    counted = parse_requests(METRICS)
+    assert counted.writes() == {("POST", "pods"): 802, ("PATCH", "ddpjobs/status"): 100}
+    assert counted.writes(events=True)[("POST", "events")] == 100
+    assert counted.reads() == {("LIST", "pods"): 1000}
+
+
+def test_only_what_was_added_is_counted() -> None:
+    before = Requests({("POST", "pods"): 800, ("GET", "pods"): 5})
+    after = Requests({("POST", "pods"): 802, ("GET", "pods"): 5, ("PATCH", "pods"): 1})
+    assert after.since(before) == {("POST", "pods"): 2, ("PATCH", "pods"): 1}
+
+
+def test_raw_pods_are_the_operators_pods_under_another_owner() -> None:
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "o", "uid": "u"}}
+    bodies = workload.pods("default", owner, count=3)
+    states = [PodState.project(orjson.loads(body)) for body in bodies]
+    assert {state.key.name for state in states} == workload.pod_names("raw", replicas=3)
+    assert {state.owner_uid for state in states} == {"u"}
+    assert job_of(orjson.loads(bodies[0])) == Key("default", "raw")
+
+
+def _results(*, seconds: float, memory: float, pods_posted: int) -> Results:
+    shapes = (Shape(jobs=100, replicas=8), Shape(jobs=1, replicas=500))
+    requests = Requests({("POST", "pods"): pods_posted, ("POST", "events"): 100})
+    runs = [
+        JobsRun(
+            shape=shape,
+            seconds=seconds,
+            requests=requests,
+            peak_memory_mb=memory,
+            cpu_seconds=1.5,
+            troubles=[],
+        )
+        for shape in shapes
+    ]
+    rounds = [Repetition(RawRun(pods=800, seconds=s, body_bytes=2345), runs) for s in (1.0, 1.5)]
+    return Results("v1.20.2", 2, rounds)
+
+
+def test_the_table_fits_a_terminal_and_names_what_was_missed() -> None:
+    good = report.table(_results(seconds=0.8, memory=90, pods_posted=800))
+    assert max(len(line) for line in good.splitlines()) <= 80
+    assert "MISSED" not in good
+    bad = report.table(_results(seconds=10, memory=150, pods_posted=2000)).splitlines()[-1]
+    assert bad.count("MISSED") == 3
+
+
+def test_ratios_are_taken_within_a_repetition() -> None:
+    data = report.as_data(_results(seconds=1.0, memory=90, pods_posted=800))
+    ratios = [repetition["jobs"][0]["ratioToRaw"] for repetition in data["repetitions"]]
+    assert ratios == [1.0, 1.5]
+    assert data["repetitions"][0]["jobs"][0]["writesPerJob"] == 8
+    assert json.loads(json.dumps(data)) == data
