@@ -21,11 +21,22 @@ def active_deadline(job: DDPJob) -> datetime | None:
     return start + timedelta(seconds=limit + job.status.suspended_seconds)
 
 
+def finish(
+    status: DDPJobStatus, type_: ConditionType, reason: str, message: str, now: datetime
+) -> Plan:
+    """Decide that a job has ended this way for good."""
+    status = status.model_copy(update={"completion_time": now})
+    status = with_condition(status, type_, True, reason, message, now)
+    failed = type_ == "Failed"
+    event = Event(reason if failed else type_, message, warning=failed)
+    return _decided(_clear(status, reason, message, now), event)
+
+
 def fail(
     job: DDPJob, reason: str, message: str, now: datetime, failure: Failure | None = None
 ) -> Plan:
     """Decide that a job has failed for good."""
-    return _finish(_remember(job.status, failure), "Failed", reason, message, now)
+    return finish(_remember(job.status, failure), "Failed", reason, message, now)
 
 
 def end_at_deadline(job: DDPJob, now: datetime) -> Plan | None:
@@ -46,7 +57,7 @@ def succeed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     message = f"all {job.spec.replicas} pods ended well"
     if said and said.message:
         message += f"; rank 0 says: {said.message.strip()}"
-    return _finish(job.status, "Succeeded", "Completed", message, now)
+    return finish(job.status, "Succeeded", "Completed", message, now)
 
 
 def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
@@ -146,16 +157,6 @@ def _restart(job: DDPJob, status: DDPJobStatus, reason: str, message: str, now: 
     if status.restarts > job.status.restarts:
         message += f" (restart {status.restarts} of {job.spec.restart.max_restarts})"
     return _decided(status, Event("Restarting", message, warning=reason == "PodFailed"))
-
-
-def _finish(
-    status: DDPJobStatus, type_: ConditionType, reason: str, message: str, now: datetime
-) -> Plan:
-    status = status.model_copy(update={"completion_time": now})
-    status = with_condition(status, type_, True, reason, message, now)
-    failed = type_ == "Failed"
-    event = Event(reason if failed else type_, message, warning=failed)
-    return _decided(_clear(status, reason, message, now), event)
 
 
 def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:

@@ -7,10 +7,10 @@ from pydantic import ValidationError
 
 from ddp_operator.api.job import InvalidJobError
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.conditions import with_condition, with_phase
+from ddp_operator.job.decisions import finish
 from ddp_operator.job.model import Plan
 from ddp_operator.job.pods import PodState
-from ddp_operator.ports import Event, Manifest
+from ddp_operator.ports import Manifest
 
 
 def reject(
@@ -22,13 +22,8 @@ def reject(
     if "deletionTimestamp" in metadata:
         return Plan(status)
     if not status.finished:
-        generation = metadata.get("generation", 0)
-        status = status.model_copy(
-            update={"observed_generation": generation, "completion_time": now}
-        )
-        status = with_condition(status, "Failed", True, "InvalidSpec", str(error), now)
-        event = Event("InvalidSpec", str(error), warning=True)
-        return Plan(with_phase(status, pods_scheduled=False), decided=True, events=(event,))
+        status = status.model_copy(update={"observed_generation": metadata.get("generation", 0)})
+        return finish(status, "Failed", "InvalidSpec", str(error), now)
     live = (p for p in pods if p.owner_uid == metadata["uid"] and not p.deleting)
     return Plan(status, delete=tuple(p.key for p in live if not (p.failed or p.succeeded)))
 

@@ -100,7 +100,7 @@ _container = st.fixed_dictionaries(
     },
 )
 # The API server refuses pods with two containers of one name.
-_containers = st.lists(_container, min_size=1, max_size=3, unique_by=lambda c: c["name"])
+_containers = st.lists(_container, min_size=1, max_size=3, unique_by=lambda c: str(c["name"]))
 _accelerator = st.fixed_dictionaries(
     {"type": st.just("nvidia-l4")},
     optional={

@@ -93,6 +93,7 @@ class SimulatedCluster:
     def _store(self, planned: Plan) -> None:
         before, self.job = self.job.status, stored(self.job, planned)
         after = self.job.status
+        assert after == planned.status, "what is stored is what was decided"
         assert after.attempt >= before.attempt
         assert after.restarts >= before.restarts
         assert after.disruptions >= before.disruptions

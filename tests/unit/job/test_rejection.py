@@ -1,0 +1,86 @@
+"""What becomes of a job that cannot be understood."""
+
+from dataclasses import replace
+
+import pytest
+from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.job.model import Plan
+from ddp_operator.job.pods import PodState
+from ddp_operator.job.rejection import reject
+from ddp_operator.ports import Manifest
+
+from tests.unit.job.builders import (
+    NOW,
+    condition,
+    does_nothing,
+    ended,
+    event_reasons,
+    fresh_job,
+    ready,
+    running_job,
+    stored_job,
+)
+
+
+def rejected(manifest: Manifest, *pods: PodState) -> Plan:
+    with pytest.raises(InvalidJobError) as error:
+        DDPJob.parse(manifest)
+    return reject(manifest, error.value, pods, NOW)
+
+
+def as_stored(planned: Plan) -> Manifest:
+    return planned.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def test_it_fails_in_words() -> None:
+    planned = rejected(stored_job(generation=4, replicas=0))
+    assert planned.decided
+    status = planned.status
+    assert (status.phase, status.reason) == ("Failed", "InvalidSpec")
+    assert status.message.startswith("spec.replicas: ")
+    assert (status.observed_generation, status.completion_time) == (4, NOW)
+    assert event_reasons(planned) == ["InvalidSpec"]
+
+
+def test_a_running_job_that_is_edited_beyond_understanding_runs_no_longer() -> None:
+    job, pods = running_job()
+    status = job.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    broken = stored_job(generation=2, replicas=0, status=status)
+    planned = rejected(broken, *pods)
+    assert planned.decided
+    assert condition(planned, "Running")[0] == "False"
+    pods = [*pods, ended(job, 2, code=1), ready(job, 3, deleting=True), ready(job, 4)]
+    pods[-1] = replace(pods[-1], owner_uid="another")
+    planned = rejected({**broken, "status": as_stored(planned)}, *pods)
+    assert not planned.decided
+    assert planned.delete == (pods[0].key, pods[1].key)
+
+
+def test_a_finished_job_stays_as_it_ended() -> None:
+    status = {
+        "phase": "Succeeded",
+        "conditions": [
+            {
+                "type": "Succeeded",
+                "status": "True",
+                "reason": "Completed",
+                "lastTransitionTime": NOW.isoformat(),
+            }
+        ],
+    }
+    planned = rejected(stored_job(replicas=0, status=status))
+    assert does_nothing(planned)
+    assert planned.status.phase == "Succeeded"
+
+
+def test_an_unreadable_status_is_written_anew() -> None:
+    planned = rejected(stored_job(status={"attempt": "many"}))
+    assert planned.decided
+    assert "status.attempt" in planned.status.message
+    assert planned.status.attempt == 0
+
+
+def test_a_job_being_deleted_is_left_alone() -> None:
+    manifest = stored_job(replicas=0)
+    manifest["metadata"]["deletionTimestamp"] = NOW.isoformat()
+    assert does_nothing(rejected(manifest, ready(fresh_job())))
