@@ -7,8 +7,23 @@ from ddp_operator.ports import Manifest
 
 
 def as_stored(status: DDPJobStatus) -> dict[str, Any]:
-    """Return a status as the API server stores it."""
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    """Return a status as the API server stores it: without empty strings, as in Kubernetes' own
+    types.
+
+    Kubernetes 1.20 built by a recent Go even takes an empty string for null, and refuses it.
+    """
+    stored: dict[str, Any] = _without_empty_strings(
+        status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    )
+    return stored
+
+
+def _without_empty_strings(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_empty_strings(item) for key, item in value.items() if item != ""}
+    if isinstance(value, list):
+        return [_without_empty_strings(item) for item in value]
+    return value
 
 
 def merge_patch(old: Manifest, new: Manifest) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.engine.statuspatch import is_minor, merge_patch
+from ddp_operator.engine.statuspatch import as_stored, is_minor, merge_patch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +25,14 @@ def test_the_patch_turns_old_into_new(old: dict[str, Any], new: dict[str, Any]) 
 @given(old=objects)
 def test_nothing_changed_needs_no_patch(old: dict[str, Any]) -> None:
     assert merge_patch(old, old) == {}
+
+
+def test_empty_strings_are_left_out_at_any_depth() -> None:
+    failure = {"time": "2026-01-01T00:00:00Z", "attempt": 0, "index": 0, "pod": "a", "reason": "b"}
+    stored = as_stored(DDPJobStatus.model_validate({"phase": "Failed", "failures": [failure]}))
+    assert "ready" not in stored
+    assert stored["phase"] == "Failed"
+    assert stored["failures"] == [failure | {"disruption": False}]
 
 
 def test_counts_and_wordings_are_minor_and_counters_are_not() -> None:
