@@ -1,6 +1,6 @@
 """The jobs as last seen: from the watch, and from the answers to our own writes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
@@ -9,13 +9,18 @@ from ddp_operator.ports import Key, Manifest
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """One job: as stored, and as understood."""
+    """One job: as stored, and as understood.
+
+    What is planned from an entry must be stored under that entry's resourceVersion; so news make a
+    new one.
+    """
 
     manifest: Manifest
     job: DDPJob | InvalidJobError
-    status_written_at: datetime = field(default=_NEVER)
+    status_written_at: datetime = _NEVER
+    """When this operator last wrote the job's status."""
 
     @property
     def uid(self) -> str:
@@ -41,8 +46,9 @@ class JobCache:
         """The names of all jobs."""
         return set(self._entries)
 
-    def put(self, manifest: Manifest) -> bool:
-        """Take in a job as stored; say whether that was news.
+    def put(self, manifest: Manifest, *, written_at: datetime | None = None) -> bool:
+        """Take in a job as stored, with the time if it answers our own write; say whether that was
+        news.
 
         An echo or a late report of an older state changes nothing: our own writes put their
         answers in at once, and the watch tells of them afterwards.
@@ -50,12 +56,13 @@ class JobCache:
         metadata = manifest["metadata"]
         key = Key(metadata["namespace"], metadata["name"])
         known = self._entries.get(key)
+        if known is not None and not _newer(manifest, than=known.manifest):
+            if written_at is not None:  # the watch was faster than the answer
+                self._entries[key] = replace(known, status_written_at=written_at)
+            return False
         if known is not None and known.uid == metadata["uid"]:
-            if not _newer(manifest, than=known.manifest):
-                return False
-            known.manifest, known.job = manifest, _parse(manifest)
-        else:
-            self._entries[key] = Entry(manifest, _parse(manifest))
+            written_at = written_at or known.status_written_at
+        self._entries[key] = Entry(manifest, _parse(manifest), written_at or _NEVER)
         return True
 
     def remove(self, key: Key, *, uid: str | None = None) -> None:
@@ -73,7 +80,11 @@ def _parse(manifest: Manifest) -> DDPJob | InvalidJobError:
 
 
 def _newer(manifest: Manifest, *, than: Manifest) -> bool:
-    """Compare resource versions: integers on every API server; any other is taken as news."""
+    """Compare resource versions: integers on every API server; any other is taken as news.
+
+    They grow through all objects of a resource, so that a job which bears the name of an earlier
+    one has the later version.
+    """
     new = str(manifest["metadata"].get("resourceVersion", ""))
     old = str(than["metadata"].get("resourceVersion", ""))
     if new.isdecimal() and old.isdecimal():

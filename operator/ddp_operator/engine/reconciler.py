@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -73,7 +74,8 @@ class Reconciler:
                 else:
                     return await self._carry_out(key, entry, planned)
             except _UnfitTemplateError as unfit:
-                planned = fail(unfit.job, "InvalidPodTemplate", unfit.message, self._clock())
+                job = _as_seen(unfit.job, planned)
+                planned = fail(job, "InvalidPodTemplate", unfit.message, self._clock())
                 await self._store(key, entry, planned.status)
                 await self._tell(entry, planned.events)
         raise RuntimeError(f"{key}: {_MAX_DECISIONS} decisions in a row; this is a bug")
@@ -96,7 +98,8 @@ class Reconciler:
             assert isinstance(entry.job, DDPJob)  # others create nothing
             taken = isinstance(refused, AlreadyExistsError)
             reason = "NameTaken" if taken else "PodsForbidden"
-            held = hold(entry.job, reason, refused.message, self._clock())
+            job = _as_seen(entry.job, planned)
+            held = hold(job, reason, refused.message, self._clock())
             await self._store(key, entry, held.status)
             await self._tell(entry, held.events)
             raise
@@ -124,14 +127,13 @@ class Reconciler:
             await _all(deletions)
 
     async def _create(self, job: DDPJob, planned: Plan) -> None:
-        """Create the Service and the pods: one first, for what is wrong with it is wrong with
-        all.
+        """Create the Service, without which the pods would not find each other, then one pod, for
+        what is wrong with it is wrong with all, then the others.
         """
-        first = [self._create_pod(job, manifests.pod(job, i)) for i in planned.create[:1]]
         if planned.create_service:
-            first.append(self._cluster.create_service(manifests.service(job)))
-        await _all(first)
-        await _all(self._create_pod(job, manifests.pod(job, i)) for i in planned.create[1:])
+            await self._cluster.create_service(manifests.service(job))
+        for part in (planned.create[:1], planned.create[1:]):
+            await _all(self._create_pod(job, manifests.pod(job, identity)) for identity in part)
 
     async def _create_pod(self, job: DDPJob, manifest: Manifest) -> None:
         try:
@@ -156,8 +158,7 @@ class Reconciler:
         except NotFoundError:
             self._jobs.remove(key, uid=entry.uid)
             return
-        entry.status_written_at = self._clock()
-        self._jobs.put(stored)
+        self._jobs.put(stored, written_at=self._clock())
 
     async def _tell(self, entry: Entry, events: Iterable[Event]) -> None:
         metadata = entry.manifest["metadata"]
@@ -170,6 +171,15 @@ class Reconciler:
                 event.message,
             )
             await self._cluster.emit_event(entry.manifest, event)
+
+
+def _as_seen(job: DDPJob, planned: Plan) -> DDPJob:
+    """Return the job with what a plan saw, but nothing of what it meant to achieve."""
+    seen = {
+        name: getattr(planned.status, name)
+        for name in ("observed_generation", "ready_replicas", "ready")
+    }
+    return replace(job, status=job.status.model_copy(update=seen))
 
 
 class _UnfitTemplateError(Exception):

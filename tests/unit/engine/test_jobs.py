@@ -1,0 +1,63 @@
+"""What is planned from a job must not be stored on what became of it meanwhile."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from ddp_operator.engine.jobs import JobCache
+from ddp_operator.ports import Key
+
+from tests.unit.engine.test_reconciler import job
+
+KEY = Key("default", "train")
+
+
+def stored(version: int, *, uid: str = "u1", **spec: Any) -> dict[str, Any]:
+    manifest = job(**spec)
+    manifest["metadata"] |= {"resourceVersion": str(version), "uid": uid}
+    return manifest
+
+
+def test_an_entry_in_use_stays_as_it_was_when_news_arrive() -> None:
+    jobs = JobCache()
+    assert jobs.put(stored(1, replicas=2))
+    planned_from = jobs.get(KEY)
+    assert jobs.put(stored(2, replicas=3))
+    assert planned_from is not None
+    assert planned_from.manifest["metadata"]["resourceVersion"] == "1"
+    now = jobs.get(KEY)
+    assert now is not None
+    assert now.manifest["spec"]["replicas"] == 3
+
+
+def test_a_late_answer_about_an_earlier_job_of_that_name_is_no_news() -> None:
+    jobs = JobCache()
+    assert jobs.put(stored(5, uid="u2"))
+    assert not jobs.put(stored(4, uid="u1"), written_at=datetime(2026, 1, 1, tzinfo=UTC))
+    now = jobs.get(KEY)
+    assert now is not None
+    assert now.uid == "u2"
+
+
+def test_the_time_of_the_last_write_is_kept_through_news_but_not_for_another_job() -> None:
+    jobs = JobCache()
+    written = datetime(2026, 1, 1, tzinfo=UTC)
+    jobs.put(stored(1))
+    for version, at in ((2, written), (3, None)):
+        jobs.put(stored(version), written_at=at)
+        entry = jobs.get(KEY)
+        assert entry is not None
+        assert entry.status_written_at == written
+    jobs.put(stored(4, uid="u2"))
+    entry = jobs.get(KEY)
+    assert entry is not None
+    assert entry.status_written_at < written
+
+
+def test_an_answer_that_the_watch_has_overtaken_still_tells_when_it_was_written() -> None:
+    jobs = JobCache()
+    written = datetime(2026, 1, 1, tzinfo=UTC)
+    jobs.put(stored(2))
+    assert not jobs.put(stored(2), written_at=written)
+    entry = jobs.get(KEY)
+    assert entry is not None
+    assert entry.status_written_at == written
