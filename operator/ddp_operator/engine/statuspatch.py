@@ -5,6 +5,10 @@ from typing import Any
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.ports import Manifest
 
+# Texts, lists and maps without content only lengthen `kubectl describe`, and Kubernetes 1.20 takes
+# an empty text for null and refuses the whole status. Zeros are news: they stay.
+_EMPTY: tuple[object, ...] = ("", [], (), {})
+
 
 def as_stored(status: DDPJobStatus) -> dict[str, Any]:
     """Return a status as the API server stores it: without empty strings, as in Kubernetes' own

@@ -41,7 +41,7 @@ def plan(job: DDPJob, pods: Sequence[PodState], now: datetime) -> Plan:
 
 
 def _with_counts(job: DDPJob, pods: Observed) -> DDPJobStatus:
-    """The stored status with what is simply seen: the spec's generation, and pods that are ready."""
+    """The stored status with what is simply seen: the spec's generation, ready pods."""
     ready = sum(pod.succeeded or (pod.ready and not pod.failed) for pod in pods.current.values())
     return job.status.model_copy(
         update={

@@ -1,8 +1,9 @@
 """Merge patches carry exactly the difference."""
 
+from datetime import UTC, datetime
 from typing import Any
 
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.status import Condition, DDPJobStatus
 from ddp_operator.engine.statuspatch import as_stored, is_minor, merge_patch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,3 +41,14 @@ def test_counts_and_wordings_are_minor_and_counters_are_not() -> None:
     assert is_minor(status, status.model_copy(update={"ready_replicas": 1, "message": "x"}))
     assert not is_minor(status, status.model_copy(update={"restarts": 1}))
     assert not is_minor(status, status.model_copy(update={"phase": "Running"}))
+
+
+def test_a_status_is_stored_without_empty_fields_but_with_zeros() -> None:
+    condition = Condition(
+        type="Running", status="True", reason="PodsReady", last_transition_time=datetime.now(UTC)
+    )
+    stored = as_stored(DDPJobStatus(conditions=(condition,)))
+    assert stored["restarts"] == 0
+    assert not {"ready", "reason", "failures", "replacements", "startTime"} & set(stored)
+    assert "message" not in stored["conditions"][0]
+    assert DDPJobStatus.model_validate(stored).conditions[0].message == ""
