@@ -1,0 +1,104 @@
+"""A cluster with the operator in it for the session, and namespaces for tests.
+
+Everything is real: the images are built from this checkout, the operator runs in a pod from
+`manifests/install`, and kubectl does what a user would do with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests import cluster
+from tests.cluster import images
+from tests.e2e import environment as environments
+from tests.e2e.environment import OPERATOR_NAMESPACE, Environment
+from tests.e2e.jobs import dump
+from tests.e2e.kubectl import Kubectl
+
+_SESSION_SECONDS = 3600
+"""Of one test, since the first one may build Kubernetes and the images; every wait in a test has a
+nearer end of its own."""
+
+_ENVIRONMENT = pytest.StashKey[Environment]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/e2e/" in item.path.as_posix():
+            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.timeout(_SESSION_SECONDS))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to a failure what a person would ask kubectl about it."""
+    report = yield
+    environment = item.session.stash.get(_ENVIRONMENT, None)
+    if report.failed and call.when != "teardown" and environment is not None:
+        try:
+            text = dump(environment.kubectl, environment.namespaces[-2:], OPERATOR_NAMESPACE)
+        except Exception as error:
+            text = f"cannot be had: {error!r}"
+        report.sections.append(("state of the cluster", text))
+    return report
+
+
+def _must_have_cluster() -> bool:
+    """Continuous integration on a machine of the documented kind has to run these tests."""
+    in_ci = os.environ.get("CI", "").lower() in ("true", "1")
+    return in_ci and os.geteuid() == 0 and Path("/etc/debian_version").exists()
+
+
+@pytest.fixture(scope="session")
+def environment(request: pytest.FixtureRequest) -> Iterator[Environment]:
+    """The cluster with today's images and the operator, ready."""
+    with ExitStack() as stack:
+        try:
+            running = stack.enter_context(cluster.cluster())
+            for source in (images.OPERATOR, images.TRAINER):
+                images.load(images.build(source), running)
+        except cluster.ClusterUnavailableError as reason:
+            if _must_have_cluster():
+                raise
+            pytest.skip(f"NO TEST CLUSTER ON THIS MACHINE: {reason}")
+        kubectl = Kubectl(running.kubeconfig)
+        made = Environment(kubectl)
+        request.session.stash[_ENVIRONMENT] = made
+        environments.install_operator(kubectl)
+        stack.enter_context(made.storage())
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(environment: Environment) -> Iterator[Kubectl]:
+    """kubectl in a namespace for all tests of a module, whose jobs run side by side."""
+    kubectl = environment.new_namespace()
+    yield kubectl
+    environment.delete_namespace(kubectl)
+
+
+@pytest.fixture
+def kubectl(environment: Environment) -> Iterator[Kubectl]:
+    """kubectl in a fresh namespace."""
+    kubectl = environment.new_namespace()
+    yield kubectl
+    environment.delete_namespace(kubectl)
+
+
+@pytest.fixture
+def claim(environment: Environment, kubectl: Kubectl) -> Callable[[str], str]:
+    """Makes a claim for checkpoints in the test's namespace; returns its name."""
+    return lambda name: environment.make_claim(kubectl, name)
+
+
+@pytest.fixture(autouse=True)
+def _operator_does_not_crash(environment: Environment) -> Iterator[None]:
+    yield
+    assert environments.operator_restarts(environment.kubectl) == 0, "the operator has crashed"

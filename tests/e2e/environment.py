@@ -1,0 +1,164 @@
+"""What the tests stand on: the operator installed in the cluster, namespaces, and storage."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.e2e.jobs import TRAINER_IMAGE
+from tests.e2e.kubectl import Kubectl, wait_for
+
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+OPERATOR_NAMESPACE: Final = "ddp-operator"
+_OPERATOR: Final = ("--selector", "app.kubernetes.io/name=ddp-operator")
+_RULES_SINCE: Final = (1, 25)
+"""The first Kubernetes whose API server, and whose kubectl with it, knows rules in a CRD."""
+_VOLUMES_PARENT: Final = "/var/tmp"
+"""On the node: its folders outlive pods."""
+
+
+def install_operator(kubectl: Kubectl) -> None:
+    """Install from the manifests, or upgrade to today's image; return when it is ready."""
+    operator = kubectl.within(OPERATOR_NAMESPACE)
+    known = operator.attempt("get", "deployment", "ddp-operator").returncode == 0
+    words = ["apply", "--kustomize", str(REPOSITORY / "manifests/install")]
+    if kubectl.server_version() < _RULES_SINCE:
+        words.append("--validate=false")  # else kubectl refuses the rules that it does not know
+    kubectl.run(*words)
+    if known:  # the same tag may mean another image now
+        operator.run("rollout", "restart", "deployment/ddp-operator")
+    operator.run("rollout", "status", "deployment/ddp-operator", "--timeout=80s")
+
+
+def operator_pods(kubectl: Kubectl) -> list[Any]:
+    """The operator's pods, those that end included."""
+    return kubectl.within(OPERATOR_NAMESPACE).items("pods", *_OPERATOR)
+
+
+def operator_restarts(kubectl: Kubectl) -> int:
+    """How often containers of the operator's pods have been restarted."""
+    statuses = [
+        status
+        for pod in operator_pods(kubectl)
+        for status in pod["status"].get("containerStatuses", ())
+    ]
+    return sum(status["restartCount"] for status in statuses)
+
+
+@dataclass
+class Environment:
+    """A cluster with the operator, and all that tests have made in it so far."""
+
+    kubectl: Kubectl
+    name: str = field(default_factory=lambda: f"e2e-{uuid.uuid4().hex[:6]}")
+    namespaces: list[str] = field(default_factory=list)
+    _volumes: list[str] = field(default_factory=list)
+
+    def new_namespace(self) -> Kubectl:
+        """Make a namespace that admits only pods of the restricted standard."""
+        name = f"{self.name}-{len(self.namespaces)}"
+        self._make_namespace(name, {"pod-security.kubernetes.io/enforce": "restricted"})
+        self.namespaces.append(name)
+        return self.kubectl.within(name)
+
+    def delete_namespace(self, kubectl: Kubectl) -> None:
+        """Begin to delete a namespace with all that is in it."""
+        self.kubectl.run("delete", "namespace", kubectl.namespace, "--wait=false")
+
+    def make_claim(self, kubectl: Kubectl, name: str) -> str:
+        """Make a claim that all pods of a namespace can mount, and a volume that backs it."""
+        volume = f"{kubectl.namespace}-{name}"
+        path = f"{_VOLUMES_PARENT}/{self.name}/{volume}"
+        # Pods are nobody in particular: whoever mounts it may write, as in /tmp.
+        self._storage.run("exec", "storage", "--", "mkdir", "-p", "-m", "1777", path)
+        common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+        reference = {"namespace": kubectl.namespace, "name": name}
+        kubectl.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": volume},
+                "spec": {
+                    **common,
+                    "capacity": {"storage": "1Gi"},
+                    "hostPath": {"path": path, "type": "Directory"},
+                    "claimRef": reference,
+                    "persistentVolumeReclaimPolicy": "Retain",
+                },
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": name},
+                "spec": {
+                    **common,
+                    "volumeName": volume,
+                    "resources": {"requests": {"storage": "1Gi"}},
+                },
+            },
+        )
+        self._volumes.append(volume)
+        return name
+
+    @property
+    def _storage(self) -> Kubectl:
+        return self.kubectl.within(f"{self.name}-storage")
+
+    @contextmanager
+    def storage(self) -> Iterator[None]:
+        """Run a pod that makes folders on the node, wherever that is; remove them at the end."""
+        self._make_namespace(self._storage.namespace, {})
+        self._storage.apply(_storage_pod())
+        self._storage.run("wait", "--for=condition=Ready", "pod/storage", "--timeout=80s")
+        try:
+            yield
+        finally:
+            if self._volumes:
+                self.kubectl.run("delete", "persistentvolume", "--wait=false", *self._volumes)
+            self._wait_until_namespaces_are_gone()
+            path = f"{_VOLUMES_PARENT}/{self.name}"
+            self._storage.run("exec", "storage", "--", "rm", "-rf", path)
+            self.kubectl.run("delete", "namespace", self._storage.namespace, "--wait=false")
+
+    def _make_namespace(self, name: str, labels: dict[str, str]) -> None:
+        metadata = {"name": name, "labels": labels}
+        self.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        # Until its account is there, a new namespace takes no pods.
+        account = self.kubectl.within(name)
+        wait_for(
+            lambda: account.attempt("get", "serviceaccount", "default").returncode == 0,
+            what=f"service account of namespace {name}",
+        )
+
+    def _wait_until_namespaces_are_gone(self) -> None:
+        def left() -> list[str]:
+            existing = self.kubectl.items("namespaces")
+            names = {namespace["metadata"]["name"] for namespace in existing}
+            return [name for name in self.namespaces if name in names]
+
+        wait_for(lambda: not left(), what="deletion of namespaces", describe=left)
+
+
+def _storage_pod() -> dict[str, Any]:
+    container = {
+        "name": "storage",
+        "image": TRAINER_IMAGE,
+        "command": ["sleep", "infinity"],
+        "securityContext": {"runAsUser": 0},
+        "volumeMounts": [{"name": "node", "mountPath": _VOLUMES_PARENT}],
+    }
+    volume = {"name": "node", "hostPath": {"path": _VOLUMES_PARENT}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "storage"},
+        "spec": {
+            "containers": [container],
+            "volumes": [volume],
+            "terminationGracePeriodSeconds": 0,
+        },
+    }

@@ -1,0 +1,169 @@
+"""DDPJobs as a test sees them: what to apply, and what status, pods and logs then say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ddp_operator.api.constants import API_VERSION, KIND, LABEL_JOB_NAME
+from ddp_operator.api.status import DDPJobStatus
+
+from tests.e2e.kubectl import Kubectl, KubectlError, Manifest, wait_for
+
+TRAINER_IMAGE = "ddp-trainer:dev"
+RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+RESTRICTED_CONTAINER = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    # Further than the standard asks: the trainer image promises to work without.
+    "readOnlyRootFilesystem": True,
+}
+
+SHORT_RUN = ("--epochs=4", "--checkpoint-every-steps=10", "--log-every-steps=10")
+"""92 steps of the digits workload on two ranks."""
+SLOW_STEPS = ("--step-delay-seconds=0.15",)
+"""Makes a short run last long enough to disturb it: about 14 seconds."""
+
+
+def digits_job(name: str, *arguments: str, image: str = TRAINER_IMAGE, **spec: Any) -> Manifest:
+    """Two small pods that train the digits workload; `spec` adds to the job's fields."""
+    container = {
+        "name": "trainer",
+        "image": image,
+        "args": ["--workload=digits", *(arguments or SHORT_RUN)],
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": RESTRICTED_CONTAINER,
+    }
+    template = {"spec": {"securityContext": RESTRICTED_POD, "containers": [container]}}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name},
+        "spec": {"replicas": 2, "backend": "gloo", "template": template, **spec},
+    }
+
+
+@dataclass(frozen=True)
+class Job:
+    """One DDPJob in the cluster."""
+
+    kubectl: Kubectl
+    name: str
+
+    def status(self) -> DDPJobStatus:
+        """What the operator says of it."""
+        return DDPJobStatus.model_validate(self.kubectl.get("ddpjob", self.name).get("status", {}))
+
+    def wait_until(self, phase: str) -> DDPJobStatus:
+        """Wait for a phase; a job that ends in another one will never have it."""
+
+        def look() -> DDPJobStatus | None:
+            status = self.status()
+            assert not status.finished or status.phase == phase, (
+                f"{self.name} is {status.phase}: {status.message}"
+            )
+            return status if status.phase == phase else None
+
+        return wait_for(look, what=f"{self.name} {phase}", describe=self.status)
+
+    def pods(self) -> list[Any]:
+        """Its pods, by name."""
+        return self.kubectl.items("pods", "--selector", f"{LABEL_JOB_NAME}={self.name}")
+
+    def uids(self) -> dict[str, str]:
+        """UIDs of its pods, by the pods' names."""
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
+
+    def log(self, pod: str) -> str:
+        """A pod's log so far; empty while there is none."""
+        result = self.kubectl.attempt("logs", pod)
+        return result.stdout
+
+    def wait_for_log(self, pod: str, pattern: str) -> re.Match[str]:
+        """Wait until a pod has logged something."""
+        return wait_for(
+            lambda: re.search(pattern, self.log(pod)),
+            what=f"{pattern!r} in the log of {pod}",
+            describe=lambda: self.log(pod),
+        )
+
+    def events(self) -> list[Any]:
+        """Events about the job itself, in the order of their times."""
+        selector = f"involvedObject.kind={KIND},involvedObject.name={self.name}"
+        return self.kubectl.items(
+            "events", "--field-selector", selector, "--sort-by", ".lastTimestamp"
+        )
+
+
+def training(job: Job) -> None:
+    """Wait until a job has saved a checkpoint of its first attempt, and so is in its midst."""
+    job.wait_for_log(f"{job.name}-0-0", r"saved checkpoint")
+
+
+def resumed_step(log: str) -> int:
+    """The step from which a rank 0 went on; 0 when it began anew."""
+    steps = re.findall(r"resuming from checkpoint \S+ \(step (\d+)\)", log)
+    return int(steps[-1]) if steps else 0
+
+
+def last_words(status: DDPJobStatus) -> dict[str, Any]:
+    """Rank 0's termination message, as the message of a job that succeeded quotes it."""
+    _, separator, words = status.message.partition("rank 0 says: ")
+    assert separator, status.message
+    found: dict[str, Any] = json.loads(words)
+    return found
+
+
+def accuracy(status: DDPJobStatus) -> float:
+    """The accuracy on the test set that a job's last message reports."""
+    return float(last_words(status)["accuracy"])
+
+
+def kill_rank(job: Job, pod: str) -> None:
+    """`kill -9` of the training process in a pod; its launcher, process 1, lives on to tell."""
+    script = """
+import os, pathlib
+ranks = [int(p.parent.name) for p in pathlib.Path("/proc").glob("[0-9]*/cmdline")
+         if b"ddp_trainer" in p.read_bytes().split(bytes(1)) and p.parent.name != str(os.getpid())]
+for rank in ranks:
+    os.kill(rank, 9)
+print(len(ranks))
+"""
+    killed = job.kubectl.run("exec", pod, "--", "python", "-c", script)
+    assert killed.strip() == "1", f"{killed.strip()} training processes in {pod}"
+
+
+def force_delete(job: Job, *pods: str) -> None:
+    """Take pods away at once, as when their node is gone."""
+    job.kubectl.run("delete", "pod", "--force", "--grace-period=0", *pods)
+
+
+def dump(kubectl: Kubectl, namespaces: Sequence[str], operator_namespace: str) -> str:
+    """Everything that a person would look at first."""
+    commands: list[tuple[str, ...]] = [
+        ("--namespace", operator_namespace, "get", "pods", "--output", "wide"),
+        ("--namespace", operator_namespace, "logs", "deployment/ddp-operator"),
+    ]
+    for namespace in namespaces:
+        commands += [("--namespace", namespace, "describe", "ddpjobs,pods")]
+        with suppress(KubectlError, ValueError):
+            commands += [
+                ("--namespace", namespace, "logs", pod["metadata"]["name"], "--tail=60")
+                for pod in kubectl.within(namespace).items("pods")
+            ]
+    parts = []
+    for words in commands:
+        result = kubectl.attempt(*words)
+        parts.append(f"$ kubectl {' '.join(words)}\n{result.stdout}{result.stderr}")
+    return "\n".join(parts)
+
+
+def manifests_in(path: Path) -> list[Any]:
+    """The objects of a manifest file."""
+    return list(yaml.safe_load_all(path.read_text()))

@@ -1,0 +1,117 @@
+"""What a user does to a job that trains: suspend, resume, delete; and the operator's own end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ddp_operator.api.constants import LABEL_JOB_NAME
+
+from tests.e2e.environment import OPERATOR_NAMESPACE, Environment, operator_pods
+from tests.e2e.jobs import (
+    SHORT_RUN,
+    SLOW_STEPS,
+    Job,
+    digits_job,
+    force_delete,
+    resumed_step,
+    training,
+)
+from tests.e2e.kubectl import Kubectl, wait_for
+
+
+@pytest.fixture
+def job(kubectl: Kubectl, claim: Callable[[str], str]) -> Job:
+    """A job in the midst of training."""
+    checkpoint = {"persistentVolumeClaim": claim("checkpoints")}
+    kubectl.apply(digits_job("train", *SHORT_RUN, *SLOW_STEPS, checkpoint=checkpoint))
+    job = Job(kubectl, "train")
+    training(job)
+    return job
+
+
+def _suspend(job: Job, value: bool) -> None:
+    patch = f'{{"spec": {{"suspend": {str(value).lower()}}}}}'
+    job.kubectl.run("patch", "ddpjob", job.name, "--type=merge", "--patch", patch)
+
+
+def test_suspended_job_saves_and_goes_on_from_that_very_step(job: Job, tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    with job.kubectl.following(log, "logs", "--follow", "train-0-0"):
+        _suspend(job, True)
+        status = job.wait_until("Suspended")
+        wait_for(lambda: not job.pods(), what="end of the pods", describe=job.pods)
+        stopped = wait_for(
+            lambda: re.search(r"told to stop at step (\d+) of 92", log.read_text()),
+            what="last step of rank 0",
+            describe=log.read_text,
+        )
+    assert status.restarts == 0
+    status = job.status()
+    assert (status.phase, status.ready) == ("Suspended", "0/2")
+    step = int(stopped[1])
+    assert 10 <= step < 92
+
+    _suspend(job, False)
+    status = job.wait_until("Succeeded")
+    assert resumed_step(job.log("train-1-0")) == step
+    assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 0)
+    assert not status.failures
+
+
+def test_deleted_job_leaves_nothing_behind(job: Job) -> None:
+    selector = ("--selector", f"{LABEL_JOB_NAME}={job.name}")
+    assert len(job.kubectl.items("pods,services", *selector)) == 3
+
+    job.kubectl.run("delete", "ddp", job.name)
+
+    def left() -> list[str]:
+        # Endpoints bear their Service's labels.
+        found = job.kubectl.items("pods,services,endpoints", *selector)
+        return [f"{item['kind']} {item['metadata']['name']}" for item in found]
+
+    wait_for(lambda: not left(), what="nothing left of the job", describe=left)
+    assert job.kubectl.attempt("get", "ddp", job.name).returncode != 0
+
+
+def test_training_does_not_notice_the_loss_of_the_operator(
+    job: Job, environment: Environment, tmp_path: Path
+) -> None:
+    uids = job.uids()
+    seen = tmp_path / "pods"
+    template = 'jsonpath={.metadata.name} {.metadata.uid}{"\\n"}'
+    watch = ("get", "pods", "--watch", "--selector", f"{LABEL_JOB_NAME}={job.name}")
+    with job.kubectl.following(seen, *watch, "--output", template):
+        wait_for(lambda: len(seen.read_text().split()) >= 4, what="watch of the pods")
+        (before,) = operator_pods(environment.kubectl)
+        operator = environment.kubectl.within(OPERATOR_NAMESPACE)
+        operator.run(*("delete", "pod", "--force", "--grace-period=0", before["metadata"]["name"]))
+        status = job.wait_until("Succeeded")
+    (after,) = operator_pods(environment.kubectl)
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 0)
+    assert job.uids() == uids
+    assert {tuple(line.split()) for line in seen.read_text().splitlines()} == set(uids.items())
+
+
+def test_new_operator_replaces_what_was_lost_in_its_absence_once(
+    job: Job, environment: Environment, tmp_path: Path
+) -> None:
+    seen = tmp_path / "pods"
+    template = 'jsonpath={.metadata.name} {.metadata.uid}{"\\n"}'
+    watch = ("get", "pods", "--watch", "--selector", f"{LABEL_JOB_NAME}={job.name}")
+    operator = environment.kubectl.within(OPERATOR_NAMESPACE)
+    with job.kubectl.following(seen, *watch, "--output", template):
+        operator.run("scale", "deployment/ddp-operator", "--replicas=0")
+        try:
+            wait_for(lambda: not operator_pods(environment.kubectl), what="end of the operator")
+            force_delete(job, "train-0-1")
+        finally:
+            operator.run("scale", "deployment/ddp-operator", "--replicas=1")
+        status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 1)
+    assert resumed_step(job.log("train-1-0")) >= 10
+    pods = {(line.split()[0], line.split()[1]) for line in seen.read_text().splitlines()}
+    assert sorted(name for name, _ in pods) == ["train-0-0", "train-0-1", "train-1-0", "train-1-1"]

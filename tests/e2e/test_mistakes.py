@@ -1,0 +1,76 @@
+"""What users get wrong, and what kubectl and the job's status say to it."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import yaml
+
+from tests.e2e.jobs import Job, digits_job
+from tests.e2e.kubectl import Kubectl, Manifest, wait_for
+
+
+def _refusal(kubectl: Kubectl, manifest: Manifest) -> str:
+    """What `kubectl apply` says when it refuses a manifest."""
+    result = kubectl.attempt("apply", "--filename", "-", stdin=yaml.safe_dump(manifest))
+    assert result.returncode != 0, "kubectl took it"
+    return result.stderr
+
+
+def test_wrong_image_is_named_and_can_be_mended_while_others_are_served(kubectl: Kubectl) -> None:
+    image = "ddp-trainer:does-not-exist"
+    kubectl.apply(digits_job("mended", "--epochs=1", image=image))
+    job = Job(kubectl, "mended")
+    wait_for(
+        lambda: job.status().reason in ("ErrImagePull", "ImagePullBackOff"),
+        what="reason in the status",
+        describe=job.status,
+    )
+    status = job.status()
+    assert status.phase == "Starting"
+    assert image in status.message
+    assert "mended-0-" in status.message
+    told = [event for event in job.events() if event["type"] == "Warning"]
+    assert told
+    assert image in told[0]["message"]
+
+    # The trainer refuses its configuration: at once, for good, and in its own words.
+    kubectl.apply(digits_job("refused", "--workload=nonsense"))
+    refused = Job(kubectl, "refused").wait_until("Failed")
+    assert refused.reason == "ConfigurationError"
+    assert "--workload nonsense is unknown: choose from digits" in refused.message
+    assert (refused.restarts, refused.attempt) == (0, 0)
+    assert refused.failures[0].exit_code == 64
+
+    kubectl.apply(digits_job("mended", "--epochs=1"))
+    status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 0)
+
+
+def test_kubectl_names_the_field_of_a_typing_error(kubectl: Kubectl) -> None:
+    said = _refusal(kubectl, digits_job("typo", replica=2))
+    assert "unknown field" in said
+    assert "replica" in said
+
+
+def test_kubectl_names_the_field_of_a_bad_value_and_what_is_allowed(kubectl: Kubectl) -> None:
+    said = _refusal(kubectl, digits_job("bad", backend="mpi"))
+    assert 'spec.backend: Unsupported value: "mpi"' in said
+    assert "gloo" in said
+    assert "spec.replicas" in _refusal(kubectl, digits_job("bad", replicas=0))
+
+
+def test_broken_rule_is_told_by_kubectl_or_else_by_the_status(kubectl: Kubectl) -> None:
+    manifest: Any = deepcopy(digits_job("ranked"))
+    manifest["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "RANK", "value": "0"}]
+    result = kubectl.attempt("apply", "--filename", "-", stdin=json.dumps(manifest))
+    if result.returncode != 0:
+        said = result.stderr
+    else:  # an API server that knows no rules in CRDs
+        status = Job(kubectl, "ranked").wait_until("Failed")
+        assert status.reason == "InvalidSpec"
+        said = status.message
+        assert not Job(kubectl, "ranked").pods()
+    assert "remove the rank and world variables from the trainer's env" in said

@@ -1,0 +1,118 @@
+"""Jobs that nothing happens to: they start together, and each trains to its end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.environment import OPERATOR_NAMESPACE, REPOSITORY, Environment, operator_pods
+from tests.e2e.jobs import (
+    RESTRICTED_CONTAINER,
+    RESTRICTED_POD,
+    TRAINER_IMAGE,
+    Job,
+    accuracy,
+    digits_job,
+    last_words,
+    manifests_in,
+)
+from tests.e2e.kubectl import Kubectl
+
+EXAMPLES = REPOSITORY / "manifests/examples"
+DIGITS = "digits-gloo"
+TWO_PROCESSES = "two-processes"
+TORCHRUN = "any-script"
+LAUNCHER = "any-script-by-launcher"
+
+
+def script_job(name: str, **command: list[str]) -> list[Any]:
+    """The example of any script, with an image that is at hand here and allowed to nobody."""
+    job, script = manifests_in(EXAMPLES / "any-script.yaml")
+    job["metadata"]["name"] = name
+    pod = job["spec"]["template"]["spec"]
+    pod["securityContext"] = RESTRICTED_POD
+    (container,) = pod["containers"]
+    container.update(image=TRAINER_IMAGE, securityContext=RESTRICTED_CONTAINER)
+    if command:
+        del container["command"]
+        container.update(command)
+    return [job, script]
+
+
+@pytest.fixture(scope="module")
+def jobs(environment: Environment, shared: Kubectl) -> dict[str, Job]:
+    """All jobs of this module, applied at once."""
+    environment.make_claim(shared, "digits-checkpoints")
+    shared.run("apply", "--filename", str(EXAMPLES / "digits-gloo.yaml"))
+    shared.apply(
+        digits_job(TWO_PROCESSES, "--epochs=6", nprocPerNode=2),
+        *script_job(TORCHRUN),
+        *script_job(LAUNCHER, args=["--", "python", "/scripts/train.py"]),
+    )
+    names = (DIGITS, TWO_PROCESSES, TORCHRUN, LAUNCHER)
+    return {name: Job(shared, name) for name in names}
+
+
+def test_digits_example_learns(jobs: dict[str, Job]) -> None:
+    status = jobs[DIGITS].wait_until("Succeeded")
+
+    assert accuracy(status) >= 0.97
+    words = last_words(status)
+    assert words["step"] == words["totalSteps"] > 0
+    assert (status.restarts, status.disruptions, status.attempt) == (0, 0, 0)
+    assert status.ready == "2/2"
+    assert status.start_time
+    assert status.completion_time
+    assert "group of 2 ranks formed: gloo" in jobs[DIGITS].log("digits-gloo-0-0")
+    assert [pod["status"]["phase"] for pod in jobs[DIGITS].pods()] == ["Succeeded", "Succeeded"]
+
+
+def test_kubectl_shows_a_job_in_one_line_and_tells_its_story(jobs: dict[str, Job]) -> None:
+    jobs[DIGITS].wait_until("Succeeded")
+    kubectl = jobs[DIGITS].kubectl
+
+    header, line = kubectl.run("get", "ddp", DIGITS).splitlines()
+    assert header.split() == ["NAME", "PHASE", "READY", "RESTARTS", "AGE"]
+    assert line.split()[:4] == [DIGITS, "Succeeded", "2/2", "0"]
+    assert len(line) <= 80
+
+    story = kubectl.run("describe", "ddp", DIGITS).partition("Events:")[2]
+    reasons = re.findall(r"^\s+Normal\s+(\w+)", story, flags=re.MULTILINE)
+    assert reasons == ["PodsCreated", "Running", "Succeeded"], story
+    assert "ddp-operator" in story
+
+
+def test_two_processes_in_each_pod_form_one_group(jobs: dict[str, Job]) -> None:
+    status = jobs[TWO_PROCESSES].wait_until("Succeeded")
+
+    assert "group of 4 ranks formed" in jobs[TWO_PROCESSES].log(f"{TWO_PROCESSES}-0-0")
+    assert accuracy(status) >= 0.9  # six epochs instead of twelve
+
+
+@pytest.mark.parametrize("name", [TORCHRUN, LAUNCHER])
+def test_any_script_trains_by_torchrun_and_by_the_launcher(jobs: dict[str, Job], name: str) -> None:
+    jobs[name].wait_until("Succeeded")
+
+    losses = re.findall(r"step (\d+)/100 loss ([\d.]+)", jobs[name].log(f"{name}-0-0"))
+    assert [int(step) for step, _ in losses] == [20, 40, 60, 80, 100]
+    first, last = float(losses[0][1]), float(losses[-1][1])
+    assert last < first / 10
+    assert "step" not in jobs[name].log(f"{name}-0-1"), "a second rank 0"
+
+
+def test_operator_keeps_the_promises_of_its_manifest(environment: Environment) -> None:
+    (pod,) = operator_pods(environment.kubectl)
+    operator = environment.kubectl.within(OPERATOR_NAMESPACE)
+    shell = ("exec", pod["metadata"]["name"], "--", "sh", "-c")
+
+    assert operator.run(*shell, "id -u").strip() == "65532"
+    write = operator.attempt(*shell, "touch /written")
+    assert write.returncode != 0
+    assert "Read-only file system" in write.stderr
+    status = Path("/proc/1/status")
+    capabilities = operator.run(*shell, f"grep -E 'CapEff|NoNewPrivs|Seccomp:' {status}").split()
+    assert capabilities[:4] == ["CapEff:", "0" * 16, "NoNewPrivs:", "1"]
+    assert capabilities[4:] == ["Seccomp:", "2"], "filtered by the runtime's profile"
