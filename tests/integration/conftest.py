@@ -3,15 +3,23 @@
 There is no kubelet and no scheduler: pods stay as they are until a test plays those parts.
 """
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from ddp_operator.kube import ApiClient, load_credentials
-from ddp_operator.ports import ClusterError
+from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.kube import ApiClient, check_served, load_credentials
+from ddp_operator.ports import AlreadyExistsError, ClusterError
 
 from tests import cluster
+from tests.integration.jobs import JOBS, Jobs
+from tests.integration.kubelet import FakeKubelet
+from tests.integration.operator_process import OperatorProcess, running_operator
+from tests.waiting import eventually
+
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,12 +46,56 @@ async def admin(control_plane: cluster.ControlPlane) -> AsyncIterator[ApiClient]
         yield client
 
 
-@pytest.fixture
-async def namespace(admin: ApiClient) -> AsyncIterator[str]:
-    """The name of a fresh namespace, deleted in the background afterwards."""
+@contextlib.asynccontextmanager
+async def new_namespace(admin: ApiClient) -> AsyncIterator[str]:
+    """Create a namespace; it is deleted in the background afterwards."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     await admin.request("POST", "/api/v1/namespaces", body=body)
     yield name
     with contextlib.suppress(ClusterError):  # a test may have left the server stopped
         await admin.request("DELETE", f"/api/v1/namespaces/{name}", max_attempts=1)
+
+
+@pytest.fixture
+async def namespace(admin: ApiClient) -> AsyncIterator[str]:
+    """The name of a fresh namespace for the test."""
+    async with new_namespace(admin) as name:
+        yield name
+
+
+async def install_crd(client: ApiClient) -> None:
+    """Install the CRD, unless an earlier test has, and wait until it is served."""
+    with contextlib.suppress(AlreadyExistsError):
+        await client.request("POST", _CRDS, body=custom_resource_definition())
+    await eventually(lambda: check_served(client, JOBS), interval_seconds=0.05)
+
+
+@pytest.fixture
+async def jobs(admin: ApiClient, namespace: str) -> Jobs:
+    """A user of the test's namespace, on a server with the CRD."""
+    await install_crd(admin)
+    return Jobs(admin, namespace)
+
+
+@pytest.fixture
+def kubelet(admin: ApiClient, namespace: str) -> FakeKubelet:
+    """What brings the namespace's pods to life, and ends them, at a test's word."""
+    return FakeKubelet(admin, namespace)
+
+
+@pytest.fixture(scope="module")
+def shared_operator(
+    control_plane: cluster.ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """One operator process for all namespaces and all tests of a module that ask for it."""
+
+    async def prepare() -> None:
+        async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:
+            await install_crd(client)
+
+    asyncio.run(prepare())
+    log = tmp_path_factory.mktemp("operator") / "log"
+    with running_operator(control_plane.kubeconfig, log, namespace=None) as process:
+        yield process
+        assert "Traceback" not in process.log

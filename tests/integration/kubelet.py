@@ -1,0 +1,140 @@
+"""Plays scheduler and kubelet: gives pods a node and reports, as a kubelet does, how they fare."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from ddp_operator.api.status import format_time
+from ddp_operator.kube import PODS, ApiClient
+from ddp_operator.ports import NotFoundError
+
+from tests.good_manifests import Json
+
+NODE: Final = "node-1"
+_STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
+
+
+class FakeKubelet:
+    """Reports the state of one namespace's pods; every method takes a pod's name."""
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self._client = client
+        self._namespace = namespace
+
+    async def run(self, pod: str) -> None:
+        """Schedule a pod, run its containers and find them ready."""
+        manifest = await self.schedule(pod)
+        running = {"running": {"startedAt": _now()}}
+        await self._report(manifest, phase="Running", ready=True, state=running)
+
+    async def schedule(self, pod: str) -> Json:
+        """Bind a pod to a node, unless it is; returns the pod."""
+        path = PODS.path(namespace=self._namespace, name=pod)
+        manifest: Json = await self._client.request("GET", path)
+        if "nodeName" not in manifest["spec"]:
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": pod},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": NODE},
+            }
+            await self._client.request("POST", f"{path}/binding", body=binding)
+        return manifest
+
+    async def cannot_start(self, pod: str, *, reason: str, message: str) -> None:
+        """Schedule a pod whose containers wait for something that does not come."""
+        manifest = await self.schedule(pod)
+        waiting = {"waiting": {"reason": reason, "message": message}}
+        await self._report(manifest, phase="Pending", ready=False, state=waiting)
+
+    async def succeed(self, pod: str, *, message: str = "") -> None:
+        """End a pod well; `message` is the trainer's termination message."""
+        await self._end(pod, "Succeeded", exit_code=0, reason="Completed", message=message)
+
+    async def fail(
+        self, pod: str, *, exit_code: int = 1, reason: str = "Error", message: str = ""
+    ) -> None:
+        """End a pod with an exit code."""
+        await self._end(pod, "Failed", exit_code=exit_code, reason=reason, message=message)
+
+    async def evict(self, pod: str, *, reason: str = "EvictionByEvictionAPI") -> None:
+        """End a pod because its node is drained: it is marked as disrupted, then killed."""
+        await self._end(pod, "Failed", exit_code=137, reason="Error", disruption=reason)
+
+    async def mark_disrupted(self, pod: str, *, reason: str = "EvictionByEvictionAPI") -> None:
+        """Announce a disruption; the pod still runs."""
+        await self._patch_status(pod, {"conditions": [_condition("DisruptionTarget", reason)]})
+
+    async def finish(self, pod: str) -> None:
+        """End the termination of a deleted pod: it is gone afterwards."""
+        path = PODS.path(namespace=self._namespace, name=pod)
+        now = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        try:
+            await self._client.request("DELETE", path, body=now)
+        except NotFoundError:
+            return
+
+    async def _end(
+        self,
+        pod: str,
+        phase: str,
+        *,
+        exit_code: int,
+        reason: str,
+        message: str = "",
+        disruption: str = "",
+    ) -> None:
+        manifest = await self.schedule(pod)
+        ended = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": _now()}
+        await self._report(
+            manifest,
+            phase=phase,
+            ready=False,
+            state={"terminated": ended},
+            further=[_condition("DisruptionTarget", disruption)] if disruption else [],
+        )
+
+    async def _report(
+        self,
+        manifest: Json,
+        *,
+        phase: str,
+        ready: bool,
+        state: Json,
+        further: Sequence[Json] = (),
+    ) -> None:
+        containers = manifest["spec"]["containers"]
+        status: Json = {
+            "phase": phase,
+            "conditions": [_condition("Ready", "", value=ready), *further],
+            "containerStatuses": [
+                {
+                    "name": container["name"],
+                    "image": container["image"],
+                    "imageID": "",
+                    "ready": ready,
+                    "restartCount": 0,
+                    "state": state,
+                }
+                for container in containers
+            ],
+        }
+        await self._patch_status(manifest["metadata"]["name"], status)
+
+    async def _patch_status(self, pod: str, status: Json) -> None:
+        path = PODS.path(namespace=self._namespace, name=pod, subresource="status")
+        body = {"status": status}
+        await self._client.request("PATCH", path, body=body, content_type=_STRATEGIC_MERGE_PATCH)
+
+
+def _condition(type_: str, reason: str, *, value: bool = True) -> dict[str, Any]:
+    return {
+        "type": type_,
+        "status": "True" if value else "False",
+        "reason": reason,
+        "lastTransitionTime": _now(),
+    }
+
+
+def _now() -> str:
+    return format_time(datetime.now(UTC))

@@ -1,0 +1,307 @@
+"""A job's life as its user sees it: a real operator process on a real API server; the tests play
+user and kubelet.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from ddp_operator.api.constants import LABEL_JOB_NAME, LABEL_SERVING
+from ddp_operator.kube import PODS, SERVICES, ApiClient
+from ddp_operator.ports import NotFoundError
+
+from tests.good_manifests import container, job, template
+from tests.integration.jobs import JOBS, Jobs
+from tests.integration.kubelet import FakeKubelet
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("shared_operator")
+
+
+async def start(jobs: Jobs, kubelet: FakeKubelet, **spec: Any) -> None:
+    """Bring a job of two pods, or as `spec` says, to Running."""
+    await jobs.create(job(**{"replicas": 2, **spec}))
+    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
+    for pod in await jobs.live_pods():
+        await kubelet.run(pod)
+    status = await jobs.until_phase("Running")
+    assert status.ready_replicas == len(await jobs.live_pods())
+
+
+async def test_a_whole_life(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    stored = await jobs.create(job(replicas=2))
+    status = await jobs.until_phase("Pending")
+    assert status.start_time is not None
+    assert status.observed_generation == stored["metadata"]["generation"]
+    assert (status.ready, status.reason) == ("0/2", "PodsStarting")
+    assert (await jobs.until_pods("job-0-0", "job-0-1")).keys() == {"job-0-0", "job-0-1"}
+
+    for pod in ("job-0-0", "job-0-1"):
+        await kubelet.schedule(pod)
+    await jobs.until_phase("Starting")
+
+    await kubelet.run("job-0-0")
+    await jobs.until(lambda status: status.ready == "1/2")
+    await kubelet.run("job-0-1")
+    status = await jobs.until_phase("Running")
+    assert (status.ready, status.ready_replicas) == ("2/2", 2)
+    assert status.message == "all 2 pods are ready"
+
+    await kubelet.succeed("job-0-0", message='{"accuracy": 0.98}')
+    assert (await jobs.status()).phase == "Running"
+    await kubelet.succeed("job-0-1")
+    status = await jobs.until_phase("Succeeded")
+    assert status.is_true("Succeeded")
+    assert not status.is_true("Running")
+    assert "accuracy" in status.message
+    assert (status.restarts, status.disruptions, status.attempt) == (0, 0, 0)
+    assert status.completion_time is not None
+    assert status.start_time is not None
+    assert status.start_time <= status.completion_time
+    assert await jobs.live_pods() == {"job-0-0", "job-0-1"}, "finished pods keep their logs"
+
+    assert await jobs.until_told("PodsCreated") == "created 2 of 2 pods"
+    assert await jobs.until_told("Running") == "all 2 pods are ready"
+    assert "accuracy" in await jobs.until_told("Succeeded")
+
+
+async def test_children_know_their_job_and_find_each_other(jobs: Jobs) -> None:
+    stored = await jobs.create(job(replicas=2, masterPort=23456))
+    pods = await jobs.until_pods("job-0-0", "job-0-1")
+    await eventually(lambda: jobs_service_exists(jobs))
+    service = await jobs.service()
+    for child in (*pods.values(), service):
+        [owner] = child["metadata"]["ownerReferences"]
+        assert owner["kind"] == "DDPJob"
+        assert owner["uid"] == stored["metadata"]["uid"]
+        assert owner["controller"] is True
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    selector = service["spec"]["selector"].items()
+    for index, pod in enumerate(pods.values()):
+        assert selector <= pod["metadata"]["labels"].items()
+        assert pod["spec"]["subdomain"] == "job"
+        assert pod["spec"]["hostname"] == f"job-0-{index}"
+        environment = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
+        assert environment["MASTER_ADDR"] == "job-0-0.job"
+        assert environment["MASTER_PORT"] == "23456"
+        assert environment["WORLD_SIZE"] == "2"
+        assert environment["RANK"] == environment["NODE_RANK"] == str(index)
+
+
+async def jobs_service_exists(jobs: Jobs) -> bool:
+    try:
+        await jobs.service()
+    except NotFoundError:
+        return False
+    return True
+
+
+async def test_what_keeps_a_pod_from_starting_is_said(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await jobs.create(job(replicas=2))
+    await jobs.until_pods("job-0-0", "job-0-1")
+    await kubelet.cannot_start("job-0-1", reason="ErrImagePull", message="no such image")
+    status = await jobs.until(lambda status: status.reason == "ErrImagePull")
+    assert "pod job-0-1 cannot start: ErrImagePull: no such image" in status.message
+    assert "no such image" in await jobs.until_told("ErrImagePull")
+    await kubelet.run("job-0-0")
+    await kubelet.run("job-0-1")
+    assert (await jobs.until_phase("Running")).reason == "PodsReady"
+
+
+async def test_suspend_and_resume(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await start(jobs, kubelet)
+    await jobs.set_spec(suspend=True)
+    status = await jobs.until_phase("Suspended")
+    await jobs.until_pods()
+    await kubelet.finish("job-0-0")
+    await jobs.set_spec(suspend=False)
+    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
+    # The other old pod still terminates; the new ones have names and host names of their own.
+    pods = await jobs.until_pods("job-1-0", "job-1-1")
+    assert pods.keys() == {"job-0-1", "job-1-0", "job-1-1"}
+    for pod in ("job-1-0", "job-1-1"):
+        await kubelet.run(pod)
+    status = await jobs.until_phase("Running")
+    assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 0)
+    for reason in ("Suspended", "Resumed"):
+        await jobs.until_told(reason)
+
+
+async def test_created_suspended_then_started(jobs: Jobs) -> None:
+    await jobs.create(job(replicas=2, suspend=True))
+    status = await jobs.until_phase("Suspended")
+    assert status.start_time is None
+    assert await jobs.pods() == {}
+    await jobs.set_spec(suspend=False)
+    await jobs.until_pods("job-0-0", "job-0-1")
+    status = await jobs.until_phase("Pending")
+    assert status.start_time is not None
+
+
+async def test_replicas_change_while_suspended(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await start(jobs, kubelet)
+    await jobs.set_spec(suspend=True)
+    await jobs.until_phase("Suspended")
+    await jobs.set_spec(replicas=3)
+    await jobs.until(lambda status: status.ready.endswith("/3"))
+    await jobs.set_spec(suspend=False)
+    pods = await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
+    environment = pods["job-1-2"]["spec"]["containers"][0]["env"]
+    assert {"name": "WORLD_SIZE", "value": "3"} in environment
+    for pod in await jobs.live_pods():
+        await kubelet.run(pod)
+    assert (await jobs.until_phase("Running")).ready == "3/3"
+
+
+async def test_a_changed_template_starts_all_pods_anew_and_is_not_charged(
+    jobs: Jobs, kubelet: FakeKubelet
+) -> None:
+    await start(jobs, kubelet)
+    await jobs.set_spec(template=template(container(image="registry.example/trainer:2")))
+    pods = await jobs.until_pods("job-1-0", "job-1-1")
+    assert pods["job-1-0"]["spec"]["containers"][0]["image"].endswith(":2")
+    status = await jobs.until_phase("Restarting")
+    assert (status.restarts, status.disruptions) == (0, 0)
+    assert status.condition("Restarting").reason == "SpecChanged"  # type: ignore[union-attr]
+    assert status.observed_generation == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"), [("Running", {"job-0-0"}), ("All", set()), ("None", {"job-0-0", "job-0-1"})]
+)
+async def test_clean_pod_policy_when_a_job_fails(
+    jobs: Jobs, kubelet: FakeKubelet, policy: str, left: set[str]
+) -> None:
+    await start(jobs, kubelet, cleanPodPolicy=policy, restart={"maxRestarts": 0})
+    await kubelet.fail("job-0-0")
+    await jobs.until_phase("Failed")
+    await jobs.until_pods(*left)
+    assert await jobs.service(), "it goes with the job"
+
+
+async def test_a_finished_job_is_deleted_after_its_time(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await start(jobs, kubelet, replicas=1, ttlSecondsAfterFinished=1)
+    await kubelet.succeed("job-0-0")
+
+    async def gone() -> bool:
+        return not await jobs.exists()
+
+    await eventually(gone, interval_seconds=0.1)
+
+
+async def test_too_long_a_life_ends_as_a_failure(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await start(jobs, kubelet, activeDeadlineSeconds=2)
+    status = await jobs.until_phase("Failed")
+    assert status.reason == "DeadlineExceeded"
+    assert "spec.activeDeadlineSeconds (2)" in status.message
+    await jobs.until_pods()
+
+
+async def test_deletion_while_starting(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await jobs.create(job(replicas=3))
+    await jobs.until_pods("job-0-0", "job-0-1", "job-0-2")
+    await kubelet.run("job-0-0")
+    await jobs.delete()
+    # What the garbage collector deletes must not be replaced.
+    for index in range(3):
+        await kubelet.finish(f"job-0-{index}")
+    # A job under the same name is another one, and starts from the beginning.
+    stored = await jobs.create(job(replicas=1))
+    pods = await jobs.until_pods("job-0-0")
+    assert pods["job-0-0"]["metadata"]["ownerReferences"][0]["uid"] == stored["metadata"]["uid"]
+    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 0)
+
+
+async def test_a_job_that_is_on_its_way_out_is_left_alone(
+    jobs: Jobs, kubelet: FakeKubelet, admin: ApiClient, namespace: str
+) -> None:
+    """Deleted in the foreground, the job stays until its last pod is gone."""
+    await start(jobs, kubelet)
+    options = {"propagationPolicy": "Foreground"}
+    await admin.request("DELETE", JOBS.path(namespace=namespace, name="job"), body=options)
+    assert "deletionTimestamp" in (await jobs.get())["metadata"]
+    for pod in ("job-0-0", "job-0-1"):
+        await admin.request("DELETE", PODS.path(namespace=namespace, name=pod))
+        await kubelet.finish(pod)
+    # Whatever the operator would do about the lost pods comes before what it does for a new job.
+    await jobs.create(job("witness"))
+    await jobs.until_pods("witness-0-0", name="witness")
+    assert await jobs.pods() == {}
+
+
+async def test_the_name_of_the_service_is_taken(
+    jobs: Jobs, admin: ApiClient, namespace: str
+) -> None:
+    path = SERVICES.path(namespace=namespace)
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "job"},
+        "spec": {"ports": [{"port": 80}]},
+    }
+    await admin.request("POST", path, body=theirs)
+    await jobs.create(job(replicas=2))
+    status = await jobs.until(lambda status: status.reason == "NameTaken")
+    assert "services " in status.message
+    assert "/job exists already and belongs to nobody" in status.message
+    assert status.phase == "Pending"
+    await jobs.until_told("NameTaken")
+    assert await jobs.pods() == {}, "pods that cannot find each other would only waste their nodes"
+    await admin.request("DELETE", f"{path}/job")
+    await jobs.until_pods("job-0-0", "job-0-1")
+    assert (await jobs.until_phase("Pending")).reason == "PodsStarting"
+    selector = (await jobs.service())["spec"]["selector"]
+    assert selector == {LABEL_JOB_NAME: "job", LABEL_SERVING: "true"}
+
+
+async def test_the_name_of_a_pod_is_taken(jobs: Jobs, admin: ApiClient, namespace: str) -> None:
+    path = PODS.path(namespace=namespace)
+    theirs = {"metadata": {"name": "job-0-1"}, "spec": template()["spec"]}
+    await admin.request("POST", path, body=theirs)
+    await jobs.create(job(replicas=2))
+    status = await jobs.until(lambda status: status.reason == "NameTaken")
+    assert "/job-0-1 exists already and belongs to nobody" in status.message
+    await admin.request("DELETE", f"{path}/job-0-1")
+    await jobs.until(lambda status: status.is_true("PodsCreated"))
+    await jobs.until_pods("job-0-0", "job-0-1")
+
+
+async def test_a_quota_is_shown_and_waited_for(
+    jobs: Jobs, admin: ApiClient, namespace: str
+) -> None:
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    await admin.request("POST", path, body=quota)
+
+    async def counted() -> bool:
+        status = (await admin.request("GET", f"{path}/few")).get("status") or {}
+        return "used" in status
+
+    await eventually(counted, interval_seconds=0.1)
+    await jobs.create(job(replicas=2))
+    status = await jobs.until(lambda status: status.reason == "PodsForbidden")
+    assert status.phase == "Pending"
+    assert "exceeded quota: few" in status.message
+    assert len(await jobs.live_pods()) == 1
+    assert "exceeded quota: few" in await jobs.until_told("PodsForbidden")
+    await admin.request("DELETE", f"{path}/few")
+    await jobs.until_pods("job-0-0", "job-0-1")
+    assert (await jobs.until(lambda status: status.reason == "PodsStarting")).phase == "Pending"
+
+
+async def test_time_runs_on_from_the_first_start_but_not_while_suspended(
+    jobs: Jobs, kubelet: FakeKubelet
+) -> None:
+    await start(jobs, kubelet, activeDeadlineSeconds=3600)
+    first = await jobs.status()
+    await jobs.set_spec(suspend=True)
+    suspended = await jobs.until_phase("Suspended")
+    await jobs.set_spec(suspend=False)
+    resumed = await jobs.until_phase("Pending")
+    assert resumed.start_time == first.start_time
+    condition = suspended.condition("Suspended")
+    assert condition is not None
+    elapsed = datetime.now(UTC) - condition.last_transition_time
+    assert 0 <= resumed.suspended_seconds <= (elapsed + timedelta(seconds=1)).total_seconds()

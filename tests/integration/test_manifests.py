@@ -1,0 +1,85 @@
+"""Good and bad manifests, as a user applies them: who refuses what, and in which words."""
+
+import asyncio
+
+import pytest
+from ddp_operator.kube import ApiClient
+from ddp_operator.ports import InvalidError
+
+from tests.bad_manifests import BAD_MANIFESTS, BadManifest
+from tests.good_manifests import GOOD_MANIFESTS, Json, job
+from tests.integration.jobs import Jobs
+
+pytestmark = pytest.mark.usefixtures("shared_operator")
+
+RULES_SINCE = (1, 25)
+"""The first Kubernetes whose API server evaluates CEL rules without being told to."""
+
+
+@pytest.fixture
+async def has_rules(admin: ApiClient) -> bool:
+    """Whether the API server evaluates a CRD's CEL rules."""
+    version = await admin.request("GET", "/version")
+    # Some distributions report a minor version such as "27+".
+    return (int(version["major"]), int(version["minor"].rstrip("+"))) >= RULES_SINCE
+
+
+def test_there_are_bad_manifests_of_every_kind() -> None:
+    assert len(BAD_MANIFESTS) >= 25
+    assert {bad.refused_by for bad in BAD_MANIFESTS} == {"schema", "cel", "pod"}
+
+
+@pytest.mark.parametrize("name", GOOD_MANIFESTS)
+async def test_a_good_manifest_gets_its_pods(jobs: Jobs, name: str) -> None:
+    manifest: Json = GOOD_MANIFESTS[name]
+    stored = await jobs.create(manifest)
+    spec, job_name = stored["spec"], stored["metadata"]["name"]
+    if spec["suspend"]:
+        await jobs.until_phase("Suspended", job_name)
+        assert await jobs.pods(job_name) == {}
+        return
+    status = await jobs.until(lambda status: status.is_true("PodsCreated"), job_name)
+    assert status.phase == "Pending"
+    expected = {f"{job_name}-0-{index}" for index in range(spec["replicas"])}
+    assert (await jobs.pods(job_name)).keys() == expected
+    assert await jobs.service(job_name)
+
+
+@pytest.mark.parametrize("bad", BAD_MANIFESTS, ids=lambda bad: bad.name)
+async def test_a_bad_manifest_is_refused_in_words(
+    jobs: Jobs, bad: BadManifest, *, has_rules: bool
+) -> None:
+    if bad.refused_by == "schema" or (bad.refused_by == "cel" and has_rules):
+        with pytest.raises(InvalidError) as refusal:
+            await jobs.create(bad.manifest)
+        assert refusal.value.status == 422
+        assert bad.says in refusal.value.message
+        return
+    stored = await jobs.create(bad.manifest)
+    name = stored["metadata"]["name"]
+    status = await jobs.until_phase("Failed", name)
+    reason = "InvalidSpec" if bad.refused_by == "cel" else "InvalidPodTemplate"
+    assert status.reason == reason
+    assert bad.says in status.message
+    assert status.observed_generation == stored["metadata"]["generation"]
+    assert status.completion_time is not None
+    assert bad.says in await jobs.until_told(reason, name)
+    assert await jobs.pods(name) == {}
+
+
+async def test_the_operator_keeps_serving_others(jobs: Jobs, *, has_rules: bool) -> None:
+    accepted = [
+        bad
+        for bad in BAD_MANIFESTS
+        if bad.refused_by == "pod" or (bad.refused_by == "cel" and not has_rules)
+    ]
+    assert len(accepted) >= 8
+    names = {
+        bad.name: "a" * 51 + str(i) if "long" in bad.name else f"bad-{i}"
+        for i, bad in enumerate(accepted)
+        if "name that" not in bad.name and "name with" not in bad.name
+    }
+    await asyncio.gather(*(jobs.create(bad.manifest, name=names.get(bad.name)) for bad in accepted))
+    await jobs.create(job("good", replicas=2))
+    await jobs.until_pods("good-0-0", "good-0-1", name="good")
+    assert (await jobs.until_phase("Pending", "good")).reason == "PodsStarting"

@@ -1,0 +1,179 @@
+"""Failures and what becomes of them: a real operator process on a real API server; the tests play
+user, kubelet and bad luck.
+"""
+
+from typing import Any
+
+import pytest
+from ddp_operator.api.constants import (
+    EXIT_CONFIGURATION,
+    EXIT_PEER_LOST,
+    LABEL_SERVING,
+)
+
+from tests.good_manifests import job
+from tests.integration.jobs import Jobs
+from tests.integration.kubelet import NODE, FakeKubelet
+
+pytestmark = pytest.mark.usefixtures("shared_operator")
+
+
+async def start(jobs: Jobs, kubelet: FakeKubelet, **spec: Any) -> None:
+    """Bring a job of two pods, or as `spec` says, to Running."""
+    await jobs.create(job(**{"replicas": 2, **spec}))
+    await jobs.until(lambda status: status.is_true("PodsCreated"))
+    await run_all(jobs, kubelet)
+
+
+async def run_all(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    """Bring all pods that nobody has deleted to life."""
+    for pod in await jobs.live_pods():
+        await kubelet.run(pod)
+    await jobs.until_phase("Running")
+
+
+async def test_a_failed_pod_restarts_the_gang(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await start(jobs, kubelet)
+    await kubelet.fail("job-0-1", exit_code=137, reason="OOMKilled", message="too much")
+    # At once: the survivor still terminates.
+    pods = await jobs.until_pods("job-1-0", "job-1-1")
+    assert "job-0-0" in pods
+    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
+    assert status.phase == "Restarting"
+    assert (status.restarts, status.disruptions, status.attempt) == (1, 0, 1)
+    [failure] = status.failures
+    assert (failure.pod, failure.index, failure.node) == ("job-0-1", 1, NODE)
+    assert (failure.exit_code, failure.signal, failure.reason) == (137, 9, "OOMKilled")
+    assert failure.message == "too much"
+    assert "(restart 1 of 3)" in await jobs.until_told("Restarting")
+    await kubelet.finish("job-0-0")
+    await run_all(jobs, kubelet)
+    status = await jobs.until_phase("Running")
+    assert not status.is_true("Restarting")
+
+
+async def test_the_first_failure_is_the_cause(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await start(jobs, kubelet, replicas=3, restart={"maxRestarts": 0})
+    # Rank 0 lost its peer because rank 2 failed; the news of both may come in any order.
+    await kubelet.fail("job-0-2", exit_code=1, message="the cause")
+    await kubelet.fail("job-0-0", exit_code=EXIT_PEER_LOST, message="a consequence")
+    status = await jobs.until_phase("Failed")
+    assert status.failures[-1].pod == "job-0-2"
+
+
+async def test_restarts_are_used_up(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await start(jobs, kubelet, restart={"maxRestarts": 1})
+    await kubelet.fail("job-0-0", message="first")
+    await jobs.until_pods("job-1-0", "job-1-1")
+    await run_all(jobs, kubelet)
+    await kubelet.fail("job-1-1", message="second")
+    status = await jobs.until_phase("Failed")
+    assert status.reason == "MaxRestartsExceeded"
+    assert "spec.restart.maxRestarts (1) is used up" in status.message
+    assert "job-1-1" in status.message
+    assert "second" in status.message
+    assert (status.restarts, status.attempt) == (1, 1)
+    assert [failure.message for failure in status.failures] == ["first", "second"]
+    await jobs.until_pods("job-1-1")
+    await jobs.until_told("MaxRestartsExceeded")
+
+
+async def test_a_wrong_configuration_is_not_tried_again(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await start(jobs, kubelet)
+    await kubelet.fail("job-0-0", exit_code=EXIT_CONFIGURATION, message="no such data set")
+    status = await jobs.until_phase("Failed")
+    assert status.reason == "ConfigurationError"
+    assert "no such data set" in status.message
+    assert status.restarts == 0
+
+
+async def test_in_pod_scope_only_the_failed_pod_is_replaced(
+    jobs: Jobs, kubelet: FakeKubelet
+) -> None:
+    await start(jobs, kubelet, replicas=3, restart={"scope": "Pod"})
+    before = await jobs.pods()
+    await kubelet.fail("job-0-1")
+    after = await jobs.until_pods("job-0-0", "job-0-1-r1", "job-0-2")
+    for pod in ("job-0-0", "job-0-2"):
+        assert after[pod]["metadata"]["uid"] == before[pod]["metadata"]["uid"]
+    assert after["job-0-1-r1"]["spec"]["hostname"] == "job-0-1"
+    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
+    assert status.replacements == {"1": 1}
+    assert (status.restarts, status.disruptions, status.attempt) == (1, 0, 0)
+    await run_all(jobs, kubelet)
+    await kubelet.fail("job-0-1-r1")
+    await jobs.until_pods("job-0-0", "job-0-1-r2", "job-0-2")
+
+
+async def test_after_replacements_a_new_gang_starts_with_plain_names(
+    jobs: Jobs, kubelet: FakeKubelet
+) -> None:
+    await start(jobs, kubelet, restart={"scope": "Pod"})
+    await kubelet.fail("job-0-1")
+    await jobs.until_pods("job-0-0", "job-0-1-r1")
+    await run_all(jobs, kubelet)
+    await kubelet.succeed("job-0-0")
+    # Nobody is left with whom a single replacement could form a group.
+    await kubelet.fail("job-0-1-r1")
+    await jobs.until_pods("job-1-0", "job-1-1")
+    status = await jobs.until(lambda status: status.attempt == 1)
+    assert status.replacements == {}
+    assert status.restarts == 2
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [("Gang", ("job-1-0", "job-1-1")), ("Pod", ("job-0-0", "job-0-1-r1"))],
+)
+async def test_a_disruption_is_not_charged(
+    jobs: Jobs, kubelet: FakeKubelet, scope: str, expected: tuple[str, str]
+) -> None:
+    await start(jobs, kubelet, restart={"scope": scope, "maxRestarts": 0})
+    await kubelet.evict("job-0-1")
+    await jobs.until_pods(*expected)
+    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
+    assert (status.restarts, status.disruptions) == (0, 1)
+    [failure] = status.failures
+    assert failure.disruption
+    assert failure.reason == "EvictionByEvictionAPI"
+    await run_all(jobs, kubelet)
+
+
+async def test_a_pod_deleted_from_outside_is_replaced_and_fenced(
+    jobs: Jobs, kubelet: FakeKubelet
+) -> None:
+    await start(jobs, kubelet, restart={"scope": "Pod", "maxRestarts": 0})
+    await jobs.delete_pod("job-0-1")
+    pods = await jobs.until_pods("job-0-0", "job-0-1-r1")
+    # The old one terminates, under the same host name, and must leave the Service.
+    assert pods["job-0-1"]["spec"]["hostname"] == pods["job-0-1-r1"]["spec"]["hostname"]
+    assert LABEL_SERVING not in pods["job-0-1"]["metadata"]["labels"]
+    assert pods["job-0-1-r1"]["metadata"]["labels"][LABEL_SERVING] == "true"
+    await kubelet.finish("job-0-1")
+    await run_all(jobs, kubelet)
+    status = await jobs.until_phase("Running")
+    assert (status.restarts, status.disruptions) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [("Gang", ("job-1-0", "job-1-1")), ("Pod", ("job-0-0", "job-0-1-r1"))],
+)
+async def test_a_pod_that_vanished_is_replaced(
+    jobs: Jobs, kubelet: FakeKubelet, scope: str, expected: tuple[str, str]
+) -> None:
+    await start(jobs, kubelet, restart={"scope": scope, "maxRestarts": 0})
+    await kubelet.finish("job-0-1")  # gone at once, as with its node
+    await jobs.until_pods(*expected)
+    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
+    assert (status.restarts, status.disruptions) == (0, 1)
+    assert status.failures[-1].pod == "job-0-1"
+
+
+async def test_all_pods_lost_in_pod_scope_start_as_a_new_gang(
+    jobs: Jobs, kubelet: FakeKubelet
+) -> None:
+    await start(jobs, kubelet, replicas=1, restart={"scope": "Pod"})
+    await kubelet.fail("job-0-0")
+    await jobs.until_pods("job-1-0")
+    assert (await jobs.until(lambda status: status.attempt == 1)).restarts == 1
