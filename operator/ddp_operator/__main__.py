@@ -63,6 +63,9 @@ def _run(asked: argparse.Namespace) -> int:
         level=logging.DEBUG if asked.verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    # kopf tells of every event that it has handed over; the engine tells what it does about them.
+    for chatty in ("kopf.objects", "kopf.activities", "kopf._core.engines.activities"):
+        logging.getLogger(chatty).setLevel(logging.DEBUG if asked.verbose else logging.WARNING)
     return service.run(
         service.Options(
             kubeconfig=asked.kubeconfig,

@@ -7,27 +7,21 @@ from ddp_operator.ports import Manifest
 
 # Texts, lists and maps without content only lengthen `kubectl describe`, and Kubernetes 1.20 takes
 # an empty text for null and refuses the whole status. Zeros are news: they stay.
-_EMPTY: tuple[object, ...] = ("", [], (), {})
+_EMPTY: tuple[object, ...] = ("", [], {})
 
 
 def as_stored(status: DDPJobStatus) -> dict[str, Any]:
-    """Return a status as the API server stores it: without empty strings, as in Kubernetes' own
-    types.
-
-    Kubernetes 1.20 built by a recent Go even takes an empty string for null, and refuses it.
-    """
-    stored: dict[str, Any] = _without_empty_strings(
+    """Return a status as the API server stores it: without fields that say nothing."""
+    stored: dict[str, Any] = _filled(
         status.model_dump(mode="json", by_alias=True, exclude_none=True)
     )
     return stored
 
 
-def _without_empty_strings(value: Any) -> Any:
+def _filled(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_empty_strings(item) for key, item in value.items() if item != ""}
-    if isinstance(value, list):
-        return [_without_empty_strings(item) for item in value]
-    return value
+        return {name: _filled(inner) for name, inner in value.items() if inner not in _EMPTY}
+    return [_filled(item) for item in value] if isinstance(value, list) else value
 
 
 def merge_patch(old: Manifest, new: Manifest) -> dict[str, Any]:
