@@ -26,6 +26,7 @@ _COLUMNS = (
     ("Ready", "string", ".status.ready", 0),
     ("Restarts", "integer", ".status.restarts", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Disruptions", "integer", ".status.disruptions", 1),
     ("Reason", "string", ".status.reason", 1),
     ("Accelerator", "string", ".spec.accelerator.type", 1),
 )
