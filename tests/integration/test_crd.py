@@ -102,7 +102,7 @@ async def test_kubectl_shows_how_a_job_is(
 
     heads, values = (await kubectl("get", "ddp", "--output", "wide")).splitlines()
     assert heads.split() == [
-        *("NAME", "PHASE", "READY", "RESTARTS", "AGE", "REASON", "ACCELERATOR")
+        *("NAME", "PHASE", "READY", "RESTARTS", "AGE", "DISRUPTIONS", "REASON", "ACCELERATOR")
     ]
     assert values.split()[-2:] == ["PodsReady", "nvidia-l4"]
 
