@@ -85,14 +85,6 @@ class Job:
         result = self.kubectl.attempt("logs", pod)
         return result.stdout
 
-    def wait_for_log(self, pod: str, pattern: str) -> re.Match[str]:
-        """Wait until a pod has logged something."""
-        return wait_for(
-            lambda: re.search(pattern, self.log(pod)),
-            what=f"{pattern!r} in the log of {pod}",
-            describe=lambda: self.log(pod),
-        )
-
     def events(self) -> list[Any]:
         """Events about the job itself, in the order of their times."""
         selector = f"involvedObject.kind={KIND},involvedObject.name={self.name}"
@@ -101,9 +93,9 @@ class Job:
         )
 
 
-def training(job: Job) -> None:
-    """Wait until a job has saved a checkpoint of its first attempt, and so is in its midst."""
-    job.wait_for_log(f"{job.name}-0-0", r"saved checkpoint")
+def is_training(job: Job) -> bool:
+    """Whether a job has saved a checkpoint of its first attempt, and so is in its midst."""
+    return "saved checkpoint" in job.log(f"{job.name}-0-0")
 
 
 def resumed_step(log: str) -> int:

@@ -16,8 +16,8 @@ from tests.e2e.jobs import (
     Job,
     digits_job,
     force_delete,
+    is_training,
     resumed_step,
-    training,
 )
 from tests.e2e.kubectl import Kubectl, wait_for
 
@@ -28,7 +28,7 @@ def job(kubectl: Kubectl, claim: Callable[[str], str]) -> Job:
     checkpoint = {"persistentVolumeClaim": claim("checkpoints")}
     kubectl.apply(digits_job("train", *SHORT_RUN, *SLOW_STEPS, checkpoint=checkpoint))
     job = Job(kubectl, "train")
-    training(job)
+    wait_for(lambda: is_training(job), what="a checkpoint", describe=job.status)
     return job
 
 

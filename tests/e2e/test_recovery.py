@@ -13,11 +13,11 @@ from tests.e2e.jobs import (
     Job,
     digits_job,
     force_delete,
+    is_training,
     kill_rank,
     resumed_step,
-    training,
 )
-from tests.e2e.kubectl import Kubectl
+from tests.e2e.kubectl import Kubectl, wait_for
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,21 @@ def bereft(environment: Environment, shared: Kubectl) -> dict[str, Bereft]:
                 restart={"scope": loss.scope},
             )
         )
-    found = {}
-    for loss in LOSSES:
-        job = Job(shared, loss.name)
-        training(job)
-        found[loss.name] = Bereft(job, job.uids())
-        if loss.killed:
-            kill_rank(job, loss.pod)
-        else:
-            force_delete(job, loss.pod)
+    jobs = {loss: Job(shared, loss.name) for loss in LOSSES}
+    found: dict[str, Bereft] = {}
+
+    def lose_pods() -> bool:
+        for loss, job in jobs.items():
+            # Whichever is in its midst first: it will not wait for the others.
+            if loss.name not in found and is_training(job):
+                found[loss.name] = Bereft(job, job.uids())
+                if loss.killed:
+                    kill_rank(job, loss.pod)
+                else:
+                    force_delete(job, loss.pod)
+        return len(found) == len(LOSSES)
+
+    wait_for(lose_pods, what="training of all jobs", describe=found.keys)
     return found
 
 
