@@ -83,6 +83,10 @@ class DDPJobStatus(StatusModel):
     )
     start_time: Time | None = None
     completion_time: Time | None = None
+    next_start_time: Time | None = Field(
+        default=None,
+        description="No pod is created before this time: the last ones were lost before they ran.",
+    )
     suspended_seconds: int = Field(
         default=0, description="Time spent suspended since startTime, when not suspended now."
     )

@@ -6,12 +6,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.status import DDPJobStatus, format_time
 from ddp_operator.job.conditions import PODS_STARTING, with_condition, with_phase
 from ddp_operator.job.decisions import active_deadline
 from ddp_operator.job.model import Observed, Plan
 from ddp_operator.job.pods import Identity, PodState
-from ddp_operator.ports import Event
+from ddp_operator.ports import Event, Key
 
 BLOCKED_RETRY_SECONDS = 5
 """How soon to look again for a name that another owner's pod holds."""
@@ -52,6 +52,9 @@ def stay_suspended(job: DDPJob, pods: Observed) -> Plan:
 
 def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     """Plan for an active job: create what is missing, give up what is old, say how far it is."""
+    paused_until = job.status.next_start_time
+    if paused_until is not None and now < paused_until:
+        return _pause(job, pods, paused_until, now)
     blocked = {pod.key.name for pod in pods.blocking}
     create = tuple(i for i in pods.missing if i.pod_name(job.name) not in blocked)
     status, events = _progress(job, pods, create, now)
@@ -63,11 +66,27 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         status,
         create=create,
         create_service=not job.status.is_true("PodsCreated"),
-        delete=tuple(pod.key for pod in pods.old if not pod.deleting),
+        delete=_old_ones(pods),
         fence=tuple(pod.key for pod in pods.old if _shares_host_name(job, pod)),
         events=events,
         look_again_at=min(waits, default=None),
     )
+
+
+def _pause(job: DDPJob, pods: Observed, until: datetime, now: datetime) -> Plan:
+    """Wait before new pods are created; old ones go meanwhile."""
+    message = f"pods were lost before they ran; new ones are created at {format_time(until)}"
+    status = with_condition(job.status, "Running", False, "WaitingToStart", message, now)
+    deadline = active_deadline(job)
+    return Plan(
+        with_phase(status, pods_scheduled=False),
+        delete=_old_ones(pods),
+        look_again_at=min(until, deadline) if deadline else until,
+    )
+
+
+def _old_ones(pods: Observed) -> tuple[Key, ...]:
+    return tuple(pod.key for pod in pods.old if not pod.deleting)
 
 
 def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
@@ -93,8 +112,8 @@ def _progress(
     """Say how far the pods are, once those to create exist."""
     replicas = job.spec.replicas
     status = job.status
-    if status.start_time is None:
-        status = status.model_copy(update={"start_time": now})
+    update = {"start_time": status.start_time or now, "next_start_time": None}
+    status = status.model_copy(update=update)
     events: list[Event] = []
     if not pods.blocking and not status.is_true("PodsCreated"):
         message = f"{replicas} pods and the Service {job.name} exist"

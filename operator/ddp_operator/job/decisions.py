@@ -10,6 +10,11 @@ from ddp_operator.job.conditions import with_condition, with_phase
 from ddp_operator.job.model import Observed, Plan
 from ddp_operator.ports import Event
 
+DISRUPTED_START_PAUSE_SECONDS = 10
+"""Pause after pods were taken away before all of them ran, as by a node whose device plugin fails:
+no budget bounds disruptions, so without it such a job would start pods without end. Kubernetes' own
+Job controller begins with ten seconds too."""
+
 
 def active_deadline(job: DDPJob) -> datetime | None:
     """Return when the job's active time runs out; None when it may run for ever or has not
@@ -154,6 +159,9 @@ def _restart(job: DDPJob, status: DDPJobStatus, reason: str, message: str, now: 
     status = with_condition(status, "PodsCreated", False, reason, message, now)
     if status.condition("Running"):
         status = with_condition(status, "Running", False, reason, message, now)
+    if status.disruptions > job.status.disruptions and not job.status.is_true("Running"):
+        pause = timedelta(seconds=DISRUPTED_START_PAUSE_SECONDS)
+        status = status.model_copy(update={"next_start_time": now + pause})
     if status.restarts > job.status.restarts:
         message += f" (restart {status.restarts} of {job.spec.restart.max_restarts})"
     return _decided(status, Event("Restarting", message, warning=reason == "PodFailed"))

@@ -1,6 +1,5 @@
 """Builds a job's Service and Pods: names, distributed environment, GPU placement, volumes."""
 
-from copy import deepcopy
 from typing import Any
 
 from ddp_operator.api.constants import (
@@ -101,10 +100,12 @@ def service(job: DDPJob) -> dict[str, Any]:
 
 
 def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
-    """One pod, from the user's template."""
-    template = deepcopy(job.spec.template)
+    """One pod, from the user's template; it shares with the job what the two have in common, so
+    neither may be changed in place below its first levels.
+    """
+    template = job.spec.template
     metadata = template.get("metadata") or {}
-    spec: dict[str, Any] = template["spec"]
+    spec: dict[str, Any] = dict(template["spec"])
     labels = {
         **(metadata.get("labels") or {}),
         LABEL_JOB_NAME: job.name,

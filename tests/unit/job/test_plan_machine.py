@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from ddp_operator.job.decisions import DISRUPTED_START_PAUSE_SECONDS
 from ddp_operator.job.pods import ContainerExit, PodState
 from ddp_operator.ports import Key
 from hypothesis import HealthCheck, Phase, settings
@@ -235,6 +236,7 @@ class DDPJobHistories(RuleBasedStateMachine):
                     if not (one.succeeded or one.failed):
                         self.end(one.key, 0)
             self.all_pods_run()
+            self.cluster.advance(DISRUPTED_START_PAUSE_SECONDS)
         status = self.cluster.job.status
         expected = {"Suspended"} if self.cluster.job.spec.suspend else set()
         assert status.finished or status.phase in expected

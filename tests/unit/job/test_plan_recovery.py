@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.decisions import DISRUPTED_START_PAUSE_SECONDS
 from ddp_operator.job.plan import plan
 from ddp_operator.job.pods import Identity, PodState
 
 from tests.unit.job.builders import (
     condition,
+    edited,
     ended,
+    fresh_job,
     key,
     later,
     pod,
@@ -235,3 +238,38 @@ class TestPodReplacement:
         job, _ = running_job(restart={"scope": "Pod"})
         planned = plan(job, [ended(job, 0, code=0), ended(job, 1, code=1)], later(60))
         assert (planned.status.attempt, planned.status.replacements) == (1, {})
+
+
+class TestPause:
+    """Pods that are taken away before they ever ran must not be started without end."""
+
+    def disrupted(self, *, ran: bool) -> DDPJob:
+        """A job whose second pod's node refused it; the decision about it is stored."""
+        job, pods = running_job()
+        if not ran:
+            job = stored(fresh_job(), plan(fresh_job(), [], later(0)))
+            pods = [pod(job, index) for index in (0, 1)]
+        refused = replace(pods[1], phase="Failed", reason="UnexpectedAdmissionError", ready=False)
+        return stored(job, plan(job, [pods[0], refused], later(60)))
+
+    def test_pods_that_never_ran_are_started_again_only_after_a_pause(self) -> None:
+        job = self.disrupted(ran=False)
+        old = pod(job, 0, identity=Identity(0, 0))
+        waiting = plan(job, [old], later(61))
+        assert (waiting.create, waiting.create_service) == ((), False)
+        assert waiting.delete == (old.key,)
+        assert waiting.look_again_at == later(60 + DISRUPTED_START_PAUSE_SECONDS)
+        assert "lost before they ran" in waiting.status.message
+        resumed = plan(stored(job, waiting), [], waiting.look_again_at)
+        assert [identity.index for identity in resumed.create] == [0, 1]
+        assert resumed.status.next_start_time is None
+
+    def test_pods_that_ran_are_started_again_at_once(self) -> None:
+        job = self.disrupted(ran=True)
+        assert len(plan(job, [], later(61)).create) == 2
+
+    def test_the_deadline_ends_the_pause(self) -> None:
+        job = edited(self.disrupted(ran=False), activeDeadlineSeconds=63)
+        waiting = plan(job, [], later(61))
+        assert waiting.look_again_at == later(63)
+        assert plan(job, [], later(63)).status.reason == "DeadlineExceeded"
