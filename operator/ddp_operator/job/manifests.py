@@ -100,8 +100,9 @@ def service(job: DDPJob) -> dict[str, Any]:
 
 
 def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
-    """One pod, from the user's template; it shares with the job what the two have in common, so
-    neither may be changed in place below its first levels.
+    """One pod, from the user's template.
+
+    It shares the template's unchanged parts, so neither may be changed in place.
     """
     template = job.spec.template
     metadata = template.get("metadata") or {}
