@@ -1,5 +1,6 @@
 """The user's side of the tests: jobs of one namespace, and what can be seen of them."""
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from typing import Any
@@ -64,6 +65,15 @@ class Jobs:
         except NotFoundError:
             return False
         return True
+
+    async def discard(self, name: str = "job") -> None:
+        """Delete a job with all it owns, as the garbage collector does sooner or later."""
+        await self.delete(name)
+        now = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        children = [PODS.path(namespace=self.namespace, name=pod) for pod in await self.pods(name)]
+        for path in (*children, SERVICES.path(namespace=self.namespace, name=name)):
+            with contextlib.suppress(NotFoundError):
+                await self._client.request("DELETE", path, body=now)
 
     async def status(self, name: str = "job") -> DDPJobStatus:
         """A job's status; the empty one before the operator has written any."""
