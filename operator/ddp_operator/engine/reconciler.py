@@ -69,15 +69,13 @@ class Reconciler:
             planned = self._plan(key, entry)
             try:
                 if planned.decided:
-                    await self._store(key, entry, planned.status)
-                    await self._tell(entry, planned.events)
+                    await self._record(key, entry, planned.status, planned.events)
                 else:
                     return await self._carry_out(key, entry, planned)
             except _UnfitTemplateError as unfit:
                 job = _as_seen(unfit.job, planned)
                 planned = fail(job, "InvalidPodTemplate", unfit.message, self._clock())
-                await self._store(key, entry, planned.status)
-                await self._tell(entry, planned.events)
+                await self._record(key, entry, planned.status, planned.events)
         raise RuntimeError(f"{key}: {_MAX_DECISIONS} decisions in a row; this is a bug")
 
     def _plan(self, key: Key, entry: Entry) -> Plan:
@@ -100,14 +98,12 @@ class Reconciler:
             reason = "NameTaken" if taken else "PodsForbidden"
             job = _as_seen(entry.job, planned)
             held = hold(job, reason, refused.message, self._clock())
-            await self._store(key, entry, held.status)
-            await self._tell(entry, held.events)
+            await self._record(key, entry, held.status, held.events)
             raise
         if self._may_wait(entry, status):
             later = entry.status_written_at + _MINOR_INTERVAL
             return min(later, look_again_at) if look_again_at else later
-        await self._store(key, entry, status)
-        await self._tell(entry, events)
+        await self._record(key, entry, status, events)
         return look_again_at
 
     def _may_wait(self, entry: Entry, status: DDPJobStatus) -> bool:
@@ -141,24 +137,26 @@ class Reconciler:
         except InvalidError as error:
             raise _UnfitTemplateError(job, error.message) from None
 
-    async def _store(self, key: Key, entry: Entry, status: DDPJobStatus) -> None:
-        """Write a status, if it differs from the stored one.
+    async def _record(
+        self, key: Key, entry: Entry, status: DDPJobStatus, events: Iterable[Event]
+    ) -> None:
+        """Write a status, if it differs from the stored one, then tell what has happened.
 
         Raises:
             ConflictError: the job has changed since this reconcile began; it must be planned anew.
         """
-        if isinstance(entry.job, DDPJob) and status == entry.job.status:
-            return  # spares building the patch
-        patch = merge_patch(entry.manifest.get("status") or {}, as_stored(status))
-        if not patch:
-            return
-        version = entry.manifest["metadata"].get("resourceVersion")
-        try:
-            stored = await self._cluster.patch_status(key, patch, resource_version=version)
-        except NotFoundError:
-            self._jobs.remove(key, uid=entry.uid)
-            return
-        self._jobs.put(stored, written_at=self._clock())
+        patch: Manifest = {}
+        if not isinstance(entry.job, DDPJob) or status != entry.job.status:  # spares building it
+            patch = merge_patch(entry.manifest.get("status") or {}, as_stored(status))
+        if patch:
+            version = entry.manifest["metadata"].get("resourceVersion")
+            try:
+                stored = await self._cluster.patch_status(key, patch, resource_version=version)
+            except NotFoundError:
+                self._jobs.remove(key, uid=entry.uid)
+                return  # of a job that is gone, its vanishing pods included, there is no news
+            self._jobs.put(stored, written_at=self._clock())
+        await self._tell(entry, events)
 
     async def _tell(self, entry: Entry, events: Iterable[Event]) -> None:
         metadata = entry.manifest["metadata"]

@@ -211,6 +211,7 @@ async def test_a_job_that_vanished_is_forgotten(world: World) -> None:
     del world.cluster.jobs[KEY]
     await world.reconcile()
     assert world.jobs.get(KEY) is None
+    assert world.cluster.events == [], "nobody is there to be told of"
     assert await world.reconcile() == []
 
 
