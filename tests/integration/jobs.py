@@ -66,6 +66,12 @@ class Jobs:
             return False
         return True
 
+    async def release(self, name: str = "job") -> None:
+        """Remove the finalizers that hold a deleted job back."""
+        path = JOBS.path(namespace=self.namespace, name=name)
+        body = {"metadata": {"finalizers": None}}
+        await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
     async def discard(self, name: str = "job") -> None:
         """Delete a job with all it owns, as the garbage collector does sooner or later."""
         await self.delete(name)

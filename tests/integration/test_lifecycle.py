@@ -2,6 +2,7 @@
 user and kubelet.
 """
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ from ddp_operator.kube import PODS, SERVICES, ApiClient
 from ddp_operator.ports import NotFoundError
 
 from tests.good_manifests import container, job, template
-from tests.integration.jobs import JOBS, Jobs
+from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.waiting import eventually
 
@@ -211,21 +212,40 @@ async def test_deletion_while_starting(jobs: Jobs, kubelet: FakeKubelet) -> None
     assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 0)
 
 
-async def test_a_job_that_is_on_its_way_out_is_left_alone(
-    jobs: Jobs, kubelet: FakeKubelet, admin: ApiClient, namespace: str
-) -> None:
-    """Deleted in the foreground, the job stays until its last pod is gone."""
+@pytest.mark.slow
+async def test_what_a_job_owns_goes_with_it(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    """By the server's garbage collector, which may take half a minute to learn of a new CRD."""
     await start(jobs, kubelet)
-    options = {"propagationPolicy": "Foreground"}
-    await admin.request("DELETE", JOBS.path(namespace=namespace, name="job"), body=options)
-    assert "deletionTimestamp" in (await jobs.get())["metadata"]
+    await jobs.delete()
+
+    async def gone() -> bool:
+        with contextlib.suppress(NotFoundError):
+            await jobs.service()
+            return False
+        # No kubelet lets go of these.
+        return await jobs.live_pods() == set()
+
+    await eventually(gone, timeout_seconds=180, interval_seconds=0.2)
+    assert (await jobs.pods()).keys() <= {"job-0-0", "job-0-1"}, "none was replaced"
+
+
+async def test_a_job_that_is_on_its_way_out_is_left_alone(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    """Something else may hold a deleted job back for a while, with a finalizer."""
+    manifest = job(replicas=2)
+    manifest["metadata"]["finalizers"] = ["example.com/hold"]
+    await jobs.create(manifest)
+    await jobs.until_pods("job-0-0", "job-0-1")
+    await jobs.until(lambda status: status.is_true("PodsCreated"))
+    await jobs.delete()
     for pod in ("job-0-0", "job-0-1"):
-        await admin.request("DELETE", PODS.path(namespace=namespace, name=pod))
         await kubelet.finish(pod)
     # Whatever the operator would do about the lost pods comes before what it does for a new job.
     await jobs.create(job("witness"))
     await jobs.until_pods("witness-0-0", name="witness")
+    assert "deletionTimestamp" in (await jobs.get())["metadata"]
     assert await jobs.pods() == {}
+    assert "Restarting" not in await jobs.events()
+    await jobs.release()
 
 
 async def test_the_name_of_the_service_is_taken(

@@ -83,3 +83,15 @@ async def test_the_operator_keeps_serving_others(jobs: Jobs, *, has_rules: bool)
     await jobs.create(job("good", replicas=2))
     await jobs.until_pods("good-0-0", "good-0-1", name="good")
     assert (await jobs.until_phase("Pending", "good")).reason == "PodsStarting"
+
+
+async def test_replicas_of_a_job_that_is_not_suspended(jobs: Jobs, *, has_rules: bool) -> None:
+    """Refused where the server can compare; where it cannot, all pods start anew with it."""
+    await jobs.create(job(replicas=2))
+    await jobs.until(lambda status: status.is_true("PodsCreated"))
+    if has_rules:
+        with pytest.raises(InvalidError, match=r"spec\.replicas: immutable while the job runs"):
+            await jobs.set_spec(replicas=3)
+        return
+    await jobs.set_spec(replicas=3)
+    await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
