@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, format_time
 from ddp_operator.job.conditions import PODS_STARTING, with_condition, with_phase
-from ddp_operator.job.decisions import active_deadline
+from ddp_operator.job.decisions import active_deadline, cause_due
 from ddp_operator.job.model import Observed, Plan
 from ddp_operator.job.pods import Identity, PodState
 from ddp_operator.ports import Event, Key
@@ -58,8 +58,8 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     blocked = {pod.key.name for pod in pods.blocking}
     create = tuple(i for i in pods.missing if i.pod_name(job.name) not in blocked)
     status, events = _progress(job, pods, create, now)
-    deadline = active_deadline(replace(job, status=status))
-    waits = [deadline] if deadline else []
+    deadlines = (active_deadline(replace(job, status=status)), cause_due(job, pods, now))
+    waits = [moment for moment in deadlines if moment]
     if blocked:
         waits.append(now + timedelta(seconds=BLOCKED_RETRY_SECONDS))
     return Plan(

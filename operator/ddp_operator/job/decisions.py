@@ -15,6 +15,10 @@ DISRUPTED_START_PAUSE_SECONDS = 10
 no budget bounds disruptions, so without it such a job would start pods without end. Kubernetes' own
 Job controller begins with ten seconds too."""
 
+CAUSE_WAIT_SECONDS = 3
+"""How long a rank that only fell over another one waits for that other one to be seen. Kubelets
+report exits in any order, and look for them once a second (PLEG)."""
+
 
 def active_deadline(job: DDPJob) -> datetime | None:
     """Return when the job's active time runs out; None when it may run for ever or has not
@@ -65,24 +69,42 @@ def succeed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     return finish(job.status, "Succeeded", "Completed", message, now)
 
 
+def cause_due(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
+    """Return until when to wait for the cause of failures that can only be consequences.
+
+    None when there is nothing to wait for: no such failure, a cause in sight, no pod left that
+    could be it, or the time is up.
+    """
+    failed = [pod for pod in pods.current.values() if pod.failed]
+    others = [pod for pod in pods.current.values() if not pod.failed and not pod.succeeded]
+    if not failed or not others or (pods.missing and job.status.is_true("PodsCreated")):
+        return None
+    if any(pod.disrupted for pod in pods.current.values()) or not all(p.secondary for p in failed):
+        return None
+    ends = [pod.exit.finished for pod in failed if pod.exit and pod.exit.finished]
+    due = max(ends, default=now) + timedelta(seconds=CAUSE_WAIT_SECONDS)
+    # A node's clock that is ahead must not hold the job back.
+    return due if now < due <= now + timedelta(seconds=CAUSE_WAIT_SECONDS) else None
+
+
 def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide about what failed or went missing; None when nothing did."""
+    """Decide about what failed or went missing; None when nothing did, or its cause is awaited."""
     if any(pod.spec_hash != job.spec_hash for pod in pods.current.values()):
         return _restart_gang(job, "SpecChanged", "spec changed; all pods start anew with it", now)
     failed = [p for p in pods.current.values() if p.failed and not p.disrupted]
     disrupted = [p for p in pods.current.values() if p.disrupted]
     vanished = pods.missing if job.status.is_true("PodsCreated") else ()
-    misconfigured = [pod for pod in failed if pod.misconfigured]
-    if misconfigured:
-        failure = failures.of_pod(failures.primary(misconfigured), now)
-        return fail(job, "ConfigurationError", failures.in_words(failure), now, failure)
+    cause = None
+    if misconfigured := [pod for pod in failed if pod.misconfigured]:
+        cause = failures.of_pod(failures.primary(misconfigured), now)
+        return fail(job, "ConfigurationError", failures.in_words(cause), now, cause)
     if disrupted:
         cause = failures.of_pod(failures.primary(disrupted), now)
     elif vanished:
         cause = failures.of_missing(job, vanished[0], now)
-    elif failed:
+    elif failed and not cause_due(job, pods, now):
         cause = failures.of_pod(failures.primary(failed), now)
-    else:
+    if cause is None:
         return None
     words = failures.in_words(cause)
     if not cause.disruption and job.status.restarts >= job.spec.restart.max_restarts:

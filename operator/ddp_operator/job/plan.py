@@ -25,19 +25,25 @@ def plan(job: DDPJob, pods: Sequence[PodState], now: datetime) -> Plan:
     job = replace(job, status=_with_counts(job, observed))
     if job.status.finished:
         return convergence.clean_up(job, observed, now)
-    if job.spec.suspend:
-        if job.status.is_true("Suspended"):
-            return convergence.stay_suspended(job, observed)
-        return decisions.suspend(job, now)
+    return _decide(job, observed, now) or _carry_out(job, observed, now)
+
+
+def _decide(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     if job.status.is_true("Suspended"):
-        return decisions.resume(job, observed, now)
-    return (
-        # What has ended well has succeeded, also where nobody looked before the deadline.
-        decisions.succeed(job, observed, now)
-        or decisions.end_at_deadline(job, now)
-        or decisions.recover(job, observed, now)
-        or convergence.converge(job, observed, now)
-    )
+        return None if job.spec.suspend else decisions.resume(job, pods, now)
+    # What has ended well has succeeded, also where nobody looked before it was suspended or its
+    # time was up.
+    if succeeded := decisions.succeed(job, pods, now):
+        return succeeded
+    if job.spec.suspend:
+        return decisions.suspend(job, now)
+    return decisions.end_at_deadline(job, now) or decisions.recover(job, pods, now)
+
+
+def _carry_out(job: DDPJob, pods: Observed, now: datetime) -> Plan:
+    if job.spec.suspend:
+        return convergence.stay_suspended(job, pods)
+    return convergence.converge(job, pods, now)
 
 
 def _with_counts(job: DDPJob, pods: Observed) -> DDPJobStatus:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.decisions import DISRUPTED_START_PAUSE_SECONDS
+from ddp_operator.job.decisions import CAUSE_WAIT_SECONDS, DISRUPTED_START_PAUSE_SECONDS
 from ddp_operator.job.plan import plan
 from ddp_operator.job.pods import Identity, PodState
 
@@ -273,3 +273,39 @@ class TestPause:
         waiting = plan(job, [], later(61))
         assert waiting.look_again_at == later(63)
         assert plan(job, [], later(63)).status.reason == "DeadlineExceeded"
+
+
+class TestConsequenceSeenFirst:
+    """Kubelets report exits in any order: the cause may be seen after what it brought about."""
+
+    def test_a_lost_peer_alone_waits_for_its_cause(self) -> None:
+        job, pods = running_job()
+        lost = ended(job, 0, code=75, at=60)
+        waiting = plan(job, [lost, pods[1]], later(61))
+        assert not waiting.decided
+        assert waiting.look_again_at == later(60 + CAUSE_WAIT_SECONDS)
+        crashed = ended(job, 1, code=137, reason="OOMKilled", at=60)
+        decided = plan(job, [lost, crashed], later(62))
+        assert decided.status.failures[-1].reason == "OOMKilled"
+        assert decided.status.restarts == 1
+
+    def test_the_wait_ends(self) -> None:
+        job, pods = running_job()
+        lost = ended(job, 0, code=75, at=60)
+        decided = plan(job, [lost, pods[1]], later(60 + CAUSE_WAIT_SECONDS))
+        assert decided.decided
+        assert decided.status.failures[-1].exit_code == 75
+
+    def test_nothing_is_awaited_when_no_pod_is_left(self) -> None:
+        job, _ = running_job()
+        assert plan(job, [ended(job, i, code=75, at=60) for i in (0, 1)], later(60)).decided
+
+    def test_a_clock_that_is_ahead_holds_nothing_back(self) -> None:
+        job, pods = running_job()
+        assert plan(job, [ended(job, 0, code=75, at=4000), pods[1]], later(60)).decided
+
+    def test_a_disruption_is_cause_enough(self) -> None:
+        job, pods = running_job()
+        taken = replace(pods[1], deleting=True)
+        decided = plan(job, [ended(job, 0, code=75, at=60), taken], later(60))
+        assert (decided.status.restarts, decided.status.disruptions) == (0, 1)
