@@ -25,6 +25,7 @@ _SESSION_SECONDS = 3600
 nearer end of its own."""
 
 _ENVIRONMENT = pytest.StashKey[Environment]()
+_UNAVAILABLE = pytest.StashKey[str]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,6 +51,15 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say in one line what the many skipped tests have in common."""
+    if reason := config.stash.get(_UNAVAILABLE, None):
+        line = f"END-TO-END TESTS DID NOT RUN: no test cluster on this machine: {reason}"
+        terminalreporter.write_line(line, red=True, bold=True)
+
+
 def _must_have_cluster() -> bool:
     """Continuous integration on a machine of the documented kind has to run these tests."""
     in_ci = os.environ.get("CI", "").lower() in ("true", "1")
@@ -67,7 +77,8 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Environment]:
         except cluster.ClusterUnavailableError as reason:
             if _must_have_cluster():
                 raise
-            pytest.skip(f"NO TEST CLUSTER ON THIS MACHINE: {reason}")
+            request.config.stash[_UNAVAILABLE] = str(reason)
+            pytest.skip(f"no test cluster on this machine: {reason}")
         kubectl = Kubectl(running.kubeconfig)
         made = Environment(kubectl)
         request.session.stash[_ENVIRONMENT] = made

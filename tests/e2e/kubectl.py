@@ -18,9 +18,9 @@ import yaml
 Manifest = Mapping[str, Any]
 _T = TypeVar("_T")
 
-DEADLINE_SECONDS = 180.0
+DEADLINE_SECONDS = 300.0
 """Of every wait; it only bounds how long a failure takes to show."""
-_POLL_SECONDS = 0.3
+_POLL_SECONDS = 0.5
 _COMMAND_SECONDS = 90
 
 
