@@ -95,9 +95,7 @@ def measure_links(
         if partner is not None:
             talk = partial(exchange, outgoing, partner, incoming, partner)
             talk()  # opens the connection
-            seconds = _seconds(
-                talk, world, iterations=min(options.iterations, _LINK_ITERATIONS)
-            )
+            seconds = _seconds(talk, world, iterations=min(options.iterations, _LINK_ITERATIONS))
             gbps[partner] = count * DTYPE.itemsize / seconds / 1e9
     host = socket.gethostname()
     member = Member(
