@@ -42,7 +42,7 @@ test-e2e: $(STAMP) ## Real pods on a real cluster, the operator running in it
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy operator/ddp_operator trainer-image/ddp_trainer tests
+	$(VENV)/bin/mypy operator/ddp_operator trainer-image/ddp_trainer trainer-image/examples tests
 	PYTHONPATH=operator $(VENV)/bin/lint-imports
 
 .PHONY: generate check-generated

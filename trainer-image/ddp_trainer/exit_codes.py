@@ -13,6 +13,8 @@ class ExitCode(IntEnum):
     """Any failure without a code of its own; worth a restart."""
     CONFIGURATION = 64
     """Wrong flags, environment or hardware: starting again cannot help (EX_USAGE, sysexits.h)."""
+    SLOW_NETWORK = 69
+    """The benchmark found less bandwidth than asked for (EX_UNAVAILABLE, sysexits.h)."""
     LOST_PEER = 75
     """Another rank went away or never came: not this rank's fault (EX_TEMPFAIL, sysexits.h)."""
     STOPPED = 143

@@ -1,0 +1,1 @@
+"""Measures the network between ranks before a training burns GPU hours on a slow one."""

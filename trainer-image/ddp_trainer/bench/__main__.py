@@ -1,0 +1,49 @@
+"""One rank of the benchmark: `python -m ddp_trainer.launch -- python -m ddp_trainer.bench`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+
+from ddp_trainer.bench.options import BenchOptions
+from ddp_trainer.config import Environment
+from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.logs import log_to_stdout
+from ddp_trainer.termination import RankReport, TerminationReport
+
+_logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
+    """Take part in the benchmark as this rank; returns its exit code."""
+    log_to_stdout(f"rank {env.get('RANK', '?')}")
+    error: str | None = None
+    try:
+        options = BenchOptions.parse(arguments)
+        environment = Environment.from_env(env)
+        if environment.placement.world_size < 2:
+            raise ConfigurationError("a single rank has no network to measure: start two or more")
+        # torch takes seconds to import: only now, when the configuration is known to be good.
+        from ddp_trainer.bench.run import run  # noqa: PLC0415
+
+        code, error = run(environment, options, env)
+    except ConfigurationError as failure:
+        code, error = ExitCode.CONFIGURATION, str(failure)
+        _logger.error("%s", failure)
+    RankReport(env).write(TerminationReport(error=error, exit_code=int(code)))
+    return code
+
+
+if __name__ == "__main__":
+    try:
+        code = main(sys.argv[1:], os.environ)
+    except Exception:
+        traceback.print_exc()
+        code = ExitCode.FAILURE
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: threads of a broken group can hang or abort the interpreter's shutdown.
+    os._exit(code)

@@ -1,0 +1,135 @@
+"""Takes the times. Every figure is that of the slowest rank: that is what a training waits for."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ddp_trainer.bench.links import Member, partners
+from ddp_trainer.bench.operations import DTYPE, OPERATIONS, Operation, exchange, why_unsupported
+from ddp_trainer.bench.options import BenchOptions
+from ddp_trainer.config import Placement
+from ddp_trainer.world import World
+
+_LINK_BYTES = 4 * 2**20
+"""Large enough to show bandwidth rather than latency; less where only less is asked for."""
+_LINK_ITERATIONS = 10
+"""At most: what is looked for is a difference, not a figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One operation with messages of one size."""
+
+    operation: str
+    size_bytes: int
+    """Of the whole message."""
+    count: int
+    """Numbers that each rank contributes or keeps."""
+    dtype: str
+    time_us: float
+    """Of one operation: mean over the timed iterations, on the slowest rank."""
+    algbw: float
+    """Algorithm bandwidth, size / time, in GB/s (10^9 bytes)."""
+    busbw: float
+    """Bus bandwidth in GB/s: comparable between operations and world sizes."""
+    wrong: int
+    """Numbers, over all ranks, that were not what they should be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsupported:
+    """An operation that the backend cannot do."""
+
+    operation: str
+    reason: str
+
+
+def measure(world: World, options: BenchOptions) -> Iterator[Measurement | Unsupported]:
+    """Measure everything asked for; the same results on all ranks.
+
+    Raises:
+        RuntimeError: an operation failed, or another rank is gone.
+    """
+    for name in options.operations:
+        build = OPERATIONS[name]
+        reason = why_unsupported(build, world)
+        if reason is not None:
+            yield Unsupported(operation=name, reason=reason)
+            continue
+        for size_bytes in options.sizes:
+            operation = build(world, size_bytes)
+            seconds, wrong = _time_and_check(operation, world, options)
+            algbw = operation.size_bytes / seconds / 1e9
+            yield Measurement(
+                operation=name,
+                size_bytes=operation.size_bytes,
+                count=operation.count,
+                dtype=str(DTYPE).removeprefix("torch."),
+                time_us=seconds * 1e6,
+                algbw=algbw,
+                busbw=algbw * operation.bus_factor,
+                wrong=wrong,
+            )
+
+
+def measure_links(
+    world: World, options: BenchOptions, placement: Placement, env: Mapping[str, str]
+) -> list[Member]:
+    """Let ranks talk in pairs; every rank with what it measured, the same list on all ranks."""
+    count = min(_LINK_BYTES, options.sizes[-1]) // DTYPE.itemsize
+    outgoing, incoming = (torch.zeros(count, dtype=DTYPE, device=world.device) for _ in range(2))
+    gbps: dict[int, float] = {}
+    for partner in partners(
+        world.rank,
+        nodes=placement.world_size // placement.local_world_size,
+        local_world_size=placement.local_world_size,
+    ):
+        world.barrier()  # all pairs at the same time, as in a collective
+        if partner is not None:
+            talk = partial(exchange, outgoing, partner, incoming, partner)
+            talk()  # opens the connection
+            seconds = _seconds(talk, world, iterations=min(options.iterations, _LINK_ITERATIONS))
+            gbps[partner] = count * DTYPE.itemsize / seconds / 1e9
+    host = socket.gethostname()
+    member = Member(
+        rank=world.rank,
+        node=env.get("NODE_NAME") or host,
+        host=host,
+        partners=tuple(gbps),
+        link_gbps=max(gbps.values()),
+    )
+    return [Member.from_json(part) for part in world.gather(member.to_json())]
+
+
+def _time_and_check(operation: Operation, world: World, options: BenchOptions) -> tuple[float, int]:
+    """Seconds on the slowest rank, and wrong numbers on all."""
+    operation.fill()
+    for _ in range(options.warmup):
+        operation.run()
+    world.barrier()
+    seconds = _seconds(operation.run, world, iterations=options.iterations)
+    mine = json.dumps([seconds, operation.wrong()]).encode()
+    everyone = [json.loads(part) for part in world.gather(mine)]
+    return max(float(time) for time, _ in everyone), sum(int(wrong) for _, wrong in everyone)
+
+
+def _seconds(run: Callable[[], object], world: World, *, iterations: int) -> float:
+    """Mean time of one run."""
+    _wait_for_device(world)
+    begin = time.perf_counter()
+    for _ in range(iterations):
+        run()
+    _wait_for_device(world)
+    return (time.perf_counter() - begin) / iterations
+
+
+def _wait_for_device(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)

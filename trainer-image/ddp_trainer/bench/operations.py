@@ -1,0 +1,201 @@
+"""What is measured: each operation with one message, and the result that it has to give.
+
+Sizes and factors are those of nccl-tests (doc/PERFORMANCE.md there), so that figures compare: the
+size is that of the whole message, and a bus bandwidth says what the slowest link has to carry,
+whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ddp_trainer.failures import is_lost_peer
+from ddp_trainer.world import World
+
+DTYPE = torch.float32
+"""What DDP sends unless told otherwise."""
+
+_PERIOD = 8
+"""Messages repeat small whole numbers, whose sums over ranks floats hold to the bit."""
+_UNSUPPORTED = re.compile(
+    r"not (currently )?support|unsupported|not implemented|Backend .*not", re.I
+)
+
+# torch 2.13 names them anew and warns at the old names.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation with a message of one size, as one rank takes part in it."""
+
+    count: int
+    """Numbers that this rank contributes or keeps."""
+    size_bytes: int
+    """Of the whole message."""
+    bus_factor: float
+    """Bus bandwidth / algorithm bandwidth."""
+    source: Tensor
+    """Holds this rank's contribution."""
+    contribution: Callable[[], Tensor]
+    run: Callable[[], object]
+    """Runs the operation once; on a GPU, starts it."""
+    result: Tensor
+    """Holds what came of it; may be the source."""
+    expected: Callable[[], Tensor]
+
+    def fill(self) -> None:
+        """Put this rank's contribution where `run` finds it, and no old result where it writes."""
+        self.result.fill_(-1)
+        self.source.copy_(self.contribution())
+
+    def wrong(self) -> int:
+        """Run once and count the wrong numbers on this rank."""
+        self.fill()
+        self.run()
+        return int((self.result != self.expected()).sum())
+
+
+def _all_reduce(world: World, size_bytes: int) -> Operation:
+    """Every rank gets the sum."""
+    count = _count(size_bytes, parts=1)
+    buffer = _empty(world, count)
+    return Operation(
+        count=count,
+        size_bytes=count * DTYPE.itemsize,
+        bus_factor=2 * (world.size - 1) / world.size,
+        source=buffer,
+        contribution=lambda: _of_rank(world, world.rank, count),
+        run=lambda: dist.all_reduce(buffer),
+        result=buffer,
+        expected=lambda: _sum_of_ranks(world, count),
+    )
+
+
+def _all_gather(world: World, size_bytes: int) -> Operation:
+    """Every rank gets the parts of all."""
+    count = _count(size_bytes, parts=world.size)
+    part, whole = _empty(world, count), _empty(world, count * world.size)
+    return Operation(
+        count=count,
+        size_bytes=count * world.size * DTYPE.itemsize,
+        bus_factor=(world.size - 1) / world.size,
+        source=part,
+        contribution=lambda: _of_rank(world, world.rank, count),
+        run=lambda: _all_gather_single(whole, part),
+        result=whole,
+        expected=lambda: torch.cat([_of_rank(world, rank, count) for rank in range(world.size)]),
+    )
+
+
+def _broadcast(world: World, size_bytes: int) -> Operation:
+    """Every rank gets what rank 0 has."""
+    count = _count(size_bytes, parts=1)
+    buffer = _empty(world, count)
+    return Operation(
+        count=count,
+        size_bytes=count * DTYPE.itemsize,
+        bus_factor=1.0,
+        source=buffer,
+        contribution=lambda: _of_rank(world, 0, count) if world.rank == 0 else buffer,
+        run=lambda: dist.broadcast(buffer, src=0),
+        result=buffer,
+        expected=lambda: _of_rank(world, 0, count),
+    )
+
+
+def _reduce_scatter(world: World, size_bytes: int) -> Operation:
+    """Every rank gets its part of the sum."""
+    count = _count(size_bytes, parts=world.size)
+    part, whole = _empty(world, count), _empty(world, count * world.size)
+    mine = slice(world.rank * count, (world.rank + 1) * count)
+    return Operation(
+        count=count,
+        size_bytes=count * world.size * DTYPE.itemsize,
+        bus_factor=(world.size - 1) / world.size,
+        source=whole,
+        contribution=lambda: _of_rank(world, world.rank, len(whole)),
+        run=lambda: _reduce_scatter_single(part, whole),
+        result=part,
+        expected=lambda: _sum_of_ranks(world, len(whole))[mine],
+    )
+
+
+def _send_recv(world: World, size_bytes: int) -> Operation:
+    """Every rank sends to the next one while it receives from the one before."""
+    count = _count(size_bytes, parts=1)
+    outgoing, incoming = _empty(world, count), _empty(world, count)
+    following, previous = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    return Operation(
+        count=count,
+        size_bytes=count * DTYPE.itemsize,
+        bus_factor=1.0,
+        source=outgoing,
+        contribution=lambda: _of_rank(world, world.rank, count),
+        run=lambda: exchange(outgoing, following, incoming, previous),
+        result=incoming,
+        expected=lambda: _of_rank(world, previous, count),
+    )
+
+
+Builder = Callable[[World, int], Operation]
+"""Makes an operation for a size in bytes, rounded down to what divides, but never to nothing."""
+
+OPERATIONS: Mapping[str, Builder] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "broadcast": _broadcast,
+    "reduce_scatter": _reduce_scatter,
+    "send_recv": _send_recv,
+}
+
+
+def _count(size_bytes: int, *, parts: int) -> int:
+    return max(1, size_bytes // DTYPE.itemsize // parts)
+
+
+def _empty(world: World, count: int) -> Tensor:
+    return torch.zeros(count, dtype=DTYPE, device=world.device)
+
+
+def _of_rank(world: World, rank: int, count: int) -> Tensor:
+    return _repeated(world, [(i + rank) % _PERIOD for i in range(_PERIOD)], count)
+
+
+def _sum_of_ranks(world: World, count: int) -> Tensor:
+    ranks = range(world.size)
+    sums = [sum((i + rank) % _PERIOD for rank in ranks) for i in range(_PERIOD)]
+    return _repeated(world, sums, count)
+
+
+def _repeated(world: World, period: Sequence[int], count: int) -> Tensor:
+    tile = torch.tensor(period, dtype=DTYPE, device=world.device)
+    return tile.repeat(-(-count // _PERIOD))[:count]
+
+
+def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int) -> None:
+    """Send and receive at the same time."""
+    operations = [dist.P2POp(dist.isend, outgoing, to), dist.P2POp(dist.irecv, incoming, source)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def why_unsupported(build: Builder, world: World) -> str | None:
+    """Try an operation with the smallest message; None: this backend can do it.
+
+    A backend refuses before it sends anything, on all ranks alike.
+    """
+    try:
+        build(world, DTYPE.itemsize).run()
+    except (NotImplementedError, RuntimeError) as error:
+        if is_lost_peer(error) or not _UNSUPPORTED.search(str(error)):
+            raise
+        return str(error).splitlines()[0]
+    return None

@@ -1,0 +1,80 @@
+"""What the benchmark says: a table for people, JSON for programs, and a verdict for both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from ddp_trainer.bench.links import Member, accuse
+from ddp_trainer.bench.measure import Measurement, Unsupported
+from ddp_trainer.exit_codes import ExitCode
+
+HEADER = (
+    f"# {'operation':<14} {'size':>12} {'count':>12} {'type':>8} {'time':>12} {'algbw':>9} "
+    f"{'busbw':>9} {'wrong':>7}\n"
+    f"# {'':<14} {'(B)':>12} {'(numbers)':>12} {'':>8} {'(us)':>12} {'(GB/s)':>9} {'(GB/s)':>9}"
+)
+
+
+def row(result: Measurement | Unsupported) -> str:
+    """One line of the table."""
+    if isinstance(result, Unsupported):
+        return f"  {result.operation:<14} not supported by this backend: {result.reason}"
+    return (
+        f"  {result.operation:<14} {result.size_bytes:>12} {result.count:>12} {result.dtype:>8} "
+        f"{result.time_us:>12.1f} {result.algbw:>9.3f} {result.busbw:>9.3f} {result.wrong:>7}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All that was measured, and what to make of it."""
+
+    backend: str
+    min_busbw: float | None
+    members: Sequence[Member]
+    measurements: Sequence[Measurement]
+    unsupported: Sequence[Unsupported]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The same on all ranks."""
+        if any(one.wrong for one in self.measurements):
+            return ExitCode.FAILURE
+        return ExitCode.SLOW_NETWORK if self._too_slow() else ExitCode.DONE
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        wrong = [one for one in self.measurements if one.wrong]
+        if wrong:
+            return (
+                f"WRONG RESULTS: {wrong[0].operation} of {wrong[0].size_bytes} bytes gave "
+                f"{wrong[0].wrong} wrong numbers: do not train on these nodes"
+            )
+        slow = self._too_slow()
+        if slow:
+            reached = ", ".join(f"{name} {busbw:.3g}" for name, busbw in slow.items())
+            return (
+                f"TOO SLOW: {accuse(self.members)}; bus bandwidth in GB/s, where --min-busbw "
+                f"asks for {self.min_busbw:g}: {reached}"
+            )
+        return f"all results right; {accuse(self.members)}"
+
+    def closing(self) -> str:
+        """The lines below the table: every rank's best link, and the verdict."""
+        links = [f"{member}: {member.link_gbps:.3f} GB/s each way" for member in self.members]
+        return "\n".join(f"# {line}" for line in ["ranks in pairs:", *links, self.verdict])
+
+    def to_json(self) -> str:
+        """Everything, with GB/s as 10^9 bytes a second."""
+        values = {**asdict(self), "exit_code": int(self.exit_code), "verdict": self.verdict}
+        return json.dumps(values, indent=2) + "\n"
+
+    def _too_slow(self) -> dict[str, float]:
+        """Operations that reach the bandwidth asked for with no size, with the best of each."""
+        best: dict[str, float] = {}
+        for one in self.measurements:
+            best[one.operation] = max(best.get(one.operation, 0.0), one.busbw)
+        return {name: busbw for name, busbw in best.items() if busbw < (self.min_busbw or 0.0)}

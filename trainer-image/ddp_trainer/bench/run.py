@@ -1,0 +1,88 @@
+"""The life of one rank of the benchmark: form the group, measure, print, judge."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from ddp_trainer.bench.measure import Measurement, Unsupported, measure, measure_links
+from ddp_trainer.bench.options import BenchOptions
+from ddp_trainer.bench.report import HEADER, Report, row
+from ddp_trainer.config import Environment
+from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.failures import is_lost_peer
+from ddp_trainer.world import formed
+
+_logger = logging.getLogger(__name__)
+
+
+def run(
+    environment: Environment, options: BenchOptions, env: Mapping[str, str]
+) -> tuple[ExitCode, str | None]:
+    """Measure as this rank; returns the exit code, and what is wrong if anything is.
+
+    Raises:
+        ConfigurationError: the pod has not the GPUs it needs, or the results cannot be written.
+    """
+    if environment.rank == 0 and options.json_path is not None:
+        _write(options.json_path, "")  # now, rather than after minutes of measuring
+    try:
+        report = _measure(environment, options, env)
+    except Exception as error:
+        if not is_lost_peer(error):
+            raise
+        sentence = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        _logger.error("%s", sentence)
+        return ExitCode.LOST_PEER, sentence
+    return report.exit_code, report.verdict if report.exit_code != ExitCode.DONE else None
+
+
+def _measure(environment: Environment, options: BenchOptions, env: Mapping[str, str]) -> Report:
+    placement = environment.placement
+    results: list[Measurement | Unsupported] = []
+    with formed(
+        environment,
+        rendezvous_timeout_seconds=options.rendezvous_timeout_seconds,
+        group_timeout_seconds=options.group_timeout_seconds,
+    ) as world:
+        show = partial(print, flush=True) if world.rank == 0 else _say_nothing
+        members = measure_links(world, options, placement, env)
+        show(_preamble(placement.backend, options), HEADER, sep="\n")
+        for result in measure(world, options):
+            results.append(result)
+            show(row(result))
+        report = Report(
+            backend=placement.backend,
+            min_busbw=options.min_busbw,
+            members=members,
+            measurements=[one for one in results if isinstance(one, Measurement)],
+            unsupported=[one for one in results if isinstance(one, Unsupported)],
+        )
+        show(report.closing())
+        if world.rank == 0 and options.json_path is not None:
+            _write(options.json_path, report.to_json())
+        with contextlib.suppress(RuntimeError):
+            # Leave together: the first rank that ends with an error takes its whole pod along.
+            world.barrier()
+    return report
+
+
+def _say_nothing(*_: object, **__: object) -> None:
+    """What ranks other than 0 do."""
+
+
+def _preamble(backend: str, options: BenchOptions) -> str:
+    return (
+        f"# {backend}; mean of {options.iterations} iterations after {options.warmup} to warm up, "
+        "on the slowest rank; GB are 10^9 bytes"
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigurationError(f"--json {path}: {error.strerror}; name another file") from error

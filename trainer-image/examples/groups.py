@@ -1,0 +1,77 @@
+"""Process groups: any subset of the ranks, the ranks of one node, one rank of each node.
+
+torchrun --nproc-per-node 4 groups.py
+torchrun --nproc-per-node 4 groups.py --ranks-per-node 2    # pretends that there are two nodes
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from ddp_trainer.groups import Layout, NodeGroups
+
+
+def check(what: str, actual: object, expected: object) -> None:
+    """Exit with an error unless both are equal."""
+    if actual != expected:
+        raise SystemExit(f"rank {dist.get_rank()}: {what} is {actual}, not {expected}")
+
+
+def total(value: float, group: dist.ProcessGroup | None = None) -> float:
+    """Sum of a number over a group; None is the group of all ranks."""
+    number = torch.tensor(value)
+    dist.all_reduce(number, group=group)
+    return number.item()
+
+
+def even_ranks() -> None:
+    """A subset of the ranks has a group of its own, in which they are numbered anew."""
+    rank = dist.get_rank()
+    evens = list(range(0, dist.get_world_size(), 2))
+    group = dist.new_group(evens)  # by all ranks, also by those that do not belong to it
+    if rank not in evens:
+        check("rank of an outsider in the group", dist.get_rank(group), -1)
+        return  # and takes no part in the group's collectives
+    check("rank in the group", dist.get_rank(group), rank // 2)
+    check("rank in the job", dist.get_global_rank(group, rank // 2), rank)
+    check("sum of the even ranks", total(rank, group), sum(evens))
+    number = torch.tensor(rank)
+    dist.broadcast(number, src=evens[-1], group=group)  # src counts in the job, not in the group
+    check("what the last even rank says", number.item(), evens[-1])
+
+
+def nodes(ranks_per_node: int) -> None:
+    """A sum in three stages, of which only one leaves the node."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    layout = Layout.uniform(world_size=size, local_world_size=ranks_per_node)
+    groups = NodeGroups.create(layout)
+    node, index = divmod(rank, ranks_per_node)
+    check("ranks on my node", dist.get_process_group_ranks(groups.node), list(layout.nodes[node]))
+    check("index on the node", dist.get_rank(groups.node), index)
+    check("node seen from across", dist.get_rank(groups.across), node)
+
+    on_node = total(rank, groups.node)
+    check("sum over the node", on_node, sum(layout.nodes[node]))
+    everywhere = torch.tensor(0.0)
+    if index == 0:  # one rank of each node speaks for its neighbours
+        everywhere += total(on_node, groups.across)
+    dist.broadcast(everywhere, src=layout.nodes[node][0], group=groups.node)
+    check("sum over all, in stages", everywhere.item(), total(rank))
+    if rank == 0:
+        print(f"nodes {layout.nodes}, across {layout.across()}", flush=True)
+
+
+def main() -> None:
+    """Run both on this rank."""
+    arguments = argparse.ArgumentParser()
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    arguments.add_argument("--ranks-per-node", type=int, default=local_world_size)
+    dist.init_process_group("gloo")
+    even_ranks()
+    nodes(arguments.parse_args().ranks_per_node)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
