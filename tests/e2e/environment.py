@@ -71,38 +71,44 @@ class Environment:
 
     def make_claim(self, kubectl: Kubectl, name: str) -> str:
         """Make a claim that all pods of a namespace can mount, and a volume that backs it."""
-        volume = f"{kubectl.namespace}-{name}"
-        path = f"{_VOLUMES_PARENT}/{self.name}/{volume}"
-        # Pods are nobody in particular: whoever mounts it may write, as in /tmp.
-        self._storage.run("exec", "storage", "--", "mkdir", "-p", "-m", "1777", path)
-        common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-        reference = {"namespace": kubectl.namespace, "name": name}
+        self.make_volume(kubectl, claim=name)
+        spec = {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        }
         kubectl.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {"name": volume},
-                "spec": {
-                    **common,
-                    "capacity": {"storage": "1Gi"},
-                    "hostPath": {"path": path, "type": "Directory"},
-                    "claimRef": reference,
-                    "persistentVolumeReclaimPolicy": "Retain",
-                },
-            },
             {
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",
                 "metadata": {"name": name},
-                "spec": {
-                    **common,
-                    "volumeName": volume,
-                    "resources": {"requests": {"storage": "1Gi"}},
-                },
-            },
+                "spec": spec,
+            }
         )
-        self._volumes.append(volume)
         return name
+
+    def make_volume(self, kubectl: Kubectl, *, claim: str) -> None:
+        """Make the volume that a claim of a namespace will be bound to."""
+        name = f"{kubectl.namespace}-{claim}"
+        path = f"{_VOLUMES_PARENT}/{self.name}/{name}"
+        # Pods are nobody in particular: whoever mounts it may write, as in /tmp.
+        self._storage.run("exec", "storage", "--", "mkdir", "-p", "-m", "1777", path)
+        spec = {
+            "accessModes": ["ReadWriteMany"],
+            "capacity": {"storage": "1Gi"},
+            "storageClassName": "",
+            "hostPath": {"path": path, "type": "Directory"},
+            "claimRef": {"namespace": kubectl.namespace, "name": claim},
+            "persistentVolumeReclaimPolicy": "Retain",
+        }
+        kubectl.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": name},
+                "spec": spec,
+            }
+        )
+        self._volumes.append(name)
 
     @property
     def _storage(self) -> Kubectl:

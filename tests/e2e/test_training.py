@@ -45,7 +45,7 @@ def script_job(name: str, **command: list[str]) -> list[Any]:
 @pytest.fixture(scope="module")
 def jobs(environment: Environment, shared: Kubectl) -> dict[str, Job]:
     """All jobs of this module, applied at once."""
-    environment.make_claim(shared, "digits-checkpoints")
+    environment.make_volume(shared, claim="digits-checkpoints")
     shared.run("apply", "--filename", str(EXAMPLES / "digits-gloo.yaml"))
     shared.apply(
         digits_job(TWO_PROCESSES, "--epochs=6", nprocPerNode=2),
