@@ -53,6 +53,25 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="port of /healthz and /readyz, 0 for none (default: 8080)",
     )
+    parser.add_argument(
+        "--leader-elect",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="act only while holding a Lease, and stand by otherwise (default: act at once); "
+        "needed as soon as two replicas run",
+    )
+    parser.add_argument(
+        "--lease-name",
+        default="ddp-operator",
+        metavar="NAME",
+        help="operators that serve different namespaces need different ones "
+        "(default: ddp-operator)",
+    )
+    parser.add_argument(
+        "--lease-namespace",
+        metavar="NAME",
+        help="default: that of the operator's pod, or of the kubeconfig's context",
+    )
     parser.add_argument("--verbose", action="store_true", help="log debugging details")
 
 
@@ -72,6 +91,9 @@ def _run(asked: argparse.Namespace) -> int:
             context=asked.context,
             namespace=asked.namespace,
             health_port=asked.health_port,
+            leader_elect=asked.leader_elect,
+            lease_name=asked.lease_name,
+            lease_namespace=asked.lease_namespace,
         )
     )
 

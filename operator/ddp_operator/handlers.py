@@ -4,7 +4,8 @@ Only `on.event` is used: it writes nothing to the jobs, neither finalizers nor a
 Deciding, retrying and remembering are the engine's.
 """
 
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -71,10 +72,20 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.chunk_size = _EVENT_CHUNK_BYTES
     # Tells a silent watch from a dead one.
     chosen.watching.server_timeout = 240
+    # By default it ends the operator after a minute without an API server; but a replica that
+    # stands by has to be there when the server is back.
+    chosen.networking.error_backoffs = _UnlimitedBackoffs()
     # Nothing is ever stored on a job, so nothing needs to be compared for it.
     chosen.persistence.diffbase_storage = _NoDiffBase()
     chosen.persistence.progress_storage = kopf.StatusProgressStorage(field="status.kopf")
     return chosen
+
+
+class _UnlimitedBackoffs(Iterable[float]):
+    """Seconds to wait between attempts, without a last one; each request begins anew."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1, 1, 2, 3), itertools.repeat(5))
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):

@@ -62,6 +62,10 @@ class ForbiddenError(ClusterError):
     """Refused now, by quota, policy or RBAC (401, 403): may be accepted later."""
 
 
+class NotLeaderError(ClusterError):
+    """A write that was not sent, because another replica may be in charge by now."""
+
+
 class UnavailableError(ClusterError):
     """The server could not answer (429 after retries, 5xx, network): try again later.
 

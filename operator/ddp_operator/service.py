@@ -2,48 +2,31 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import kopf
 from aiohttp import web
 
-from ddp_operator import handlers
-from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
-from ddp_operator.engine.engine import Engine
-from ddp_operator.job.pods import PodState, job_of
+from ddp_operator.api.constants import VERSION
 from ddp_operator.kube import (
     EVENTS,
+    LEASES,
     PODS,
     SERVICES,
     ApiClient,
     CredentialsError,
-    KubeCluster,
+    LeaderLease,
+    LeaseLostError,
     Permission,
-    Reflector,
-    Resource,
     check_access,
     check_served,
-    list_names,
     load_credentials,
+    new_identity,
 )
-from ddp_operator.ports import ClusterError
+from ddp_operator.ports import ClusterError, Key
+from ddp_operator.replica import JOBS, Replica, ReplicaError
 
 logger = logging.getLogger(__name__)
-
-JOBS: Final = Resource(GROUP, VERSION, PLURAL)
-
-_SYNC_SECONDS: Final = 120.0
-"""Deadline of the first complete list of pods."""
-
-_IDENTITY: Final[Any] = "ddp-operator"
-"""What kopf calls this process; nothing depends on it without peering."""
-
-_PRUNE_SECONDS: Final = 300.0
-"""kopf tells of no deletion that happened while its watch was broken: names are compared this
-often.
-"""
 
 _NEEDED: Final = (
     (JOBS, ("list", "watch", "delete"), ""),
@@ -53,6 +36,9 @@ _NEEDED: Final = (
     (EVENTS, ("create",), ""),
 )
 """All that the operator asks of the API server; `manifests/install` grants exactly this."""
+
+_NEEDED_TO_LEAD: Final = ("get", "create", "update")
+"""What leader election needs on top: verbs on Leases, in the namespace of its own."""
 
 
 class StartupError(Exception):
@@ -69,13 +55,22 @@ class Options:
     """Serve only this namespace; None: all."""
     health_port: int = 8080
     """Port of /healthz and /readyz; 0: none."""
+    leader_elect: bool = False
+    """Act only while holding a Lease, so that other replicas can stand by."""
+    lease_name: str = "ddp-operator"
+    lease_namespace: str | None = None
+    """None: the namespace of the operator's pod, or of the kubeconfig's context."""
 
 
 def run(options: Options) -> int:
-    """Run until SIGTERM or SIGINT; return the exit code."""
+    """Run until SIGTERM or SIGINT; return the exit code.
+
+    A replica that loses its lease ends, with an error: Kubernetes starts it anew, and nothing that
+    it had begun can linger.
+    """
     try:
         asyncio.run(_serve(options))
-    except (StartupError, CredentialsError, ClusterError) as error:
+    except (StartupError, CredentialsError, ClusterError, LeaseLostError, ReplicaError) as error:
         logger.error("%s", error)
         return 1
     return 0
@@ -83,54 +78,31 @@ def run(options: Options) -> int:
 
 async def _serve(options: Options) -> None:
     credentials = load_credentials(kubeconfig=options.kubeconfig, context=options.context)
-    async with ApiClient(credentials) as client:
-        await _check(client, options.namespace)
-        reflector = Reflector(
-            client,
-            PODS.path(namespace=options.namespace),
-            label_selector=LABEL_JOB_NAME,
-            project=PodState.project,
-            group=job_of,
-            on_change=lambda key: engine.look_at(key),  # noqa: PLW0108 - the engine comes later
+    # A client of its own for the election: no renewal shall wait behind a job's hundred pods.
+    async with ApiClient(credentials) as election_client:
+        lease: LeaderLease | None = None
+        if options.leader_elect:
+            key = Key(options.lease_namespace or credentials.default_namespace, options.lease_name)
+            lease = LeaderLease(election_client, key, identity=new_identity())
+        await _check(
+            election_client,
+            options.namespace,
+            lease_namespace=lease.key.namespace if lease else None,
         )
-        cluster = KubeCluster(client, job_resource=JOBS, pods=reflector)
-        engine = Engine(cluster)
         ready = asyncio.Event()
         health = await _serve_health(options.health_port, ready)
-        parts = [
-            asyncio.create_task(_never_ends(reflector.run(), "the pod reflector")),
-            asyncio.create_task(_never_ends(_prune(client, engine, options), "pruning")),
-        ]
         try:
-            await reflector.wait_synced(timeout_seconds=_SYNC_SECONDS)
-            engine.start()
-            logger.info("serving %s", options.namespace or "all namespaces")
-            kopf_task = asyncio.create_task(
-                kopf.operator(
-                    registry=handlers.registry_for(engine, credentials.connection),
-                    settings=handlers.settings(),
-                    standalone=True,
-                    # kopf would ask for the user's name, which an arbitrary user ID does not have.
-                    identity=_IDENTITY,
-                    clusterwide=options.namespace is None,
-                    namespaces=[options.namespace] if options.namespace else (),
-                    ready_flag=ready,
-                )
-            )
-            done, _ = await asyncio.wait([kopf_task, *parts], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()  # raises what ended it
+            async with ApiClient(
+                credentials, before_write=lease.check if lease else None
+            ) as client:
+                await Replica(client, namespace=options.namespace, lease=lease, ready=ready).run()
         finally:
-            ready.clear()
-            await engine.stop()
-            for task in parts:
-                task.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
-            await cluster.close()
             await health.cleanup()
 
 
-async def _check(client: ApiClient, namespace: str | None) -> None:
+async def _check(
+    client: ApiClient, namespace: str | None, *, lease_namespace: str | None = None
+) -> None:
     """Find out at once what would otherwise show as a job that never starts."""
     if not await check_served(client, JOBS):
         raise StartupError(
@@ -142,32 +114,14 @@ async def _check(client: ApiClient, namespace: str | None) -> None:
         for resource, verbs, subresource in _NEEDED
         for verb in verbs
     ]
+    if lease_namespace is not None:
+        needed += [Permission(verb, LEASES, "", lease_namespace) for verb in _NEEDED_TO_LEAD]
     missing = await check_access(client, needed)
     if missing:
         raise StartupError(
             "missing permissions (see manifests/install/rbac.yaml): "
             + "; ".join(str(permission) for permission in missing)
         )
-
-
-async def _never_ends(work: Coroutine[Any, Any, Any], name: str) -> None:
-    await work
-    raise StartupError(f"{name} has ended, which it never should")
-
-
-async def _prune(client: ApiClient, engine: Engine, options: Options) -> None:
-    """Forget jobs that no longer exist, however their deletion was missed."""
-    while True:
-        await asyncio.sleep(_PRUNE_SECONDS)
-        known = engine.jobs.keys()
-        try:
-            existing = await list_names(client, JOBS.path(namespace=options.namespace))
-        except ClusterError as error:
-            logger.warning("cannot list the jobs to compare: %s", error)
-            continue
-        for key in known - existing:
-            logger.info("%s is gone, and its deletion was not reported", key)
-            engine.job_gone(key)
 
 
 async def _serve_health(port: int, ready: asyncio.Event) -> web.AppRunner:

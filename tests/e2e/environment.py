@@ -17,6 +17,8 @@ OPERATOR_NAMESPACE: Final = "ddp-operator"
 _OPERATOR: Final = ("--selector", "app.kubernetes.io/name=ddp-operator")
 _RULES_SINCE: Final = (1, 25)
 """The first Kubernetes whose API server, and whose kubectl with it, knows rules in a CRD."""
+_BUDGETS_SINCE: Final = (1, 21)
+"""The first Kubernetes with today's version of PodDisruptionBudget."""
 _VOLUMES_PARENT: Final = "/var/tmp"
 """On the node: its folders outlive pods."""
 
@@ -25,10 +27,15 @@ def install_operator(kubectl: Kubectl) -> None:
     """Install from the manifests, or upgrade to today's image; return when it is ready."""
     operator = kubectl.within(OPERATOR_NAMESPACE)
     known = operator.attempt("get", "deployment", "ddp-operator").returncode == 0
-    words = ["apply", "--kustomize", str(REPOSITORY / "manifests/install")]
-    if kubectl.server_version() < _RULES_SINCE:
-        words.append("--validate=false")  # else kubectl refuses the rules that it does not know
-    kubectl.run(*words)
+    manifests, version = str(REPOSITORY / "manifests/install"), kubectl.server_version()
+    # Else kubectl refuses the rules that it does not know.
+    options = ["--validate=false"] if version < _RULES_SINCE else []
+    if version < _BUDGETS_SINCE:
+        rendered = kubectl.run("kustomize", manifests)
+        rendered = rendered.replace("apiVersion: policy/v1\n", "apiVersion: policy/v1beta1\n")
+        kubectl.run("apply", "--filename", "-", *options, stdin=rendered)
+    else:
+        kubectl.run("apply", "--kustomize", manifests, *options)
     if known:  # the same tag may mean another image now
         operator.run("rollout", "restart", "deployment/ddp-operator")
     operator.run("rollout", "status", "deployment/ddp-operator", "--timeout=80s")
@@ -37,6 +44,13 @@ def install_operator(kubectl: Kubectl) -> None:
 def operator_pods(kubectl: Kubectl) -> list[Any]:
     """The operator's pods, those that end included."""
     return kubectl.within(OPERATOR_NAMESPACE).items("pods", *_OPERATOR)
+
+
+def operator_leader(kubectl: Kubectl) -> str:
+    """The name of the operator's pod that holds the lease; the holder's identity begins with it."""
+    lease = kubectl.within(OPERATOR_NAMESPACE).get("lease", "ddp-operator")
+    holder: str = lease["spec"].get("holderIdentity") or ""
+    return holder.rpartition("_")[0]
 
 
 def operator_restarts(kubectl: Kubectl) -> int:

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME
 
-from tests.e2e.environment import OPERATOR_NAMESPACE, Environment, operator_pods
+from tests.e2e.environment import (
+    OPERATOR_NAMESPACE,
+    Environment,
+    operator_leader,
+    operator_pods,
+)
 from tests.e2e.jobs import (
     SHORT_RUN,
     SLOW_STEPS,
@@ -85,12 +90,11 @@ def test_training_does_not_notice_the_loss_of_the_operator(
     watch = ("get", "pods", "--watch", "--selector", f"{LABEL_JOB_NAME}={job.name}")
     with job.kubectl.following(seen, *watch, "--output", template):
         wait_for(lambda: len(seen.read_text().split()) >= 4, what="watch of the pods")
-        (before,) = operator_pods(environment.kubectl)
+        leader = operator_leader(environment.kubectl)
         operator = environment.kubectl.within(OPERATOR_NAMESPACE)
-        operator.run(*("delete", "pod", "--force", "--grace-period=0", before["metadata"]["name"]))
+        operator.run(*("delete", "pod", "--force", "--grace-period=0", leader))
         status = job.wait_until("Succeeded")
-    (after,) = operator_pods(environment.kubectl)
-    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert operator_leader(environment.kubectl) != leader
     assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 0)
     assert job.uids() == uids
     assert {tuple(line.split()) for line in seen.read_text().splitlines()} == set(uids.items())
@@ -109,7 +113,7 @@ def test_new_operator_replaces_what_was_lost_in_its_absence_once(
             wait_for(lambda: not operator_pods(environment.kubectl), what="end of the operator")
             force_delete(job, "train-0-1")
         finally:
-            operator.run("scale", "deployment/ddp-operator", "--replicas=1")
+            operator.run("scale", "deployment/ddp-operator", "--replicas=2")
         status = job.wait_until("Succeeded")
     assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 1)
     assert resumed_step(job.log("train-1-0")) >= 10

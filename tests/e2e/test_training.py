@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.environment import OPERATOR_NAMESPACE, REPOSITORY, Environment, operator_pods
+from tests.e2e.environment import OPERATOR_NAMESPACE, REPOSITORY, Environment, operator_leader
 from tests.e2e.jobs import (
     RESTRICTED_CONTAINER,
     RESTRICTED_POD,
@@ -19,7 +19,7 @@ from tests.e2e.jobs import (
     last_words,
     manifests_in,
 )
-from tests.e2e.kubectl import Kubectl
+from tests.e2e.kubectl import Kubectl, wait_for
 
 EXAMPLES = REPOSITORY / "manifests/examples"
 DIGITS = "digits-gloo"
@@ -104,9 +104,8 @@ def test_any_script_trains_by_torchrun_and_by_the_launcher(jobs: dict[str, Job],
 
 
 def test_operator_keeps_the_promises_of_its_manifest(environment: Environment) -> None:
-    (pod,) = operator_pods(environment.kubectl)
     operator = environment.kubectl.within(OPERATOR_NAMESPACE)
-    shell = ("exec", pod["metadata"]["name"], "--", "sh", "-c")
+    shell = ("exec", operator_leader(environment.kubectl), "--", "sh", "-c")
 
     assert operator.run(*shell, "id -u").strip() == "65532"
     write = operator.attempt(*shell, "touch /written")
@@ -116,3 +115,11 @@ def test_operator_keeps_the_promises_of_its_manifest(environment: Environment) -
     capabilities = operator.run(*shell, f"grep -E 'CapEff|NoNewPrivs|Seccomp:' {status}").split()
     assert capabilities[:4] == ["CapEff:", "0" * 16, "NoNewPrivs:", "1"]
     assert capabilities[4:] == ["Seccomp:", "2"], "filtered by the runtime's profile"
+
+    def budget() -> Any:
+        return operator.get("poddisruptionbudget", "ddp-operator")["status"]
+
+    wait_for(
+        lambda: budget().get("currentHealthy") == 2, what="two ready replicas", describe=budget
+    )
+    assert budget()["disruptionsAllowed"] == 1

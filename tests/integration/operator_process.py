@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,10 +14,16 @@ _POLL_SECONDS = 0.05
 
 
 class OperatorProcess:
-    """`python -m ddp_operator run`, for one namespace or for all."""
+    """`python -m ddp_operator run`, for one namespace or for all, with further options."""
 
     def __init__(
-        self, kubeconfig: Path, log: Path, *, namespace: str | None, health_port: int = 0
+        self,
+        kubeconfig: Path,
+        log: Path,
+        *,
+        namespace: str | None,
+        health_port: int = 0,
+        options: Sequence[str] = (),
     ) -> None:
         self._log = log
         self._arguments = [
@@ -25,6 +31,7 @@ class OperatorProcess:
             *("--kubeconfig", str(kubeconfig)),
             *("--health-port", str(health_port)),
             *(("--namespace", namespace) if namespace else ()),
+            *options,
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
@@ -65,6 +72,16 @@ class OperatorProcess:
         self._process.kill()
         self._process.wait()
 
+    def freeze(self) -> None:
+        """Take the CPU away from it, as a paused virtual machine does."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen one go on as if nothing had happened."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def terminate(self) -> None:
         """Ask it to end, as the kubelet does."""
         assert self._process is not None
@@ -85,14 +102,21 @@ class OperatorProcess:
 
 @contextmanager
 def running_operator(
-    kubeconfig: Path, log: Path, *, namespace: str | None, health_port: int = 0
+    kubeconfig: Path,
+    log: Path,
+    *,
+    namespace: str | None,
+    health_port: int = 0,
+    options: Sequence[str] = (),
 ) -> Iterator[OperatorProcess]:
     """Start an operator and end it afterwards; what it wrote is shown when the test fails.
 
     An operator that ends without being told to is a failure; one that is told to must be waited for
     in the test.
     """
-    process = OperatorProcess(kubeconfig, log, namespace=namespace, health_port=health_port)
+    process = OperatorProcess(
+        kubeconfig, log, namespace=namespace, health_port=health_port, options=options
+    )
     process.start()
     try:
         yield process

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import yaml
 from ddp_operator import service
-from ddp_operator.kube import ApiClient, check_served, load_credentials
+from ddp_operator.kube import LEASES, ApiClient, check_served, load_credentials
 from ddp_operator.ports import ClusterError
 
 from tests import cluster
@@ -31,13 +31,13 @@ RBAC: Final = Path(__file__).parents[2] / "manifests/install/rbac.yaml"
 _AUTHORIZATION: Final = "/apis/rbac.authorization.k8s.io/v1"
 
 
-def installed_role() -> dict[str, Any]:
-    """The ClusterRole that the operator is installed with."""
+def installed_role(kind: str) -> dict[str, Any]:
+    """The ClusterRole, or the Role in its own namespace, that the operator is installed with."""
     documents = yaml.safe_load_all(RBAC.read_text())
     role: dict[str, Any] = next(
         document
         for document in documents
-        if document["kind"] == "ClusterRole" and document["metadata"]["name"] == "ddp-operator"
+        if document["kind"] == kind and document["metadata"]["name"] == "ddp-operator"
     )
     return role
 
@@ -52,85 +52,101 @@ def permissions(role: dict[str, Any]) -> set[tuple[str, str]]:
     }
 
 
-PERMISSIONS: Final = sorted(permissions(installed_role()))
+KINDS: Final = ("ClusterRole", "Role")
+PERMISSIONS: Final = sorted(set().union(*(permissions(installed_role(kind)) for kind in KINDS)))
 
 
-class Role:
-    """A ClusterRole of the user `operator`, as installed but for what a test takes away."""
+class Roles:
+    """The ClusterRole and the Role of the user `operator`, as installed but for what a test takes
+    away; `namespace` is the operator's own.
+    """
 
-    def __init__(self, admin: ApiClient) -> None:
+    def __init__(self, admin: ApiClient, namespace: str) -> None:
         self._admin = admin
+        self.namespace = namespace
         self.name = f"operator-{uuid.uuid4().hex[:8]}"
 
+    def _path(self, kind: str) -> str:
+        where = f"/namespaces/{self.namespace}" if kind.startswith("Role") else ""
+        return f"{_AUTHORIZATION}{where}/{kind.lower()}s"
+
     async def grant(self, *, without: tuple[str, str] | None = None) -> None:
-        """Write the role, complete or without one verb of one resource."""
-        role = deepcopy(installed_role())
-        role["metadata"] = {"name": self.name}
-        role["rules"] = [
-            {**rule, "verbs": [v for v in rule["verbs"] if without != (v, rule["resources"][0])]}
-            for rule in role["rules"]
-        ]
-        role["rules"] = [rule for rule in role["rules"] if rule["verbs"]]
-        path = f"{_AUTHORIZATION}/clusterroles"
-        try:
-            await self._admin.request("PUT", f"{path}/{self.name}", body=role)
-        except ClusterError:
-            await self._admin.request("POST", path, body=role)
+        """Write the roles, complete or without one verb of one resource."""
+        for kind in KINDS:
+            role = deepcopy(installed_role(kind))
+            role["metadata"] = {"name": self.name}
+            role["rules"] = [
+                {
+                    **rule,
+                    "verbs": [v for v in rule["verbs"] if without != (v, rule["resources"][0])],
+                }
+                for rule in role["rules"]
+            ]
+            role["rules"] = [rule for rule in role["rules"] if rule["verbs"]]
+            path = self._path(kind)
+            try:
+                await self._admin.request("PUT", f"{path}/{self.name}", body=role)
+            except ClusterError:
+                await self._admin.request("POST", path, body=role)
 
     async def bind(self) -> None:
-        """Give the role to the user."""
-        kind = {"apiGroup": "rbac.authorization.k8s.io"}
-        binding = {
-            "metadata": {"name": self.name},
-            "roleRef": {**kind, "kind": "ClusterRole", "name": self.name},
-            "subjects": [{**kind, "kind": "User", "name": "operator"}],
-        }
-        path = f"{_AUTHORIZATION}/clusterrolebindings"
-        await self._admin.request("POST", path, body=binding)
+        """Give the roles to the user."""
+        group = {"apiGroup": "rbac.authorization.k8s.io"}
+        for kind in KINDS:
+            binding = {
+                "metadata": {"name": self.name},
+                "roleRef": {**group, "kind": kind, "name": self.name},
+                "subjects": [{**group, "kind": "User", "name": "operator"}],
+            }
+            await self._admin.request("POST", self._path(f"{kind}Binding"), body=binding)
 
     async def remove(self) -> None:
-        """Take both away again."""
-        for kind in ("clusterrolebindings", "clusterroles"):
-            await self._admin.request("DELETE", f"{_AUTHORIZATION}/{kind}/{self.name}")
+        """Take all of it away again."""
+        for kind in KINDS:
+            for path in (self._path(f"{kind}Binding"), self._path(kind)):
+                await self._admin.request("DELETE", f"{path}/{self.name}")
 
 
 @pytest.fixture
-async def role(admin: ApiClient, jobs: Jobs) -> AsyncIterator[Role]:  # noqa: ARG001 - the CRD
-    role = Role(admin)
-    await role.grant()
-    await role.bind()
-    yield role
-    await role.remove()
+async def roles(admin: ApiClient, jobs: Jobs) -> AsyncIterator[Roles]:
+    roles = Roles(admin, jobs.namespace)
+    await roles.grant()
+    await roles.bind()
+    yield roles
+    await roles.remove()
 
 
 @pytest.fixture
 def as_operator(control_plane: cluster.ControlPlane) -> Path:
-    """The kubeconfig of a user with no rights but those of `role`."""
+    """The kubeconfig of a user with no rights but those of `roles`."""
     return control_plane.kubeconfig_for("operator")
 
 
-async def complaint(kubeconfig: Path) -> str:
+async def complaint(kubeconfig: Path, lease_namespace: str) -> str:
     """What the start-up checks say; empty when nothing is missing."""
     async with ApiClient(load_credentials(kubeconfig=str(kubeconfig))) as client:
         try:
-            await service._check(client, None)
+            await service._check(client, None, lease_namespace=lease_namespace)
         except service.StartupError as error:
             return str(error)
     return ""
 
 
-async def until_said(kubeconfig: Path, expected: str) -> None:
+async def until_said(kubeconfig: Path, lease_namespace: str, expected: str) -> None:
     """Wait until the checks say this: the server learns of changed roles a moment later."""
     said = ""
 
     async def as_expected() -> bool:
         nonlocal said
-        said = await complaint(kubeconfig)
+        said = await complaint(kubeconfig, lease_namespace)
         return said == expected
 
     await eventually(
         as_expected, interval_seconds=0.05, describe=lambda: f"{said!r} is not {expected!r}"
     )
+
+
+VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 def question(seen: Seen) -> tuple[str, str]:
@@ -141,7 +157,9 @@ def question(seen: Seen) -> tuple[str, str]:
     if seen.method == "GET":
         verb = "watch" if seen.watch else "get" if len(rest) > 1 else "list"
     else:
-        verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}[seen.method]
+        verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}[
+            seen.method
+        ]
     return verb, resource
 
 
@@ -168,37 +186,40 @@ async def use_every_permission(proxy: FaultyProxy, jobs: Jobs, kubelet: FakeKube
         return not await jobs.exists()
 
     await eventually(gone, interval_seconds=0.05)
+    await eventually(lambda: any(seen.method == "PUT" for seen in proxy.seen))  # the lease, renewed
 
 
 async def test_the_installed_permissions_are_exactly_those_that_are_used(
-    role: Role,  # noqa: ARG001 - gives the rights
+    roles: Roles,
     as_operator: Path,
     jobs: Jobs,
     kubelet: FakeKubelet,
     tmp_path: Path,
 ) -> None:
-    await until_said(as_operator, "")
+    await until_said(as_operator, roles.namespace, "")
+    options = ["--leader-elect", "--lease-namespace", roles.namespace]
     async with faulty_proxy(as_operator, tmp_path / "proxied") as proxy:
-        with running_operator(tmp_path / "proxied", tmp_path / "log", namespace=None):
+        with running_operator(
+            tmp_path / "proxied", tmp_path / "log", namespace=None, options=options
+        ):
             await use_every_permission(proxy, jobs, kubelet)
-        served = ("/api/v1/", "/apis/ddp-operator.io/v1alpha1/")
+        served = ("/api/v1/", "/apis/ddp-operator.io/v1alpha1/", LEASES.root)
         used = {question(seen) for seen in proxy.seen if seen.path.startswith(served)}
         refused = [seen for seen in proxy.seen if seen.status == 403]
     assert refused == []
     assert sorted(used) == PERMISSIONS
 
 
-async def test_each_missing_permission_is_named(role: Role, as_operator: Path) -> None:
-    await until_said(as_operator, "")
+async def test_each_missing_permission_is_named(roles: Roles, as_operator: Path) -> None:
+    await until_said(as_operator, roles.namespace, "")
     for verb, resource in PERMISSIONS:
-        await role.grant(without=(verb, resource))
+        await roles.grant(without=(verb, resource))
         group = ".ddp-operator.io" if resource.startswith("ddpjobs") else ""
-        expected = (
-            "missing permissions (see manifests/install/rbac.yaml): "
-            f"{verb} {resource}{group} in all namespaces"
-        )
-
-        await until_said(as_operator, expected)
+        what, where = f"{verb} {resource}{group}", "all namespaces"
+        if resource == LEASES.plural:
+            what, where = f"{verb} {LEASES}", f"namespace {roles.namespace}"
+        expected = f"missing permissions (see manifests/install/rbac.yaml): {what} in {where}"
+        await until_said(as_operator, roles.namespace, expected)
 
 
 async def test_without_rights_it_ends_with_one_line(

@@ -65,20 +65,25 @@ class Engine:
 
     def look_at(self, key: Key) -> None:
         """Work on a job: something about it, or about its pods, has changed."""
-        self._queue.add(key)
+        if self._tasks:  # before the start there is nothing to remember: all are looked at then
+            self._queue.add(key)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Begin to work, with a look at every job that is known."""
         self._tasks = [
             asyncio.create_task(self._work(), name=f"worker-{i}") for i in range(self._workers)
         ]
+        for key in self.jobs.keys():  # noqa: SIM118 - no dict
+            self.look_at(key)
 
-    async def stop(self) -> None:
-        """End in order: reconciles under way are finished, none is begun."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """End in order: reconciles under way are finished, or broken off `at_once`; none is
+        begun.
+        """
         self._queue.close()
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=_STOP_SECONDS)
-            if late:
+            _, late = await asyncio.wait(self._tasks, timeout=0 if at_once else _STOP_SECONDS)
+            if late and not at_once:
                 logger.warning("giving up %d reconciles that do not end", len(late))
             for task in late:
                 task.cancel()

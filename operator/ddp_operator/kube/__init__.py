@@ -12,13 +12,15 @@ from ddp_operator.kube.credentials import (
     CredentialsError,
     load_credentials,
 )
+from ddp_operator.kube.lease import LeaderLease, LeaseLostError, new_identity
 from ddp_operator.kube.listing import list_names, list_pages
 from ddp_operator.kube.preflight import Permission, check_access, check_served
 from ddp_operator.kube.reflector import Reflector
-from ddp_operator.kube.resources import EVENTS, PODS, SERVICES, Resource
+from ddp_operator.kube.resources import EVENTS, LEASES, PODS, SERVICES, Resource
 
 __all__ = [
     "EVENTS",
+    "LEASES",
     "PODS",
     "SERVICES",
     "ApiClient",
@@ -26,6 +28,8 @@ __all__ = [
     "Credentials",
     "CredentialsError",
     "KubeCluster",
+    "LeaderLease",
+    "LeaseLostError",
     "Permission",
     "Reflector",
     "Resource",
@@ -34,4 +38,5 @@ __all__ = [
     "list_names",
     "list_pages",
     "load_credentials",
+    "new_identity",
 ]

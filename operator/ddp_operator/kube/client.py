@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
@@ -43,7 +43,9 @@ class ApiClient:
     """HTTP requests to one API server, as an asynchronous context manager.
 
     `max_writes` bounds the requests other than GET in flight; `timeout_seconds` is the deadline of
-    a request with all its attempts, counted from the moment it may be sent.
+    a request with all its attempts, counted from the moment it may be sent. `before_write` is
+    called right before each attempt at a request other than GET, and may refuse it with a
+    `ClusterError`.
     """
 
     def __init__(
@@ -54,11 +56,13 @@ class ApiClient:
         max_writes: int = 32,
         max_attempts: int = 4,
         timeout_seconds: float = 30.0,
+        before_write: Callable[[], None] | None = None,
     ) -> None:
         self.credentials = credentials
         self._max_connections = max_connections
         self._max_attempts = max_attempts
         self._timeout_seconds = timeout_seconds
+        self._before_write = before_write
         self._writes = asyncio.Semaphore(max_writes)
         self._session: aiohttp.ClientSession | None = None
 
@@ -177,6 +181,8 @@ class ApiClient:
             if credentials.ssl_context is not None:
                 options["ssl"] = credentials.ssl_context
                 options["server_hostname"] = credentials.tls_server_name
+            if self._before_write is not None and method != "GET":
+                self._before_write()
             async with self._session.request(
                 method,
                 URL(credentials.server + path, encoded=True),

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import orjson
@@ -71,7 +71,12 @@ class Reflector(Generic[T]):
         self._watch_slack_seconds = watch_slack_seconds
         self._first_backoff_seconds = first_backoff_seconds
         self._last_backoff_seconds = last_backoff_seconds
-        self._synced = asyncio.Event()
+        # How many lists were asked for, the first by running, and how many of them are answered.
+        self._asked = 1
+        self._listed = 0
+        self._list_made = asyncio.Condition()
+        # Around what `refresh` may cut short.
+        self._pause: asyncio.Timeout | None = None
         self._trouble = "no answer yet"
         self._logged: tuple[str, float] = ("", 0.0)
 
@@ -81,13 +86,26 @@ class Reflector(Generic[T]):
     @property
     def synced(self) -> bool:
         """Whether the first complete list has been taken in."""
-        return self._synced.is_set()
+        return self._listed > 0
 
     async def wait_synced(self, *, timeout_seconds: float) -> None:
         """Wait for the first complete list; `UnavailableError` says why it did not come in time."""
+        await self._until_listed(1, timeout_seconds)
+
+    async def refresh(self, *, timeout_seconds: float) -> None:
+        """List again: afterwards the cache is no older than this call, however late the watch is.
+
+        Raises `UnavailableError` when that did not succeed in time.
+        """
+        self._asked += 1
+        if self._pause is not None and not self._pause.expired():
+            self._pause.reschedule(asyncio.get_running_loop().time())
+        await self._until_listed(self._asked, timeout_seconds)
+
+    async def _until_listed(self, wanted: int, timeout_seconds: float) -> None:
         try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._synced.wait()
+            async with asyncio.timeout(timeout_seconds), self._list_made:
+                await self._list_made.wait_for(lambda: self._listed >= wanted)
         except TimeoutError:
             raise UnavailableError(
                 f"{self._path} could not be listed within {timeout_seconds:g} s: {self._trouble}"
@@ -121,10 +139,11 @@ class Reflector(Generic[T]):
             started = time.monotonic()
             progress = self._cache.progress
             try:
-                if must_list:
-                    await self._list()
+                while must_list or self._listed < self._asked:
+                    await self._list_as_asked()
                     must_list = False
-                await self._watch()
+                if await self._interrupted(self._watch()):
+                    continue
                 reason = "the server ended the watch"
             except GoneError as error:
                 reason = f"too far behind, listing again: {error.message}"
@@ -143,8 +162,19 @@ class Reflector(Generic[T]):
                 backoff = self._first_backoff_seconds
             wait = backoff * random.uniform(0.5, 1.5)
             self._log_reconnection(reason, wait)
-            await asyncio.sleep(wait)
+            await self._interrupted(asyncio.sleep(wait))
             backoff = min(2 * backoff, self._last_backoff_seconds)
+
+    async def _interrupted(self, work: Awaitable[None]) -> bool:
+        """Wait for `work`, unless `refresh` ends it; return whether it did."""
+        try:
+            async with asyncio.timeout(None) as self._pause:
+                await work
+        except TimeoutError:
+            return True
+        finally:
+            self._pause = None
+        return False
 
     def _log_reconnection(self, reason: str, wait: float) -> None:
         last_reason, logged_at = self._logged
@@ -152,6 +182,13 @@ class Reflector(Generic[T]):
         if reason != last_reason or now - logged_at >= _LOG_INTERVAL_SECONDS:
             logger.info("watch on %s reconnects in %.1f s: %s", self._path, wait, reason)
             self._logged = (reason, now)
+
+    async def _list_as_asked(self) -> None:
+        asked = self._asked  # before the list begins: it answers no later request
+        await self._list()
+        async with self._list_made:
+            self._listed = asked
+            self._list_made.notify_all()
 
     async def _list(self) -> None:
         entries: list[Entry[T]] = []
@@ -168,9 +205,8 @@ class Reflector(Generic[T]):
                     malformed.append(_name_of(item))
             items.clear()
         self._notify(self._cache.replace(entries, version=version, malformed=malformed))
-        if not self._synced.is_set():
+        if not self.synced:
             logger.info("synced %d objects of %s", len(self._cache), self._path)
-            self._synced.set()
 
     async def _watch(self) -> None:
         params = {

@@ -36,3 +36,4 @@ class Resource(NamedTuple):
 PODS = Resource("", "v1", "pods")
 SERVICES = Resource("", "v1", "services")
 EVENTS = Resource("", "v1", "events")
+LEASES = Resource("coordination.k8s.io", "v1", "leases")

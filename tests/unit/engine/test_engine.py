@@ -90,3 +90,38 @@ async def test_stopping_lets_a_reconcile_end_and_begins_none() -> None:
     await asyncio.wait_for(stopping, 30)
     assert "status" in cluster.jobs[Key("default", "train")]
     assert "status" not in cluster.jobs[Key("default", "later")]
+
+
+async def test_a_standby_does_nothing_and_then_everything() -> None:
+    cluster = FakeCluster()
+    engine = Engine(cluster)
+    engine.job_changed(cluster.store_job(named("early")))
+    engine.look_at(Key("default", "gone"))
+    await asyncio.sleep(0)
+    assert cluster.calls == []
+    engine.start()
+    engine.job_changed(cluster.store_job(named("late")))
+    await until(lambda: len(cluster.pods) == 4)
+    await engine.stop()
+
+
+async def test_stopping_at_once_breaks_off_what_is_under_way() -> None:
+    entered, broken_off = asyncio.Event(), asyncio.Event()
+
+    class StuckCluster(FakeCluster):
+        async def create_service(self, manifest: Manifest) -> None:
+            del manifest
+            entered.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                broken_off.set()
+
+    cluster = StuckCluster()
+    engine = Engine(cluster)
+    engine.start()
+    engine.job_changed(cluster.store_job(job()))
+    await entered.wait()
+    await asyncio.wait_for(engine.stop(at_once=True), 5)
+    assert broken_off.is_set()
+    assert cluster.pods == {}

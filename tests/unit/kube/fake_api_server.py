@@ -208,6 +208,8 @@ class FakeApiServer:
             return _status(404, "NotFound", f'{key[0]} "{key[2]}" not found')
         if request.method == "PATCH":
             return self._patch(key, body)
+        if request.method == "PUT":
+            return self._put(key, body)
         if request.method == "DELETE":
             return self._delete(key, body or {})
         return web.json_response(self.objects[key])
@@ -235,6 +237,14 @@ class FakeApiServer:
         if wanted not in (None, current):
             return _status(409, "Conflict", "the object has been modified")
         return web.json_response(self.update(*key, body))
+
+    def _put(self, key: tuple[str, str, str], body: Object) -> web.Response:
+        stored = self.objects[key]
+        wanted = body["metadata"].get("resourceVersion")
+        if wanted not in (None, stored["metadata"]["resourceVersion"]):
+            return _status(409, "Conflict", "the object has been modified")
+        self.objects[key] = {**copy.deepcopy(body), "metadata": stored["metadata"]}
+        return web.json_response(self._record("MODIFIED", key[0], self.objects[key]))
 
     def _delete(self, key: tuple[str, str, str], options: Object) -> web.Response:
         stored = self.objects[key]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from ddp_operator.kube import ApiClient, Reflector
+from ddp_operator.kube import ApiClient, Credentials, Reflector
 from ddp_operator.ports import Key, UnavailableError
 
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
@@ -324,3 +324,44 @@ async def test_the_same_trouble_is_logged_once(
     said = [r for r in caplog.records if "reconnects" in r.message and r.message.endswith(": no")]
     assert len(said) == 1
     assert said[0].levelno == logging.INFO
+
+
+async def test_a_refresh_sees_what_a_late_watch_has_not_told(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.create("pods", pod("old"))
+    async with running(client) as view:
+        await eventually(lambda: server.open_watches == 1)
+        server.frozen = True
+        server.delete("pods", "ns", "old")
+        server.create("pods", pod("new"))
+        assert view.pods() == {"old": ""}
+        await view.reflector.refresh(timeout_seconds=60)
+        assert view.pods() == {"new": ""}
+        server.frozen = False
+        server.create("pods", pod("newer"))
+        await view.shows({"new": "", "newer": ""})
+
+
+async def test_a_refresh_does_not_wait_for_a_backoff(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    async with running(client, first_backoff_seconds=3600.0, last_backoff_seconds=3600.0) as view:
+        await eventually(lambda: server.open_watches == 1)
+        server.cut_watches()
+        await eventually(lambda: server.open_watches == 0)
+        server.create("pods", pod("new"))
+        await asyncio.gather(
+            view.reflector.refresh(timeout_seconds=60), view.reflector.refresh(timeout_seconds=60)
+        )
+        assert view.pods() == {"new": ""}
+
+
+async def test_a_refresh_that_fails_says_why(
+    credentials: Credentials, server: FakeApiServer
+) -> None:
+    async with ApiClient(credentials, max_attempts=1) as client, running(client) as view:
+        await eventually(lambda: server.open_watches == 1)
+        server.faults = [Fault("GET", 500, {"message": "etcd is down"}, times=10**6)]
+        with pytest.raises(UnavailableError, match="within 3 s: etcd is down"):
+            await view.reflector.refresh(timeout_seconds=3)

@@ -1,0 +1,210 @@
+"""One process of the operator: it watches all the time, and acts while it may."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Collection, Coroutine, Iterable
+from typing import Any, Final
+
+import kopf
+
+from ddp_operator import handlers
+from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from ddp_operator.engine.engine import Engine
+from ddp_operator.job.pods import PodState, job_of
+from ddp_operator.kube import (
+    PODS,
+    ApiClient,
+    KubeCluster,
+    LeaderLease,
+    LeaseLostError,
+    Reflector,
+    Resource,
+    list_names,
+    list_pages,
+)
+from ddp_operator.ports import ClusterError, Key
+
+logger = logging.getLogger(__name__)
+
+JOBS: Final = Resource(GROUP, VERSION, PLURAL)
+
+_SYNC_SECONDS: Final = 120.0
+"""Deadline of a complete list of pods."""
+
+_IDENTITY: Final[Any] = "ddp-operator"
+"""What kopf calls this process; nothing depends on it without peering."""
+
+_PRUNE_SECONDS: Final = 300.0
+"""kopf tells of no deletion that happened while its watch was broken: names are compared this
+often.
+"""
+
+_END_SECONDS: Final = 5.0
+"""How long watches may take to end."""
+
+
+class ReplicaError(Exception):
+    """A part of the operator has ended that never should."""
+
+
+class Replica:
+    """Watches jobs and pods, and acts on them: always, or while it holds `lease`.
+
+    The writes of `client` are refused without the lease. `ready` is set while the watches run,
+    whether it leads or stands by.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        *,
+        namespace: str | None,
+        lease: LeaderLease | None,
+        ready: asyncio.Event,
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._lease = lease
+        self._ready = ready
+        self._told_to_stop = asyncio.Event()
+        self._pods = Reflector(
+            client,
+            PODS.path(namespace=namespace),
+            label_selector=LABEL_JOB_NAME,
+            project=PodState.project,
+            group=job_of,
+            on_change=lambda key: self._engine.look_at(key),  # noqa: PLW0108 - it comes later
+        )
+        self._cluster = KubeCluster(client, job_resource=JOBS, pods=self._pods)
+        self._engine = Engine(self._cluster)
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT; whatever else ends it is raised.
+
+        Raises `LeaseLostError` when it led and may lead no more, `ClusterError` when the cluster
+        cannot be watched.
+        """
+        self._listen_to_signals()
+        stop = asyncio.create_task(self._told_to_stop.wait())
+        parts: list[asyncio.Task[Any]] = [stop, _lasting(self._pods.run(), "the pod reflector")]
+        kopf_task: asyncio.Task[None] | None = None
+        lost = False
+        try:
+            sync = asyncio.create_task(self._pods.wait_synced(timeout_seconds=_SYNC_SECONDS))
+            await _first_of([sync, *parts])
+            if stop.done():
+                sync.cancel()
+                return
+            # When kopf fails it cancels whatever began after it, so all of this begins before.
+            if self._lease is not None:
+                parts.append(_lasting(self._lease.run(), "the election"))
+            parts.append(_lasting(self._act(), "the engine"))
+            kopf_task = await self._watch_jobs()
+            await _first_of([*parts, kopf_task])
+        except LeaseLostError:
+            lost = True
+            raise
+        finally:
+            self._ready.clear()
+            # The lease is renewed until nothing is left that writes, and then given up at once:
+            # kopf takes longer to end.
+            await self._engine.stop(at_once=lost)
+            await _end(parts)
+            await self._cluster.close()
+            if self._lease is not None and not lost:
+                await self._lease.release()
+            if kopf_task is not None:
+                await _end([kopf_task])
+
+    def _listen_to_signals(self) -> None:
+        def stop(number: signal.Signals) -> None:
+            logger.info("%s: stopping", number.name)
+            self._told_to_stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
+
+    async def _watch_jobs(self) -> "asyncio.Task[None]":
+        """Let kopf watch the jobs; the task ends when it fails."""
+        before = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
+            registry=handlers.registry_for(self._engine, self._client.credentials.connection),
+            settings=handlers.settings(),
+            standalone=True,
+            # kopf would ask for the user's name, which an arbitrary user ID does not have.
+            identity=_IDENTITY,
+            clusterwide=self._namespace is None,
+            namespaces=[self._namespace] if self._namespace else (),
+            ready_flag=self._ready,
+        )
+        # Signals are kopf's now; but it would end first, and the engine with it.
+        self._listen_to_signals()
+        return asyncio.create_task(kopf.run_tasks(tasks, ignored=before))
+
+    async def _act(self) -> None:
+        """Work, as soon as this replica leads."""
+        if self._lease is not None:
+            await self._lease.held.wait()
+            # The watches may not have told yet what the last leader did: a pod that it created and
+            # that is not seen here would be taken for lost.
+            await self._pods.refresh(timeout_seconds=_SYNC_SECONDS)
+            await self._refresh_jobs()
+        self._engine.start()
+        logger.info("serving %s", self._namespace or "all namespaces")
+        while True:
+            await asyncio.sleep(_PRUNE_SECONDS)
+            await self._prune()
+
+    async def _refresh_jobs(self) -> None:
+        """Take in all jobs as they are now, and forget those that are gone."""
+        known = self._engine.jobs.keys()
+        listed: set[Key] = set()
+        path = JOBS.path(namespace=self._namespace)
+        async for manifests, _ in list_pages(self._client, path):
+            for manifest in manifests:
+                listed.add(Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"]))
+                self._engine.job_changed(manifest)
+        for key in known - listed:
+            self._engine.job_gone(key)
+
+    async def _prune(self) -> None:
+        """Forget jobs that no longer exist, however their deletion was missed."""
+        known = self._engine.jobs.keys()
+        try:
+            existing = await list_names(self._client, JOBS.path(namespace=self._namespace))
+        except ClusterError as error:
+            logger.warning("cannot list the jobs to compare: %s", error)
+            return
+        for key in known - existing:
+            logger.info("%s is gone, and its deletion was not reported", key)
+            self._engine.job_gone(key)
+
+
+def _lasting(work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+    """Begin work that must not end by itself."""
+
+    async def run() -> None:
+        await work
+        raise ReplicaError(f"{name} has ended, which it never should")
+
+    return asyncio.create_task(run(), name=name)
+
+
+async def _first_of(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    """Wait until a task has ended, and raise what ended it."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+async def _end(tasks: Collection["asyncio.Task[Any]"]) -> None:
+    """Cancel tasks and let them end; what ended them by themselves has been raised already."""
+    for task in tasks:
+        task.cancel()
+    _, late = await asyncio.wait(tasks, timeout=_END_SECONDS)
+    if late:
+        logger.warning("giving up %d tasks that do not end", len(late))
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # marks it as seen

@@ -1,0 +1,274 @@
+"""The Lease object as a replica of the operator reads and writes it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from ddp_operator.kube import ApiClient, Credentials, LeaderLease, LeaseLostError, lease
+from ddp_operator.kube.election import Timing
+from ddp_operator.ports import Key, NotLeaderError
+
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+from tests.waiting import eventually
+
+LEASE = Key("ns", "operator")
+# Far longer than any test: nothing expires unless the test says so.
+PATIENT = Timing(
+    lease_duration=600,
+    renew_deadline=500.0,
+    renew_interval=0.02,
+    retry_interval=0.02,
+    request_timeout=60.0,
+)
+HASTY = Timing(
+    lease_duration=600,
+    renew_deadline=1.5,
+    renew_interval=0.02,
+    retry_interval=0.02,
+    request_timeout=60.0,
+)
+
+
+def spec(server: FakeApiServer) -> dict[str, Any]:
+    found: dict[str, Any] = server.objects["leases", *LEASE]["spec"]
+    return found
+
+
+def holder(server: FakeApiServer) -> str | None:
+    if ("leases", *LEASE) not in server.objects:
+        return None
+    return spec(server).get("holderIdentity")
+
+
+def held_by(server: FakeApiServer, name: str, *, seconds: int = 600) -> None:
+    manifest = {
+        "metadata": {"namespace": LEASE.namespace, "name": LEASE.name, "labels": {"a": "b"}},
+        "spec": {"holderIdentity": name, "leaseDurationSeconds": seconds, "leaseTransitions": 4},
+    }
+    server.create("leases", manifest)
+
+
+def acts(replica: LeaderLease) -> bool:
+    try:
+        replica.check()
+    except NotLeaderError:
+        return False
+    return True
+
+
+@contextlib.asynccontextmanager
+async def running(
+    client: ApiClient, name: str, timing: Timing = PATIENT
+) -> AsyncIterator[tuple[LeaderLease, "asyncio.Task[None]"]]:
+    replica = LeaderLease(client, LEASE, identity=name, timing=timing)
+    task = asyncio.create_task(replica.run())
+    try:
+        yield replica, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_lease_that_nobody_has_is_created_and_renewed(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    async with running(client, "me") as (replica, _):
+        await asyncio.wait_for(replica.held.wait(), 60)
+        replica.check()
+        first = spec(server)
+        assert first["holderIdentity"] == "me"
+        assert first["leaseDurationSeconds"] == PATIENT.lease_duration
+        assert first["leaseTransitions"] == 1
+        await eventually(lambda: spec(server)["renewTime"] != first["renewTime"])
+        renewed = spec(server)
+        assert {**renewed, "renewTime": ""} == {**first, "renewTime": ""}
+
+
+async def test_a_standby_waits_until_the_holder_gives_up(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    async with running(client, "first") as (first, task), running(client, "second") as (second, _):
+        await asyncio.wait_for(first.held.wait(), 60)
+        reads = server.count("GET")
+        await eventually(lambda: server.count("GET") >= reads + 3)
+        assert not second.held.is_set()
+        assert not acts(second)
+        task.cancel()
+        await asyncio.wait({task})
+        await first.release()
+        assert not acts(first)
+        await asyncio.wait_for(second.held.wait(), 60)
+        assert acts(second)
+        assert spec(server)["leaseTransitions"] == 2
+
+
+async def test_a_dead_holder_is_replaced_and_the_rest_of_the_object_kept(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    held_by(server, "dead", seconds=1)
+    async with running(client, "me") as (replica, _):
+        await asyncio.wait_for(replica.held.wait(), 60)
+        assert holder(server) == "me"
+        assert spec(server)["leaseTransitions"] == 5
+        assert server.objects["leases", *LEASE]["metadata"]["labels"] == {"a": "b"}
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+async def test_a_lost_answer_does_not_lose_the_lease(
+    client: ApiClient, server: FakeApiServer, method: str
+) -> None:
+    server.faults = [Fault(method, None, after_effect=True)]
+    async with running(client, "me") as (replica, _):
+        await asyncio.wait_for(replica.held.wait(), 60)
+        await eventually(lambda: server.faults[0].times == 0)
+        puts = server.count("PUT")
+        await eventually(lambda: server.count("PUT") > puts + 2)
+        assert acts(replica)
+        assert spec(server)["leaseTransitions"] == 1
+
+
+async def test_a_lease_that_is_deleted_is_made_again_by_its_holder(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    async with running(client, "me") as (replica, _):
+        await asyncio.wait_for(replica.held.wait(), 60)
+        server.delete("leases", *LEASE)
+        await eventually(lambda: holder(server) == "me")
+        assert acts(replica)
+
+
+async def test_a_holder_that_cannot_renew_stops_in_time(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    async with running(client, "me", HASTY) as (replica, task):
+        await asyncio.wait_for(replica.held.wait(), 60)
+        server.faults = [Fault("PUT", 503, {"message": "starting"}, times=10**6)]
+        with pytest.raises(LeaseLostError, match=r"ns/operator: it could not be renewed for 1.5 s"):
+            await asyncio.wait_for(task, 60)
+        assert not acts(replica)
+        assert not replica.held.is_set()
+
+
+async def test_a_request_without_an_answer_does_not_delay_that(
+    client: ApiClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(client, "me", HASTY) as (replica, task):
+        await asyncio.wait_for(replica.held.wait(), 60)
+        handed_over = asyncio.Event()
+
+        async def silent(*_: Any) -> None:
+            handed_over.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(server, "_answer", silent)
+        with pytest.raises(LeaseLostError, match="could not be renewed"):
+            await asyncio.wait_for(task, 30)  # half of the request's own patience
+        assert handed_over.is_set()
+        assert not acts(replica)
+
+
+async def test_the_right_to_act_ends_by_the_clock_even_if_nothing_runs(
+    client: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process that was stopped, or on a machine that was suspended, and goes on."""
+    async with running(client, "me") as (replica, _):
+        await asyncio.wait_for(replica.held.wait(), 60)
+        replica.check()
+        now = lease.monotonic_clock() + PATIENT.renew_deadline
+        monkeypatch.setattr(lease, "monotonic_clock", lambda: now)
+        with pytest.raises(NotLeaderError, match="does not hold the lease ns/operator"):
+            replica.check()
+
+
+async def test_a_holder_that_finds_another_one_stops(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    async with running(client, "me") as (replica, task):
+        await asyncio.wait_for(replica.held.wait(), 60)
+        server.update("leases", *LEASE, {"spec": {"holderIdentity": "thief"}})
+        with pytest.raises(LeaseLostError, match="thief holds it now"):
+            await asyncio.wait_for(task, 60)
+        await replica.release()
+        assert holder(server) == "thief"
+
+
+async def test_releasing_finds_out_what_lost_answers_did(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.faults = [Fault("POST", None, after_effect=True), Fault("GET", 503, {}, times=10**6)]
+    async with running(client, "me") as (replica, task):
+        await eventually(lambda: holder(server) is None and server.faults[1].times < 10**6)
+        server.faults.pop()
+        await eventually(lambda: holder(server) == "me")
+        server.faults = [Fault("GET", 503, {}, times=10**6)]
+        task.cancel()
+        await asyncio.wait({task})
+        server.faults = []
+        await replica.release()
+        assert holder(server) is None
+        assert spec(server)["leaseDurationSeconds"] == 1
+
+
+async def test_a_failed_release_is_said_and_does_not_raise(
+    client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(client, "me") as (replica, task):
+        await asyncio.wait_for(replica.held.wait(), 60)
+        task.cancel()
+        await asyncio.wait({task})
+        server.faults = [Fault("PUT", 503, {"message": "starting"}, times=10**6)]
+        await replica.release()
+    assert "cannot release the lease ns/operator, it will expire: starting" in caplog.text
+
+
+async def test_a_standby_that_never_wrote_has_nothing_to_release(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    held_by(server, "other")
+    async with running(client, "me") as (replica, task):
+        await eventually(lambda: server.count("GET") > 0)
+        task.cancel()
+        await asyncio.wait({task})
+        reads = server.count("GET")
+        await replica.release()
+        assert server.count("GET") == reads
+    assert holder(server) == "other"
+
+
+@pytest.fixture
+def gate() -> Callable[[], None]:
+    def closed() -> None:
+        raise NotLeaderError("not now")
+
+    return closed
+
+
+async def test_a_client_sends_no_write_that_its_gate_refuses(
+    credentials: Credentials, server: FakeApiServer, gate: Callable[[], None]
+) -> None:
+    async with ApiClient(credentials, before_write=gate) as client:
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            with pytest.raises(NotLeaderError, match="not now"):
+                await client.request(method, "/api/v1/namespaces/ns/pods", body={})
+        await client.request("GET", "/api/v1/pods")
+    assert [request.method for request in server.requests] == ["GET"]
+
+
+async def test_the_gate_is_asked_again_before_each_attempt(
+    credentials: Credentials, server: FakeApiServer, gate: Callable[[], None]
+) -> None:
+    def closes_after_one() -> None:
+        if server.requests:
+            gate()
+
+    server.faults = [Fault("POST", 503, {"message": "starting"}, times=9)]
+    async with ApiClient(credentials, before_write=closes_after_one) as client:
+        with pytest.raises(NotLeaderError):
+            await client.request("POST", "/api/v1/namespaces/ns/pods", body={})
+    assert len(server.requests) == 1
+
+
+def test_identities_are_never_used_twice() -> None:
+    assert lease.new_identity() != lease.new_identity()
