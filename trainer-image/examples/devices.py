@@ -51,7 +51,8 @@ def run_rank(ids: list[int]) -> None:
     average = sum(range(dist.get_world_size())) / dist.get_world_size()
     assert model.weight.grad is not None
     torch.testing.assert_close(model.weight.grad.cpu(), torch.full((1, 4), average))
-    print(f"rank {rank}: local rank {local_rank} of {len(mine)}, {device}", flush=True)
+    line = f"rank {rank}: local rank {local_rank} of {len(mine)}, {device}\n"
+    print(line, end="", flush=True)  # in one piece, so that the ranks' lines do not mix
     dist.destroy_process_group()
 
 
