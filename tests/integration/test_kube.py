@@ -36,7 +36,7 @@ from ddp_operator.ports import (
 )
 
 from tests.cluster import ControlPlane
-from tests.integration.flaky_proxy import FlakyProxy
+from tests.integration.tcp_proxy import TcpProxy
 from tests.waiting import eventually
 
 # An Ingress stands for the job: it has a group, a spec and a status subresource that, without an
@@ -129,8 +129,8 @@ async def view(admin: ApiClient, namespace: str) -> AsyncIterator[View]:
 
 
 @pytest.fixture
-async def proxy(control_plane: ControlPlane) -> AsyncIterator[FlakyProxy]:
-    async with FlakyProxy(control_plane.server).running() as running:
+async def proxy(control_plane: ControlPlane) -> AsyncIterator[TcpProxy]:
+    async with TcpProxy(control_plane.server).running() as running:
         yield running
 
 
@@ -143,7 +143,7 @@ def rewritten(kubeconfig: Path, target: Path, change: Callable[[dict[str, Any]],
 
 @pytest.fixture
 async def proxied(
-    control_plane: ControlPlane, proxy: FlakyProxy, tmp_path: Path
+    control_plane: ControlPlane, proxy: TcpProxy, tmp_path: Path
 ) -> AsyncIterator[ApiClient]:
     """A client that reaches the API server through `proxy`."""
 
@@ -243,7 +243,7 @@ async def test_a_scheduled_pod_is_terminating_until_its_kubelet_lets_go(
 
 
 async def test_a_pod_that_vanished_unseen_is_not_shown_after_deleting_it(
-    admin: ApiClient, proxied: ApiClient, proxy: FlakyProxy, namespace: str
+    admin: ApiClient, proxied: ApiClient, proxy: TcpProxy, namespace: str
 ) -> None:
     async with viewing(proxied, namespace) as view:
         await view.cluster.create_pod(pod(namespace, "a"))
@@ -451,7 +451,7 @@ async def test_what_vanished_while_the_watch_was_cut_and_forgotten_is_reported(
     control_plane: ControlPlane,
     admin: ApiClient,
     proxied: ApiClient,
-    proxy: FlakyProxy,
+    proxy: TcpProxy,
     namespace: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -475,7 +475,7 @@ async def test_what_vanished_while_the_watch_was_cut_and_forgotten_is_reported(
 
 
 async def test_a_watch_that_only_looks_alive_is_replaced(
-    admin: ApiClient, proxied: ApiClient, proxy: FlakyProxy, namespace: str
+    admin: ApiClient, proxied: ApiClient, proxy: TcpProxy, namespace: str
 ) -> None:
     async with viewing(proxied, namespace, watch_seconds=3600, watch_slack_seconds=-3598.0) as view:
         await eventually(lambda: proxy.accepted >= 1)
@@ -488,7 +488,7 @@ async def test_a_watch_that_only_looks_alive_is_replaced(
 
 
 async def test_through_churn_and_cuts_the_view_ends_as_the_truth(
-    admin: ApiClient, proxied: ApiClient, proxy: FlakyProxy, namespace: str
+    admin: ApiClient, proxied: ApiClient, proxy: TcpProxy, namespace: str
 ) -> None:
     """Our own writes, someone else's, and cuts, all at once; never a pod of ours out of sight."""
     dice = random.Random(7)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster import ControlPlane
 from tests.good_manifests import job
-from tests.integration.faulty_proxy import FaultyProxy, Seen, any_write, faulty_proxy, write
+from tests.integration.http_proxy import HttpProxy, Seen, any_write, http_proxy, write
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess, running_operator
@@ -22,14 +22,14 @@ PODS_OF_ATTEMPT_0 = tuple(f"job-0-{index}" for index in range(REPLICAS))
 
 
 @pytest.fixture
-async def proxy(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[FaultyProxy]:
-    async with faulty_proxy(control_plane.kubeconfig, tmp_path / "proxied") as running:
+async def proxy(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[HttpProxy]:
+    async with http_proxy(control_plane.kubeconfig, tmp_path / "proxied") as running:
         yield running
 
 
 @pytest.fixture
 async def operator(
-    proxy: FaultyProxy,  # noqa: ARG001 - writes the kubeconfig
+    proxy: HttpProxy,  # noqa: ARG001 - writes the kubeconfig
     jobs: Jobs,
     tmp_path: Path,
 ) -> AsyncIterator[OperatorProcess]:
@@ -54,7 +54,7 @@ async def live(jobs: Jobs, kubelet: FakeKubelet) -> None:
     assert (status.restarts, status.disruptions, status.attempt) == (0, 0, 0)
 
 
-def creations(proxy: FaultyProxy) -> Counter[str]:
+def creations(proxy: HttpProxy) -> Counter[str]:
     """How many creations of each kind the server has accepted."""
     return Counter(
         seen.path.rsplit("/", 1)[1]
@@ -65,7 +65,7 @@ def creations(proxy: FaultyProxy) -> Counter[str]:
 
 @pytest.mark.usefixtures("operator")
 async def test_a_job_that_succeeds_costs_few_writes_and_no_reads(
-    proxy: FaultyProxy, jobs: Jobs, kubelet: FakeKubelet
+    proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     # The watch on jobs is open once it has told of a job.
     await jobs.create(job("first", suspend=True))
@@ -85,7 +85,7 @@ async def test_a_job_that_succeeds_costs_few_writes_and_no_reads(
 @pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_a_server_that_is_busy_for_a_while(
-    proxy: FaultyProxy, jobs: Jobs, kubelet: FakeKubelet, status: int
+    proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet, status: int
 ) -> None:
     headers = {"Retry-After": "1"} if status == 429 else None
     proxy.refuse(any_write, times=7, status=status, headers=headers)
@@ -97,7 +97,7 @@ async def test_a_server_that_is_busy_for_a_while(
 
 @pytest.mark.usefixtures("operator")
 async def test_a_conflict_is_no_creation_and_no_status(
-    proxy: FaultyProxy, jobs: Jobs, kubelet: FakeKubelet
+    proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     """As quotas and concurrent writers cause them."""
     proxy.refuse(write("POST", "/pods"), times=3, status=409)
@@ -110,7 +110,7 @@ async def test_a_conflict_is_no_creation_and_no_status(
 
 @pytest.mark.usefixtures("operator")
 async def test_lost_answers_are_found_out(
-    proxy: FaultyProxy, jobs: Jobs, kubelet: FakeKubelet
+    proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     proxy.lose_answers(write("POST", "/services"), times=1)
     proxy.lose_answers(write("POST", "/pods"), times=2)
@@ -127,7 +127,7 @@ def _read(seen: list[Seen]) -> set[str]:
 
 @pytest.mark.usefixtures("operator")
 async def test_a_lost_answer_to_a_counted_restart_counts_once(
-    proxy: FaultyProxy, jobs: Jobs, kubelet: FakeKubelet
+    proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     await jobs.create(job(replicas=1))
     await jobs.until_pods("job-0-0")
@@ -144,7 +144,7 @@ async def test_a_lost_answer_to_a_counted_restart_counts_once(
 @pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize("expired", [False, True])
 async def test_nothing_is_missed_while_the_watches_are_cut(
-    proxy: FaultyProxy,
+    proxy: HttpProxy,
     jobs: Jobs,
     kubelet: FakeKubelet,
     *,
@@ -190,7 +190,7 @@ async def test_the_api_server_is_restarted(
 
 @pytest.mark.parametrize("written", [1, 3, 5])
 async def test_the_operator_is_killed_in_the_middle_of_a_start(
-    proxy: FaultyProxy, operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet, written: int
+    proxy: HttpProxy, operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet, written: int
 ) -> None:
     """With SIGKILL, right after one of its writes; `test_crashes` goes through all of them."""
     count = 0

@@ -21,7 +21,7 @@ from ddp_operator.ports import ClusterError
 
 from tests import cluster
 from tests.good_manifests import job
-from tests.integration.faulty_proxy import FaultyProxy, Seen, faulty_proxy, write
+from tests.integration.http_proxy import HttpProxy, Seen, http_proxy, write
 from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import running_operator
@@ -163,7 +163,7 @@ def question(seen: Seen) -> tuple[str, str]:
     return verb, resource
 
 
-async def use_every_permission(proxy: FaultyProxy, jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet) -> None:
     """Take a job through everything for which the operator asks the server for something else."""
     # An answer that is lost makes the operator look for what it has created.
     proxy.lose_answers(write("POST", "/pods"), times=1)
@@ -204,7 +204,7 @@ async def test_the_installed_permissions_are_exactly_those_that_are_used(
 ) -> None:
     await until_said(as_operator, roles.namespace, "")
     options = ["--leader-elect", "--lease-namespace", roles.namespace]
-    async with faulty_proxy(as_operator, tmp_path / "proxied") as proxy:
+    async with http_proxy(as_operator, tmp_path / "proxied") as proxy:
         with running_operator(
             tmp_path / "proxied", tmp_path / "log", namespace=None, options=options
         ):

@@ -1,7 +1,7 @@
 """An HTTP proxy between the operator and the API server: counts requests, and answers some of them
 as an overloaded or dying server does.
 
-Unlike `FlakyProxy`, which breaks connections, it reads what passes.
+Unlike `TcpProxy`, which breaks connections, it reads what passes.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ def any_write(seen: Seen) -> bool:
     return seen.is_write and not seen.about_event
 
 
-class FaultyProxy:
+class HttpProxy:
     """Forwards requests to `server`, except those that a test has asked to fail."""
 
     def __init__(self, server: str, certificate: ssl.SSLContext) -> None:
@@ -113,7 +113,7 @@ class FaultyProxy:
             _broken(request)
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator["FaultyProxy"]:
+    async def running(self) -> AsyncIterator["HttpProxy"]:
         """Listen on a free port of loopback."""
         app = web.Application(client_max_size=2**24)
         app.router.add_route("*", "/{path:.*}", self._handle)
@@ -196,12 +196,12 @@ def _forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def faulty_proxy(kubeconfig: Path, target: Path) -> AsyncIterator[FaultyProxy]:
+async def http_proxy(kubeconfig: Path, target: Path) -> AsyncIterator[HttpProxy]:
     """Run a proxy to the server of a kubeconfig, and write one to `target` that goes through it."""
     config = json.loads(await asyncio.to_thread(kubeconfig.read_text))
     cluster = config["clusters"][0]["cluster"]
     certificate = await asyncio.to_thread(_trusting, cluster.pop("certificate-authority-data"))
-    async with FaultyProxy(cluster["server"], certificate).running() as proxy:
+    async with HttpProxy(cluster["server"], certificate).running() as proxy:
         cluster["server"] = proxy.url
         await asyncio.to_thread(target.write_text, json.dumps(config))
         yield proxy

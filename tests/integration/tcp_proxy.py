@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 
-class FlakyProxy:
+class TcpProxy:
     """Forwards bytes both ways; TLS passes through untouched."""
 
     def __init__(self, server: str) -> None:
@@ -34,7 +34,7 @@ class FlakyProxy:
         self._flowing.set()
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator["FlakyProxy"]:
+    async def running(self) -> AsyncIterator["TcpProxy"]:
         """Listen on a free port of loopback."""
         listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
