@@ -7,9 +7,13 @@ import sys
 
 from tests.cluster import binaries, images, local, provider
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
+from tests.cluster.node import Node
 from tests.cluster.processes import marked
 from tests.cluster.state import instances
 from tests.cluster.teardown import remove_named, sweep
+
+# For people who try something; tests make their own.
+VOLUMES = 4
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,7 +43,10 @@ def _up(arguments: argparse.Namespace) -> None:
             remove_named(name)
             kubeconfig = local.start(name, controllers=True, scheduler=True, owner=None).kubeconfig
     else:
-        kubeconfig = provider.up(name).kubeconfig
+        cluster = provider.up(name)
+        if isinstance(cluster, Node):
+            cluster.offer_volumes(VOLUMES)
+        kubeconfig = cluster.kubeconfig
     print(f"export KUBECONFIG={kubeconfig}")
 
 

@@ -10,7 +10,9 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,30 @@ class Node:
             {"status": {"capacity": figures, "allocatable": figures}},
             content_type="application/merge-patch+json",
         )
+
+    def offer_volumes(self, count: int) -> None:
+        """Have volumes at hand for claims, as a provisioner would: folders that go with the
+        cluster. Those that are there already stay.
+        """
+        for index in range(count):
+            folder = self._instance.folder / "volumes" / str(index)
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o1777)  # whatever user a pod runs as
+            volume = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": f"volume-{index}"},
+                "spec": {
+                    "capacity": {"storage": "10Gi"},
+                    "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+                    "hostPath": {"path": str(folder), "type": "Directory"},
+                },
+            }
+            try:
+                self.client.request("POST", "/api/v1/persistentvolumes", volume)
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.CONFLICT:
+                    raise
 
     def wait_until_ready(self) -> None:
         """Wait until pods can run: the images' base is there, and so is the default account."""
