@@ -18,6 +18,7 @@ from tests.cluster.client import wait_until
 from tests.cluster.processes import ProcessId, marked, stop
 from tests.cluster.state import Instance, create, instances
 from tests.cluster.teardown import remove, sweep
+from tests.skipping import skip_or_fail
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.cluster
@@ -36,7 +37,7 @@ def running() -> Iterator[ControlPlane]:
         with control_plane(controllers=True) as started:
             yield started
     except ClusterUnavailableError as reason:
-        pytest.skip(f"NO CONTROL PLANE ON THIS MACHINE: {reason}")
+        skip_or_fail("CONTROL PLANE", reason)
 
 
 def config_map(name: str) -> dict[str, object]:

@@ -20,6 +20,7 @@ from tests.cluster.client import wait_until
 from tests.cluster.processes import ProcessId, marked
 from tests.cluster.state import Instance, state_root
 from tests.cluster.teardown import remove_named
+from tests.skipping import skip_or_fail
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -149,7 +150,7 @@ def _clean() -> Iterator[None]:
     try:
         node.require()
     except ClusterUnavailableError as reason:
-        pytest.skip(f"NO TEST CLUSTER ON THIS MACHINE: {reason}")
+        skip_or_fail("TEST CLUSTER", reason)
     remove_named(NAME)
     yield
     remove_named(NAME)

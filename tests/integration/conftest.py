@@ -17,6 +17,7 @@ from tests import cluster
 from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess, running_operator
+from tests.skipping import skip_or_fail
 from tests.waiting import eventually
 
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -35,7 +36,7 @@ def control_plane() -> Iterator[cluster.ControlPlane]:
         try:
             running = stack.enter_context(cluster.control_plane(controllers=True, scheduler=False))
         except cluster.ClusterUnavailableError as reason:
-            pytest.skip(f"NO API SERVER ON THIS MACHINE: {reason}")
+            skip_or_fail("API SERVER", reason)
         yield running
 
 

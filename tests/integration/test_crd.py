@@ -16,6 +16,7 @@ from tests.cluster import packages
 from tests.good_manifests import job
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
+from tests.skipping import skip_or_fail
 
 Kubectl = Callable[..., Coroutine[Any, Any, str]]
 
@@ -26,7 +27,7 @@ def kubectl_program() -> str:
     try:
         packages.require({"kubectl": packages.NODE["kubectl"]})
     except cluster.ClusterUnavailableError as reason:
-        pytest.skip(f"NO KUBECTL ON THIS MACHINE: {reason}")
+        skip_or_fail("KUBECTL", reason)
     return "kubectl"
 
 
