@@ -71,5 +71,5 @@ cluster-down: $(STAMP) ## Remove that Kubernetes and all that it started
 	$(PY) -m tests.cluster down
 
 .PHONY: bench
-bench: $(STAMP) ## Measure: pod creation against a bare client, API writes per job, memory
-	$(PY) -m tests.bench
+bench: $(STAMP) ## Measure operator and trainer against the bare minimum; BENCH="NAME..." for a few
+	$(PY) -m tests.bench $(BENCH)

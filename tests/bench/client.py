@@ -13,15 +13,12 @@ from typing import Any, Self
 
 import aiohttp
 
+from tests.bench.benchmark import BenchmarkError
 from tests.bench.metrics import Requests, parse_requests
 from tests.cluster import ControlPlane
 
 IN_FLIGHT = 32
 """Requests at the same time; the operator's own limit of writes."""
-
-
-class BenchmarkError(RuntimeError):
-    """What was measured is not what should have been; the figures mean nothing."""
 
 
 class BareClient:

@@ -1,15 +1,19 @@
 """What the benchmark says of what it measured."""
 
+import ast
 import json
+from pathlib import Path
 
 import orjson
+import pytest
 from ddp_operator.job.pods import PodState, job_of
 from ddp_operator.ports import Key
 
-from tests.bench import report, workload
+from tests.bench import benchmark, workload
+from tests.bench import creation_report as report
+from tests.bench.creation import JobsRun, RawRun, Shape
+from tests.bench.creation_report import Repetition, Results
 from tests.bench.metrics import Requests, parse_requests
-from tests.bench.report import Repetition, Results
-from tests.bench.scenarios import JobsRun, RawRun, Shape
 
 METRICS = """\
 # TYPE apiserver_request_total counter
@@ -23,6 +27,20 @@ apiserver_request_total{code="0",resource="pods",subresource="",verb="WATCH"} 3
 apiserver_request_total{code="200",resource="",subresource="/healthz",verb="GET"} 50
 apiserver_request_duration_seconds_count{resource="pods",verb="POST"} 800
 """
+
+
+@pytest.mark.parametrize("name", benchmark.names())
+def test_every_benchmark_can_be_run_and_says_what_it_measures(name: str) -> None:
+    # Not imported: that takes seconds where torch comes with it.
+    path = Path(benchmark.__file__).with_name(f"{name.replace('-', '_')}.py")
+    module = ast.parse(path.read_text())
+    assert ast.get_docstring(module)
+    functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+    assert "measure" in functions
+
+
+def test_a_spread_names_median_least_and_most() -> None:
+    assert benchmark.spread([3.0, 1.0, 2.04], 1) == "2.0 (1.0-3.0)"
 
 
 def test_requests_are_summed_over_codes_and_sorted_into_writes_and_reads() -> None:
@@ -62,7 +80,7 @@ def _results(*, seconds: float, memory: float, pods_posted: int) -> Results:
         for shape in shapes
     ]
     rounds = [Repetition(RawRun(pods=800, seconds=s, body_bytes=2345), runs) for s in (1.0, 1.5)]
-    return Results("v1.20.2", 2, rounds)
+    return Results("v1.20.2", rounds)
 
 
 def test_the_table_fits_a_terminal_and_names_what_was_missed() -> None:

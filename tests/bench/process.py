@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bench.client import BenchmarkError
+from tests.bench.benchmark import BenchmarkError
 
 _STOP_SECONDS = 30.0
 

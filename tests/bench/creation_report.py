@@ -1,6 +1,5 @@
 """Says in a table, and as data, what was measured."""
 
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -8,9 +7,10 @@ from typing import Any
 
 from ddp_operator import __version__
 
+from tests.bench.benchmark import spread
 from tests.bench.client import IN_FLIGHT
+from tests.bench.creation import JobsRun, RawRun, Shape
 from tests.bench.metrics import Requests
-from tests.bench.scenarios import JobsRun, RawRun, Shape
 
 AIM_RATIO = 0.5
 AIM_WRITES_PER_JOB = 13
@@ -30,7 +30,6 @@ class Results:
     """All rounds, and what they ran on."""
 
     kubernetes: str
-    cores: int
     repetitions: list[Repetition]
 
     @property
@@ -47,7 +46,6 @@ def table(results: Results) -> str:
     """Return everything for people, in lines of at most 80 characters."""
     raws = [repetition.raw for repetition in results.repetitions]
     lines = [
-        f"machine      {results.cores} cores, Python {platform.python_version()}",
         f"Kubernetes   {results.kubernetes}: etcd, API server, controllers; no scheduler",
         f"operator     {__version__}, started anew for each run",
         f"raw          a bare client posts the same pods, {raws[0].body_bytes} bytes each",
@@ -57,17 +55,17 @@ def table(results: Results) -> str:
         _row("", "seconds", "pods/s", "ratio to raw"),
         _row(
             f"raw: {raws[0].pods} pods",
-            _spread([raw.seconds for raw in raws], 2),
-            _spread([raw.pods_per_second for raw in raws], 0),
+            spread([raw.seconds for raw in raws], 2),
+            spread([raw.pods_per_second for raw in raws], 0),
             "1",
         ),
     ]
     lines += [
         _row(
             _title(shape),
-            _spread(results.of(shape, lambda _, run: run.seconds), 2),
-            _spread(results.of(shape, lambda _, run: run.pods_per_second), 0),
-            _spread(results.of(shape, _ratio), 2),
+            spread(results.of(shape, lambda _, run: run.seconds), 2),
+            spread(results.of(shape, lambda _, run: run.pods_per_second), 0),
+            spread(results.of(shape, _ratio), 2),
         )
         for shape in results.shapes
     ]
@@ -75,9 +73,9 @@ def table(results: Results) -> str:
     lines += [
         _row(
             _title(shape),
-            _spread(results.of(shape, lambda _, run: run.peak_memory_mb), 0),
-            _spread(results.of(shape, lambda _, run: run.cpu_seconds / run.shape.jobs), 3),
-            _spread(results.of(shape, lambda _, run: 1e3 * run.cpu_seconds / run.shape.pods)),
+            spread(results.of(shape, lambda _, run: run.peak_memory_mb), 0),
+            spread(results.of(shape, lambda _, run: run.cpu_seconds / run.shape.jobs), 3),
+            spread(results.of(shape, lambda _, run: 1e3 * run.cpu_seconds / run.shape.pods)),
         )
         for shape in results.shapes
     ]
@@ -89,8 +87,6 @@ def table(results: Results) -> str:
 def as_data(results: Results) -> dict[str, Any]:
     """Return everything as JSON data."""
     return {
-        "cores": results.cores,
-        "python": platform.python_version(),
         "kubernetes": results.kubernetes,
         "operator": __version__,
         "repetitions": [
@@ -129,12 +125,12 @@ def _requests(results: Results) -> list[str]:
     )
     for title, select in kinds:
         totals = [_per_job(run, select(run.requests)) for run in runs]
-        total = _spread(totals, 2)
+        total = spread(totals, 2)
         lines.append(f"API {title} per job of {shape.replicas} pods, by anybody".ljust(46) + total)
         keys = {key for run in runs for key in select(run.requests)}
         rows = [(key, [select(run.requests)[key] / shape.jobs for run in runs]) for key in keys]
         rows.sort(key=lambda row: (-median(row[1]), row[0]))
-        lines += [f"  {verb:6} {name:37} {_spread(values, 2)}" for (verb, name), values in rows]
+        lines += [f"  {verb:6} {name:37} {spread(values, 2)}" for (verb, name), values in rows]
     return lines
 
 
@@ -170,8 +166,3 @@ def _title(shape: Shape) -> str:
 
 def _row(title: str, *cells: str) -> str:
     return (f"{title:20}" + "".join(f"{cell:>20}" for cell in cells)).rstrip()
-
-
-def _spread(values: list[float], digits: int = 1) -> str:
-    low, middle, high = min(values), median(values), max(values)
-    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"

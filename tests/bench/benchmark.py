@@ -1,0 +1,65 @@
+"""What all benchmarks have in common, and how they are found.
+
+A benchmark is a module of this package named `operator_*` or `trainer_*`, with a docstring whose
+first line says what it measures, and a function `measure(Settings) -> Outcome`. A new one needs no
+registration.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+_PREFIXES = ("operator_", "trainer_")
+
+
+class BenchmarkError(RuntimeError):
+    """What was measured is not what should have been; the figures mean nothing."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a benchmark is told."""
+
+    repeat: int
+    """How often to measure each thing; what is compared is measured in turns."""
+    scratch: Path
+    """An empty folder of its own, gone afterwards."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a benchmark found out."""
+
+    text: str
+    """A table for people, in lines of at most 80 characters: what was run on what, how often, and
+    each figure with its spread."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """The same and more, as JSON data."""
+
+
+def names() -> list[str]:
+    """Return the names of all benchmarks, such as ``operator-creation``."""
+    stems = [path.stem for path in Path(__file__).parent.glob("*.py")]
+    return sorted(stem.replace("_", "-") for stem in stems if stem.startswith(_PREFIXES))
+
+
+def measure(name: str, settings: Settings) -> Outcome:
+    """Run one benchmark.
+
+    Only now is its module imported: those of the trainer bring torch along.
+
+    Raises:
+        BenchmarkError: the figures would mean nothing.
+    """
+    module = import_module(f"tests.bench.{name.replace('-', '_')}")
+    outcome: Outcome = module.measure(settings)
+    return outcome
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Return median, least and most: `1.2 (1.1-1.5)`."""
+    low, middle, high = min(values), median(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"

@@ -1,0 +1,106 @@
+"""The API server that the operator's benchmarks run against, and what each of them does there."""
+
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from ddp_operator.api.constants import GROUP, PLURAL, VERSION
+from ddp_operator.api.crd import custom_resource_definition
+
+from tests.bench import workload
+from tests.bench.benchmark import BenchmarkError
+from tests.bench.client import BareClient, wait_for
+from tests.bench.process import OperatorProcess
+from tests.cluster import ControlPlane, control_plane
+
+_API = f"/apis/{GROUP}/{VERSION}"
+
+
+@asynccontextmanager
+async def server() -> AsyncIterator[tuple[ControlPlane, BareClient]]:
+    """An API server that serves jobs, and a client of it.
+
+    The controllers write too, as in any cluster: Endpoints and EndpointSlices of a Service. A
+    scheduler would write as often for every pod, whoever created it.
+    """
+    with control_plane(controllers=True, scheduler=False) as running:
+        async with BareClient(running) as client:
+            await _install_crd(client)
+            yield running, client
+
+
+def jobs_path(namespace: str) -> str:
+    """Return the path of a namespace's jobs."""
+    return f"{_API}/namespaces/{namespace}/{PLURAL}"
+
+
+def pods_path(namespace: str) -> str:
+    """Return the path of a namespace's pods."""
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+async def wait_until_serving(client: BareClient, namespace: str, alive: Callable[[], None]) -> None:
+    """Wait until the operator answers a job that asks for nothing."""
+    path = jobs_path(namespace)
+    await client.create(path, workload.job(namespace, "canary", replicas=1, suspend=True))
+
+    async def answered() -> bool:
+        status = (await client.get(f"{path}/canary")).get("status") or {}
+        return bool(status.get("phase") == "Suspended")
+
+    await wait_for(answered, what="the operator serves", interval_seconds=0.1, alive=[alive])
+
+
+async def pods_exist(
+    client: BareClient, namespace: str, count: int, operator: OperatorProcess | None = None
+) -> None:
+    """Wait until a namespace has so many pods."""
+
+    async def complete() -> bool:
+        return await client.count_pods(namespace) >= count
+
+    alive = [operator.check_alive] if operator else []
+    await wait_for(complete, what=f"{count} pods exist", alive=alive)
+
+
+async def verify_names(client: BareClient, namespace: str, wanted: set[str]) -> None:
+    """Compare with what there is: a benchmark that measured anything else must fail."""
+    client.pod_lists += 1
+    listed = await client.get(pods_path(namespace))
+    found = [pod["metadata"]["name"] for pod in listed["items"]]
+    if set(found) != wanted or len(found) != len(wanted):
+        raise BenchmarkError(
+            f"{namespace} should have {len(wanted)} pods and has {len(found)}; "
+            f"missing: {sorted(wanted - set(found))[:3]}, extra: {sorted(set(found) - wanted)[:3]}"
+        )
+
+
+@asynccontextmanager
+async def namespace_of(client: BareClient, name: str) -> AsyncIterator[None]:
+    """A namespace for the length of an `async with` block, and all of it gone afterwards."""
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    await client.create("/api/v1/namespaces", body)
+    yield
+    path = f"/api/v1/namespaces/{name}"
+    await client.delete(path)
+
+    async def gone() -> bool:
+        return await client.get(path) is None
+
+    await wait_for(gone, what=f"{name} is deleted", deadline_seconds=300, interval_seconds=0.2)
+
+
+def say(text: str) -> None:
+    """Tell whoever waits how far a benchmark is."""
+    print(f"{time.strftime('%X')} {text}", file=sys.stderr, flush=True)
+
+
+async def _install_crd(client: BareClient) -> None:
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    await client.create(path, custom_resource_definition())
+
+    async def served() -> bool:
+        return await client.get(f"{_API}/{PLURAL}") is not None
+
+    await wait_for(served, what="the CRD is served")
