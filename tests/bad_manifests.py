@@ -209,6 +209,30 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         restart={"maxRestarts": -1},
     ),
     _schema(
+        "unknown restart action",
+        'spec.restart.rules[0].action: Unsupported value: "Retry"',
+        "spec.restart.rules[0].action: input should be 'RestartPod'",
+        restart={"rules": [{"exitCodes": [3], "action": "Retry"}]},
+    ),
+    _schema(
+        "a rule for exit code 0",
+        "spec.restart.rules.exitCodes in body should be greater than or equal to 1",
+        "spec.restart.rules[0].exitCodes[0]: input should be greater than or equal to 1",
+        restart={"rules": [{"exitCodes": [0], "action": "FailJob"}]},
+    ),
+    _schema(
+        "unknown failure class",
+        'spec.restart.rules[0].classes[0]: Unsupported value: "Bug"',
+        "spec.restart.rules[0].classes[0]: input should be 'Disruption'",
+        restart={"rules": [{"classes": ["Bug"], "action": "FailJob"}]},
+    ),
+    _schema(
+        "no progress in no time",
+        "spec.progressDeadlineSeconds in body should be greater than or equal to 1",
+        "spec.progressDeadlineSeconds: input should be greater than or equal to 1",
+        progressDeadlineSeconds=0,
+    ),
+    _schema(
         "suspend in words",
         "spec.suspend in body must be of type boolean",
         "spec.suspend: input should be a valid boolean",
@@ -231,6 +255,26 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "spec.ttlSecondsAfterFinished in body should be greater than or equal to 0",
         "spec.ttlSecondsAfterFinished: input should be greater than or equal to 0",
         ttlSecondsAfterFinished=-1,
+    ),
+    _cel(
+        "one port for two",
+        "spec.statusPort: must differ from spec.masterPort",
+        statusPort=29500,
+    ),
+    _cel(
+        "backoff that shrinks",
+        "spec.restart.backoff: maxSeconds is less than initialSeconds",
+        restart={"backoff": {"initialSeconds": 60, "maxSeconds": 30}},
+    ),
+    _cel(
+        "a rule that matches all",
+        "spec.restart.rules: a rule without a matcher",
+        restart={"rules": [{"action": "FailJob"}]},
+    ),
+    _cel(
+        "a charged failure of the job",
+        "spec.restart.rules: charged goes with RestartPod and RestartGang only",
+        restart={"rules": [{"exitCodes": [3], "action": "FailJob", "charged": True}]},
     ),
     _cel("long name", "metadata.name: at most 50", job_name="a" * 51),
     _cel("name that begins with a digit", "metadata.name: at most 50", job_name="7b-model"),

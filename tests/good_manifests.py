@@ -53,6 +53,23 @@ GOOD_MANIFESTS: dict[str, Json] = {
         restart={"scope": "Pod", "maxRestarts": 0},
         checkpoint={"path": "/data/checkpoints"},
     ),
+    "every way to restart": job(
+        statusPort=8080,
+        progressDeadlineSeconds=900,
+        schedulingTimeoutSeconds=600,
+        restart={
+            "maxRestarts": 10,
+            "resetAfterProgress": False,
+            "backoff": {"initialSeconds": 0, "maxSeconds": 60},
+            "nodeFailureLimit": 0,
+            "rules": [
+                {"exitCodes": [3, 255], "ranks": [0], "action": "FailJob"},
+                {"reasons": ["OOMKilled"], "action": "RestartPod", "charged": False},
+                {"messageRegex": r"loss is \bnan\b", "action": "RestartGang"},
+                {"classes": ["Disruption", "Infrastructure"], "action": "Ignore"},
+            ],
+        },
+    ),
     "created suspended": job(suspend=True, replicas=3),
     "trainer behind a side car": job(template=template(_SIDE_CAR, container())),
     "first of containers without the name": job(template=template(container("main"), _SIDE_CAR)),

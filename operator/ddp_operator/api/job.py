@@ -19,6 +19,7 @@ _POD_FIELDS = {
     "nproc_per_node",
     "backend",
     "master_port",
+    "status_port",
     "template",
     "accelerator",
     "checkpoint",

@@ -20,7 +20,7 @@ from ddp_operator.api.constants import (
     RESERVED_ENVIRONMENT,
     TRAINER_CONTAINER,
 )
-from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.spec import DDPJobSpec, RestartRule
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,11 @@ def _pod_spec(spec: DDPJobSpec) -> Mapping[str, Any]:
     return pod_spec
 
 
+def _has_matcher(rule: RestartRule) -> bool:
+    matchers = (rule.exit_codes, rule.reasons, rule.message_regex, rule.ranks, rule.classes)
+    return any(matcher is not None for matcher in matchers)
+
+
 def _locations(spec: DDPJobSpec) -> int:
     c = spec.checkpoint
     return sum(v is not None for v in (c.persistent_volume_claim, c.gcs_bucket, c.host_path))
@@ -202,6 +207,33 @@ SPEC_RULES = (
         f" || !('{GKE_ACCELERATOR_LABEL}' in self.accelerator.nodeSelector)",
         lambda spec: (
             spec.accelerator is None or GKE_ACCELERATOR_LABEL not in spec.accelerator.node_selector
+        ),
+    ),
+    Rule(
+        "spec.statusPort: must differ from spec.masterPort; change one of them",
+        "self.statusPort != self.masterPort",
+        lambda spec: spec.status_port != spec.master_port,
+    ),
+    Rule(
+        "spec.restart.backoff: maxSeconds is less than initialSeconds; raise the one or lower the "
+        "other",
+        "self.restart.backoff.initialSeconds <= self.restart.backoff.maxSeconds",
+        lambda spec: spec.restart.backoff.initial_seconds <= spec.restart.backoff.max_seconds,
+    ),
+    Rule(
+        "spec.restart.rules: a rule without a matcher; give it exitCodes, reasons, messageRegex, "
+        "ranks or classes",
+        "!has(self.restart.rules) || self.restart.rules.all(r, has(r.exitCodes)"
+        " || has(r.reasons) || has(r.messageRegex) || has(r.ranks) || has(r.classes))",
+        lambda spec: all(_has_matcher(rule) for rule in spec.restart.rules),
+    ),
+    Rule(
+        "spec.restart.rules: charged goes with RestartPod and RestartGang only; leave it out",
+        "!has(self.restart.rules) || self.restart.rules.all(r, !has(r.charged)"
+        " || r.action in ['RestartPod', 'RestartGang'])",
+        lambda spec: all(
+            rule.charged is None or rule.action in ("RestartPod", "RestartGang")
+            for rule in spec.restart.rules
         ),
     ),
     Rule(

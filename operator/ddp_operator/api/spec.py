@@ -4,9 +4,10 @@ The CRD's schema is generated from these models, so a field's description, defau
 written once. Rules that concern more than one field stand in `rules`.
 """
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from ddp_operator.api.constants import MAX_GPUS, MAX_REPLICAS
@@ -30,6 +31,7 @@ BucketName = Annotated[
     str, Field(min_length=3, max_length=222, pattern=r"^[a-z0-9][-a-z0-9_.]*[a-z0-9]$")
 ]
 AbsolutePath = Annotated[str, Field(max_length=1024, pattern=r"^/.*$")]
+FailureClass = Literal["Disruption", "Application", "Configuration", "Infrastructure"]
 Seconds = Annotated[int, Field(ge=1, le=10 * 365 * 24 * 3600)]
 
 
@@ -83,6 +85,75 @@ class Checkpoint(ApiModel):
     )
 
 
+def _compiles(expression: str) -> str:
+    try:
+        re.compile(expression)
+    except re.error as error:
+        raise ValueError(f"not a regular expression of Python: {error}") from None
+    return expression
+
+
+class Backoff(ApiModel):
+    """Pauses between restarts that bring no progress; each is twice as long as the one before."""
+
+    initial_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
+        default=5, description="Before the second charged restart in a row without progress."
+    )
+    max_seconds: Annotated[int, Field(ge=0, le=24 * 3600)] = Field(
+        default=300, description="No pause is longer."
+    )
+
+
+class RestartRule(ApiModel):
+    """What to do about failures of one kind.
+
+    Every matcher that is given must match; a list matches when one of its elements does.
+    """
+
+    exit_codes: (
+        Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=64)]
+        | None
+    ) = Field(
+        default=None, description="Exit codes of the trainer container; 128 + n for signal n."
+    )
+    reasons: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=256)]],
+            Field(min_length=1, max_length=32),
+        ]
+        | None
+    ) = Field(default=None, description="Kubernetes' words for it, such as OOMKilled or Evicted.")
+    message_regex: (
+        Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_compiles)] | None
+    ) = Field(
+        default=None,
+        description=(
+            "Regular expression, in Python's syntax, that is searched for in the failure's message."
+        ),
+    )
+    ranks: (
+        Annotated[
+            list[Annotated[int, Field(ge=0, le=1_000_000)]], Field(min_length=1, max_length=64)
+        ]
+        | None
+    ) = Field(
+        default=None, description="Global ranks; a pod whose failed rank is unknown has all of its."
+    )
+    classes: Annotated[list[FailureClass], Field(min_length=1, max_length=4)] | None = Field(
+        default=None, description="Classes of failures, as in status.failures."
+    )
+    action: Literal["RestartPod", "RestartGang", "FailJob", "Ignore"] = Field(
+        description="Ignore: the pod counts as one that ended well."
+    )
+    charged: bool | None = Field(
+        default=None,
+        description=(
+            "Whether a restart counts against restart.maxRestarts. Absent: as the class says; "
+            "only Application failures are charged."
+        ),
+    )
+
+
 class Restart(ApiModel):
     """What happens after a failure."""
 
@@ -96,6 +167,24 @@ class Restart(ApiModel):
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=3,
         description="Failures of the training itself that are forgiven; disruptions never count.",
+    )
+    reset_after_progress: bool = Field(
+        default=True,
+        description=(
+            "Count from zero again once a later step was checkpointed than at the last restart."
+        ),
+    )
+    backoff: Backoff = Field(default_factory=Backoff, json_schema_extra={"default": {}})
+    node_failure_limit: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=2,
+        description=(
+            "After this many failures on one node the job's next pods avoid it, up to a quarter "
+            "of the nodes that fit. 0: no node is avoided."
+        ),
+    )
+    rules: Annotated[list[RestartRule], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="What to do about failures; the first that matches. None matches: by scope.",
     )
 
 
@@ -125,6 +214,10 @@ class DDPJobSpec(ApiModel):
     master_port: Annotated[int, Field(ge=1024, le=65535)] = Field(
         default=29500, description="Port of rank 0's rendezvous store."
     )
+    status_port: Annotated[int, Field(ge=1024, le=65535)] = Field(
+        default=29501,
+        description="Port of each pod on which a trainer may report its progress (GET /status).",
+    )
     template: dict[str, Any] = Field(
         description=(
             "Pod template, carried as written. The container named trainer, else the first, "
@@ -149,6 +242,17 @@ class DDPJobSpec(ApiModel):
     )
     active_deadline_seconds: Seconds | None = Field(
         default=None, description="The job fails after being active (not suspended) this long."
+    )
+    progress_deadline_seconds: Seconds | None = Field(
+        default=None,
+        description="A reported step that stays the same for this long is a failure: NoProgress.",
+    )
+    scheduling_timeout_seconds: Seconds | None = Field(
+        default=None,
+        description=(
+            "Pods of which only some get a node within this time are all given up, and created "
+            "again later."
+        ),
     )
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=10 * 365 * 24 * 3600)] | None = Field(
         default=None, description="The job is deleted this long after it has finished."

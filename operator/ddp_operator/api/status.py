@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel
 
+from ddp_operator.api.spec import FailureClass
+
 Phase = Literal["Pending", "Starting", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 ConditionType = Literal["PodsCreated", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -19,11 +21,15 @@ def format_time(moment: datetime) -> str:
 Time = Annotated[datetime, PlainSerializer(format_time, return_type=str, when_used="json")]
 
 
+def _wire_name(name: str) -> str:
+    return to_camel(name.rstrip("_"))  # `class_`, since Python has a word `class` of its own
+
+
 class StatusModel(BaseModel):
     """Base of all that the operator writes: camelCase; fields of other versions are ignored."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True
+        alias_generator=_wire_name, populate_by_name=True, extra="ignore", frozen=True
     )
 
 
@@ -38,21 +44,69 @@ class Condition(StatusModel):
     observed_generation: int = 0
 
 
+FailureAction = Literal["RestartPod", "RestartGang", "FailJob", "Ignore"]
+
+
 class Failure(StatusModel):
     """What ended an attempt, or one pod of it."""
 
     time: Time
     attempt: int
     index: int = Field(description="Replica index of the pod: its node rank.")
+    rank: int | None = Field(default=None, description="Global rank that failed, where known.")
     pod: Annotated[str, Field(max_length=253)]
+    container: Annotated[str, Field(max_length=253)] = ""
     node: Annotated[str, Field(max_length=253)] = ""
     exit_code: int | None = None
     signal: int | None = None
     reason: Annotated[str, Field(max_length=256)]
     message: Annotated[str, Field(max_length=1024)] = ""
-    disruption: bool = Field(
-        default=False, description="true: not the training's fault; no restart was spent."
+    class_: FailureClass = Field(description="Whose fault it was.")
+    action: FailureAction = Field(default="RestartGang", description="What was done about it.")
+    charged: bool = Field(default=False, description="true: it counts against maxRestarts.")
+
+    @property
+    def disruption(self) -> bool:
+        """Whether the cluster or a person took the pod away: not the training's fault."""
+        return self.class_ == "Disruption"
+
+
+class Progress(StatusModel):
+    """How far training is, as the trainer of pod 0 reports it."""
+
+    step: int
+    total_steps: int | None = None
+    epoch: int | None = None
+    loss: float | None = None
+    samples_per_second: float | None = None
+    slowest_rank: int | None = None
+    updated_at: Time = Field(description="When this step was first seen.")
+
+
+class CheckpointRecord(StatusModel):
+    """The latest checkpoint that the trainer reports."""
+
+    step: int
+    path: Annotated[str, Field(max_length=1024)] = ""
+    time: Time | None = None
+
+
+class Goodput(StatusModel):
+    """What the job's age was spent on: the seconds add up to accountedUntil - creationTimestamp.
+
+    They are written when the job's state changes, so that a running job's latest stretch is not in
+    them yet.
+    """
+
+    pending_seconds: int = Field(default=0, description="Waiting for nodes, or to start again.")
+    starting_seconds: int = Field(default=0, description="From nodes to the first attempt running.")
+    training_seconds: int = 0
+    lost_seconds: int = Field(
+        default=0, description="Between failures and running again, and of steps that were redone."
     )
+    suspended_seconds: int = 0
+    steps_lost: int = Field(default=0, description="Steps that had to be done again.")
+    accounted_until: Time
 
 
 class DDPJobStatus(StatusModel):
@@ -87,11 +141,31 @@ class DDPJobStatus(StatusModel):
         default=None,
         description="No pod is created before this time: the last ones were lost before they ran.",
     )
+    restarts_without_progress: int = Field(
+        default=0,
+        description="Charged restarts since the checkpointed step last advanced.",
+    )
+    checkpoint_step_at_restart: int = Field(
+        default=0, description="The checkpointed step when the last charged restart was decided."
+    )
     suspended_seconds: int = Field(
         default=0, description="Time spent suspended since startTime, when not suspended now."
     )
     failures: Annotated[tuple[Failure, ...], Field(max_length=10)] = Field(
         default=(), description="The latest causes of restarts and of the job's failure."
+    )
+
+    progress: Progress | None = None
+    checkpoint: CheckpointRecord | None = None
+    goodput: Goodput | None = None
+    node_failures: dict[str, int] = Field(
+        default_factory=dict, description="Failures by the node that they are charged to."
+    )
+    excluded_nodes: Annotated[tuple[str, ...], Field(max_length=100)] = Field(
+        default=(), description="Nodes that the job's next pods avoid."
+    )
+    scheduling_retries: int = Field(
+        default=0, description="How often half-placed pods were given up, since all last ran."
     )
 
     def condition(self, type_: ConditionType) -> Condition | None:

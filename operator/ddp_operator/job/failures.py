@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import Failure
 from ddp_operator.job.pods import Identity, PodState
 
@@ -45,7 +46,7 @@ def of_pod(pod: PodState, now: datetime) -> Failure:
         signal=(ended.signal or _signal(ended.code)) if ended else None,
         reason=reason[:256],
         message=message[:1024],
-        disruption=pod.disrupted,
+        class_=_class(pod),
     )
 
 
@@ -58,7 +59,7 @@ def of_missing(job: DDPJob, identity: Identity, now: datetime) -> Failure:
         pod=identity.pod_name(job.name),
         reason="Vanished",
         message="the pod was deleted from outside, or its node is gone",
-        disruption=True,
+        class_="Disruption",
     )
 
 
@@ -76,6 +77,12 @@ def in_words(failure: Failure) -> str:
     if failure.node:
         text += f" on node {failure.node}"
     return f"{text}: {failure.message}" if failure.message else text
+
+
+def _class(pod: PodState) -> FailureClass:
+    if pod.disrupted:
+        return "Disruption"
+    return "Configuration" if pod.misconfigured else "Application"
 
 
 def _signal(exit_code: int) -> int | None:

@@ -64,6 +64,7 @@ def environment(job: DDPJob, identity: Identity) -> dict[str, str]:
         "DDP_JOB_NAME": job.name,
         "DDP_ATTEMPT": identity.attempt,
         "DDP_CHECKPOINT_DIR": spec.checkpoint.path,
+        "DDP_STATUS_PORT": spec.status_port,
         "PYTHONUNBUFFERED": 1,
         "PET_NNODES": spec.replicas,
         "PET_NPROC_PER_NODE": local_world_size,

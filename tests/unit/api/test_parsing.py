@@ -71,6 +71,14 @@ def test_unknown_field_is_refused_where_no_server_pruned_it() -> None:
         DDPJob.parse(stored(manifest))
 
 
+def test_an_expression_that_is_none_is_named() -> None:
+    manifest = job(restart={"rules": [{"messageRegex": "(", "action": "FailJob"}]})
+    with pytest.raises(
+        InvalidJobError, match=r"rules\[0\]\.messageRegex: .* not a regular express"
+    ):
+        DDPJob.parse(stored(manifest))
+
+
 def test_status_that_nobody_can_read_is_named() -> None:
     manifest = stored(job()) | {"status": {"conditions": [{"type": "Running"}]}}
     with pytest.raises(InvalidJobError, match=r"status\.conditions\[0\]\.reason: field required"):
@@ -78,7 +86,7 @@ def test_status_that_nobody_can_read_is_named() -> None:
 
 
 def test_status_fields_of_another_release_are_ignored() -> None:
-    manifest = stored(job()) | {"status": {"attempt": 2, "progress": {"step": 7}}}
+    manifest = stored(job()) | {"status": {"attempt": 2, "oracle": {"step": 7}}}
     assert DDPJob.parse(manifest).status.attempt == 2
 
 

@@ -110,6 +110,26 @@ _accelerator = st.fixed_dictionaries(
         ),
     },
 )
+_rule = st.fixed_dictionaries(
+    {"action": st.sampled_from(["RestartPod", "RestartGang", "FailJob", "Ignore"])},
+    optional={
+        "exitCodes": st.just([3]),
+        "reasons": st.just(["OOMKilled"]),
+        "messageRegex": st.just("NaN"),
+        "ranks": st.just([0]),
+        "classes": st.just(["Application"]),
+        "charged": st.booleans(),
+    },
+)
+_restart = st.fixed_dictionaries(
+    {},
+    optional={
+        "rules": st.lists(_rule, max_size=3),
+        "backoff": st.fixed_dictionaries(
+            {}, optional={"initialSeconds": st.integers(0, 400), "maxSeconds": st.integers(0, 400)}
+        ),
+    },
+)
 _spec = st.fixed_dictionaries(
     {
         "template": st.fixed_dictionaries(
@@ -129,6 +149,8 @@ _spec = st.fixed_dictionaries(
         "nprocPerNode": st.just("auto") | st.integers(1, 12),
         "backend": st.sampled_from(["auto", "nccl", "gloo"]),
         "accelerator": _accelerator,
+        "statusPort": st.sampled_from([29500, 29502]),
+        "restart": _restart,
         "checkpoint": st.fixed_dictionaries(
             {},
             optional={

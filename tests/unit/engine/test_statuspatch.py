@@ -30,10 +30,11 @@ def test_nothing_changed_needs_no_patch(old: dict[str, Any]) -> None:
 
 def test_empty_strings_are_left_out_at_any_depth() -> None:
     failure = {"time": "2026-01-01T00:00:00Z", "attempt": 0, "index": 0, "pod": "a", "reason": "b"}
+    failure |= {"class": "Application", "action": "RestartGang", "charged": True}
     stored = as_stored(DDPJobStatus.model_validate({"phase": "Failed", "failures": [failure]}))
     assert "ready" not in stored
     assert stored["phase"] == "Failed"
-    assert stored["failures"] == [failure | {"disruption": False}]
+    assert stored["failures"] == [failure]
 
 
 def test_counts_and_wordings_are_minor_and_counters_are_not() -> None:

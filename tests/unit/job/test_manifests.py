@@ -64,6 +64,7 @@ class TestEnvironment:
             "DDP_JOB_NAME": "digits",
             "DDP_ATTEMPT": "2",
             "DDP_CHECKPOINT_DIR": "/ckpt",
+            "DDP_STATUS_PORT": "29501",
             "PYTHONUNBUFFERED": "1",
             "PET_NNODES": "4",
             "PET_NPROC_PER_NODE": "1",
