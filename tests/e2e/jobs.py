@@ -81,9 +81,28 @@ class Job:
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
 
     def log(self, pod: str) -> str:
-        """A pod's log so far; empty while there is none."""
+        """A pod's log so far; empty while there is none.
+
+        Raises:
+            KubectlError: there is one, but it could not be read.
+        """
         result = self.kubectl.attempt("logs", pod)
+        none_yet = re.search(r"not found|is waiting to start|does not have a host", result.stderr)
+        if result.returncode != 0 and not none_yet:
+            raise KubectlError(f"kubectl logs {pod}: {result.stderr.strip()}")
         return result.stdout
+
+    def log_with(self, pod: str, text: str) -> str:
+        """A pod's log as soon as it holds a text: a container's end may be known before its last
+        words are.
+        """
+
+        def look() -> str | None:
+            log = self.log(pod)
+            return log if text in log else None
+
+        what = f"{text!r} in the log of {pod}"
+        return wait_for(look, what=what, describe=lambda: self.log(pod))
 
     def events(self) -> list[Any]:
         """Events about the job itself, in the order of their times."""

@@ -66,7 +66,7 @@ def test_digits_example_learns(jobs: dict[str, Job]) -> None:
     assert status.ready == "2/2"
     assert status.start_time
     assert status.completion_time
-    assert "group of 2 ranks formed: gloo" in jobs[DIGITS].log("digits-gloo-0-0")
+    jobs[DIGITS].log_with("digits-gloo-0-0", "group of 2 ranks formed: gloo")
     assert [pod["status"]["phase"] for pod in jobs[DIGITS].pods()] == ["Succeeded", "Succeeded"]
 
 
@@ -75,7 +75,7 @@ def test_kubectl_shows_a_job_in_one_line_and_tells_its_story(jobs: dict[str, Job
     kubectl = jobs[DIGITS].kubectl
 
     header, line = kubectl.run("get", "ddp", DIGITS).splitlines()
-    assert header.split() == ["NAME", "PHASE", "READY", "RESTARTS", "AGE"]
+    assert header.split() == ["NAME", "PHASE", "READY", "RESTARTS", "STEP", "AGE"]
     assert line.split()[:4] == [DIGITS, "Succeeded", "2/2", "0"]
     assert len(line) <= 80
 
@@ -88,7 +88,7 @@ def test_kubectl_shows_a_job_in_one_line_and_tells_its_story(jobs: dict[str, Job
 def test_two_processes_in_each_pod_form_one_group(jobs: dict[str, Job]) -> None:
     status = jobs[TWO_PROCESSES].wait_until("Succeeded")
 
-    assert "group of 4 ranks formed" in jobs[TWO_PROCESSES].log(f"{TWO_PROCESSES}-0-0")
+    jobs[TWO_PROCESSES].log_with(f"{TWO_PROCESSES}-0-0", "group of 4 ranks formed")
     assert accuracy(status) >= 0.9  # six epochs instead of twelve
 
 
@@ -96,7 +96,8 @@ def test_two_processes_in_each_pod_form_one_group(jobs: dict[str, Job]) -> None:
 def test_any_script_trains_by_torchrun_and_by_the_launcher(jobs: dict[str, Job], name: str) -> None:
     jobs[name].wait_until("Succeeded")
 
-    losses = re.findall(r"step (\d+)/100 loss ([\d.]+)", jobs[name].log(f"{name}-0-0"))
+    log = jobs[name].log_with(f"{name}-0-0", "step 100/100")
+    losses = re.findall(r"step (\d+)/100 loss ([\d.]+)", log)
     assert [int(step) for step, _ in losses] == [20, 40, 60, 80, 100]
     first, last = float(losses[0][1]), float(losses[-1][1])
     assert last < first / 10

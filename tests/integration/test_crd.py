@@ -80,7 +80,14 @@ async def test_defaults_are_shown(jobs: Jobs, kubectl: Kubectl) -> None:
         "backend": "auto",
         "masterPort": 29500,
         "checkpoint": {"path": "/checkpoints"},
-        "restart": {"scope": "Gang", "maxRestarts": 3},
+        "statusPort": 29501,
+        "restart": {
+            "scope": "Gang",
+            "maxRestarts": 3,
+            "resetAfterProgress": True,
+            "backoff": {"initialSeconds": 5, "maxSeconds": 300},
+            "nodeFailureLimit": 2,
+        },
         "suspend": False,
         "cleanPodPolicy": "Running",
     }
@@ -98,12 +105,13 @@ async def test_kubectl_shows_how_a_job_is(
     await jobs.until_phase("Running")
 
     heads, values = (await kubectl("get", "ddp")).splitlines()
-    assert heads.split() == ["NAME", "PHASE", "READY", "RESTARTS", "AGE"]
+    assert heads.split() == ["NAME", "PHASE", "READY", "RESTARTS", "STEP", "AGE"]
     assert values.split()[:4] == ["job", "Running", "2/2", "0"]
 
     heads, values = (await kubectl("get", "ddp", "--output", "wide")).splitlines()
     assert heads.split() == [
-        *("NAME", "PHASE", "READY", "RESTARTS", "AGE", "DISRUPTIONS", "REASON", "ACCELERATOR")
+        *("NAME", "PHASE", "READY", "RESTARTS", "STEP", "AGE"),
+        *("LOSS", "DISRUPTIONS", "REASON", "ACCELERATOR"),
     ]
     assert values.split()[-2:] == ["PodsReady", "nvidia-l4"]
 
