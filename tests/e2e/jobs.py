@@ -94,12 +94,14 @@ class Job:
 
     def log_with(self, pod: str, text: str) -> str:
         """A pod's log as soon as it holds a text: a container's end may be known before its last
-        words are.
+        words are, and a node's agent may be too busy to answer.
         """
 
         def look() -> str | None:
-            log = self.log(pod)
-            return log if text in log else None
+            with suppress(KubectlError):
+                log = self.log(pod)
+                return log if text in log else None
+            return None
 
         what = f"{text!r} in the log of {pod}"
         return wait_for(look, what=what, describe=lambda: self.log(pod))
