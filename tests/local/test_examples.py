@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from ddp_trainer import workloads
 
 from tests.local.command import processes_of, running
 from tests.waiting import eventually
@@ -13,6 +14,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
+GPT = EXAMPLES / "gpt-gloo.yaml"
 
 
 async def test_digits_loses_a_rank_and_finishes_all_the_same(tmp_path: Path) -> None:
@@ -63,3 +65,14 @@ async def test_two_jobs_of_any_script_at_once(tmp_path: Path) -> None:
     for code, command in zip(codes, (first, second), strict=True):
         assert code == 0, command.output
         assert "rank 0 | step 100/100" in command.output
+
+
+async def test_gpt_learns_to_guess_the_next_byte(tmp_path: Path) -> None:
+    async with running(GPT, tmp_path) as command:
+        assert await command.wait() == 0, command.output
+    trained = re.search(r"trained +132 of 132 steps on 2 pods, ([\d.]+)% test", command.output)
+    assert trained, command.output
+    (arguments,) = re.findall(r"--workload-option=(text_bytes)=(\d+)", GPT.read_text())
+    targets = workloads.load("gpt", dict([arguments])).test.targets
+    always_the_commonest = 100 * int(targets.flatten().bincount().max()) / targets.numel()
+    assert float(trained[1]) > always_the_commonest + 3.0

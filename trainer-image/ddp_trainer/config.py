@@ -112,6 +112,8 @@ class Options:
     """What to train, and how: the trainer's flags."""
 
     workload: str
+    workload_options: Mapping[str, str]
+    """Arguments of the workload's factory, as text."""
     epochs: int
     batch_size: int
     """Samples per rank and step."""
@@ -133,11 +135,8 @@ class Options:
             ConfigurationError: a flag is unknown or its value is out of range.
         """
         values = parser().parse_args(arguments)
-        if values.workload not in workloads.NAMES:
-            raise ConfigurationError(
-                f"--workload {values.workload} is unknown: choose from "
-                f"{', '.join(sorted(workloads.NAMES))}"
-            )
+        workloads.check_name(values.workload)
+        values.workload_options = dict(values.workload_options)
         for name, minimum in _MINIMA.items():
             if getattr(values, name) < minimum:
                 flag = "--" + name.replace("_", "-")
@@ -177,7 +176,20 @@ def parser() -> Parser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    flags.add_argument("--workload", default="digits", help="what to train")
+    flags.add_argument(
+        "--workload",
+        default="digits",
+        help=f"what to train: {', '.join(sorted(workloads.NAMES))}, or package.module:factory",
+    )
+    flags.add_argument(
+        "--workload-option",
+        dest="workload_options",
+        action="append",
+        type=_name_and_value,
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the workload's factory, such as layers=4; may be given several times",
+    )
     flags.add_argument("--epochs", type=int, default=12, help="passes over the training set")
     flags.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
     flags.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
@@ -214,6 +226,13 @@ def parser() -> Parser:
         help="append each step's sample indices to FILE.rank<RANK>, one JSON line a step",
     )
     return flags
+
+
+def _name_and_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

@@ -51,7 +51,7 @@ def run_rank(environment: Environment, options: Options) -> ExitCode:
 
 def _train(environment: Environment, options: Options, progress: Progress) -> None:
     placement = environment.placement
-    workload = workloads.load(options.workload)
+    workload = workloads.load(options.workload, options.workload_options)
     directory = (
         CheckpointDirectory(placement.checkpoint_dir, keep=options.keep_checkpoints)
         if placement.checkpoint_dir is not None

@@ -1,22 +1,110 @@
 """What can be trained. A workload is data, a model, a loss and a score, and nothing of DDP.
 
-Names are known without importing torch; the workload's module is imported when it is loaded.
+Bundled ones go by a name; anybody else's go by `package.module:factory`. Names and options are read
+without importing torch; the workload's module is imported when it is loaded.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddp_trainer.exit_codes import ConfigurationError
 
 if TYPE_CHECKING:
     from ddp_trainer.workloads.base import Workload
 
-NAMES: Mapping[str, str] = {"digits": "ddp_trainer.workloads.digits"}
-"""Workload name → the module whose `load` returns it."""
+NAMES: Mapping[str, str] = {
+    name: f"ddp_trainer.workloads.{name}:load" for name in ("digits", "gpt", "synthetic")
+}
+"""Workload name → `package.module:factory` of the function that builds it."""
+
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def load(name: str) -> Workload:
-    """Import and build the workload called `name` (a key of NAMES)."""
-    workload: Workload = importlib.import_module(NAMES[name]).load()
+def check_name(name: str) -> None:
+    """Check that `name` could be a workload, without importing anything.
+
+    Raises:
+        ConfigurationError: it is neither a bundled one nor of the form `package.module:factory`.
+    """
+    if name not in NAMES and not _FACTORY.fullmatch(name):
+        raise ConfigurationError(
+            f"--workload {name} is unknown: choose from {', '.join(sorted(NAMES))}, or write "
+            "package.module:factory for one of your own"
+        )
+
+
+def load(name: str, options: Mapping[str, str] | None = None) -> Workload:
+    """Import and build a workload.
+
+    `options`: text for keyword arguments of the workload's factory, converted to the types of its
+    annotations (int, float, bool, str or Path, any of them optional).
+
+    Raises:
+        ConfigurationError: there is no such factory, or it does not take these options.
+    """
+    factory = _factory(name)
+    workload: Workload = factory(**_arguments(name, factory, options or {}))
     return workload
+
+
+def _factory(name: str) -> Callable[..., Workload]:
+    module_name, _, attribute = NAMES.get(name, name).partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and itself fails to import another one
+        raise ConfigurationError(
+            f"--workload {name}: there is no module {error.name}; install it in the image, or put "
+            "its folder on PYTHONPATH"
+        ) from error
+    factory: Any = getattr(module, attribute, None)
+    if not callable(factory):
+        raise ConfigurationError(f"--workload {name}: {module_name} has no function {attribute}")
+    return typing.cast("Callable[..., Workload]", factory)
+
+
+def _arguments(
+    name: str, factory: Callable[..., Workload], options: Mapping[str, str]
+) -> dict[str, Any]:
+    known = [
+        parameter.name
+        for parameter in inspect.signature(factory).parameters.values()
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    types = typing.get_type_hints(factory)
+    arguments: dict[str, Any] = {}
+    for option, text in options.items():
+        if option not in known:
+            raise ConfigurationError(
+                f"--workload-option {option} is unknown: workload {name} takes "
+                f"{', '.join(known) or 'none'}"
+            )
+        try:
+            arguments[option] = _convert(text, types.get(option, str))
+        except ValueError as error:
+            raise ConfigurationError(f"--workload-option {option}={text}: {error}") from error
+    return arguments
+
+
+def _convert(text: str, wanted: Any) -> Any:
+    kinds = [kind for kind in typing.get_args(wanted) or (wanted,) if kind is not type(None)]
+    (kind,) = kinds if len(kinds) == 1 else (str,)
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ValueError("set it to true or false")
+        return text == "true"
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            what = "whole number" if kind is int else "number"
+            raise ValueError(f"set it to a {what}") from None
+    return Path(text) if kind is Path else text

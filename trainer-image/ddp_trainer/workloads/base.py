@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ddp_trainer.exit_codes import ConfigurationError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
@@ -31,3 +33,16 @@ class Workload:
     """(outputs, targets) → mean loss, a scalar."""
     score: Callable[[Tensor, Tensor], Tensor]
     """(outputs, targets) → one number per sample; their mean is the reported accuracy."""
+
+
+def at_least(minimum: int, **options: int) -> None:
+    """Check options of a workload's factory, by their names.
+
+    Raises:
+        ConfigurationError: one of them is less than the minimum.
+    """
+    for name, value in options.items():
+        if value < minimum:
+            raise ConfigurationError(
+                f"--workload-option {name}={value}: set it to {minimum} or more"
+            )

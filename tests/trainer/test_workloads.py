@@ -1,0 +1,198 @@
+"""Workloads: the bundled ones learn, anybody's own can be named, wrong options are explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from ddp_trainer import workloads
+from ddp_trainer.config import Options
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.workloads.base import Workload
+from ddp_trainer.workloads.gpt import GPT, causal_attention, read_text
+from torch.nn import functional
+
+SMALL_GPT = {"layers": "1", "width": "32", "context": "32", "text_bytes": "40000", "dropout": "0"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other make tiny models slow on busy machines."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def losses(workload: Workload, *, steps: int, batch_size: int = 32) -> list[float]:
+    """Train in this process alone; the loss of every step."""
+    torch.manual_seed(0)
+    model = workload.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    found = []
+    for step in range(steps):
+        first = step * batch_size % (len(workload.train) - batch_size)
+        chosen = slice(first, first + batch_size)
+        loss = workload.loss(model(workload.train.inputs[chosen]), workload.train.targets[chosen])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("digits", {}),
+        ("gpt", SMALL_GPT),
+        ("synthetic", {"samples": "500", "features": "16", "width": "32", "classes": "3"}),
+    ],
+)
+def test_bundled_workloads_learn(name: str, options: dict[str, str]) -> None:
+    workload = workloads.load(name, options)
+    found = losses(workload, steps=40)
+    assert sum(found[-5:]) < 0.75 * sum(found[:5])
+    scores = workload.score(workload.model()(workload.test.inputs[:20]), workload.test.targets[:20])
+    assert scores.shape == (20,)
+    assert bool(((scores >= 0) & (scores <= 1)).all())
+
+
+@pytest.mark.parametrize(("batch", "heads", "time"), [(1, 1, 1), (2, 3, 2), (3, 4, 17)])
+def test_attention_is_torchs(batch: int, heads: int, time: int) -> None:
+    torch.manual_seed(0)
+    ours = [torch.randn(batch, heads, time, 8, requires_grad=True) for _ in range(3)]
+    torchs = [tensor.detach().clone().requires_grad_() for tensor in ours]
+    weight = torch.randn(batch, heads, time, 8)
+    results = (
+        causal_attention(*ours),
+        functional.scaled_dot_product_attention(torchs[0], torchs[1], torchs[2], is_causal=True),
+    )
+    torch.testing.assert_close(results[0], results[1])
+    for result in results:
+        (result * weight).sum().backward()  # type: ignore[no-untyped-call]
+    for mine, theirs in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_gpt_sees_nothing_of_the_future() -> None:
+    torch.manual_seed(0)
+    model = GPT(layers=2, heads=2, width=16, context=8, dropout=0.0)
+    text = torch.randint(256, (1, 8), dtype=torch.uint8)
+    other = text.clone()
+    other[0, 5:] += 1
+    before, after = model(text), model(other)
+    assert torch.equal(before[0, :5], after[0, :5])
+    assert not torch.allclose(before[0, 5:], after[0, 5:])
+
+
+def test_gpt_predicts_the_byte_that_follows_and_tests_on_text_of_its_own() -> None:
+    workload = workloads.load("gpt", SMALL_GPT)
+    text = read_text(None, most=40_000)
+    windows = torch.cat([workload.train.inputs, workload.test.inputs]).flatten()
+    assert torch.equal(windows, text[: len(windows)])
+    following = torch.cat([workload.train.targets, workload.test.targets]).flatten()
+    assert torch.equal(following, text[1 : len(windows) + 1])
+    assert b"import" in bytes(text.numpy())
+
+
+def test_gpt_reads_any_file(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_bytes(b"abcdefgh" * 8)
+    workload = workloads.load("gpt", {"data": str(file), "context": "3"})
+    assert bytes(workload.train.inputs[1].numpy()) == b"def"
+    assert bytes(workload.train.targets[1].numpy()) == b"efg"
+
+
+def test_sizes_of_the_synthetic_model() -> None:
+    sizes = {"features": "7", "width": "11", "layers": "4", "classes": "3"}
+    model = workloads.load("synthetic", sizes).model()
+    assert sum(p.numel() for p in model.parameters()) == 8 * 11 + 2 * 12 * 11 + 12 * 3
+
+
+OWN_WORKLOAD = """
+from __future__ import annotations
+from pathlib import Path
+from ddp_trainer.workloads import load as bundled
+
+def make(*, shout: bool = False, scale: float = 1.0, where: Path | None = None, samples: int = 100):
+    return (shout, scale, where, bundled("synthetic", {"samples": str(samples)}))
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of a user's, importable."""
+    (tmp_path / "own_workload.py").write_text(OWN_WORKLOAD)
+    (tmp_path / "own_broken.py").write_text("import a_library_that_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_workload"
+
+
+def test_a_workload_of_ones_own_with_typed_options(own_module: str) -> None:
+    options = {"shout": "true", "scale": "2.5", "where": "/data", "samples": "50"}
+    loaded = workloads.load(f"{own_module}:make", options)
+    assert isinstance(loaded, tuple)
+    shout, scale, where, workload = loaded
+    assert (shout, scale, where) == (True, 2.5, Path("/data"))
+    assert len(workload.train) == 45
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gpt", {"depth": "3"}, "depth is unknown: workload gpt takes layers, heads, "),
+        (
+            "digits",
+            {"depth": "3"},
+            "depth is unknown: workload digits takes none",
+        ),
+        ("gpt", {"layers": "two"}, "--workload-option layers=two: set it to a whole number"),
+        ("gpt", {"layers": "0"}, "--workload-option layers=0: set it to 1 or more"),
+        ("gpt", {"width": "30"}, "--workload-option width=30: set it to a multiple of heads"),
+        ("gpt", {"data": "/nowhere"}, "--workload-option data: .*No such file.*/nowhere"),
+        ("gpt", {"data": "/dev/null"}, "there is no text in /dev/null"),
+        ("gpt", {"text_bytes": "100"}, "100 bytes of text are too few .* context=64"),
+        ("synthetic", {"samples": "9"}, "--workload-option samples=9: set it to 10 or more"),
+        ("own_workload:make", {"shout": "loud"}, "shout=loud: set it to true or false"),
+        ("own_workload:make", {"scale": "big"}, "scale=big: set it to a number"),
+        ("own_workload:mke", {}, "--workload own_workload:mke: own_workload has no function mke"),
+        ("no.such:thing", {}, "--workload no.such:thing: there is no module no; install it"),
+        ("ddp_trainer.none:thing", {}, "there is no module ddp_trainer.none; install it"),
+    ],
+)
+def test_what_cannot_be_loaded_is_explained(
+    name: str, options: dict[str, str], message: str, own_module: str
+) -> None:
+    assert own_module
+    with pytest.raises(ConfigurationError, match=message):
+        workloads.load(name, options)
+
+
+def test_a_failing_import_inside_a_workload_is_not_blamed_on_its_name(own_module: str) -> None:
+    assert own_module
+    with pytest.raises(ModuleNotFoundError, match="a_library_that_is_missing"):
+        workloads.load("own_broken:make")
+
+
+def test_flags() -> None:
+    options = Options.parse(
+        ["--workload=a.b:c", "--workload-option=x=1=2", "--workload-option", "y="]
+    )
+    assert options.workload == "a.b:c"
+    assert options.workload_options == {"x": "1=2", "y": ""}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--workload=a.b"], "--workload a.b is unknown: choose from digits, gpt, synthetic, or"),
+        (["--workload=a-b:c"], "--workload a-b:c is unknown"),
+        (["--workload-option=layers"], "'layers' is not of the form NAME=VALUE"),
+    ],
+)
+def test_bad_flags(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Options.parse(flags)

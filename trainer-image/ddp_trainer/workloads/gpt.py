@@ -1,0 +1,185 @@
+"""A small GPT that learns to write Python, byte by byte.
+
+Its text is the source of Python's own standard library: real text that every machine has, so
+nothing needs to be downloaded. The attention is written out, to be read; a test checks it against
+`scaled_dot_product_attention`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sysconfig
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.workloads.base import Samples, Workload, at_least
+
+_BYTES = 256
+"""Every byte is a token."""
+_TEST_FRACTION = 0.1
+_INITIAL_DEVIATION = 0.02
+"""Of weights, as in GPT-2."""
+
+
+def load(
+    *,
+    layers: int = 2,
+    heads: int = 4,
+    width: int = 64,
+    context: int = 64,
+    dropout: float = 0.0,
+    text_bytes: int = 1_000_000,
+    data: Path | None = None,
+) -> Workload:
+    """Cut the text into windows of `context` bytes; the last tenth of them are for tests.
+
+    `width`: of a token's vector, a multiple of `heads`. `text_bytes`: how much of the text is used.
+    `data`: a file of text; None: the standard library's modules, one after another.
+    """
+    at_least(1, layers=layers, heads=heads, width=width, context=context, text_bytes=text_bytes)
+    if width % heads:
+        raise ConfigurationError(f"--workload-option width={width}: set it to a multiple of heads")
+    text = read_text(data, most=text_bytes)
+    inputs, targets = (part.unfold(0, context, context) for part in (text[:-1], text[1:]))
+    tests = int(len(inputs) * _TEST_FRACTION)
+    if not tests:
+        raise ConfigurationError(
+            f"{len(text)} bytes of text are too few for --workload-option context={context}"
+        )
+    return Workload(
+        train=Samples(inputs=inputs[:-tests], targets=targets[:-tests]),
+        test=Samples(inputs=inputs[-tests:], targets=targets[-tests:]),
+        model=functools.partial(
+            GPT, layers=layers, heads=heads, width=width, context=context, dropout=dropout
+        ),
+        loss=_loss,
+        score=_score,
+    )
+
+
+def read_text(file: Path | None, *, most: int) -> Tensor:
+    """The first `most` bytes of the text, as uint8.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
+    try:
+        files = [file] if file is not None else sorted(_library().glob("*.py"))
+        text = bytearray()
+        for path in files:
+            if len(text) >= most:
+                break
+            text += path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"--workload-option data: {error}") from error
+    if not text:
+        raise ConfigurationError(
+            f"there is no text in {file or _library()}: name a file with --workload-option data"
+        )
+    return torch.frombuffer(text, dtype=torch.uint8)[:most]
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+class GPT(nn.Module):
+    """Bytes (batch, time) → logits of the byte that follows each (batch, time, 256)."""
+
+    def __init__(
+        self, *, layers: int, heads: int, width: int, context: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.token = nn.Embedding(_BYTES, width)
+        self.position = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.Sequential(
+            *(Block(heads=heads, width=width, dropout=dropout) for _ in range(layers))
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, _BYTES, bias=False)
+        self.apply(_initialise)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Predict."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        vectors = self.dropout(self.token(tokens.long()) + self.position(positions))
+        logits: Tensor = self.head(self.norm(self.blocks(vectors)))
+        return logits
+
+
+class Block(nn.Module):
+    """One layer: every token looks back, then thinks for itself; both add to what it was."""
+
+    def __init__(self, *, heads: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = CausalSelfAttention(heads=heads, width=width, dropout=dropout)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(batch, time, width) → the same."""
+        vectors = vectors + self.attention(self.attention_norm(vectors))
+        return vectors + self.mlp(vectors)  # type: ignore[no-any-return]
+
+
+class CausalSelfAttention(nn.Module):
+    """Every token takes from those before it, and from itself, what it looks for."""
+
+    def __init__(self, *, heads: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(batch, time, width) → the same."""
+        batch, time, width = vectors.shape
+        query, key, value = (
+            part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.query_key_value(vectors).chunk(3, dim=-1)
+        )
+        mixed = causal_attention(query, key, value, dropout=self.dropout)
+        joined = mixed.transpose(1, 2).reshape(batch, time, width)
+        result: Tensor = self.dropout(self.output(joined))
+        return result
+
+
+def causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, dropout: nn.Module | None = None
+) -> Tensor:
+    """Softmax(query x key / sqrt(head width)) x value over each token's past.
+
+    All three and the result are of shape (batch, heads, time, head width).
+    """
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+    return (weights if dropout is None else dropout(weights)) @ value  # type: ignore[no-any-return]
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=_INITIAL_DEVIATION)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
+
+
+def _score(logits: Tensor, targets: Tensor) -> Tensor:
+    """The share of bytes in each window that are guessed right."""
+    return (logits.argmax(dim=-1) == targets).float().mean(dim=-1)
