@@ -7,11 +7,13 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+import orjson
 
 from tests.bench.benchmark import BenchmarkError
 from tests.bench.metrics import Requests, parse_requests
@@ -71,6 +73,36 @@ class BareClient:
         """Create an object and return it as stored."""
         stored: dict[str, Any] = json.loads(await self.post(path, json.dumps(manifest).encode()))
         return stored
+
+    async def patch(self, path: str, change: dict[str, Any]) -> None:
+        """Change an object, or its status, by a strategic merge patch."""
+        async with self._session.patch(
+            self._server + path,
+            data=json.dumps(change).encode(),
+            headers={"Content-Type": "application/strategic-merge-patch+json"},
+        ) as response:
+            content = await response.read()
+            if response.status != 200:
+                raise BenchmarkError(f"PATCH {path}: {response.status} {content[:300]!r}")
+
+    @asynccontextmanager
+    async def watch(self, path: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """Watch a collection from now on: within the block, iterate over its events."""
+        async with self._session.get(
+            f"{self._server}{path}?watch=true", timeout=aiohttp.ClientTimeout(total=None)
+        ) as response:
+            if response.status != 200:
+                raise BenchmarkError(f"watching {path}: {response.status}")
+
+            async def events() -> AsyncIterator[dict[str, Any]]:
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield orjson.loads(line)
+                raise BenchmarkError(f"the watch of {path} has ended")
+
+            yield events()
 
     async def delete(self, path: str) -> None:
         """Delete an object."""

@@ -11,6 +11,7 @@ from tests.bench.metrics import Requests
 from tests.bench.process import running_operator
 from tests.bench.server import (
     jobs_path,
+    make_owner,
     namespace_of,
     pods_exist,
     pods_path,
@@ -70,13 +71,8 @@ class JobsRun:
 async def raw(client: BareClient, namespace: str, *, pods: int) -> RawRun:
     """Create pods with the bare client alone; nobody else watches them but the controllers."""
     async with namespace_of(client, namespace):
-        owner = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "owner", "namespace": namespace},
-        }
-        owner |= await client.create(f"/api/v1/namespaces/{namespace}/configmaps", owner)
-        bodies = workload.pods(namespace, owner, count=pods)
+        owner = await make_owner(client, namespace)
+        bodies = workload.pods(namespace, owner, workload.gang(pods))
         await client.settle()
         started = time.monotonic()
         await client.post_all(pods_path(namespace), bodies)

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,12 +26,17 @@ class OperatorProcess:
             last = self._log.read_text(errors="replace").strip().splitlines()[-3:]
             raise BenchmarkError(f"the operator ended ({self._process.returncode}): {last}")
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; `running_operator` need not be told that it ends."""
+        self._process.send_signal(number)
+
     def peak_memory_mb(self) -> float:
         """Return the most memory that was ever resident, in MB (10^6 bytes)."""
-        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / 1e6
-        raise BenchmarkError("the kernel tells no VmHWM of the operator")
+        return self._memory_mb("VmHWM")
+
+    def memory_mb(self) -> float:
+        """Return the memory that is resident now, in MB (10^6 bytes)."""
+        return self._memory_mb("VmRSS")
 
     def cpu_seconds(self) -> float:
         """Return the CPU time that it has used, in user and kernel mode."""
@@ -40,6 +45,12 @@ class OperatorProcess:
         fields = stat[stat.rindex(")") + 2 :].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def _memory_mb(self, field: str) -> float:
+        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024 / 1e6
+        raise BenchmarkError(f"the kernel tells no {field} of the operator")
+
     def troubles(self) -> list[str]:
         """Return the warnings and errors that it has logged."""
         lines = self._log.read_text(errors="replace").splitlines()
@@ -47,10 +58,12 @@ class OperatorProcess:
 
 
 @contextmanager
-def running_operator(kubeconfig: Path, *, log: Path) -> Iterator[OperatorProcess]:
-    """Run the operator for the length of a `with` block."""
+def running_operator(
+    kubeconfig: Path, *, log: Path, options: Sequence[str] = ()
+) -> Iterator[OperatorProcess]:
+    """Run the operator, with further options, for the length of a `with` block."""
     command = [sys.executable, "-m", "ddp_operator", "run"]
-    command += ["--kubeconfig", str(kubeconfig), "--health-port", "0"]
+    command += ["--kubeconfig", str(kubeconfig), "--health-port", "0", *options]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from ddp_operator.api.constants import GROUP, PLURAL, VERSION
 from ddp_operator.api.crd import custom_resource_definition
@@ -76,11 +77,23 @@ async def verify_names(client: BareClient, namespace: str, wanted: set[str]) -> 
         )
 
 
+async def make_namespace(client: BareClient, name: str) -> None:
+    """Create a namespace that goes with the server."""
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    await client.create("/api/v1/namespaces", body)
+
+
+async def make_owner(client: BareClient, namespace: str) -> dict[str, Any]:
+    """Create an object that pods of nobody can belong to."""
+    metadata = {"name": "owner", "namespace": namespace}
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    return owner | await client.create(f"/api/v1/namespaces/{namespace}/configmaps", owner)
+
+
 @asynccontextmanager
 async def namespace_of(client: BareClient, name: str) -> AsyncIterator[None]:
     """A namespace for the length of an `async with` block, and all of it gone afterwards."""
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-    await client.create("/api/v1/namespaces", body)
+    await make_namespace(client, name)
     yield
     path = f"/api/v1/namespaces/{name}"
     await client.delete(path)

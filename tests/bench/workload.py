@@ -3,6 +3,7 @@ them.
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from ddp_operator.api.constants import API_VERSION, KIND
@@ -13,7 +14,9 @@ from ddp_operator.job.pods import Identity
 Manifest = dict[str, Any]
 
 
-def job(namespace: str, name: str, *, replicas: int, suspend: bool = False) -> Manifest:
+def job(
+    namespace: str, name: str, *, replicas: int, suspend: bool = False, scope: str = "Pod"
+) -> Manifest:
     """Return a job with about as much in its template as a real one has."""
     return {
         "apiVersion": API_VERSION,
@@ -23,19 +26,22 @@ def job(namespace: str, name: str, *, replicas: int, suspend: bool = False) -> M
             "replicas": replicas,
             "backend": "gloo",
             "suspend": suspend,
-            "restart": {"scope": "Pod"},
+            "restart": {"scope": scope},
             "checkpoint": {"persistentVolumeClaim": "checkpoints"},
             "template": _template(),
         },
     }
 
 
-def pods(namespace: str, owner: Manifest, *, count: int) -> list[bytes]:
-    """Return the bodies of the pods that the operator would post for one job of this size.
+def pods(
+    namespace: str, owner: Manifest, identities: Iterable[Identity], *, job_name: str = "raw"
+) -> list[bytes]:
+    """Return the bodies of pods as the operator would post them for one job.
 
     They belong to `owner` instead, so that the garbage collector leaves them alone.
     """
-    stored = job(namespace, "raw", replicas=count)
+    wanted = list(identities)
+    stored = job(namespace, job_name, replicas=len(wanted))
     stored["metadata"] |= {
         "uid": "00000000-0000-0000-0000-000000000000",
         "creationTimestamp": "2020-01-01T00:00:00Z",
@@ -50,8 +56,8 @@ def pods(namespace: str, owner: Manifest, *, count: int) -> list[bytes]:
         "blockOwnerDeletion": False,
     }
     bodies = []
-    for index in range(count):
-        pod = manifests.pod(parsed, Identity(index, attempt=0))
+    for identity in wanted:
+        pod = manifests.pod(parsed, identity)
         pod["metadata"]["ownerReferences"] = [reference]
         bodies.append(json.dumps(pod, separators=(",", ":")).encode())
     return bodies
@@ -59,7 +65,12 @@ def pods(namespace: str, owner: Manifest, *, count: int) -> list[bytes]:
 
 def pod_names(job_name: str, *, replicas: int) -> set[str]:
     """Return the names of a new job's pods."""
-    return {Identity(index, attempt=0).pod_name(job_name) for index in range(replicas)}
+    return {identity.pod_name(job_name) for identity in gang(replicas)}
+
+
+def gang(replicas: int, *, attempt: int = 0) -> list[Identity]:
+    """Return who the pods of an attempt are."""
+    return [Identity(index, attempt) for index in range(replicas)]
 
 
 def _template() -> Manifest:

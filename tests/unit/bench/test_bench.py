@@ -14,6 +14,7 @@ from tests.bench import creation_report as report
 from tests.bench.creation import JobsRun, RawRun, Shape
 from tests.bench.creation_report import Repetition, Results
 from tests.bench.metrics import Requests, parse_requests
+from tests.bench.operator_recovery import Loss
 
 METRICS = """\
 # TYPE apiserver_request_total counter
@@ -58,11 +59,18 @@ def test_only_what_was_added_is_counted() -> None:
 
 def test_raw_pods_are_the_operators_pods_under_another_owner() -> None:
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "o", "uid": "u"}}
-    bodies = workload.pods("default", owner, count=3)
+    bodies = workload.pods("default", owner, workload.gang(3))
     states = [PodState.project(orjson.loads(body)) for body in bodies]
     assert {state.key.name for state in states} == workload.pod_names("raw", replicas=3)
     assert {state.owner_uid for state in states} == {"u"}
     assert job_of(orjson.loads(bodies[0])) == Key("default", "raw")
+
+
+def test_recovery_waits_for_the_pods_that_take_the_place_of_the_lost_one() -> None:
+    one, gang = Loss(scope="Pod", replicas=3), Loss(scope="Gang", replicas=3)
+    assert one.lost.pod_name("job") == gang.lost.pod_name("job") == "job-0-2"
+    assert [identity.pod_name("job") for identity in one.new] == ["job-0-2-r1"]
+    assert [identity.pod_name("job") for identity in gang.new] == ["job-1-0", "job-1-1", "job-1-2"]
 
 
 def _results(*, seconds: float, memory: float, pods_posted: int) -> Results:

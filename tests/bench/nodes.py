@@ -1,0 +1,131 @@
+"""Nodes that are none: they report of pods what a kubelet would, and run nothing."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from ddp_operator.api.status import format_time
+
+from tests.bench.benchmark import BenchmarkError
+from tests.bench.client import IN_FLIGHT, BareClient, wait_for
+from tests.bench.server import pods_path
+
+Manifest = dict[str, Any]
+
+
+class SimulatedNodes:
+    """Runs all pods of a namespace, as soon as they exist; made by `simulated_nodes`."""
+
+    def __init__(self, client: BareClient, namespace: str, *, bind: bool) -> None:
+        self._client = client
+        self._path = pods_path(namespace)
+        self._bind = bind
+        self._created: asyncio.Queue[Manifest] = asyncio.Queue()
+        self._failed: BaseException | None = None
+        self.seen: dict[str, float] = {}
+        """By name of each pod: when the watch told of it, by `time.monotonic`."""
+        self.failures_seen: asyncio.Queue[str] = asyncio.Queue()
+        """Names of pods that the watch reported as failed, one after the other."""
+        self.running = 0
+        """Pods that were reported as running and ready."""
+
+    def check(self) -> None:
+        """Raise what has gone wrong in the background."""
+        if self._failed is not None:
+            raise BenchmarkError(f"the simulated nodes: {self._failed!r}") from self._failed
+
+    async def wait_until_seen(
+        self, names: Iterable[str], *, alive: Callable[[], None]
+    ) -> dict[str, float]:
+        """Wait until the watch has told of these pods; return when it did."""
+        wanted = set(names)
+
+        async def seen() -> bool:
+            return wanted <= self.seen.keys()
+
+        await wait_for(
+            seen, what=f"{len(wanted)} pods", interval_seconds=0.005, alive=[self.check, alive]
+        )
+        return {name: self.seen[name] for name in wanted}
+
+    async def fail(self, pod: str, *, exit_code: int = 1) -> None:
+        """Report that the container of a running pod has ended."""
+        ended = {"exitCode": exit_code, "reason": "Error", "finishedAt": _now()}
+        await self._report(pod, phase="Failed", ready=False, state={"terminated": ended})
+
+    async def _watch(self, events: AsyncIterator[Manifest]) -> None:
+        async for event in events:
+            pod = event["object"]
+            name = pod["metadata"]["name"]
+            if event["type"] == "ADDED":
+                self.seen[name] = time.monotonic()
+                self._created.put_nowait(pod)
+            elif event["type"] == "MODIFIED" and pod["status"].get("phase") == "Failed":
+                self.failures_seen.put_nowait(name)
+
+    async def _run_pods(self) -> None:
+        while True:
+            name = (await self._created.get())["metadata"]["name"]
+            if self._bind:
+                target = {"apiVersion": "v1", "kind": "Node", "name": "node"}
+                binding = {"apiVersion": "v1", "kind": "Binding", "target": target}
+                body = json.dumps(binding | {"metadata": {"name": name}}).encode()
+                await self._client.post(f"{self._path}/{name}/binding", body)
+            await self._report(
+                name, phase="Running", ready=True, state={"running": {"startedAt": _now()}}
+            )
+            self.running += 1
+
+    async def _report(self, pod: str, *, phase: str, ready: bool, state: Manifest) -> None:
+        container = {
+            "name": "trainer",
+            "image": "registry.example.com/research/trainer:1.0.0",
+            "imageID": "",
+            "ready": ready,
+            "restartCount": 0,
+            "state": state,
+        }
+        condition = {
+            "type": "Ready",
+            "status": "True" if ready else "False",
+            "lastTransitionTime": _now(),
+        }
+        status = {"phase": phase, "conditions": [condition], "containerStatuses": [container]}
+        await self._client.patch(f"{self._path}/{pod}/status", {"status": status})
+
+    async def work(self, events: AsyncIterator[Manifest]) -> None:
+        """Run pods until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch(events))
+                for _ in range(IN_FLIGHT):
+                    group.create_task(self._run_pods())
+        except BaseExceptionGroup as errors:
+            self._failed = errors.exceptions[0]
+
+
+@asynccontextmanager
+async def simulated_nodes(
+    client: BareClient, namespace: str, *, bind: bool
+) -> AsyncIterator[SimulatedNodes]:
+    """Run a namespace's pods for the length of an `async with` block.
+
+    With `bind` each is given a node first, so that it lives on, terminating, after its deletion.
+    """
+    nodes = SimulatedNodes(client, namespace, bind=bind)
+    async with client.watch(pods_path(namespace)) as events:
+        working = asyncio.create_task(nodes.work(events))
+        try:
+            yield nodes
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+    nodes.check()
+
+
+def _now() -> str:
+    return format_time(datetime.now(UTC))
