@@ -130,7 +130,7 @@ class DDPJobStatus(StatusModel):
         description="By replica index: how often this attempt's pod was replaced, where it was.",
     )
     restarts: int = Field(default=0, description="Restarts charged against restart.maxRestarts.")
-    disruptions: int = Field(default=0, description="Restarts that were not the training's fault.")
+    disruptions: int = Field(default=0, description="Restarts that were not charged.")
     ready_replicas: int = 0
     ready: Annotated[str, Field(max_length=16)] = Field(
         default="", description="Ready pods of all pods, such as 2/2."
@@ -139,14 +139,20 @@ class DDPJobStatus(StatusModel):
     completion_time: Time | None = None
     next_start_time: Time | None = Field(
         default=None,
-        description="No pod is created before this time: the last ones were lost before they ran.",
+        description="No pod is created before this time.",
     )
     restarts_without_progress: int = Field(
         default=0,
         description="Charged restarts since the checkpointed step last advanced.",
     )
     checkpoint_step_at_restart: int = Field(
-        default=0, description="The checkpointed step when the last charged restart was decided."
+        default=0, description="The checkpointed step from which restarts without progress count."
+    )
+    node_failures_without_progress: int = Field(
+        default=0, description="Node-level failures since the checkpointed step last advanced."
+    )
+    unstartable_since: Time | None = Field(
+        default=None, description="Since when pods lack what only people or a registry can give."
     )
     suspended_seconds: int = Field(
         default=0, description="Time spent suspended since startTime, when not suspended now."

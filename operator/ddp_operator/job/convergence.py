@@ -7,8 +7,9 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, format_time
+from ddp_operator.job.causes import cause_due, unstartable, unstartable_due
 from ddp_operator.job.conditions import PODS_STARTING, with_condition, with_phase
-from ddp_operator.job.decisions import active_deadline, cause_due
+from ddp_operator.job.decisions import active_deadline
 from ddp_operator.job.model import Observed, Plan
 from ddp_operator.job.pods import Identity, PodState
 from ddp_operator.ports import Event, Key
@@ -58,7 +59,8 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     blocked = {pod.key.name for pod in pods.blocking}
     create = tuple(i for i in pods.missing if i.pod_name(job.name) not in blocked)
     status, events = _progress(job, pods, create, now)
-    deadlines = (active_deadline(replace(job, status=status)), cause_due(job, pods, now))
+    active = replace(job, status=status)
+    deadlines = (active_deadline(active), cause_due(job, pods, now), unstartable_due(active))
     waits = [moment for moment in deadlines if moment]
     if blocked:
         waits.append(now + timedelta(seconds=BLOCKED_RETRY_SECONDS))
@@ -67,7 +69,7 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         create=create,
         create_service=not job.status.is_true("PodsCreated"),
         delete=_old_ones(pods),
-        fence=tuple(pod.key for pod in pods.old if _shares_host_name(job, pod)),
+        fence=_to_fence(job, pods),
         events=events,
         look_again_at=min(waits, default=None),
     )
@@ -75,14 +77,20 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
 
 def _pause(job: DDPJob, pods: Observed, until: datetime, now: datetime) -> Plan:
     """Wait before new pods are created; old ones go meanwhile."""
-    message = f"pods were lost before they ran; new ones are created at {format_time(until)}"
+    why = job.status.condition("Restarting")
+    message = f"waiting until {format_time(until)}" + (f": {why.message}" if why else "")
     status = with_condition(job.status, "Running", False, "WaitingToStart", message, now)
-    deadline = active_deadline(job)
+    deadlines = (until, active_deadline(job), cause_due(job, pods, now))
     return Plan(
         with_phase(status, pods_scheduled=False),
         delete=_old_ones(pods),
-        look_again_at=min(until, deadline) if deadline else until,
+        fence=_to_fence(job, pods),
+        look_again_at=min(moment for moment in deadlines if moment),
     )
+
+
+def _to_fence(job: DDPJob, pods: Observed) -> tuple[Key, ...]:
+    return tuple(pod.key for pod in pods.old if _shares_host_name(job, pod))
 
 
 def _old_ones(pods: Observed) -> tuple[Key, ...]:
@@ -112,7 +120,12 @@ def _progress(
     """Say how far the pods are, once those to create exist."""
     replicas = job.spec.replicas
     status = job.status
-    update = {"start_time": status.start_time or now, "next_start_time": None}
+    stuck_since = status.unstartable_since or now if unstartable(pods) else None
+    update = {
+        "start_time": status.start_time or now,
+        "next_start_time": None,
+        "unstartable_since": stuck_since,
+    }
     status = status.model_copy(update=update)
     events: list[Event] = []
     if not pods.blocking and not status.is_true("PodsCreated"):

@@ -1,52 +1,50 @@
 """Says what failed, in words and as a record."""
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import json
+from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.spec import FailureClass
-from ddp_operator.api.status import Failure
-from ddp_operator.job.pods import Identity, PodState
+from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.job import classes, symptoms
+from ddp_operator.job.manifests import processes_per_pod
+from ddp_operator.job.pods import UNSTARTABLE_REASONS, Identity, PodState
 
 MAX_FAILURES = 10
-_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+MAX_IGNORED = 5
+"""Of an attempt's failures that a rule ignores, only the first few are kept on record."""
+NO_PROGRESS = "NoProgress"
+"""Reason of a failure that consists in nothing happening."""
+_MAX_MESSAGE = 1024
+_MAX_HEADLINE = 300
 
 
-def primary(pods: Sequence[PodState]) -> PodState:
-    """Return the pod whose failure came first; one that fell over another's failure only if
-    there is no other.
-    """
-
-    def order(pod: PodState) -> tuple[bool, datetime, int]:
-        finished = pod.exit.finished if pod.exit else None
-        return pod.secondary, finished or _LONG_AGO, pod.identity.index
-
-    return min(pods, key=order)
-
-
-def of_pod(pod: PodState, now: datetime) -> Failure:
-    """Record how a pod failed, or how it was taken away."""
+def of_pod(job: DDPJob, pod: PodState, now: datetime) -> Failure:
+    """Record how a pod failed, how it was taken away, or why it cannot start."""
     ended = pod.exit
+    rank, said = _last_words(job, pod)
     if pod.disrupted:
-        reason = pod.disruption or pod.reason or "Deleted"
+        reason = pod.disruption or pod.reason or _lost(pod) or "Deleted"
         message = pod.message or "the pod was taken away from outside"
     elif ended:
-        reason = ended.reason or "Error"
-        message = ended.message or pod.message
+        reason = pod.reason or ended.reason or "Error"
+        message = said or pod.message
+    elif pod.waiting:
+        reason, message = pod.waiting, pod.waiting_message
     else:
-        reason = pod.reason or "PodFailed"
-        message = pod.message
+        reason, message = pod.reason or "PodFailed", pod.message
     return Failure(
         time=(ended.finished if ended else None) or now,
         attempt=pod.identity.attempt,
         index=pod.identity.index,
+        rank=rank,
         pod=pod.key.name,
+        container=pod.container,
         node=pod.node,
         exit_code=ended.code if ended else None,
         signal=(ended.signal or _signal(ended.code)) if ended else None,
         reason=reason[:256],
-        message=message[:1024],
-        class_=_class(pod),
+        message=message[-_MAX_MESSAGE:],  # of a log, the end tells
+        class_=classes.of_pod(pod),
     )
 
 
@@ -65,24 +63,62 @@ def of_missing(job: DDPJob, identity: Identity, now: datetime) -> Failure:
 
 def in_words(failure: Failure) -> str:
     """One sentence for people, naming rank, pod and cause."""
-    text = f"pod {failure.pod} (node rank {failure.index})"
+    of_several = failure.rank is not None and failure.rank != failure.index
+    rank = f", rank {failure.rank}" if of_several else ""
+    text = f"pod {failure.pod} (node rank {failure.index}{rank})"
     if failure.disruption:
         text += f" was disrupted: {failure.reason}"
     elif failure.signal:
         text += f" was killed by signal {failure.signal} ({failure.reason})"
     elif failure.exit_code is not None:
         text += f" exited with code {failure.exit_code} ({failure.reason})"
+    elif failure.reason in UNSTARTABLE_REASONS:
+        text += f" cannot start: {failure.reason}"
     else:
         text += f" failed: {failure.reason}"
     if failure.node:
         text += f" on node {failure.node}"
-    return f"{text}: {failure.message}" if failure.message else text
+    said = symptoms.headline(failure.message)[:_MAX_HEADLINE]
+    return f"{text}: {said}" if said else text
 
 
-def _class(pod: PodState) -> FailureClass:
-    if pod.disrupted:
-        return "Disruption"
-    return "Configuration" if pod.misconfigured else "Application"
+def remember(status: DDPJobStatus, *new: Failure) -> DDPJobStatus:
+    """Keep failures on record. The oldest give way, but not the first that was charged in the
+    present attempt: it says how the trouble began.
+    """
+    kept = [*status.failures, *new]
+    charged = (f for f in kept if f.charged and f.attempt == status.attempt)
+    first = next(charged, None)
+    while len(kept) > MAX_FAILURES:
+        kept.remove(kept[0] if kept[0] is not first else kept[1])
+    return status.model_copy(update={"failures": tuple(kept)})
+
+
+def _last_words(job: DDPJob, pod: PodState) -> tuple[int | None, str]:
+    """The global rank that failed, where known, and what it said of it.
+
+    The bundled trainer leaves a JSON object with `rank` and `error`; of others it is the end of the
+    log.
+    """
+    processes = processes_per_pod(job)
+    first = pod.identity.index * processes
+    message = pod.exit.message.strip() if pod.exit else ""
+    rank: object = symptoms.torchrun_rank(message)
+    if message.startswith("{"):
+        try:
+            report = json.loads(message)
+        except ValueError:
+            report = {}
+        rank = report.get("rank")
+        error = report.get("error")
+        message = error if isinstance(error, str) and error else message
+    if isinstance(rank, int) and first <= rank < first + processes:
+        return rank, message
+    return first if processes == 1 else None, message
+
+
+def _lost(pod: PodState) -> str:
+    return pod.exit.reason if pod.exit and not pod.ended_by_deletion else ""
 
 
 def _signal(exit_code: int) -> int | None:

@@ -116,7 +116,11 @@ def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
         LABEL_REPLACEMENT: str(identity.replacement),
         LABEL_SERVING: "true",
     }
-    trainer: dict[str, Any] = dict(trainer_container(template))
+    # The end of the log is what a plain script has to say of its failure.
+    trainer: dict[str, Any] = {
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **trainer_container(template),
+    }
     annotations = {
         **(metadata.get("annotations") or {}),
         ANNOTATION_SPEC_HASH: job.spec_hash,

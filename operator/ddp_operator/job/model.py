@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.pods import Identity, PodState
 from ddp_operator.ports import Event, Key
 
@@ -42,6 +42,8 @@ class Observed:
     blocking: tuple[PodState, ...]
     """Pods of another owner that bear a name which this job needs."""
     missing: tuple[Identity, ...]
+    ignored: tuple[tuple[Failure, str], ...] = ()
+    """Failures of current pods that count as good ends, each with the rule that says so."""
 
 
 def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:

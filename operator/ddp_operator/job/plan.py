@@ -12,7 +12,7 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job import convergence, decisions
+from ddp_operator.job import convergence, decisions, recovery, restart_rules
 from ddp_operator.job.model import Observed, Plan, observe
 from ddp_operator.job.pods import PodState
 
@@ -21,7 +21,7 @@ def plan(job: DDPJob, pods: Sequence[PodState], now: datetime) -> Plan:
     """Decide what one job needs now."""
     if job.deleting:
         return Plan(job.status)  # what it owns goes with it
-    observed = observe(job, pods)
+    observed = restart_rules.ignoring(job, observe(job, pods), now)
     job = replace(job, status=_with_counts(job, observed))
     if job.status.finished:
         return convergence.clean_up(job, observed, now)
@@ -31,13 +31,15 @@ def plan(job: DDPJob, pods: Sequence[PodState], now: datetime) -> Plan:
 def _decide(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     if job.status.is_true("Suspended"):
         return None if job.spec.suspend else decisions.resume(job, pods, now)
+    if noted := recovery.note_ignored(job, pods):
+        return noted
     # What has ended well has succeeded, also where nobody looked before it was suspended or its
     # time was up.
     if succeeded := decisions.succeed(job, pods, now):
         return succeeded
     if job.spec.suspend:
         return decisions.suspend(job, now)
-    return decisions.end_at_deadline(job, now) or decisions.recover(job, pods, now)
+    return decisions.end_at_deadline(job, now) or recovery.recover(job, pods, now)
 
 
 def _carry_out(job: DDPJob, pods: Observed, now: datetime) -> Plan:

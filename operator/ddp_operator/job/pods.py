@@ -10,9 +10,6 @@ from typing import Self
 from ddp_operator.api.constants import (
     ANNOTATION_SPEC_HASH,
     ANNOTATION_TRAINER,
-    EXIT_CONFIGURATION,
-    EXIT_PEER_LOST,
-    EXIT_SIGTERM,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_JOB_NAME,
@@ -24,14 +21,18 @@ from ddp_operator.ports import Key, Manifest
 
 DISRUPTION_REASONS = frozenset(
     {"Evicted", "Preempting", "Preempted", "NodeShutdown", "Terminated", "Shutdown", "NodeLost",
-     "NodeAffinity", "UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory", "OutOfpods"}
+     "NodeAffinity"}
 )  # fmt: skip
 """`status.reason` of pods that the cluster ended, not the training: kubelet's eviction, node
 shutdown (`Terminated` and `Shutdown` in different releases) and admission, and the pod garbage
-collector."""
+collector. Kubelet's admission also says `OutOf` and the name of a resource."""
+
+CONTAINER_LOST = "ContainerStatusUnknown"
+"""Kubelet's reason for a container that it found gone, as after a reboot of the node."""
 
 UNSTARTABLE_REASONS = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull",
+     "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed",
      "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )  # fmt: skip
 """Waiting reasons of kubelet that a user must hear of; `ContainerCreating` and `PodInitializing`
@@ -63,7 +64,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ContainerExit:
-    """How the trainer container ended."""
+    """How a container ended."""
 
     code: int
     signal: int
@@ -85,8 +86,16 @@ class PodState:
     deleting: bool = False
     ended_by_deletion: bool = False
     """It was told to end before it ended."""
+    disrupted_at: datetime | None = None
+    """When it was told to end, or that it would have to."""
     serving: bool = True
     node: str = ""
+    container: str = ""
+    """The container that is spoken of here: the trainer, or an init container that keeps it from
+    starting.
+    """
+    memory_limited: bool = True
+    """That container has a memory limit of its own, or its pod has one."""
     exit: ContainerExit | None = None
     reason: str = ""
     message: str = ""
@@ -95,11 +104,14 @@ class PodState:
     waiting: str = ""
     """Why the pod has not started, where that is more than the normal course."""
     waiting_message: str = ""
+    ignored: bool = False
+    """It failed, and a rule of the job has that count as a good end; never seen in the cluster."""
 
     @property
     def succeeded(self) -> bool:
         """The training in it has ended well (a side car may still run)."""
-        return self.phase == "Succeeded" or (self.exit is not None and self.exit.code == 0)
+        done = self.phase == "Succeeded" or (self.exit is not None and self.exit.code == 0)
+        return done or self.ignored
 
     @property
     def failed(self) -> bool:
@@ -112,19 +124,10 @@ class PodState:
         if self.succeeded:
             return False
         if self.failed:
-            by_cluster = bool(self.disruption) or self.reason in DISRUPTION_REASONS
-            return by_cluster or self.ended_by_deletion
+            by_kubelet = self.reason in DISRUPTION_REASONS or self.reason.startswith("OutOf")
+            lost = self.exit is not None and self.exit.reason == CONTAINER_LOST
+            return bool(self.disruption) or by_kubelet or lost or self.ended_by_deletion
         return self.deleting
-
-    @property
-    def misconfigured(self) -> bool:
-        """The trainer says that starting it again cannot help."""
-        return self.exit is not None and self.exit.code == EXIT_CONFIGURATION
-
-    @property
-    def secondary(self) -> bool:
-        """It failed because of another rank's failure."""
-        return self.exit is not None and self.exit.code in (EXIT_PEER_LOST, EXIT_SIGTERM)
 
     @property
     def scheduled(self) -> bool:
@@ -147,8 +150,9 @@ class PodState:
             (o for o in metadata.get("ownerReferences") or () if o.get("controller")), {}
         )
         conditions = {c["type"]: c for c in status.get("conditions") or ()}
-        state = _trainer_state(annotations.get(ANNOTATION_TRAINER), spec, status)
+        container, state = _decisive_state(annotations.get(ANNOTATION_TRAINER), spec, status)
         ended = _exit(state.get("terminated"))
+        deleted_at = _deletion_asked_for(metadata)
         waiting, waiting_message = _waiting(state.get("waiting"), conditions)
         disruption = conditions.get("DisruptionTarget") or {}
         return cls(
@@ -165,7 +169,10 @@ class PodState:
             deleting="deletionTimestamp" in metadata,
             serving=labels.get(LABEL_SERVING) == "true",
             node=spec.get("nodeName", ""),
-            ended_by_deletion=_ended_by_deletion(metadata, ended),
+            ended_by_deletion=_ended_by_deletion(deleted_at, ended),
+            disrupted_at=_earliest(deleted_at, _time_of(disruption)),
+            container=container,
+            memory_limited=_has_memory_limit(spec, container),
             exit=ended,
             reason=status.get("reason", ""),
             message=status.get("message", ""),
@@ -186,26 +193,55 @@ def _is_true(condition: Manifest | None) -> bool:
     return bool(condition) and condition.get("status") == "True"  # type: ignore[union-attr]
 
 
-def _trainer_state(name: str | None, spec: Manifest, status: Manifest) -> Manifest:
-    """Return the state of the container that trains; by the template's rule where no annotation
-    names it.
+def _decisive_state(name: str | None, spec: Manifest, status: Manifest) -> tuple[str, Manifest]:
+    """Return name and state of the container that trains, or of the one that it waits for.
+
+    By the template's rule where no annotation names the trainer.
     """
-    name = name or trainer_container({"spec": spec}).get("name")
+    name = name or trainer_container({"spec": spec}).get("name") or ""
     statuses = status.get("containerStatuses") or ()
     trainer: Manifest = next((s for s in statuses if s.get("name") == name), {})
-    return trainer.get("state") or {}
+    state: Manifest = trainer.get("state") or {}
+    if not ("running" in state or "terminated" in state):
+        for init in status.get("initContainerStatuses") or ():
+            before: Manifest = init.get("state") or {}
+            ended: Manifest = before.get("terminated") or {}
+            failed = ended.get("exitCode", 0) != 0 and status.get("phase") == "Failed"
+            waiting: Manifest = before.get("waiting") or {}
+            if failed or waiting.get("reason") in UNSTARTABLE_REASONS:
+                return init["name"], before
+    return name, state
 
 
-def _ended_by_deletion(metadata: Manifest, ended: ContainerExit | None) -> bool:
-    """Whether the trainer ended only after somebody had asked for the pod's deletion.
+def _has_memory_limit(spec: Manifest, container: str) -> bool:
+    containers = (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+    holders = [spec, *(c for c in containers if c.get("name") == container)]
+    limits = ((holder.get("resources") or {}).get("limits") or {} for holder in holders)
+    return any("memory" in limit for limit in limits)
 
-    The API server sets deletionTimestamp to the moment of the request plus the grace period.
-    """
-    if ended is None or ended.finished is None or "deletionTimestamp" not in metadata:
-        return False
+
+def _deletion_asked_for(metadata: Manifest) -> datetime | None:
+    """The API server sets deletionTimestamp to the moment of the request plus the grace period."""
+    if "deletionTimestamp" not in metadata:
+        return None
     due = datetime.fromisoformat(metadata["deletionTimestamp"])
-    grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
-    return ended.finished >= due - grace
+    return due - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+
+
+def _ended_by_deletion(deleted_at: datetime | None, ended: ContainerExit | None) -> bool:
+    """Whether the trainer ended only after somebody had asked for the pod's deletion."""
+    if deleted_at is None or ended is None or ended.finished is None:
+        return False
+    return ended.finished >= deleted_at
+
+
+def _time_of(condition: Manifest) -> datetime | None:
+    moment = condition.get("lastTransitionTime") if _is_true(condition) else None
+    return datetime.fromisoformat(moment) if moment else None
+
+
+def _earliest(*moments: datetime | None) -> datetime | None:
+    return min((moment for moment in moments if moment), default=None)
 
 
 def _exit(terminated: Manifest | None) -> ContainerExit | None:

@@ -202,11 +202,19 @@ class TestTemplate:
         assert {k: main[k] for k in TEMPLATE["spec"]["containers"][0]} == (
             TEMPLATE["spec"]["containers"][0]
         )
-        assert set(main) - set(TEMPLATE["spec"]["containers"][0]) == {"env", "volumeMounts"}
+        added = set(main) - set(TEMPLATE["spec"]["containers"][0])
+        assert added == {"env", "volumeMounts", "terminationMessagePolicy"}
         metadata: dict[str, Any] = pod["metadata"]
         assert metadata["labels"]["team"] == "vision"
         assert metadata["annotations"]["note"] == "kept"
         assert metadata["finalizers"] == ["example.com/kept"]
+
+    def test_the_end_of_the_log_is_the_last_word_unless_the_user_wants_another(self) -> None:
+        for wish in ({}, {"terminationMessagePolicy": "File"}):
+            job = fresh_job(template=template(container() | wish))
+            [trainer] = manifests.pod(job, FIRST)["spec"]["containers"]
+            expected = wish.get("terminationMessagePolicy", "FallbackToLogsOnError")
+            assert trainer["terminationMessagePolicy"] == expected
 
     def test_our_labels_cannot_be_forged(self) -> None:
         pod = manifests.pod(fresh_job(template=TEMPLATE), FIRST)

@@ -5,8 +5,8 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from ddp_operator.job.decisions import DISRUPTED_START_PAUSE_SECONDS
 from ddp_operator.job.pods import ContainerExit, PodState
+from ddp_operator.job.recovery import DISRUPTED_START_PAUSE_SECONDS
 from ddp_operator.ports import Key
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st

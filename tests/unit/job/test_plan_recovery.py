@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.decisions import CAUSE_WAIT_SECONDS, DISRUPTED_START_PAUSE_SECONDS
+from ddp_operator.job.causes import CAUSE_WAIT_SECONDS
 from ddp_operator.job.plan import plan
 from ddp_operator.job.pods import Identity, PodState
+from ddp_operator.job.recovery import DISRUPTED_START_PAUSE_SECONDS
 
 from tests.unit.job.builders import (
     condition,
@@ -97,7 +98,7 @@ class TestFailure:
     @pytest.mark.parametrize("spent", [0, 2])
     def test_the_last_allowed_failure_ends_the_job(self, scope: str, spent: int) -> None:
         job, pods = running_job(restart={"scope": scope, "maxRestarts": spent})
-        job = with_status(job, restarts=spent)
+        job = with_status(job, restarts=spent, restarts_without_progress=spent)
         planned = plan(job, [pods[0], ended(job, 1, code=3, message="boom")], later(60))
         assert planned.decided
         assert (planned.status.phase, planned.status.reason) == ("Failed", "MaxRestartsExceeded")
@@ -259,7 +260,8 @@ class TestPause:
         assert (waiting.create, waiting.create_service) == ((), False)
         assert waiting.delete == (old.key,)
         assert waiting.look_again_at == later(60 + DISRUPTED_START_PAUSE_SECONDS)
-        assert "lost before they ran" in waiting.status.message
+        assert waiting.status.reason == "WaitingToStart"
+        assert "UnexpectedAdmissionError" in waiting.status.message
         resumed = plan(stored(job, waiting), [], waiting.look_again_at)
         assert [identity.index for identity in resumed.create] == [0, 1]
         assert resumed.status.next_start_time is None

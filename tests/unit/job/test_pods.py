@@ -94,8 +94,8 @@ def test_a_pod_that_failed_without_its_trainer() -> None:
         manifest(status={"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no"})
     )
     assert read.failed
-    assert read.disrupted
-    failure = failures.of_pod(read, NOW)
+    assert not read.disrupted
+    failure = failures.of_pod(fresh_job(), read, NOW)
     assert (failure.reason, failure.message, failure.exit_code) == (
         "UnexpectedAdmissionError",
         "no",
@@ -199,7 +199,7 @@ class TestWords:
     def test_exit_code(self) -> None:
         job = fresh_job()
         said = failures.in_words(
-            failures.of_pod(ended(job, 1, code=3, message="boom", node="node-a"), NOW)
+            failures.of_pod(fresh_job(), ended(job, 1, code=3, message="boom", node="node-a"), NOW)
         )
         assert (
             said == "pod digits-0-1 (node rank 1) exited with code 3 (Error) on node node-a: boom"
@@ -207,15 +207,19 @@ class TestWords:
 
     @pytest.mark.parametrize(("code", "signal"), [(137, 9), (139, 11), (143, 15)])
     def test_signal(self, code: int, signal: int) -> None:
-        failure = failures.of_pod(ended(fresh_job(), 0, code=code, reason="OOMKilled"), NOW)
+        failure = failures.of_pod(
+            fresh_job(), ended(fresh_job(), 0, code=code, reason="OOMKilled"), NOW
+        )
         assert failure.signal == signal
         assert f"was killed by signal {signal} (OOMKilled)" in failures.in_words(failure)
 
     def test_disruption(self) -> None:
         gone = pod(fresh_job(), 0, deleting=True, node="node-a")
-        said = failures.in_words(failures.of_pod(gone, NOW))
+        said = failures.in_words(failures.of_pod(fresh_job(), gone, NOW))
         assert said.startswith("pod digits-0-0 (node rank 0) was disrupted: Deleted on node node-a")
 
     def test_long_words_fit_the_status(self) -> None:
-        failure = failures.of_pod(ended(fresh_job(), 0, code=1, message="x" * 9999), NOW)
+        failure = failures.of_pod(
+            fresh_job(), ended(fresh_job(), 0, code=1, message="x" * 9999), NOW
+        )
         assert len(failure.message) == 1024

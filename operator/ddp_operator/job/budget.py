@@ -1,0 +1,81 @@
+"""How often a job may start again, and how soon.
+
+Charged restarts count against `spec.restart.maxRestarts`. Node-level failures do not at first; but
+a job whose every node seems to be broken is a job that is broken, so they are bounded as well.
+Disruptions are not: they end with what causes them.
+"""
+
+from datetime import timedelta
+from typing import Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.spec import FailureClass
+from ddp_operator.api.status import DDPJobStatus, Failure
+
+MIN_NODE_FAILURES: Final = 3
+"""Node-level failures without progress that are forgiven even where `maxRestarts` is less: a first
+broken GPU must not end a job that allows its own code no failure.
+"""
+
+_MAX_DOUBLINGS: Final = 20
+"""More than `backoff.maxSeconds` can ever need."""
+
+
+def after_progress(status: DDPJobStatus) -> DDPJobStatus:
+    """Return the status with a new count where a later step has been checkpointed since."""
+    reached = status.checkpoint.step if status.checkpoint else 0
+    if reached <= status.checkpoint_step_at_restart:
+        return status
+    return status.model_copy(
+        update={
+            "restarts_without_progress": 0,
+            "node_failures_without_progress": 0,
+            "checkpoint_step_at_restart": reached,
+        }
+    )
+
+
+def is_charged(job: DDPJob, status: DDPJobStatus, class_: FailureClass) -> bool:
+    """Whether a failure of this class counts, where no rule says."""
+    if class_ == "Infrastructure":
+        forgiven = max(job.spec.restart.max_restarts, MIN_NODE_FAILURES)
+        return status.node_failures_without_progress >= forgiven
+    return class_ == "Application"
+
+
+def used(job: DDPJob, status: DDPJobStatus) -> int:
+    """Charged restarts that count against `maxRestarts` now."""
+    refills = job.spec.restart.reset_after_progress
+    return status.restarts_without_progress if refills else status.restarts
+
+
+def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
+    """Count the restart that a failure brings, and hold it against the node where it is that
+    node's.
+    """
+    update: dict[str, object]
+    if failure.charged:
+        without = status.restarts_without_progress + 1
+        update = {"restarts": status.restarts + 1, "restarts_without_progress": without}
+    else:
+        update = {"disruptions": status.disruptions + 1}
+    if failure.class_ == "Infrastructure":
+        update["node_failures_without_progress"] = status.node_failures_without_progress + 1
+        if failure.node:
+            known = status.node_failures.get(failure.node, 0)
+            update["node_failures"] = {**status.node_failures, failure.node: known + 1}
+    return status.model_copy(update=update)
+
+
+def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
+    """How long to wait before the restart that has been counted last: not at all before the first
+    without progress, then twice as long each time.
+    """
+    backoff = job.spec.restart.backoff
+    if not failure.charged and failure.class_ != "Infrastructure":
+        return timedelta()
+    in_a_row = max(status.restarts_without_progress, status.node_failures_without_progress)
+    if in_a_row < 2:
+        return timedelta()
+    seconds = backoff.initial_seconds * 2 ** min(in_a_row - 2, _MAX_DOUBLINGS)
+    return timedelta(seconds=min(seconds, backoff.max_seconds))

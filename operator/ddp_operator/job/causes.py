@@ -1,0 +1,118 @@
+"""Finds what a job's trouble began with.
+
+When a rank dies, others die of it moments later, and kubelets report the ends in any order. The
+earliest failure that is not another one's consequence is the cause.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Failure
+from ddp_operator.job import classes, failures
+from ddp_operator.job.model import Observed
+from ddp_operator.job.pods import UNSTARTABLE_REASONS, Identity, PodState
+
+CAUSE_WAIT_SECONDS: Final = 3
+"""How long a rank that only fell over another one waits for that other one to be seen. Kubelets
+report exits in any order, and look for them once a second (PLEG)."""
+
+CLOCK_SKEW: Final = timedelta(seconds=CAUSE_WAIT_SECONDS)
+"""By how much the clocks of two nodes, or of a node and the API server, may differ: a pod that ends
+this little before another one is taken away may well have ended because of that."""
+
+UNSTARTABLE_SECONDS: Final = 300
+"""How long pods may lack their image, Secret or ConfigMap before that fails the job: time for a
+person to create it, and for a registry to come back."""
+
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What failed first, and which pods are lost by now."""
+
+    failure: Failure
+    lost: tuple[int, ...]
+    """Replica indices."""
+    secondary: bool = False
+    """It can only be a consequence, but its cause never showed."""
+
+
+def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
+    """Return the cause of what failed or went missing; None when nothing did, or while the cause is
+    still awaited.
+    """
+    present = [pods.current[index] for index in sorted(pods.current)]
+    failed = [pod for pod in present if pod.failed or pod.disrupted]
+    vanished = _vanished(job, pods)
+    lost = (*(pod.identity.index for pod in failed), *(gone.index for gone in vanished))
+    if hopeless := [p for p in present if classes.is_hopeless(p) and not p.disrupted]:
+        return Cause(failures.of_pod(job, primary(hopeless), now), lost)
+    first = primary(failed) if failed else None
+    secondary = first is not None and _is_consequence(first)
+    if vanished and (first is None or secondary):
+        return Cause(failures.of_missing(job, vanished[0], now), lost)
+    if first is not None:
+        if cause_due(job, pods, now):
+            return None
+        return Cause(failures.of_pod(job, first, now), lost, secondary)
+    due = unstartable_due(job)
+    if due is not None and due <= now and (stuck := unstartable(pods)):
+        indices = tuple(pod.identity.index for pod in stuck)
+        return Cause(failures.of_pod(job, stuck[0], now), indices)
+    return None
+
+
+def primary(pods: Sequence[PodState]) -> PodState:
+    """Return the pod whose failure came first; one that fell over another's failure only if
+    there is no other.
+    """
+    return min(pods, key=lambda pod: (_is_consequence(pod), _began(pod), pod.identity.index))
+
+
+def cause_due(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
+    """Return until when to wait for the cause of failures that can only be consequences.
+
+    None when there is nothing to wait for: no such failure, a cause in sight, no pod left that
+    could be it, or the time is up.
+    """
+    failed = [pod for pod in pods.current.values() if pod.failed or pod.disrupted]
+    others = [pod for pod in pods.current.values() if not pod.failed and not pod.succeeded]
+    if not failed or not others or _vanished(job, pods):
+        return None
+    if not all(_is_consequence(pod) for pod in failed):
+        return None
+    ends = [pod.exit.finished for pod in failed if pod.exit and pod.exit.finished]
+    due = max(ends, default=now) + timedelta(seconds=CAUSE_WAIT_SECONDS)
+    # A node's clock that is ahead must not hold the job back.
+    return due if now < due <= now + timedelta(seconds=CAUSE_WAIT_SECONDS) else None
+
+
+def unstartable(pods: Observed) -> list[PodState]:
+    """The pods that wait for what only a person or a registry can mend, by index."""
+    waiting = [pod for pod in pods.current.values() if pod.waiting in UNSTARTABLE_REASONS]
+    return sorted(waiting, key=lambda pod: pod.identity.index)
+
+
+def unstartable_due(job: DDPJob) -> datetime | None:
+    """Return when pods that cannot start are given up; None while there are none."""
+    since = job.status.unstartable_since
+    return None if since is None else since + timedelta(seconds=UNSTARTABLE_SECONDS)
+
+
+def _vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:
+    return pods.missing if job.status.is_true("PodsCreated") else ()
+
+
+def _is_consequence(pod: PodState) -> bool:
+    return not pod.disrupted and classes.is_secondary(pod)
+
+
+def _began(pod: PodState) -> datetime:
+    """When the trouble with a pod began; long ago, where nobody knows."""
+    if pod.disrupted:
+        return pod.disrupted_at - CLOCK_SKEW if pod.disrupted_at else _LONG_AGO
+    return (pod.exit.finished if pod.exit else None) or _LONG_AGO

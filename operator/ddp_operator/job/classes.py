@@ -1,0 +1,62 @@
+"""Whose fault a failure was.
+
+Only what the training did itself is held against the job; what the cluster did, and what a node
+did, is not; and what no restart can mend ends the job at once.
+"""
+
+from typing import Final
+
+from ddp_operator.api.constants import EXIT_CONFIGURATION, EXIT_PEER_LOST, EXIT_SIGTERM
+from ddp_operator.api.spec import FailureClass
+from ddp_operator.job import symptoms
+from ddp_operator.job.pods import PodState
+
+_START_FAILED: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
+"""Kubelet's reasons for a container that was made but could not be started: its runtime's fault or
+its command's."""
+
+_NODE_REASONS: Final = frozenset({"UnexpectedAdmissionError"})
+"""Kubelet's reasons for pods that it refuses since a device plugin fails on its node."""
+
+
+def of_pod(pod: PodState) -> FailureClass:
+    """Class of a pod that failed, was taken away, or cannot start."""
+    if pod.disrupted:
+        return "Disruption"
+    if is_hopeless(pod):
+        return "Configuration"
+    if pod.exit is None and pod.waiting:
+        return "Infrastructure" if pod.waiting in _START_FAILED else "Configuration"
+    return "Infrastructure" if _is_of_node(pod) else "Application"
+
+
+def is_hopeless(pod: PodState) -> bool:
+    """Whether starting it again cannot help: its trainer says so, or it cannot ever start."""
+    ended = pod.exit
+    if ended is None:
+        return pod.waiting == "InvalidImageName"
+    bad_command = ended.reason in _START_FAILED and symptoms.is_of_command(ended.message)
+    return ended.code == EXIT_CONFIGURATION or bad_command
+
+
+def is_secondary(pod: PodState) -> bool:
+    """Whether it failed because of another rank's failure."""
+    ended = pod.exit
+    if ended is None or pod.reason:  # the latter: kubelet ended it, and says why
+        return False
+    if ended.code in (EXIT_PEER_LOST, EXIT_SIGTERM):
+        return True
+    if ended.reason == "OOMKilled" or _is_of_node(pod):
+        return False
+    # A JSON object is the bundled launcher's, whose exit code has told.
+    return not ended.message.startswith("{") and symptoms.is_of_another_rank(ended.message)
+
+
+def _is_of_node(pod: PodState) -> bool:
+    ended = pod.exit
+    if ended is None:
+        return pod.reason in _NODE_REASONS
+    if ended.reason == "OOMKilled":
+        # Below no limit of its own it can only have been the node's memory that ran out.
+        return not pod.memory_limited
+    return ended.reason in _START_FAILED or symptoms.is_of_node(ended.message)

@@ -1,0 +1,141 @@
+"""Decides about failures: what starts again, what it costs, and when it is enough.
+
+All failures come to `failed`, whoever noticed them: what the pods show comes by way of `recover`.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.job import budget, causes, failures, restart_rules
+from ddp_operator.job.decisions import decided, fail, restarting
+from ddp_operator.job.model import Observed, Plan
+from ddp_operator.ports import Event
+
+DISRUPTED_START_PAUSE_SECONDS: Final = 10
+"""Pause after pods were taken away before all of them ran: no budget bounds disruptions, so without
+it a job that no node wants to keep would start pods without end. Kubernetes' own Job controller
+begins with ten seconds too."""
+
+
+def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+    """Decide about what failed or went missing; None when nothing did, or its cause is awaited."""
+    if any(pod.spec_hash != job.spec_hash for pod in pods.current.values()):
+        what = f"starting all {job.spec.replicas} pods anew: spec changed"
+        return restarting(_next_attempt(job.status), "SpecChanged", what, now)
+    cause = causes.find(job, pods, now)
+    if cause is None:
+        return None
+    # While new pods are held back, those that wait for them in vain have not failed once more.
+    paused = job.status.next_start_time is not None and now < job.status.next_start_time
+    return failed(job, pods, cause.failure, cause.lost, now, excused=paused and cause.secondary)
+
+
+def failed(
+    job: DDPJob,
+    pods: Observed,
+    failure: Failure,
+    lost: Sequence[int],
+    now: datetime,
+    *,
+    excused: bool = False,
+) -> Plan:
+    """Decide about one failure, by the job's rules, its class, and what is left of the budget.
+
+    `failure` says what happened and of what class it is; what is done about it is filled in here.
+    `lost`: indices of the pods that cannot go on; empty when none can. `excused`: it is part of a
+    failure that has been counted.
+    """
+    verdict = restart_rules.judge(job, failure)
+    words = failures.in_words(failure)
+    by_rule = f", {verdict.rule}" if verdict.rule else ""
+    if verdict.action == "FailJob":
+        reason = _reason_to_fail(failure, by_rule=bool(verdict.rule))
+        failure = failure.model_copy(update={"action": "FailJob"})
+        told = f"{verdict.rule} (FailJob): {words}" if verdict.rule else words
+        return fail(job, reason, told, now, failure)
+    status = budget.after_progress(job.status)
+    charged = verdict.charged
+    if charged is None:
+        charged = not excused and budget.is_charged(job, status, failure.class_)
+    limit = job.spec.restart.max_restarts
+    if charged and budget.used(job, status) >= limit:
+        failure = failure.model_copy(update={"action": "FailJob"})
+        told = f"spec.restart.maxRestarts ({limit}) is used up{by_rule}; {words}"
+        return fail(job, "MaxRestartsExceeded", told, now, failure)
+
+    gang = verdict.action == "RestartGang" or _concerns_all(job, pods, lost)
+    action = "RestartGang" if gang else "RestartPod"
+    failure = failure.model_copy(update={"action": action, "charged": charged})
+    status = budget.count(failures.remember(status, failure), failure)
+    pause = _pause(job, status, failure)
+    if pause:
+        status = status.model_copy(update={"next_start_time": now + pause})
+    status = _next_attempt(status) if gang else _replacing(status, lost)
+    cost = f"restart {budget.used(job, status)} of {limit}" if charged else "not charged"
+    wait = f" after {int(pause.total_seconds())} s" if pause else ""
+    message = f"{_what(job, status, lost, gang=gang)}{wait} ({cost}{by_rule}): {words}"
+    return restarting(status, _reason_to_restart(failure), message, now)
+
+
+def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
+    """Decide to put failures that a rule ignores on record; None when they are."""
+    known = {f.pod for f in job.status.failures if f.action == "Ignore"}
+    room = failures.MAX_IGNORED - len(known)
+    new = [(failure, rule) for failure, rule in pods.ignored if failure.pod not in known][:room]
+    if room <= 0 or not new:
+        return None
+    status = failures.remember(job.status, *(failure for failure, _ in new))
+    events = (
+        Event("FailureIgnored", f"{rule} (Ignore): {failures.in_words(failure)}")
+        for failure, rule in new
+    )
+    return decided(status, *events)
+
+
+def _concerns_all(job: DDPJob, pods: Observed, lost: Sequence[int]) -> bool:
+    """Whether a replacement would find nobody to form a group with."""
+    # One that has ended well will not come back for it.
+    over = any(pod.succeeded for pod in pods.current.values())
+    return over or len(lost) in (0, job.spec.replicas)
+
+
+def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
+    pause = budget.pause(job, status, failure)
+    if not failure.charged and not job.status.is_true("Running"):
+        pause = max(pause, timedelta(seconds=DISRUPTED_START_PAUSE_SECONDS))
+    return pause
+
+
+def _next_attempt(status: DDPJobStatus) -> DDPJobStatus:
+    return status.model_copy(update={"attempt": status.attempt + 1, "replacements": {}})
+
+
+def _replacing(status: DDPJobStatus, indices: Sequence[int]) -> DDPJobStatus:
+    replacements = dict(status.replacements)
+    for index in indices:
+        replacements[str(index)] = replacements.get(str(index), 0) + 1
+    return status.model_copy(update={"replacements": replacements})
+
+
+def _what(job: DDPJob, status: DDPJobStatus, lost: Sequence[int], *, gang: bool) -> str:
+    if gang:
+        return f"starting all {job.spec.replicas} pods as attempt {status.attempt}"
+    ranks = ", ".join(str(index) for index in sorted(lost))
+    return f"replacing the pod of node rank {ranks}"
+
+
+def _reason_to_restart(failure: Failure) -> str:
+    if failure.reason == failures.NO_PROGRESS:
+        return failures.NO_PROGRESS
+    return {"Disruption": "Disrupted", "Infrastructure": "NodeFailed"}.get(
+        failure.class_, "PodFailed"
+    )
+
+
+def _reason_to_fail(failure: Failure, *, by_rule: bool) -> str:
+    if by_rule:
+        return "FailedByRule"
+    return "ConfigurationError" if failure.exit_code is not None else failure.reason

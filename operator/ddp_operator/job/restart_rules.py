@@ -1,0 +1,89 @@
+"""Applies `spec.restart.rules`: what to do about a failure, and whether it is charged."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.spec import RestartRule
+from ddp_operator.api.status import Failure, FailureAction
+from ddp_operator.job import failures
+from ddp_operator.job.manifests import processes_per_pod
+from ddp_operator.job.model import Observed
+from ddp_operator.job.pods import PodState
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do about a failure."""
+
+    action: FailureAction
+    charged: bool | None = None
+    """None: as the failure's class says."""
+    rule: str = ""
+    """The field of the rule that says so; empty where none matched."""
+
+
+def judge(job: DDPJob, failure: Failure) -> Verdict:
+    """Return what the first rule that matches says, else what the failure's class and the job's
+    scope say.
+
+    Rules that ignore a failure are passed over: only what has ended can count as a good end, and
+    that is no failure any more (see `ignoring`).
+    """
+    ruled = _first(job, failure, lambda rule: rule.action != "Ignore")
+    if ruled:
+        return ruled
+    if failure.class_ == "Configuration":
+        return Verdict("FailJob")
+    return Verdict("RestartGang" if job.spec.restart.scope == "Gang" else "RestartPod")
+
+
+def ignoring(job: DDPJob, pods: Observed, now: datetime) -> Observed:
+    """Mark the failed pods that count as ended well, by the first rule that matches them."""
+    if all(rule.action != "Ignore" for rule in job.spec.restart.rules):
+        return pods
+    current = dict(pods.current)
+    ignored: list[tuple[Failure, str]] = []
+    for index, pod in pods.current.items():
+        if _has_ended(pod):
+            failure = failures.of_pod(job, pod, now)
+            verdict = _first(job, failure, lambda _: True)
+            if verdict and verdict.action == "Ignore":
+                current[index] = replace(pod, ignored=True)
+                ignored.append((failure.model_copy(update={"action": "Ignore"}), verdict.rule))
+    return replace(pods, current=current, ignored=tuple(ignored))
+
+
+def _has_ended(pod: PodState) -> bool:
+    """A pod that is being deleted will be missing soon, and be created again."""
+    return pod.failed and not pod.deleting
+
+
+def _first(job: DDPJob, failure: Failure, applies: Callable[[RestartRule], bool]) -> Verdict | None:
+    for index, rule in enumerate(job.spec.restart.rules):
+        if applies(rule) and _matches(job, rule, failure):
+            return Verdict(rule.action, rule.charged, f"spec.restart.rules[{index}]")
+    return None
+
+
+def _matches(job: DDPJob, rule: RestartRule, failure: Failure) -> bool:
+    """Whether every matcher that the rule has does match."""
+    return (
+        (rule.exit_codes is None or failure.exit_code in rule.exit_codes)
+        and (rule.reasons is None or failure.reason in rule.reasons)
+        and (rule.classes is None or failure.class_ in rule.classes)
+        and (rule.ranks is None or not _ranks(job, failure).isdisjoint(rule.ranks))
+        and (
+            rule.message_regex is None or re.search(rule.message_regex, failure.message) is not None
+        )
+    )
+
+
+def _ranks(job: DDPJob, failure: Failure) -> set[int]:
+    """The ranks that may have failed: all of the pod, where it is not known which."""
+    if failure.rank is not None:
+        return {failure.rank}
+    processes = processes_per_pod(job)
+    return set(range(failure.index * processes, (failure.index + 1) * processes))

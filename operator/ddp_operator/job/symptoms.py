@@ -1,0 +1,122 @@
+"""What the last words of a container give away: who broke, this rank, another one, or the node.
+
+PyTorch reports a lost peer as an exception like any other, and a broken GPU too; where an exit code
+does not tell, only the text does. Words of which none is known are the training's own failure.
+"""
+
+import re
+from typing import Final
+
+_SECONDARY: Final = re.compile(
+    "|".join(
+        [
+            # gloo, transport/tcp: the other side of a pair is gone, or silent.
+            r"Connection (closed|reset) by peer",
+            r"Remote peer closed the connection",
+            r"Application timeout caused pair closure",
+            r"Gloo connectFullMesh failed",
+            r"gloo/transport/.*(Read error|Write error|Broken pipe|Timed out|[Tt]imeout)",
+            # torch/csrc/distributed/c10d: TCPStore and socket. Rank 0 holds the store.
+            r"Did the remote server shutdown or crash",
+            r"TCPStore server has shut ?down",
+            r"[Tt]imed out after .* waiting for clients",
+            r"The client socket has (timed out|failed to connect)",
+            r"wait timeout after \d+ms, keys",
+            r"DistNetworkError: .*([Bb]roken pipe|failed to recv|[Tt]imed? ?out)",
+            r"DistStoreError: ",
+            # torch/csrc/distributed/c10d: NCCLUtils, ProcessGroupNCCL. What torch says of
+            # ncclSystemError names the end of a remote peer as a cause, too.
+            r"ncclRemoteError",
+            r"ncclSystemError",
+            r"remote process exit(ed|ing)",
+            r"Watchdog caught collective operation timeout",
+            r"NCCL communicator was aborted",
+            # torch/distributed/elastic: another agent left, or never came.
+            r"RendezvousConnectionError",
+            r"RendezvousTimeoutError",
+            r"SignalException: Process \d+ got signal: 15",
+        ]
+    )
+)
+
+_NODE: Final = re.compile(
+    "|".join(
+        [
+            # CUDA's error strings (cudaGetErrorString): memory, links, driver of this very node.
+            r"uncorrectable ECC error",
+            r"uncorrectable NVLink error",
+            r"CUDA-capable device\(s\) is/are busy or unavailable",
+            r"CUDA error: system not yet initialized",
+            r"CUDA error: system has unsupported display driver",
+            # The driver's own words. Of the Xid errors, NVIDIA's catalogue lays 13, 31, 43 and 45
+            # at the application's door.
+            r"\bXid\b[^:]*(:[^:]*\))?: (?!(13|31|43|45)\b)\d+",
+            r"GPU (has fallen off the bus|is lost)",
+            r"Driver/library version mismatch",
+            r"Failed to initialize NVML: Unknown Error",
+            # nvidia-container-toolkit, as a runtime hook of the container.
+            r"nvidia-container-cli: .*(initialization|detection) error",
+        ]
+    )
+)
+
+_BAD_COMMAND: Final = re.compile(
+    r'exec: ".*": (executable file not found|stat .*: no such file|permission denied)'
+    r"|exec .*: (no such file or directory|exec format error|permission denied)"
+)
+"""What runc says of a command that the image does not have."""
+
+# The line that ends a Python traceback; torch puts «[rank1]: » before each line of its own.
+_EXCEPTION: Final = re.compile(
+    r"^(?:\[rank\d+\]:? *)?(?:[A-Za-z_][\w.]*\.)?"
+    r"(?P<name>\w*(?:Error|Exception|Interrupt|Exit|Failure))\b(?::|$)",
+    re.MULTILINE,
+)
+_LOG_LINE: Final = re.compile(r"^(?:\[rank\d+\]:)?\[?[WEIF]\d{4} .*", re.MULTILINE)
+"""How torch's lines begin that it logs while a process goes down."""
+_OF_LAUNCHER: Final = frozenset({"ChildFailedError"})
+"""torchrun's own exception: it only repeats that a process has failed."""
+
+_TORCHRUN_ROOT_CAUSE: Final = re.compile(
+    r"Root Cause \(first observed failure\):.*?^ *rank *: (?P<rank>\d+) ", re.MULTILINE | re.DOTALL
+)
+
+
+def is_of_another_rank(message: str) -> bool:
+    """Whether it says that another rank is gone. The last exception counts: a connection that
+    broke earlier, and was mended, is not what ended the process.
+    """
+    return bool(_SECONDARY.search(_last_exception(message) or message))
+
+
+def is_of_node(message: str) -> bool:
+    """Whether it says that the node is broken: its GPUs, their links or their driver."""
+    return bool(_NODE.search(message))
+
+
+def is_of_command(message: str) -> bool:
+    """Whether it says that the image lacks the command."""
+    return bool(_BAD_COMMAND.search(message))
+
+
+def torchrun_rank(message: str) -> int | None:
+    """The global rank that torchrun names as the first to fail."""
+    found = _TORCHRUN_ROOT_CAUSE.search(message)
+    return int(found["rank"]) if found else None
+
+
+def headline(message: str) -> str:
+    """One line for people: the exception that ended a Python program, else the last line."""
+    exception = _last_exception(message)
+    if exception:
+        return exception.splitlines()[0].strip()
+    lines = message.strip().splitlines() or [""]
+    return lines[-1].strip()
+
+
+def _last_exception(message: str) -> str:
+    """The last exception and what follows it, but for torch's further log lines; empty where there
+    is none.
+    """
+    found = [m for m in _EXCEPTION.finditer(message) if m["name"] not in _OF_LAUNCHER]
+    return _LOG_LINE.split(message[found[-1].start() :])[0] if found else ""

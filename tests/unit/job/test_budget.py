@@ -1,0 +1,169 @@
+"""What restarts cost, how progress pays, and how long a job waits between them."""
+
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import CheckpointRecord
+from ddp_operator.job.budget import MIN_NODE_FAILURES
+from ddp_operator.job.model import Plan
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import PodState
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.job.builders import ended, later, ready, running_job, stored, with_status
+
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+def start(**restart: Any) -> DDPJob:
+    return running_job(restart=restart)[0]
+
+
+def checkpointed(job: DDPJob, step: int) -> DDPJob:
+    return with_status(job, checkpoint=CheckpointRecord(step=step))
+
+
+def fails(job: DDPJob, **how: Any) -> Plan:
+    """What is decided when a pod of the running job fails."""
+    return plan(job, [ready(job, 0), failed(job, **how)], later(60))
+
+
+def failed(job: DDPJob, **how: Any) -> PodState:
+    return ended(job, 1, **{"code": 1, **how})
+
+
+def running_again(job: DDPJob, planned: Plan) -> DDPJob:
+    """The job once a decision is carried out, and its pods run."""
+    job = stored(job, planned)
+    at = job.status.next_start_time or later(60)
+    job = stored(job, plan(job, [], at))
+    job = stored(job, plan(job, [ready(job, index) for index in (0, 1)], at))
+    assert job.status.phase == "Running"
+    return job
+
+
+class TestProgress:
+    def test_a_later_checkpoint_refills_the_budget(self) -> None:
+        job = start(maxRestarts=1)
+        for step in (10, 20, 30):
+            job = checkpointed(job, step)
+            planned = fails(job)
+            assert planned.status.restarts_without_progress == 1
+            assert planned.status.checkpoint_step_at_restart == step
+            assert "restart 1 of 1" in planned.status.message
+            job = running_again(job, planned)
+        assert job.status.restarts == 3
+
+    @pytest.mark.parametrize("step", [10, 5])
+    def test_the_same_or_an_earlier_one_does_not(self, step: int) -> None:
+        job = start(maxRestarts=1)
+        job = running_again(job, fails(checkpointed(job, 10)))
+        planned = fails(checkpointed(job, step))
+        assert (planned.status.phase, planned.status.reason) == ("Failed", "MaxRestartsExceeded")
+
+    def test_nor_does_any_when_all_restarts_shall_count(self) -> None:
+        job = start(maxRestarts=1, resetAfterProgress=False)
+        job = running_again(job, fails(checkpointed(job, 10)))
+        planned = fails(checkpointed(job, 20))
+        assert planned.status.reason == "MaxRestartsExceeded"
+
+    def test_without_reports_it_is_a_plain_limit(self) -> None:
+        job = start(maxRestarts=2)
+        for _ in range(2):
+            job = running_again(job, fails(job))
+        assert fails(job).status.reason == "MaxRestartsExceeded"
+        assert job.status.restarts == 2
+
+
+class TestBackoff:
+    def pauses(self, job: DDPJob, count: int, **how: Any) -> list[float]:
+        pauses = []
+        for _ in range(count):
+            planned = fails(job, **how)
+            next_start = planned.status.next_start_time
+            pauses.append((next_start - later(60)).total_seconds() if next_start else 0)
+            job = running_again(job, planned)
+        return pauses
+
+    def test_it_doubles_up_to_a_limit(self) -> None:
+        job = start(maxRestarts=9, backoff={"initialSeconds": 5, "maxSeconds": 30})
+        assert self.pauses(job, 6) == [0, 5, 10, 20, 30, 30]
+
+    def test_it_can_be_switched_off(self) -> None:
+        job = start(maxRestarts=9, backoff={"initialSeconds": 0, "maxSeconds": 0})
+        assert self.pauses(job, 3) == [0, 0, 0]
+
+    def test_it_begins_anew_after_progress(self) -> None:
+        job = start(maxRestarts=9)
+        for _ in range(3):
+            job = running_again(job, fails(job))
+        assert fails(checkpointed(job, 10)).status.next_start_time is None
+
+    def test_none_after_a_disruption(self) -> None:
+        job = start(maxRestarts=9)
+        for _ in range(3):
+            job = running_again(job, fails(job))
+        assert fails(job, disruption="PreemptionByScheduler").status.next_start_time is None
+
+    def test_it_is_announced(self) -> None:
+        job = start()
+        job = running_again(job, fails(job))
+        planned = fails(job)
+        assert "as attempt 2 after 5 s (restart 2 of 3)" in planned.status.message
+        waiting = plan(stored(job, planned), [], later(61))
+        assert waiting.create == ()
+        assert waiting.look_again_at == planned.status.next_start_time
+        assert "waiting until 2026-03-01T12:01:05Z" in waiting.status.message
+        assert "digits-1-1" in waiting.status.message
+
+    @given(
+        initial=st.integers(0, 3600),
+        most=st.integers(0, 86400),
+        count=st.integers(1, 1000),
+    )
+    def test_any_is_within_bounds_and_none_is_shorter_than_the_one_before(
+        self, initial: int, most: int, count: int
+    ) -> None:
+        initial = min(initial, most)
+        job = start(maxRestarts=1000, backoff={"initialSeconds": initial, "maxSeconds": most})
+        found = []
+        for spent in (count - 1, count):
+            status = fails(with_status(job, restarts_without_progress=spent - 1)).status
+            found.append((status.next_start_time or later(60)) - later(60))
+        for pause, after in pairwise([timedelta(), *found, timedelta(seconds=most)]):
+            assert pause <= after
+
+
+class TestNodeFailures:
+    def test_they_are_held_against_the_node(self) -> None:
+        job = start(maxRestarts=0)
+        planned = fails(job, message=ECC)
+        assert (planned.status.phase, planned.status.reason) == ("Restarting", "NodeFailed")
+        assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
+        assert planned.status.node_failures == {"node-a": 1}
+        [noted] = planned.status.failures
+        assert (noted.class_, noted.charged) == ("Infrastructure", False)
+        job = running_again(job, planned)
+        planned = fails(job, message=ECC, node="node-b")
+        assert planned.status.node_failures == {"node-a": 1, "node-b": 1}
+
+    @pytest.mark.parametrize("limit", [0, 1, 5])
+    def test_without_progress_they_are_charged_at_last(self, limit: int) -> None:
+        job = start(maxRestarts=limit)
+        for _ in range(max(limit, MIN_NODE_FAILURES)):
+            job = running_again(job, fails(job, message=ECC))
+        assert job.status.restarts == 0
+        for _ in range(limit):
+            job = running_again(job, fails(job, message=ECC))
+        assert job.status.restarts == limit
+        assert fails(job, message=ECC).status.reason == "MaxRestartsExceeded"
+
+    def test_with_progress_they_never_are(self) -> None:
+        job = start(maxRestarts=0)
+        for step in range(1, 3 * MIN_NODE_FAILURES):
+            job = running_again(job, fails(checkpointed(job, step), message=ECC))
+        assert job.status.restarts == 0

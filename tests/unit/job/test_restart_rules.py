@@ -1,0 +1,209 @@
+"""`spec.restart.rules`: the first that matches decides, and is named."""
+
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Failure
+from ddp_operator.job.model import Plan
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import PodState
+from ddp_operator.job.restart_rules import judge
+
+from tests.unit.job.builders import (
+    NOW,
+    ended,
+    event_reasons,
+    fresh_job,
+    later,
+    pod,
+    ready,
+    running_job,
+    stored,
+)
+
+IGNORE = {"exitCodes": [42], "ranks": [1], "action": "Ignore"}
+RESTART_POD = {"exitCodes": [42], "action": "RestartPod"}
+
+
+def failure(**fields: Any) -> Failure:
+    return Failure.model_validate(
+        {
+            "time": NOW,
+            "attempt": 0,
+            "index": 1,
+            "rank": 2,
+            "pod": "digits-0-1",
+            "exit_code": 42,
+            "reason": "Error",
+            "message": "first line\nCUDA out of memory",
+            "class_": "Application",
+            **fields,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("matchers", "matches"),
+    [
+        ({"exitCodes": [1, 42]}, True),
+        ({"exitCodes": [1]}, False),
+        ({"reasons": ["OOMKilled", "Error"]}, True),
+        ({"reasons": ["OOMKilled"]}, False),
+        ({"messageRegex": "CUDA out of .emory$"}, True),
+        ({"messageRegex": "^CUDA"}, False),
+        ({"ranks": [0, 2]}, True),
+        ({"ranks": [0, 3]}, False),
+        ({"classes": ["Disruption", "Application"]}, True),
+        ({"classes": ["Disruption"]}, False),
+        ({"exitCodes": [42], "reasons": ["Error"], "ranks": [2]}, True),
+        ({"exitCodes": [42], "reasons": ["OOMKilled"], "ranks": [2]}, False),
+    ],
+)
+def test_all_matchers_must_match_and_one_element_each(
+    matchers: dict[str, Any], *, matches: bool
+) -> None:
+    job = fresh_job(nprocPerNode=2, restart={"rules": [{**matchers, "action": "FailJob"}]})
+    verdict = judge(job, failure())
+    assert verdict.action == ("FailJob" if matches else "RestartGang")
+    assert verdict.rule == ("spec.restart.rules[0]" if matches else "")
+
+
+@pytest.mark.parametrize(("rank", "matches"), [(2, True), (3, True), (1, False), (4, False)])
+def test_an_unknown_rank_may_be_any_of_its_pod(rank: int, *, matches: bool) -> None:
+    rules = [{"ranks": [rank], "action": "FailJob"}]
+    verdict = judge(fresh_job(nprocPerNode=2, restart={"rules": rules}), failure(rank=None))
+    assert (verdict.action == "FailJob") is matches
+
+
+def test_a_failure_without_an_exit_code_matches_none() -> None:
+    job = fresh_job(restart={"rules": [{"exitCodes": [1], "action": "FailJob"}]})
+    assert judge(job, failure(exit_code=None)).action == "RestartGang"
+
+
+def test_the_first_that_matches_decides() -> None:
+    rules = [
+        {"exitCodes": [1], "action": "FailJob"},
+        RESTART_POD,
+        {"exitCodes": [42], "action": "FailJob"},
+    ]
+    verdict = judge(fresh_job(restart={"rules": rules}), failure())
+    assert (verdict.action, verdict.rule) == ("RestartPod", "spec.restart.rules[1]")
+
+
+@pytest.mark.parametrize(
+    ("class_", "scope", "action"),
+    [
+        ("Application", "Gang", "RestartGang"),
+        ("Application", "Pod", "RestartPod"),
+        ("Disruption", "Pod", "RestartPod"),
+        ("Infrastructure", "Gang", "RestartGang"),
+        ("Configuration", "Gang", "FailJob"),
+    ],
+)
+def test_without_rules_class_and_scope_decide(class_: str, scope: str, action: str) -> None:
+    verdict = judge(fresh_job(restart={"scope": scope}), failure(class_=class_))
+    assert (verdict.action, verdict.charged, verdict.rule) == (action, None, "")
+
+
+def after_failure(rule: dict[str, Any], *, code: int = 42, **restart: Any) -> tuple[DDPJob, Plan]:
+    """What is decided when the second of three pods exits, under one rule."""
+    job, pods = running_job(replicas=3, restart={"rules": [rule], **restart})
+    return job, plan(job, [pods[0], ended(job, 1, code=code), pods[2]], later(60))
+
+
+class TestWhatIsDone:
+    def test_one_pod_in_scope_gang(self) -> None:
+        _, planned = after_failure(RESTART_POD)
+        assert (planned.status.attempt, planned.status.replacements) == (0, {"1": 1})
+        [noted] = planned.status.failures
+        assert (noted.action, noted.charged) == ("RestartPod", True)
+        assert "(restart 1 of 3, spec.restart.rules[0])" in planned.status.message
+
+    def test_the_gang_in_scope_pod(self) -> None:
+        _, planned = after_failure({"exitCodes": [42], "action": "RestartGang"}, scope="Pod")
+        assert (planned.status.attempt, planned.status.replacements) == (1, {})
+        assert planned.status.failures[0].action == "RestartGang"
+
+    def test_fail(self) -> None:
+        _, planned = after_failure({"exitCodes": [42], "action": "FailJob"})
+        assert (planned.status.phase, planned.status.reason) == ("Failed", "FailedByRule")
+        assert "spec.restart.rules[0]" in planned.status.message
+        assert "digits-0-1" in planned.status.message
+        assert (planned.status.restarts, planned.status.failures[0].action) == (0, "FailJob")
+
+    def test_restart_what_would_have_failed_the_job(self) -> None:
+        rule = {"exitCodes": [64], "action": "RestartGang", "charged": True}
+        _, planned = after_failure(rule, code=64)
+        assert (planned.status.attempt, planned.status.restarts) == (1, 1)
+
+    def test_charged_false(self) -> None:
+        rule = {"exitCodes": [42], "action": "RestartGang", "charged": False}
+        _, planned = after_failure(rule, maxRestarts=0)
+        assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
+        assert "(not charged, spec.restart.rules[0])" in planned.status.message
+
+    def test_charged_true(self) -> None:
+        rule = {"classes": ["Disruption"], "action": "RestartGang", "charged": True}
+        job, pods = running_job(restart={"rules": [rule]})
+        planned = plan(job, [pods[0]], later(60))
+        assert (planned.status.restarts, planned.status.disruptions) == (1, 0)
+        [noted] = planned.status.failures
+        assert (noted.class_, noted.charged) == ("Disruption", True)
+
+
+class TestIgnore:
+    def start(self, **spec: Any) -> tuple[DDPJob, list[PodState]]:
+        return running_job(**spec, restart={"rules": [IGNORE]})
+
+    def test_it_is_put_on_record_once_and_nothing_starts_again(self) -> None:
+        job, pods = self.start()
+        seen = [pods[0], ended(job, 1, code=42)]
+        planned = plan(job, seen, later(60))
+        assert planned.decided
+        assert event_reasons(planned) == ["FailureIgnored"]
+        assert "spec.restart.rules[0] (Ignore): pod digits-0-1" in planned.events[0].message
+        [noted] = planned.status.failures
+        assert (noted.action, noted.charged) == ("Ignore", False)
+        again = plan(stored(job, planned), seen, later(61))
+        assert (again.decided, again.create, again.delete, again.events) == (False, (), (), ())
+        assert (again.status.phase, again.status.ready) == ("Running", "2/2")
+        assert (again.status.restarts, again.status.disruptions) == (0, 0)
+
+    def test_the_job_succeeds_when_the_others_do(self) -> None:
+        job, _ = self.start()
+        seen = [ended(job, 0, code=0), ended(job, 1, code=42)]
+        job = stored(job, plan(job, seen, later(60)))
+        planned = plan(job, seen, later(60))
+        assert planned.status.phase == "Succeeded"
+        assert "1 of them by spec.restart.rules" in planned.status.message
+
+    def test_another_pods_failure_still_counts(self) -> None:
+        job, _ = self.start()
+        seen = [ended(job, 0, code=42), ended(job, 1, code=42)]
+        job = stored(job, plan(job, seen, later(60)))
+        planned = plan(job, seen, later(60))
+        assert (planned.status.attempt, planned.status.restarts) == (1, 1)
+        assert [f.action for f in planned.status.failures] == ["Ignore", "RestartGang"]
+
+    def test_a_pod_that_vanishes_is_created_again(self) -> None:
+        """It has no end that could count as a good one."""
+        rules = [{"reasons": ["Vanished"], "action": "Ignore"}]
+        job, pods = running_job(restart={"rules": rules})
+        planned = plan(job, [pods[0]], later(60))
+        assert (planned.status.attempt, planned.status.disruptions) == (1, 1)
+
+    def test_of_a_large_gang_only_a_few_are_kept_on_record(self) -> None:
+        rules = [{"exitCodes": [42], "action": "Ignore"}]
+        job, _ = running_job(replicas=20, restart={"rules": rules})
+        seen = [ready(job, 0), *(ended(job, index, code=42) for index in range(1, 20))]
+        job = stored(job, plan(job, seen, later(60)))
+        assert len(job.status.failures) == 5
+        assert not plan(job, seen, later(60)).decided
+
+    def test_one_of_an_earlier_attempt_is_no_news(self) -> None:
+        job, _ = self.start()
+        old = ended(job, 1, code=42)
+        job = stored(job, plan(job, [ended(job, 0, code=1)], later(60)))
+        planned = plan(job, [old, pod(job, 0), pod(job, 1)], later(61))
+        assert not planned.decided
