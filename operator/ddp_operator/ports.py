@@ -25,6 +25,18 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """What tells whether a pod may run on a node."""
+
+    name: str
+    labels: Mapping[str, str]
+    schedulable: bool = True
+    """false: cordoned."""
+    taints: tuple[Mapping[str, str], ...] = ()
+    """Those that keep pods away: effects NoSchedule and NoExecute."""
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """A Kubernetes Event about a job: what a person reads in `kubectl describe`."""
 
@@ -92,6 +104,9 @@ class Cluster(Protocol[PodT]):
 
     def pods_of(self, job: Key) -> list[PodT]:
         """The pods labelled with this job's name, finished and terminating ones included."""
+
+    def nodes(self) -> list[Node]:
+        """The nodes that pods may be placed on; none where that is not to be known."""
 
     async def create_pod(self, manifest: Manifest) -> None:
         """Create a pod.

@@ -13,6 +13,8 @@ from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from ddp_operator.engine.engine import Engine
 from ddp_operator.job.pods import PodState, job_of
 from ddp_operator.kube import (
+    ALL_NODES,
+    NODES,
     PODS,
     ApiClient,
     KubeCluster,
@@ -22,8 +24,9 @@ from ddp_operator.kube import (
     Resource,
     list_names,
     list_pages,
+    node_of,
 )
-from ddp_operator.ports import ClusterError, Key
+from ddp_operator.ports import ClusterError, Key, Node
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ class Replica:
         namespace: str | None,
         lease: LeaderLease | None,
         ready: asyncio.Event,
+        may_see_nodes: bool,
     ) -> None:
         self._client = client
         self._namespace = namespace
@@ -76,7 +80,8 @@ class Replica:
             group=job_of,
             on_change=lambda key: self._engine.look_at(key),  # noqa: PLW0108 - it comes later
         )
-        self._cluster = KubeCluster(client, job_resource=JOBS, pods=self._pods)
+        self._nodes = self._node_reflector() if may_see_nodes else None
+        self._cluster = KubeCluster(client, job_resource=JOBS, pods=self._pods, nodes=self._nodes)
         self._engine = Engine(self._cluster)
 
     async def run(self) -> None:
@@ -88,6 +93,8 @@ class Replica:
         self._listen_to_signals()
         stop = asyncio.create_task(self._told_to_stop.wait())
         parts: list[asyncio.Task[Any]] = [stop, _lasting(self._pods.run(), "the pod reflector")]
+        if self._nodes is not None:
+            parts.append(_lasting(self._nodes.run(), "the node reflector"))
         kopf_task: asyncio.Task[None] | None = None
         lost = False
         try:
@@ -116,6 +123,16 @@ class Replica:
                 await self._lease.release()
             if kopf_task is not None:
                 await _end([kopf_task])
+
+    def _node_reflector(self) -> Reflector[Node]:
+        return Reflector(
+            self._client,
+            NODES.path(),
+            label_selector="",
+            project=node_of,
+            group=lambda _: ALL_NODES,
+            on_change=lambda _: None,  # jobs ask for the nodes when they need them
+        )
 
     def _listen_to_signals(self) -> None:
         def stop(number: signal.Signals) -> None:

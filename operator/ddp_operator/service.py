@@ -11,6 +11,7 @@ from ddp_operator.api.constants import VERSION
 from ddp_operator.kube import (
     EVENTS,
     LEASES,
+    NODES,
     PODS,
     SERVICES,
     ApiClient,
@@ -37,8 +38,12 @@ _NEEDED: Final = (
 )
 """All that the operator asks of the API server; `manifests/install` grants exactly this."""
 
-_NEEDED_TO_LEAD: Final = ("get", "create", "update")
-"""What leader election needs on top: verbs on Leases, in the namespace of its own."""
+_NEEDED_TO_LEAD: Final = ("get", "update")
+"""What leader election needs on top, besides creating it: verbs on its own Lease."""
+
+
+_NODE_VERBS: Final = ("list", "watch")
+"""What avoiding bad nodes needs, in the whole cluster; the operator works without."""
 
 
 class StartupError(Exception):
@@ -87,22 +92,27 @@ async def _serve(options: Options) -> None:
         await _check(
             election_client,
             options.namespace,
-            lease_namespace=lease.key.namespace if lease else None,
+            lease=lease.key if lease else None,
         )
+        may_see_nodes = await _may_see_nodes(election_client)
         ready = asyncio.Event()
         health = await _serve_health(options.health_port, ready)
         try:
             async with ApiClient(
                 credentials, before_write=lease.check if lease else None
             ) as client:
-                await Replica(client, namespace=options.namespace, lease=lease, ready=ready).run()
+                await Replica(
+                    client,
+                    namespace=options.namespace,
+                    lease=lease,
+                    ready=ready,
+                    may_see_nodes=may_see_nodes,
+                ).run()
         finally:
             await health.cleanup()
 
 
-async def _check(
-    client: ApiClient, namespace: str | None, *, lease_namespace: str | None = None
-) -> None:
+async def _check(client: ApiClient, namespace: str | None, *, lease: Key | None = None) -> None:
     """Find out at once what would otherwise show as a job that never starts."""
     if not await check_served(client, JOBS):
         raise StartupError(
@@ -114,14 +124,27 @@ async def _check(
         for resource, verbs, subresource in _NEEDED
         for verb in verbs
     ]
-    if lease_namespace is not None:
-        needed += [Permission(verb, LEASES, "", lease_namespace) for verb in _NEEDED_TO_LEAD]
+    if lease is not None:
+        needed.append(Permission("create", LEASES, "", lease.namespace))
+        needed += [
+            Permission(verb, LEASES, "", lease.namespace, lease.name) for verb in _NEEDED_TO_LEAD
+        ]
     missing = await check_access(client, needed)
     if missing:
         raise StartupError(
             "missing permissions (see manifests/install/rbac.yaml): "
             + "; ".join(str(permission) for permission in missing)
         )
+
+
+async def _may_see_nodes(client: ApiClient) -> bool:
+    missing = await check_access(client, [Permission(verb, NODES) for verb in _NODE_VERBS])
+    if missing:
+        logger.info(
+            "jobs will not avoid bad nodes, for want of a permission: %s",
+            "; ".join(str(permission) for permission in missing),
+        )
+    return not missing
 
 
 async def _serve_health(port: int, ready: asyncio.Event) -> web.AppRunner:

@@ -32,7 +32,8 @@ BucketName = Annotated[
 ]
 AbsolutePath = Annotated[str, Field(max_length=1024, pattern=r"^/.*$")]
 FailureClass = Literal["Disruption", "Application", "Configuration", "Infrastructure"]
-Seconds = Annotated[int, Field(ge=1, le=10 * 365 * 24 * 3600)]
+MAX_SECONDS = 10 * 365 * 24 * 3600
+Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
 
 
 class Accelerator(ApiModel):
@@ -254,6 +255,6 @@ class DDPJobSpec(ApiModel):
             "again later."
         ),
     )
-    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=10 * 365 * 24 * 3600)] | None = Field(
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = Field(
         default=None, description="The job is deleted this long after it has finished."
     )

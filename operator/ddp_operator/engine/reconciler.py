@@ -81,7 +81,7 @@ class Reconciler:
     def _plan(self, key: Key, entry: Entry) -> Plan:
         pods, now = self._cluster.pods_of(key), self._clock()
         if isinstance(entry.job, DDPJob):
-            return plan(entry.job, pods, now)
+            return plan(entry.job, pods, now, nodes=self._cluster.nodes())
         return reject(entry.manifest, entry.job, pods, now)
 
     async def _carry_out(self, key: Key, entry: Entry, planned: Plan) -> datetime | None:
@@ -116,7 +116,10 @@ class Reconciler:
         cluster, job = self._cluster, entry.job
         # A pod that still answers to a host name gives it up before its replacement takes it.
         await _all(cluster.patch_pod_labels(pod, {LABEL_SERVING: None}) for pod in planned.fence)
-        deletions = [cluster.delete_pod(pod, grace_seconds=None) for pod in planned.delete]
+        deletions = [
+            cluster.delete_pod(pod, grace_seconds=planned.grace_seconds.get(pod))
+            for pod in planned.delete
+        ]
         if isinstance(job, DDPJob) and (planned.create or planned.create_service):
             await _all([*deletions, self._create(job, planned)])
         else:

@@ -12,7 +12,11 @@ from ddp_operator.job.conditions import PODS_STARTING, with_condition, with_phas
 from ddp_operator.job.decisions import active_deadline
 from ddp_operator.job.model import Observed, Plan
 from ddp_operator.job.pods import Identity, PodState
+from ddp_operator.job.scheduling import timeout_due
 from ddp_operator.ports import Event, Key
+
+RESTART_GRACE_SECONDS = 15
+"""What a gang that starts anew leaves its old pods to save in: as long as a spot node has."""
 
 BLOCKED_RETRY_SECONDS = 5
 """How soon to look again for a name that another owner's pod holds."""
@@ -60,7 +64,12 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     create = tuple(i for i in pods.missing if i.pod_name(job.name) not in blocked)
     status, events = _progress(job, pods, create, now)
     active = replace(job, status=status)
-    deadlines = (active_deadline(active), cause_due(job, pods, now), unstartable_due(active))
+    deadlines = (
+        active_deadline(active),
+        cause_due(job, pods, now),
+        unstartable_due(active),
+        timeout_due(job, pods),
+    )
     waits = [moment for moment in deadlines if moment]
     if blocked:
         waits.append(now + timedelta(seconds=BLOCKED_RETRY_SECONDS))
@@ -69,6 +78,7 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         create=create,
         create_service=not job.status.is_true("PodsCreated"),
         delete=_old_ones(pods),
+        grace_seconds=_short_grace(pods),
         fence=_to_fence(job, pods),
         events=events,
         look_again_at=min(waits, default=None),
@@ -84,6 +94,7 @@ def _pause(job: DDPJob, pods: Observed, until: datetime, now: datetime) -> Plan:
     return Plan(
         with_phase(status, pods_scheduled=False),
         delete=_old_ones(pods),
+        grace_seconds=_short_grace(pods),
         fence=_to_fence(job, pods),
         look_again_at=min(moment for moment in deadlines if moment),
     )
@@ -95,6 +106,15 @@ def _to_fence(job: DDPJob, pods: Observed) -> tuple[Key, ...]:
 
 def _old_ones(pods: Observed) -> tuple[Key, ...]:
     return tuple(pod.key for pod in pods.old if not pod.deleting)
+
+
+def _short_grace(pods: Observed) -> dict[Key, int]:
+    """Pods of old attempts shall save and go: new ones may need their nodes."""
+    return {
+        pod.key: RESTART_GRACE_SECONDS
+        for pod in pods.old
+        if not pod.deleting and pod.grace_seconds > RESTART_GRACE_SECONDS
+    }
 
 
 def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
@@ -139,6 +159,7 @@ def _progress(
         status = with_condition(status, "Running", True, "PodsReady", message, now)
         if status.condition("Restarting"):
             status = with_condition(status, "Restarting", False, "PodsReady", message, now)
+        status = status.model_copy(update={"scheduling_retries": 0})
         events.append(Event("Running", message))
     elif not status.is_true("Running"):
         reason, message, warning = _waiting(pods, ready, replicas)

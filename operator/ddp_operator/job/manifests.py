@@ -1,5 +1,6 @@
 """Builds a job's Service and Pods: names, distributed environment, GPU placement, volumes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ddp_operator.api.constants import (
@@ -27,6 +28,8 @@ from ddp_operator.job.pods import Identity
 CHECKPOINT_VOLUME = "ddp-checkpoints"
 SHARED_MEMORY_VOLUME = "ddp-shared-memory"
 SHARED_MEMORY_PATH = "/dev/shm"
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def processes_per_pod(job: DDPJob) -> int:
@@ -139,6 +142,8 @@ def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
     _add_shared_memory(spec, trainer)
     if job.spec.accelerator:
         _add_accelerator(spec, trainer, job.spec.accelerator)
+    if job.status.excluded_nodes:
+        _avoid(spec, job.status.excluded_nodes)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -246,3 +251,19 @@ def _add_accelerator(
     if not any(is_gpu(resource) for resource in limits):
         limits = {**limits, GPU_RESOURCE: accelerator.count}
         trainer["resources"] = {**resources, "limits": limits}
+
+
+def _avoid(spec: dict[str, Any], nodes: Sequence[str]) -> None:
+    """Keep a pod off nodes, on top of what its user asks of nodes."""
+    # By the node's own name: a field takes one value an expression, and all of them must hold.
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    affinity = spec.get("affinity") or {}
+    node_affinity = affinity.get("nodeAffinity") or {}
+    required = node_affinity.get(_REQUIRED) or {}
+    # A pod may run where any one of the terms holds.
+    terms = required.get("nodeSelectorTerms") or [{}]
+    terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *fields]} for term in terms]
+    spec["affinity"] = {
+        **affinity,
+        "nodeAffinity": {**node_affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}},
+    }

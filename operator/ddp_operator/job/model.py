@@ -1,7 +1,7 @@
 """What the brain takes in and gives out: a job's pods sorted by meaning, and the plan."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
@@ -26,6 +26,8 @@ class Plan:
     attempt.
     """
     delete: tuple[Key, ...] = ()
+    grace_seconds: Mapping[Key, int] = field(default_factory=dict)
+    """What pods to delete get to end, where that is less than their own grace period."""
     fence: tuple[Key, ...] = ()
     """Pods to take out of DNS, since a replacement bears their host name."""
     delete_job: bool = False

@@ -14,18 +14,25 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job import convergence, decisions, recovery, restart_rules
 from ddp_operator.job.model import Observed, Plan, observe
+from ddp_operator.job.nodes import with_bad_nodes
 from ddp_operator.job.pods import PodState
+from ddp_operator.job.scheduling import release_half_placed
+from ddp_operator.ports import Node
 
 
-def plan(job: DDPJob, pods: Sequence[PodState], now: datetime) -> Plan:
-    """Decide what one job needs now."""
+def plan(
+    job: DDPJob, pods: Sequence[PodState], now: datetime, *, nodes: Sequence[Node] = ()
+) -> Plan:
+    """Decide what one job needs now; `nodes` are those that its pods may be placed on."""
     if job.deleting:
         return Plan(job.status)  # what it owns goes with it
     observed = restart_rules.ignoring(job, observe(job, pods), now)
     job = replace(job, status=_with_counts(job, observed))
     if job.status.finished:
         return convergence.clean_up(job, observed, now)
-    return _decide(job, observed, now) or _carry_out(job, observed, now)
+    if decision := _decide(job, observed, now):
+        return replace(decision, status=with_bad_nodes(job, decision.status, nodes))
+    return _carry_out(job, observed, now)
 
 
 def _decide(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
@@ -39,7 +46,11 @@ def _decide(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         return succeeded
     if job.spec.suspend:
         return decisions.suspend(job, now)
-    return decisions.end_at_deadline(job, now) or recovery.recover(job, pods, now)
+    return (
+        decisions.end_at_deadline(job, now)
+        or recovery.recover(job, pods, now)
+        or release_half_placed(job, pods, now)
+    )
 
 
 def _carry_out(job: DDPJob, pods: Observed, now: datetime) -> Plan:

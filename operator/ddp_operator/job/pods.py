@@ -88,6 +88,8 @@ class PodState:
     """It was told to end before it ended."""
     disrupted_at: datetime | None = None
     """When it was told to end, or that it would have to."""
+    grace_seconds: int = 30
+    """What its own spec gives it to end, after it was told to."""
     serving: bool = True
     node: str = ""
     container: str = ""
@@ -168,6 +170,7 @@ class PodState:
             ready=_is_true(conditions.get("Ready")),
             deleting="deletionTimestamp" in metadata,
             serving=labels.get(LABEL_SERVING) == "true",
+            grace_seconds=spec.get("terminationGracePeriodSeconds", 30),
             node=spec.get("nodeName", ""),
             ended_by_deletion=_ended_by_deletion(deleted_at, ended),
             disrupted_at=_earliest(deleted_at, _time_of(disruption)),

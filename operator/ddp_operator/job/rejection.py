@@ -1,11 +1,12 @@
 """The plan for a job that cannot be understood."""
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
 from ddp_operator.api.job import InvalidJobError
+from ddp_operator.api.spec import MAX_SECONDS
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.decisions import finish
 from ddp_operator.job.model import Plan
@@ -25,7 +26,24 @@ def reject(
         status = status.model_copy(update={"observed_generation": metadata.get("generation", 0)})
         return finish(status, "Failed", "InvalidSpec", str(error), now)
     live = (p for p in pods if p.owner_uid == metadata["uid"] and not p.deleting)
-    return Plan(status, delete=tuple(p.key for p in live if not (p.failed or p.succeeded)))
+    expiry = _expiry(manifest, status)
+    expired = expiry is not None and expiry <= now
+    return Plan(
+        status,
+        delete=tuple(p.key for p in live if not (p.failed or p.succeeded)),
+        delete_job=expired,
+        look_again_at=None if expired else expiry,
+    )
+
+
+def _expiry(manifest: Manifest, status: DDPJobStatus) -> datetime | None:
+    """When the job's own time to live ends; None where it has none that can be read."""
+    spec = manifest.get("spec")
+    ttl = spec.get("ttlSecondsAfterFinished") if isinstance(spec, Mapping) else None
+    completed = status.completion_time
+    if isinstance(ttl, bool) or not isinstance(ttl, int) or not 0 <= ttl <= MAX_SECONDS:
+        return None
+    return completed + timedelta(seconds=ttl) if completed else None
 
 
 def _status(manifest: Manifest) -> DDPJobStatus:

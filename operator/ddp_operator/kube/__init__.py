@@ -14,13 +14,16 @@ from ddp_operator.kube.credentials import (
 )
 from ddp_operator.kube.lease import LeaderLease, LeaseLostError, new_identity
 from ddp_operator.kube.listing import list_names, list_pages
+from ddp_operator.kube.nodes import ALL_NODES, node_of
 from ddp_operator.kube.preflight import Permission, check_access, check_served
 from ddp_operator.kube.reflector import Reflector
-from ddp_operator.kube.resources import EVENTS, LEASES, PODS, SERVICES, Resource
+from ddp_operator.kube.resources import EVENTS, LEASES, NODES, PODS, SERVICES, Resource
 
 __all__ = [
+    "ALL_NODES",
     "EVENTS",
     "LEASES",
+    "NODES",
     "PODS",
     "SERVICES",
     "ApiClient",
@@ -39,4 +42,5 @@ __all__ = [
     "list_pages",
     "load_credentials",
     "new_identity",
+    "node_of",
 ]

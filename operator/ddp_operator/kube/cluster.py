@@ -5,6 +5,7 @@ from typing import Any, Generic, TypeVar
 
 from ddp_operator.kube.client import MERGE_PATCH, ApiClient
 from ddp_operator.kube.events import EventRecorder
+from ddp_operator.kube.nodes import ALL_NODES
 from ddp_operator.kube.reflector import Reflector
 from ddp_operator.kube.resources import PODS, SERVICES, Resource
 from ddp_operator.ports import (
@@ -13,6 +14,7 @@ from ddp_operator.ports import (
     Event,
     Key,
     Manifest,
+    Node,
     NotFoundError,
     UnavailableError,
 )
@@ -30,10 +32,19 @@ class KubeCluster(Generic[PodT]):
     cache is never older than the write.
     """
 
-    def __init__(self, client: ApiClient, *, job_resource: Resource, pods: Reflector[PodT]) -> None:
+    def __init__(
+        self,
+        client: ApiClient,
+        *,
+        job_resource: Resource,
+        pods: Reflector[PodT],
+        nodes: Reflector[Node] | None = None,
+    ) -> None:
+        """`nodes`: None where the operator may not see them."""
         self._client = client
         self._job_resource = job_resource
         self._pods = pods
+        self._nodes = nodes
         self._events = EventRecorder(client)
 
     async def close(self, *, timeout_seconds: float = 2.0) -> None:
@@ -43,6 +54,10 @@ class KubeCluster(Generic[PodT]):
     def pods_of(self, job: Key) -> list[PodT]:
         """See `ports.Cluster`."""
         return self._pods.group_members(job)
+
+    def nodes(self) -> list[Node]:
+        """See `ports.Cluster`."""
+        return self._nodes.group_members(ALL_NODES) if self._nodes else []
 
     async def create_pod(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""

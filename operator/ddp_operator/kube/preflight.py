@@ -21,6 +21,8 @@ class Permission(NamedTuple):
     resource: Resource
     subresource: str = ""
     namespace: str | None = None
+    name: str = ""
+    """Of the only object that it is about; empty: all of them."""
 
     def __str__(self) -> str:
         resource = str(self.resource)
@@ -28,7 +30,8 @@ class Permission(NamedTuple):
             plural, dot, group = resource.partition(".")
             resource = f"{plural}/{self.subresource}{dot}{group}"
         where = f"in namespace {self.namespace}" if self.namespace else "in all namespaces"
-        return f"{self.verb} {resource} {where}"
+        name = f" {self.name}" if self.name else ""
+        return f"{self.verb} {resource}{name} {where}"
 
 
 async def check_access(client: ApiClient, permissions: Iterable[Permission]) -> list[Permission]:
@@ -45,6 +48,7 @@ async def _is_allowed(client: ApiClient, permission: Permission) -> bool:
         "resource": permission.resource.plural,
         "subresource": permission.subresource,
         "namespace": permission.namespace or "",
+        "name": permission.name,
     }
     review = {
         "apiVersion": "authorization.k8s.io/v1",

@@ -34,6 +34,7 @@ class Resource(NamedTuple):
 
 
 PODS = Resource("", "v1", "pods")
+NODES = Resource("", "v1", "nodes")
 SERVICES = Resource("", "v1", "services")
 EVENTS = Resource("", "v1", "events")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")

@@ -20,6 +20,7 @@ from ddp_operator.ports import (
     Event,
     Key,
     Manifest,
+    Node,
     NotFoundError,
 )
 
@@ -134,6 +135,10 @@ class LocalCluster(Generic[PodT]):
     def pods_of(self, job: Key) -> list[PodT]:
         """See `ports.Cluster`."""
         return [self._project(manifest) for manifest in self.pod_manifests(job)]
+
+    def nodes(self) -> list[Node]:
+        """See `ports.Cluster`: there is this machine alone, and no choice."""
+        return []
 
     async def create_pod(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""

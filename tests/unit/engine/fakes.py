@@ -13,6 +13,7 @@ from ddp_operator.ports import (
     Event,
     Key,
     Manifest,
+    Node,
     NotFoundError,
 )
 
@@ -24,7 +25,9 @@ class FakeCluster:
         self.jobs: dict[Key, dict[str, Any]] = {}
         self.pods: dict[Key, dict[str, Any]] = {}
         self.services: dict[Key, dict[str, Any]] = {}
+        self.node_list: list[Node] = []
         self.events: list[Event] = []
+        self.graces: dict[Key, int | None] = {}
         self.calls: list[str] = []
         self.refuse: dict[str, ClusterError] = {}
         self._version = 0
@@ -41,6 +44,9 @@ class FakeCluster:
     def pods_of(self, job: Key) -> list[PodState]:
         return [PodState.project(pod) for pod in self.pods.values() if job_of(pod) == job]
 
+    def nodes(self) -> list[Node]:
+        return list(self.node_list)
+
     async def create_pod(self, manifest: Manifest) -> None:
         self._called("create_pod", manifest["metadata"]["name"])
         self._create(self.pods, manifest)
@@ -50,7 +56,7 @@ class FakeCluster:
         self._create(self.services, manifest)
 
     async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
-        del grace_seconds
+        self.graces[pod] = grace_seconds
         self._called("delete_pod", pod.name)
         self.pods.pop(pod, None)
 

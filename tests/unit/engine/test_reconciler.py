@@ -113,6 +113,7 @@ async def test_a_restart_is_recorded_before_anything_is_created_or_deleted(world
     }
     assert world.status["attempt"] == 1
     assert world.status["restarts"] == 1
+    assert world.cluster.graces == {Key("default", f"train-0-{i}"): 15 for i in (0, 1)}
 
 
 async def test_a_job_that_changed_meanwhile_is_not_acted_upon(world: World) -> None:

@@ -311,3 +311,35 @@ class TestConsequenceSeenFirst:
         taken = replace(pods[1], deleting=True)
         decided = plan(job, [ended(job, 0, code=75, at=60), taken], later(60))
         assert (decided.status.restarts, decided.status.disruptions) == (0, 1)
+
+
+class TestGrace:
+    """A gang that starts anew leaves its old pods time to save, and no more."""
+
+    @pytest.mark.parametrize(("own", "given"), [(30, 15), (600, 15), (15, None), (2, None)])
+    def test_old_pods_get_fifteen_seconds_at_most(self, own: int, given: int | None) -> None:
+        job, pods = running_job()
+        pods = [replace(one, grace_seconds=own) for one in pods]
+        failed = ended(job, 1, code=1, at=60)
+        job = stored(job, plan(job, [pods[0], failed], later(60)))
+        planned = plan(job, [pods[0], failed], later(61))
+        assert planned.delete == (pods[0].key, failed.key)
+        assert planned.grace_seconds.get(pods[0].key) == given
+        assert len(planned.create) == 2, "at once"
+
+    def test_a_suspended_job_saves_for_as_long_as_it_likes(self) -> None:
+        job, pods = running_job()
+        job = stored(job, plan(edited(job, suspend=True), pods, later(60)))
+        planned = plan(edited(job, suspend=True), pods, later(61))
+        assert len(planned.delete) == 2
+        assert planned.grace_seconds == {}
+
+    def test_old_pods_that_will_not_go_hold_nobody_up(self) -> None:
+        job, pods = running_job()
+        failed = ended(job, 1, code=1, at=60)
+        job = stored(job, plan(job, [pods[0], failed], later(60)))
+        stuck = replace(pods[0], deleting=True)
+        new = [ready(job, index) for index in (0, 1)]
+        running = plan(job, [stuck, *new], later(9999))
+        assert running.status.phase == "Running"
+        assert (running.delete, running.create) == ((), ())

@@ -16,6 +16,7 @@ from tests.unit.job.builders import (
     ended,
     event_reasons,
     fresh_job,
+    later,
     ready,
     running_job,
     stored_job,
@@ -84,3 +85,15 @@ def test_a_job_being_deleted_is_left_alone() -> None:
     manifest = stored_job(replicas=0)
     manifest["metadata"]["deletionTimestamp"] = NOW.isoformat()
     assert does_nothing(rejected(manifest, ready(fresh_job())))
+
+
+@pytest.mark.parametrize(
+    ("ttl", "expires"), [(60, True), ("60", False), (True, False), (-1, False)]
+)
+def test_its_time_to_live_counts_where_it_can_be_read(ttl: object, *, expires: bool) -> None:
+    broken = stored_job(replicas=0, ttlSecondsAfterFinished=ttl)
+    failed = {**broken, "status": as_stored(rejected(broken))}
+    waiting = reject(failed, InvalidJobError("spec.replicas"), [], later(59))
+    assert not waiting.delete_job
+    assert waiting.look_again_at == (later(60) if expires else None)
+    assert reject(failed, InvalidJobError("spec.replicas"), [], later(60)).delete_job is expires

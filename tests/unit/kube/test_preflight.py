@@ -48,6 +48,7 @@ async def test_missing_permissions_are_listed_in_order(
         "resource": "trainings",
         "subresource": "status",
         "namespace": "ns",
+        "name": "",
     } in attributes
 
 

@@ -1,0 +1,171 @@
+"""Nodes that fail pods: which of them a job's next pods avoid, and never too many of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.spec import FailureClass
+from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.job import manifests
+from ddp_operator.job.nodes import with_bad_nodes
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import Identity
+from ddp_operator.ports import Node
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.good_manifests import template
+from tests.unit.job.builders import NOW, ended, fresh_job, later, running_job, stored, with_status
+
+EIGHT = [Node(f"node-{letter}", {"zone": "1"}) for letter in "abcdefgh"]
+
+
+def failure(node: str, class_: FailureClass = "Infrastructure") -> Failure:
+    return Failure(
+        time=NOW, attempt=0, index=0, pod="digits-0-0", node=node, reason="Error", class_=class_
+    )
+
+
+def judged(
+    job: DDPJob, *failures: Failure, nodes: Sequence[Node] = EIGHT, before: Sequence[str] = ()
+) -> DDPJobStatus:
+    status = job.status.model_copy(update={"failures": failures, "excluded_nodes": tuple(before)})
+    return with_bad_nodes(job, status, nodes)
+
+
+def test_a_machine_that_fails_twice_is_avoided() -> None:
+    once = judged(fresh_job(), failure("node-a"))
+    assert (once.node_failures, once.excluded_nodes) == ({"node-a": 1}, ())
+    twice = judged(fresh_job(), failure("node-a"), failure("node-b"), failure("node-a"))
+    assert twice.node_failures == {"node-a": 2, "node-b": 1}
+    assert twice.excluded_nodes == ("node-a",)
+
+
+def test_training_that_fails_on_one_node_only_is_blamed_on_the_node() -> None:
+    on_a = failure("node-a", "Application")
+    assert judged(fresh_job(), on_a, on_a).excluded_nodes == ("node-a",)
+    elsewhere = failure("node-b", "Application")
+    assert judged(fresh_job(), on_a, elsewhere, on_a).excluded_nodes == ()
+
+
+@pytest.mark.parametrize("class_", ["Disruption", "Configuration"])
+def test_what_is_not_the_nodes_doing_is_not_charged_to_it(class_: FailureClass) -> None:
+    status = judged(fresh_job(), *[failure("node-a", class_)] * 5)
+    assert (status.node_failures, status.excluded_nodes) == ({}, ())
+
+
+def test_the_limit_is_the_users() -> None:
+    patient = fresh_job(restart={"nodeFailureLimit": 3})
+    assert judged(patient, *[failure("node-a")] * 2).excluded_nodes == ()
+    assert judged(patient, *[failure("node-a")] * 3).excluded_nodes == ("node-a",)
+    never = fresh_job(restart={"nodeFailureLimit": 0})
+    assert judged(never, *[failure("node-a")] * 9, before=["node-b"]).excluded_nodes == ()
+
+
+def test_a_quarter_of_the_nodes_that_fit_may_be_avoided() -> None:
+    failures = [failure(f"node-{letter}") for letter in "abc" for _ in range(2)]
+    assert judged(fresh_job(), *failures).excluded_nodes == ("node-b", "node-c")
+    assert judged(fresh_job(), *failures, nodes=EIGHT[:7]).excluded_nodes == ("node-c",)
+    assert judged(fresh_job(), *failures, nodes=EIGHT[:3]).excluded_nodes == ()
+
+
+def test_nodes_that_the_pods_cannot_use_do_not_count() -> None:
+    selective = fresh_job(template=template(nodeSelector={"zone": "1"}))
+    unfit = [
+        replace(EIGHT[4], labels={"zone": "2"}),
+        replace(EIGHT[5], schedulable=False),
+        replace(EIGHT[6], taints=({"key": "gpu", "value": "", "effect": "NoSchedule"},)),
+        EIGHT[7],
+    ]
+    two = [failure("node-a")] * 2
+    assert judged(selective, *two, nodes=[*EIGHT[:3], *unfit]).excluded_nodes == ("node-a",)
+    assert judged(selective, *two, nodes=[*EIGHT[:2], *unfit]).excluded_nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerated"),
+    [
+        ({"operator": "Exists"}, True),
+        ({"key": "gpu", "operator": "Exists"}, True),
+        ({"key": "gpu", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "gpu", "value": "yes"}, True),
+        ({"key": "gpu", "operator": "Equal", "value": "no"}, False),
+        ({"key": "other", "operator": "Exists"}, False),
+        ({"value": "yes"}, False),
+    ],
+)
+def test_tolerations_decide_as_kubernetes_does(
+    toleration: dict[str, str], *, tolerated: bool
+) -> None:
+    job = fresh_job(template=template(tolerations=[toleration]))
+    taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+    nodes = [replace(node, taints=(taint,)) for node in EIGHT]
+    excluded = judged(job, *[failure("node-a")] * 2, nodes=nodes).excluded_nodes
+    assert excluded == (("node-a",) if tolerated else ())
+
+
+def test_a_node_stays_avoided_while_it_exists() -> None:
+    assert judged(fresh_job(), before=["node-a"]).excluded_nodes == ("node-a",)
+    assert judged(fresh_job(), before=["node-a"], nodes=EIGHT[1:]).excluded_nodes == ()
+    assert judged(fresh_job(), before=["node-a"], nodes=[]).excluded_nodes == ("node-a",), "unseen"
+
+
+def test_the_next_pods_avoid_the_node_that_failed_the_last_ones() -> None:
+    job, pods = running_job(restart={"nodeFailureLimit": 1})
+    broken = ended(job, 1, code=1, node="node-a")
+    job = stored(job, plan(job, [pods[0], broken], later(60), nodes=EIGHT))
+    assert job.status.excluded_nodes == ("node-a",)
+    [term] = node_terms(job)
+    assert term == {
+        "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]}]
+    }
+
+
+def node_terms(job: DDPJob) -> list[dict[str, object]]:
+    affinity = manifests.pod(job, Identity(0, 0))["spec"]["affinity"]["nodeAffinity"]
+    terms: list[dict[str, object]] = affinity["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    return terms
+
+
+def test_what_the_user_asks_of_nodes_still_holds() -> None:
+    zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [z]}]} for z in "12"]
+    required = {"nodeSelectorTerms": zones}
+    affinity = {
+        "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []},
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required},
+    }
+    job = with_status(
+        fresh_job(template=template(affinity=affinity)), excluded_nodes=("node-a", "node-b")
+    )
+    not_there = [
+        {"key": "metadata.name", "operator": "NotIn", "values": [node]}
+        for node in ("node-a", "node-b")
+    ]
+    assert node_terms(job) == [{**zone, "matchFields": not_there} for zone in zones]
+    assert "podAntiAffinity" in manifests.pod(job, Identity(0, 0))["spec"]["affinity"]
+    assert "matchFields" not in zones[0], "the template was changed"
+
+
+_failures = st.lists(
+    st.builds(
+        failure,
+        st.sampled_from([node.name for node in EIGHT] + ["", "gone"]),
+        st.sampled_from(["Disruption", "Application", "Configuration", "Infrastructure"]),
+    ),
+    max_size=10,
+)
+
+
+@given(_failures, st.integers(0, 8), st.lists(st.sampled_from("abcdefgh"), unique=True))
+def test_never_more_than_a_quarter(failures: list[Failure], count: int, before: list[str]) -> None:
+    nodes = EIGHT[:count]
+    status = judged(
+        fresh_job(), *failures, nodes=nodes, before=[f"node-{letter}" for letter in before]
+    )
+    if nodes:
+        assert len(status.excluded_nodes) * 4 <= len(nodes)
+        assert set(status.excluded_nodes) <= {node.name for node in nodes}
+    assert sum(status.node_failures.values()) <= len(failures)

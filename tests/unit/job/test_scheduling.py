@@ -1,0 +1,107 @@
+"""Gangs that find nodes for some of their pods only."""
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import PodState
+
+from tests.unit.job.builders import (
+    NOW,
+    condition,
+    event_reasons,
+    fresh_job,
+    later,
+    pod,
+    ready,
+    stored,
+    with_status,
+)
+
+FULL = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+
+
+def created(**spec: object) -> DDPJob:
+    """A job of three pods that were all created just now."""
+    job = fresh_job(**{"replicas": 3, "schedulingTimeoutSeconds": 600, **spec})
+    return stored(job, plan(job, [], NOW))
+
+
+def placed(job: DDPJob, index: int) -> PodState:
+    return pod(job, index, node=f"node-{index}")
+
+
+def waiting(job: DDPJob, index: int, message: str = FULL) -> PodState:
+    return pod(job, index, waiting="Unschedulable", waiting_message=message)
+
+
+def test_a_half_placed_gang_gives_its_nodes_up_in_time() -> None:
+    job = created()
+    pods = [placed(job, 0), waiting(job, 1), waiting(job, 2)]
+    early = plan(job, pods, later(599))
+    assert not early.decided
+    assert early.look_again_at == later(600)
+
+    decision = plan(job, pods, later(600))
+    assert decision.decided
+    assert event_reasons(decision) == ["SchedulingTimeout"]
+    assert condition(decision, "Restarting") == ("True", "SchedulingTimeout")
+    assert "only 1 of 3 pods got a node" in decision.status.message
+    assert f"digits-0-1, digits-0-2: {FULL}" in decision.status.message
+    status = decision.status
+    assert (status.attempt, status.scheduling_retries) == (1, 1)
+    assert (status.restarts, status.disruptions) == (0, 0), "nobody's fault"
+
+
+def test_it_tries_again_after_a_pause_that_grows() -> None:
+    job = created()
+    job = stored(job, plan(job, [placed(job, 0), waiting(job, 1), waiting(job, 2)], later(600)))
+    old = [placed(created(), 0), waiting(created(), 1), waiting(created(), 2)]
+    pausing = plan(job, old, later(601))
+    assert pausing.create == ()
+    assert set(pausing.delete) == {gone.key for gone in old}
+    assert pausing.look_again_at == later(610)
+    assert "digits-0-1" in pausing.status.message
+    again = plan(stored(job, pausing), [], later(610))
+    assert [identity.pod_name("digits") for identity in again.create] == [
+        "digits-1-0", "digits-1-1", "digits-1-2"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("retries", "seconds"), [(0, 10), (1, 20), (4, 160), (5, 300), (999, 300)])
+def test_pauses_double_up_to_five_minutes(retries: int, seconds: int) -> None:
+    job = with_status(created(), scheduling_retries=retries)
+    pods = [placed(job, 0), waiting(job, 1), waiting(job, 2)]
+    assert plan(job, pods, later(600)).status.next_start_time == later(600 + seconds)
+
+
+def test_a_gang_without_any_node_holds_nothing_and_keeps_its_place() -> None:
+    job = created()
+    patient = plan(job, [waiting(job, index) for index in range(3)], later(6000))
+    assert not patient.decided
+    assert patient.look_again_at is None
+
+
+def test_a_gang_whose_pods_all_have_nodes_is_left_to_start() -> None:
+    job = created()
+    starting = plan(job, [placed(job, index) for index in range(3)], later(6000))
+    assert not starting.decided
+    assert starting.look_again_at is None
+
+
+def test_without_a_timeout_it_waits_for_ever() -> None:
+    job = created(schedulingTimeoutSeconds=None)
+    assert not plan(job, [placed(job, 0), waiting(job, 1), waiting(job, 2)], later(99999)).decided
+
+
+def test_retries_are_forgotten_once_all_run() -> None:
+    job = with_status(created(), scheduling_retries=4)
+    running = plan(job, [ready(job, index) for index in range(3)], later(60))
+    assert running.status.scheduling_retries == 0
+
+
+def test_every_cause_is_named_and_many_pods_are_not() -> None:
+    job = created(replicas=8)
+    pods = [placed(job, 0), *(waiting(job, i) for i in range(1, 7)), waiting(job, 7, "quota")]
+    message = plan(job, pods, later(600)).status.message
+    assert f"digits-0-1, digits-0-2, digits-0-3 and 3 more: {FULL}" in message
+    assert "digits-0-7: quota" in message
