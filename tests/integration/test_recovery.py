@@ -11,7 +11,7 @@ from ddp_operator.api.constants import (
     LABEL_SERVING,
 )
 
-from tests.good_manifests import job
+from tests.good_manifests import container, job, template
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import NODE, FakeKubelet
 
@@ -33,7 +33,8 @@ async def run_all(jobs: Jobs, kubelet: FakeKubelet) -> None:
 
 
 async def test_a_failed_pod_restarts_the_gang(jobs: Jobs, kubelet: FakeKubelet) -> None:
-    await start(jobs, kubelet)
+    limited = container(resources={"limits": {"memory": "1Gi"}})
+    await start(jobs, kubelet, template=template(limited))
     await kubelet.fail("job-0-1", exit_code=137, reason="OOMKilled", message="too much")
     # At once: the survivor still terminates.
     pods = await jobs.until_pods("job-1-0", "job-1-1")
@@ -43,6 +44,8 @@ async def test_a_failed_pod_restarts_the_gang(jobs: Jobs, kubelet: FakeKubelet) 
     assert (status.restarts, status.disruptions, status.attempt) == (1, 0, 1)
     [failure] = status.failures
     assert (failure.pod, failure.index, failure.node) == ("job-0-1", 1, NODE)
+    assert (failure.rank, failure.container, failure.class_) == (1, "trainer", "Application")
+    assert (failure.action, failure.charged) == ("RestartGang", True)
     assert (failure.exit_code, failure.signal, failure.reason) == (137, 9, "OOMKilled")
     assert failure.message == "too much"
     assert "(restart 1 of 3)" in await jobs.until_told("Restarting")
@@ -85,6 +88,38 @@ async def test_a_wrong_configuration_is_not_tried_again(jobs: Jobs, kubelet: Fak
     assert status.reason == "ConfigurationError"
     assert "no such data set" in status.message
     assert status.restarts == 0
+
+
+async def test_an_image_name_that_cannot_be_fails_the_job(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await start(jobs, kubelet, replicas=1)
+    await kubelet.fail("job-0-0")
+    await jobs.until_pods("job-1-0")
+    await kubelet.cannot_start("job-1-0", reason="InvalidImageName", message="bad reference")
+    status = await jobs.until_phase("Failed")
+    assert status.reason == "InvalidImageName"
+    assert "bad reference" in status.message
+
+
+async def test_rules_decide(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    requeue = {"exitCodes": [42], "action": "RestartPod", "charged": False}
+    ignore = {"ranks": [2], "classes": ["Application"], "action": "Ignore"}
+    restart = {"maxRestarts": 0, "rules": [requeue, ignore]}
+    await start(jobs, kubelet, replicas=3, restart=restart)
+    await kubelet.fail("job-0-2")
+    assert "spec.restart.rules[1]" in await jobs.until_told("FailureIgnored")
+    await kubelet.fail("job-0-0", exit_code=42)
+    # A lone replacement would find pod 2 gone: the rule's RestartPod takes the gang.
+    await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
+    await run_all(jobs, kubelet)
+    await kubelet.fail("job-1-0", exit_code=42)
+    await jobs.until_pods("job-1-0-r1", "job-1-1", "job-1-2")
+    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
+    assert (status.restarts, status.disruptions) == (0, 2)
+    assert [failure.action for failure in status.failures] == [
+        "Ignore",
+        "RestartGang",
+        "RestartPod",
+    ]
 
 
 async def test_in_pod_scope_only_the_failed_pod_is_replaced(
