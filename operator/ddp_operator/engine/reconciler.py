@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -11,13 +11,14 @@ from ddp_operator.api.constants import LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.jobs import Entry, JobCache
+from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.statuspatch import as_stored, is_minor, merge_patch
 from ddp_operator.job import manifests
 from ddp_operator.job.convergence import hold
 from ddp_operator.job.decisions import fail
 from ddp_operator.job.model import Plan
 from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.pods import Identity, PodState
 from ddp_operator.job.rejection import reject
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -37,6 +38,13 @@ _MINOR_INTERVAL: Final = timedelta(seconds=2)
 """Status changes that nobody waits for, such as 5 ready pods after 4, are written this far
 apart.
 """
+
+_CREATIONS_AT_ONCE: Final = 32
+"""Of one job, so that one of a thousand pods does not push all others to the end of the line; as
+many as the API client has writes in flight."""
+
+_DELETIONS_AT_ONCE: Final = 16
+"""Of one job: pods that take the deleted ones' place need not wait until all are gone."""
 
 _MAX_DECISIONS: Final = 8
 """More decisions than this in one go, without anything new to see, would be a bug that loops."""
@@ -116,10 +124,13 @@ class Reconciler:
         cluster, job = self._cluster, entry.job
         # A pod that still answers to a host name gives it up before its replacement takes it.
         await _all(cluster.patch_pod_labels(pod, {LABEL_SERVING: None}) for pod in planned.fence)
-        deletions = [
-            cluster.delete_pod(pod, grace_seconds=planned.grace_seconds.get(pod))
-            for pod in planned.delete
-        ]
+        slots = asyncio.Semaphore(_DELETIONS_AT_ONCE)
+
+        async def delete(pod: Key) -> None:
+            async with slots:
+                await cluster.delete_pod(pod, grace_seconds=planned.grace_seconds.get(pod))
+
+        deletions = [delete(pod) for pod in planned.delete]
         if isinstance(job, DDPJob) and (planned.create or planned.create_service):
             await _all([*deletions, self._create(job, planned)])
         else:
@@ -127,18 +138,18 @@ class Reconciler:
 
     async def _create(self, job: DDPJob, planned: Plan) -> None:
         """Create the Service, without which the pods would not find each other, then one pod, for
-        what is wrong with it is wrong with all, then the others.
+        what is wrong with it is wrong with all, then ever more.
         """
         if planned.create_service:
             await self._cluster.create_service(manifests.service(job))
-        for part in (planned.create[:1], planned.create[1:]):
-            await _all(self._create_pod(job, manifests.pod(job, identity)) for identity in part)
 
-    async def _create_pod(self, job: DDPJob, manifest: Manifest) -> None:
-        try:
-            await self._cluster.create_pod(manifest)
-        except InvalidError as error:
-            raise _UnfitTemplateError(job, error.message) from None
+        async def create(identity: Identity) -> None:
+            try:
+                await self._cluster.create_pod(manifests.pod(job, identity))
+            except InvalidError as error:
+                raise _UnfitTemplateError(job, error.message) from None
+
+        _raise_heaviest(await slow_start(create, planned.create, most=_CREATIONS_AT_ONCE))
 
     async def _record(
         self, key: Key, entry: Entry, status: DDPJobStatus, events: Iterable[Event]
@@ -195,7 +206,10 @@ class _UnfitTemplateError(Exception):
 async def _all(calls: Iterable[Awaitable[None]]) -> None:
     """Wait for all, then raise what weighs most: what can never succeed before what may pass."""
     results = await asyncio.gather(*calls, return_exceptions=True)
-    errors = [result for result in results if isinstance(result, BaseException)]
+    _raise_heaviest([result for result in results if isinstance(result, BaseException)])
+
+
+def _raise_heaviest(errors: Sequence[BaseException]) -> None:
     if errors:
         raise max(errors, key=_weight)
 

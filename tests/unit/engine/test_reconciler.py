@@ -1,5 +1,6 @@
 """A reconcile does what the plan says, in the order that makes crashes harmless."""
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -153,6 +154,26 @@ async def test_a_quota_is_shown_and_tried_again(world: World) -> None:
     await world.reconcile()
     assert set(world.cluster.pods) == {Key("default", f"train-0-{i}") for i in range(2)}
     assert world.status["reason"] == "PodsStarting"
+
+
+async def test_a_quota_for_a_few_pods_costs_few_refusals(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = world.cluster.create_pod
+
+    async def create_within_quota(manifest: Mapping[str, Any]) -> None:
+        await asyncio.sleep(0)  # requests overlap
+        if len(world.cluster.pods) >= 3:
+            world.cluster.refuse["create_pod"] = ForbiddenError("exceeded quota: three-pods")
+        await create(manifest)
+
+    monkeypatch.setattr(world.cluster, "create_pod", create_within_quota)
+    world.apply(job(replicas=500))
+    with pytest.raises(ForbiddenError):
+        await world.reconcile()
+    assert len(world.cluster.pods) == 3
+    creations = [call for call in world.cluster.calls if call.startswith("create_pod")]
+    assert len(creations) <= 3 + 4, "as many refused as created, and one"
 
 
 async def test_a_service_of_somebody_else_is_named(world: World) -> None:

@@ -1,0 +1,64 @@
+"""How many things are done at once, and what a failure costs."""
+
+import asyncio
+
+import pytest
+from ddp_operator.engine.slow_start import slow_start
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+class Doer:
+    """Succeeds with the first `good` items and refuses all others."""
+
+    def __init__(self, *, good: int) -> None:
+        self.good = good
+        self.begun: list[int] = []
+        self.done: list[int] = []
+        self.at_once: list[int] = []
+
+    async def do(self, item: int) -> None:
+        self.begun.append(item)
+        self.at_once.append(len(self.begun) - len(self.done))
+        await asyncio.sleep(0)  # a turn of the event loop stands for a round trip
+        self.done.append(item)
+        if item >= self.good:
+            raise ValueError(item)
+
+
+async def test_each_success_allows_one_more_at_the_same_time_up_to_a_limit() -> None:
+    doer = Doer(good=100)
+    assert await slow_start(doer.do, range(40), most=8) == []
+    assert sorted(doer.done) == list(range(40))
+    assert doer.at_once[:3] == [1, 1, 2], "the first one alone, then two"
+    assert max(doer.at_once) == 8
+
+
+@given(items=st.integers(0, 60), good=st.integers(0, 60), most=st.integers(1, 40))
+def test_failures_are_at_most_one_more_than_successes(items: int, good: int, most: int) -> None:
+    doer = Doer(good=good)
+    errors = asyncio.run(slow_start(doer.do, range(items), most=most))
+    assert doer.begun == list(range(len(doer.begun))), "each one once, in order"
+    assert doer.begun == doer.done, "what was begun was waited for"
+    assert [str(error) for error in errors] == [str(item) for item in doer.done if item >= good]
+    assert len(errors) <= min(good + 1, most)
+    if not errors:
+        assert len(doer.done) == items
+
+
+async def test_cancelling_ends_what_is_under_way() -> None:
+    ended: list[int] = []
+
+    async def never(item: int) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(item)
+
+    task = asyncio.create_task(slow_start(never, range(3), most=2))
+    while not ended:
+        await asyncio.sleep(0)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [0]
