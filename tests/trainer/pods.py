@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -102,9 +103,17 @@ class Pod:
         message: dict[str, Any] = json.loads(text)
         return message
 
-    def rank_pids(self) -> list[int]:
+    def child_pids(self) -> list[int]:
         pid = self.process.pid
         return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def rank_pids(self) -> list[int]:
+        """Process IDs of the bundled trainer's ranks, by rank."""
+        names = {}
+        for child in self.child_pids():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                names[Path(f"/proc/{child}/comm").read_text().strip()] = child
+        return [names[name] for name in sorted(names) if name.startswith("ddp-rank-")]
 
     def wait(self) -> int:
         """Exit code of the launcher."""
@@ -158,14 +167,20 @@ class Job:
     def start_all(self, *arguments: str) -> list[Pod]:
         return [self.start(node_rank, *arguments) for node_rank in range(self.nodes)]
 
+    def begun_steps_of(self, rank: int) -> list[int]:
+        """The steps that a rank began, in order, whichever process was the rank."""
+        return [entry["step"] for entry in self._trace(rank)]
+
     def steps_of(self, rank: int) -> dict[int, list[int]]:
-        """Step → samples of a rank; a step that was done twice had the same samples twice."""
-        path = self.traces.with_name(f"{self.traces.name}.rank{rank}")
+        """Step → samples of a rank; a step that was begun twice had the same samples twice."""
         steps: dict[int, list[int]] = {}
-        for line in path.read_text().splitlines() if path.exists() else []:
-            entry = json.loads(line)
+        for entry in self._trace(rank):
             assert steps.setdefault(entry["step"], entry["samples"]) == entry["samples"]
         return steps
+
+    def _trace(self, rank: int) -> list[dict[str, Any]]:
+        path = self.traces.with_name(f"{self.traces.name}.rank{rank}")
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_for_step(self, step: int, *, rank: int = 0) -> None:
         def reached() -> bool:

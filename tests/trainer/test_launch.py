@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -138,6 +139,7 @@ def test_help_shows_the_flags_of_launcher_and_trainer() -> None:
         text=True,
         check=True,
     ).stdout
+    assert "--max-restarts" in shown
     assert "--max-reforms" in shown
     assert "--checkpoint-every-steps" in shown
 
@@ -175,12 +177,67 @@ def test_a_failing_program_is_not_a_lost_peer_but_its_peers_have_lost_one(tmp_pa
     with job(tmp_path) as failing:
         pods = [
             failing.start(0, "--max-reforms", "0"),
-            failing.start(1, "--trace-samples", str(tmp_path / "no" / "such" / "folder")),
+            failing.start(
+                1, "--max-restarts", "0", "--trace-samples", str(tmp_path / "no/such/folder")
+            ),
         ]
         assert pods[1].wait() == 1
         assert pods[1].message["error"].startswith("FileNotFoundError")
         assert pods[0].wait() == 75, pods[0].log
-        assert "gave up after 0 re-forms" in pods[0].log
+        assert "gave up after 0 re-forms" in pods[0].message["error"]
+
+
+def test_a_program_that_fails_again_and_again_is_started_within_its_budget(tmp_path: Path) -> None:
+    folder = str(tmp_path / "no" / "such" / "folder")
+    with job(tmp_path, nodes=1) as failing:
+        pod = failing.start(0, "--max-restarts", "2", "--trace-samples", folder)
+        assert pod.wait() == 1
+        assert pod.message["error"].startswith("FileNotFoundError")
+        assert "starting it again, 1 of at most 2 restarts in 600 s" in pod.log
+        assert "starting it again, 2 of at most 2 restarts in 600 s" in pod.log
+        assert pod.log.count("Traceback") == 3
+
+
+def test_wrong_settings_are_not_tried_again(tmp_path: Path) -> None:
+    with job(tmp_path, nodes=1) as digits:
+        assert digits.start(0, "--epochs", "1").wait() == 0
+        state = next(digits.checkpoints.iterdir()) / "state.pt"
+        torch.save({"model": {}}, state)
+        manifest = state.with_name("manifest.json")
+        content = json.loads(manifest.read_text())
+        body = content["checkpoint"]
+        body["state_bytes"] = state.stat().st_size
+        body["state_sha256"] = hashlib.sha256(state.read_bytes()).hexdigest()
+        content["sha256"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        manifest.write_text(json.dumps(content))
+        pod = digits.start(0)
+        assert pod.wait() == 64
+        assert "does not fit this run" in pod.message["error"]
+        assert "starting it again" not in pod.log
+
+
+def test_the_process_that_forks_ranks_is_replaced_when_it_dies(tmp_path: Path) -> None:
+    with job(tmp_path, nodes=1) as digits:
+        pod = digits.start(0, "--trace-samples", str(digits.traces), "--step-delay-seconds", "0.02")
+        digits.wait_for_step(3)
+        [rank] = pod.rank_pids()
+        [server] = set(pod.child_pids()) - {rank}
+        os.kill(server, signal.SIGKILL)
+        until(lambda: not is_alive(server), "the server to be reaped")
+        os.kill(rank, signal.SIGKILL)
+        pod.wait_for_log("starting it again")
+        assert pod.wait() == 0, pod.log
+        assert pod.message["step"] == pod.message["totalSteps"]
+
+
+def test_ranks_die_with_their_launcher(tmp_path: Path) -> None:
+    with job(tmp_path, nodes=1, local_world_size=2) as digits:
+        pod = digits.start(0, "--trace-samples", str(digits.traces), "--step-delay-seconds", "0.02")
+        digits.wait_for_step(3)
+        children = pod.child_pids()
+        assert len(children) == 3
+        pod.kill()
+        until(lambda: not any(is_alive(pid) for pid in children), "all of the pod to be gone")
 
 
 def test_a_finished_run_that_is_started_again_finishes_again(tmp_path: Path) -> None:
@@ -198,7 +255,9 @@ def test_a_full_disk_does_not_end_training_but_is_no_success(tmp_path: Path) -> 
         assert disk.start(0, "--epochs", "1").wait() == 0
         # As on a full disk: the kernel refuses files that would hold a checkpoint.
         disk.command_prefix = ["prlimit", "--fsize=100000", "--"]
-        pod = disk.start(0, "--epochs", "2", "--checkpoint-every-steps", "20")
+        pod = disk.start(
+            0, "--max-restarts", "0", "--epochs", "2", "--checkpoint-every-steps", "20"
+        )
         assert pod.wait() == 1
         assert "saving the checkpoint of step 60 failed" in pod.log
         assert "step 90/90" in pod.log

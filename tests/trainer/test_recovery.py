@@ -1,7 +1,7 @@
 """Whatever happens to a run, it ends where an undisturbed run ends: to the bit.
 
-The checkpoints compared hold weights, optimizer, schedule, position and every rank's random
-numbers; the traces hold which rank trained on which samples at which step.
+The checkpoints compared hold weights, optimizer, schedule and position; the traces hold which rank
+trained on which samples at which step, and thereby what was done twice.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ import pytest
 from tests.trainer.pods import Job, assert_same, is_alive, job, until
 
 EPOCHS = 2
-LAST_STEP = 46  # 2 epochs of ceil(ceil(1438 / 2) / 32) = 23 steps
+SAMPLES = 1438
+LAST_STEP = {2: 46, 3: 30}  # 2 epochs of ceil(ceil(1438 / ranks) / 32) steps
 
 
 def flags(of: Job, *more: str) -> list[str]:
@@ -28,22 +30,45 @@ def flags(of: Job, *more: str) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    with job(tmp_path_factory.mktemp("undisturbed")) as reference:
+def without_checkpoints(of: Job, *more: str) -> list[str]:
+    """Only the last step is saved: whatever is kept before it is kept in memory."""
+    return flags(of, "--checkpoint-every-steps", "1000", *more)
+
+
+def undisturbed_run(folder: Path, **settings: int) -> Iterator[Job]:
+    with job(folder, **settings) as reference:
         for pod in reference.start_all(*flags(reference)):
             assert pod.wait() == 0, pod.log
         yield reference
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    yield from undisturbed_run(tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    yield from undisturbed_run(tmp_path_factory.mktemp("undisturbed-three"), nodes=3)
+
+
 def assert_same_run(actual: Job, expected: Job) -> None:
-    assert_same(actual.state(LAST_STEP), expected.state(LAST_STEP))
-    for rank in range(2):
+    ranks = expected.nodes * expected.local_world_size
+    assert_same(actual.state(LAST_STEP[ranks]), expected.state(LAST_STEP[ranks]))
+    for rank in range(ranks):
         assert actual.steps_of(rank) == expected.steps_of(rank)
 
 
-def random_step() -> int:
-    step = random.randrange(3, LAST_STEP - 5)
+def assert_nothing_repeated(of: Job, *, failures: int) -> None:
+    """No step but those under way when a rank was lost was begun twice, and none left out."""
+    for rank in range(of.nodes * of.local_world_size):
+        begun = of.begun_steps_of(rank)
+        assert all(later - earlier in (0, 1) for earlier, later in pairwise(begun)), begun
+        assert len(begun) - len(set(begun)) <= failures, begun
+
+
+def random_step(ranks: int = 2) -> int:
+    step = random.randrange(3, LAST_STEP[ranks] - 5)
     print(f"the failure comes at step {step}")  # pytest shows it when the test fails
     return step
 
@@ -53,15 +78,15 @@ def test_every_sample_is_trained_on_once_an_epoch(undisturbed: Job) -> None:
         sample
         for rank in range(2)
         for step, samples in undisturbed.steps_of(rank).items()
-        if step <= LAST_STEP // EPOCHS
+        if step <= LAST_STEP[2] // EPOCHS
         for sample in samples
     ]
-    assert sorted(first_epoch) == list(range(1438))
+    assert sorted(first_epoch) == list(range(SAMPLES))
 
 
 def test_all_pods_killed(tmp_path: Path, undisturbed: Job) -> None:
     with job(tmp_path) as killed:
-        pods = killed.start_all(*flags(killed))
+        pods = killed.start_all(*flags(killed, "--max-restarts", "0"))
         killed.wait_for_step(random_step())
         os.kill(pods[1].rank_pids()[0], signal.SIGKILL)
         assert pods[1].wait() == 128 + signal.SIGKILL
@@ -76,16 +101,43 @@ def test_all_pods_killed(tmp_path: Path, undisturbed: Job) -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_one_pod_killed_and_replaced(victim: int, tmp_path: Path, undisturbed: Job) -> None:
     with job(tmp_path) as wounded:
-        pods = wounded.start_all(*flags(wounded))
+        pods = wounded.start_all(*without_checkpoints(wounded))
         wounded.wait_for_step(random_step())
+        survivor = pods[1 - victim].rank_pids()
         orphans = pods[victim].rank_pids()
         pods[victim].kill()
         until(lambda: not any(is_alive(pid) for pid in orphans), "the ranks to die with the pod")
         pods[1 - victim].wait_for_log("the group broke")
-        replacement = wounded.start(victim, *flags(wounded))
+        replacement = wounded.start(victim, *without_checkpoints(wounded))
+        replacement.wait_for_log("going on from memory")
+        assert pods[1 - victim].rank_pids() == survivor
         assert replacement.wait() == 0, replacement.log
         assert pods[1 - victim].wait() == 0, pods[1 - victim].log
         assert_same_run(wounded, undisturbed)
+        assert_nothing_repeated(wounded, failures=1)
+        for pod in wounded.pods:
+            assert "resuming from checkpoint" not in pod.log
+
+
+@pytest.mark.parametrize("victims", [[0], [2], [0, 1], [1, 2]], ids=str)
+def test_ranks_of_three_killed_and_started_again_by_their_launchers(
+    victims: list[int], tmp_path: Path, undisturbed_three: Job
+) -> None:
+    with job(tmp_path, nodes=3) as wounded:
+        pods = wounded.start_all(*without_checkpoints(wounded))
+        wounded.wait_for_step(random_step(3))
+        before = [pod.rank_pids() for pod in pods]
+        for victim in victims:
+            os.kill(before[victim][0], signal.SIGKILL)
+        for victim in victims:
+            pods[victim].wait_for_log("starting it again, 1 of at most 3 restarts")
+            pods[victim].wait_for_log("going on from memory")
+        for rank in {0, 1, 2} - set(victims):
+            assert pods[rank].rank_pids() == before[rank]
+        for pod in pods:
+            assert pod.wait() == 0, pod.log
+        assert_same_run(wounded, undisturbed_three)
+        assert_nothing_repeated(wounded, failures=len(victims))
 
 
 def test_told_to_stop_all_ranks_save_the_same_step(tmp_path: Path, undisturbed: Job) -> None:
@@ -98,13 +150,14 @@ def test_told_to_stop_all_ranks_save_the_same_step(tmp_path: Path, undisturbed: 
             assert pod.wait() == 143, pod.log
         step = pods[0].message["step"]
         assert pods[1].message["step"] == step
-        assert step < LAST_STEP
+        assert step < LAST_STEP[2]
         assert stopped.state(step)["position"]["step"] == step
         assert f"step-{step:08d}" in pods[0].message["checkpoint"]
         assert max(stopped.steps_of(0)) == max(stopped.steps_of(1)) == step
         for pod in stopped.start_all(*flags(stopped)):
             assert pod.wait() == 0, pod.log
         assert_same_run(stopped, undisturbed)
+        assert_nothing_repeated(stopped, failures=0)
 
 
 def test_one_pod_told_to_stop_the_other_waits_for_its_successor(
@@ -113,13 +166,16 @@ def test_one_pod_told_to_stop_the_other_waits_for_its_successor(
     with job(tmp_path) as evicted:
         pods = evicted.start_all(*flags(evicted))
         evicted.wait_for_step(random_step())
+        survivor = pods[0].rank_pids()
         pods[1].stop()
         assert pods[1].wait() == 143, pods[1].log
         pods[0].wait_for_log("another pod was told to stop")
+        assert pods[0].rank_pids() == survivor
         successor = evicted.start(1, *flags(evicted))
         assert successor.wait() == 0, successor.log
         assert pods[0].wait() == 0, pods[0].log
         assert_same_run(evicted, undisturbed)
+        assert_nothing_repeated(evicted, failures=0)
 
 
 def test_a_pod_told_to_stop_while_it_waits_still_knows_what_was_saved(tmp_path: Path) -> None:
@@ -138,28 +194,84 @@ def test_a_pod_told_to_stop_while_it_waits_still_knows_what_was_saved(tmp_path: 
         assert message["exitCode"] == 143
 
 
+def test_rank_0_told_to_stop_while_it_waits_saves_what_it_has_in_memory(
+    tmp_path: Path, undisturbed: Job
+) -> None:
+    with job(tmp_path) as stopped:
+        pods = stopped.start_all(*without_checkpoints(stopped))
+        stopped.wait_for_step(random_step())
+        pods[1].kill()
+        pods[0].wait_for_log("the group broke")
+        pods[0].stop()
+        assert pods[0].wait() == 143, pods[0].log
+        step = pods[0].message["step"]
+        assert step >= 2
+        assert stopped.state(step)["position"]["step"] == step
+        for pod in stopped.start_all(*flags(stopped)):
+            assert pod.wait() == 0, pod.log
+        assert_same_run(stopped, undisturbed)
+
+
 def test_two_ranks_in_one_pod(tmp_path: Path, undisturbed: Job) -> None:
     with job(tmp_path, nodes=1, local_world_size=2) as single:
-        [pod] = single.start_all(*flags(single))
+        [pod] = single.start_all(*flags(single, "--max-restarts", "1"))
         single.wait_for_step(random_step())
-        pid = pod.rank_pids()[1]
-        os.kill(pid, signal.SIGKILL)
-        # Its neighbour notices at once too, but only the killed rank is to blame.
+        before = pod.rank_pids()
+        os.kill(before[1], signal.SIGKILL)
+        pod.wait_for_log("going on from memory")
+        after = pod.rank_pids()
+        assert after[0] == before[0]
+        assert after[1] != before[1]
+        os.kill(after[1], signal.SIGKILL)
+        # Beyond the budget; its neighbour notices at once too, but only the killed one is to blame.
         assert pod.wait() == 128 + signal.SIGKILL
         assert "SIGKILL" in pod.message["error"]
+        assert pod.message["rank"] == 1
         [pod] = single.start_all(*flags(single))
         assert pod.wait() == 0, pod.log
         assert pod.message["rank"] == 0
         assert_same_run(single, undisturbed)
 
 
-def test_a_hanging_peer_counts_as_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_frozen_rank_is_named_killed_and_replaced(
+    victim: int, tmp_path: Path, undisturbed: Job
+) -> None:
     with job(tmp_path) as hanging:
-        settings = flags(hanging, "--group-timeout-seconds", "8", "--max-reforms", "0")
-        pods = hanging.start_all(*settings)
-        hanging.wait_for_step(3)
-        [pid] = pods[1].rank_pids()
+        pods = hanging.start_all(*without_checkpoints(hanging, "--heartbeat-timeout-seconds", "3"))
+        hanging.wait_for_step(random_step())
+        [pid] = pods[victim].rank_pids()
         os.kill(pid, signal.SIGSTOP)
-        assert pods[0].wait() == 75, pods[0].log
-        assert "imed out" in pods[0].message["error"] or "timeout" in pods[0].message["error"]
-        assert pods[0].message["step"] >= 3
+        pods[victim].wait_for_log(f"rank {victim} has been frozen for 3 s: killing it")
+        for pod in pods:
+            assert pod.wait() == 0, pod.log
+        assert_same_run(hanging, undisturbed)
+        assert_nothing_repeated(hanging, failures=1)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_frozen_pod_is_named_and_replaced(
+    victim: int, tmp_path: Path, undisturbed_three: Job
+) -> None:
+    """Nobody in the pod can kill the frozen rank: its peers leave it behind by themselves."""
+    with job(tmp_path, nodes=3) as hanging:
+        settings = without_checkpoints(hanging, "--heartbeat-timeout-seconds", "3")
+        pods = hanging.start_all(*settings)
+        hanging.wait_for_step(random_step(3))
+        rank = pods[victim].rank_pids()
+        for pid in (pods[victim].process.pid, *rank):
+            os.kill(pid, signal.SIGSTOP)
+        others = [pod for pod in pods if pod is not pods[victim]]
+        for pod in others:
+            pod.wait_for_log(
+                "rank 0 does not answer"
+                if victim == 0
+                else f"rank {victim} has been frozen or unreachable for 3 s"
+            )
+            pod.wait_for_log("the group broke")
+        pods[victim].kill()
+        hanging.start(victim, *settings)
+        for pod in [*others, hanging.pods[-1]]:
+            assert pod.wait() == 0, pod.log
+        assert_same_run(hanging, undisturbed_three)
+        assert_nothing_repeated(hanging, failures=1)

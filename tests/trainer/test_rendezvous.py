@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 from ddp_trainer.config import Environment
-from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError
-from ddp_trainer.rendezvous import Membership, meet
+from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
+from ddp_trainer.rendezvous import Membership, Rendezvous
 from torch.distributed.distributed_c10d import PrefixStore
 
 from tests.trainer.pods import DEADLINE_SECONDS, contract, free_port
@@ -30,10 +30,17 @@ def ranks() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def start(
-    pool: ThreadPoolExecutor, of: Environment, *, timeout_seconds: float = DEADLINE_SECONDS
-) -> Future[Membership]:
-    return pool.submit(meet, of, timeout_seconds=timeout_seconds)
+def meet(of: Environment, *, timeout_seconds: float) -> Membership:
+    """Meet as a new process does, that met nobody before."""
+    return Rendezvous(of).meet(timeout_seconds=timeout_seconds)
+
+
+def start(pool: ThreadPoolExecutor, of: Environment) -> Future[Membership]:
+    return pool.submit(meet, of, timeout_seconds=DEADLINE_SECONDS)
+
+
+def start_again(pool: ThreadPoolExecutor, rendezvous: Rendezvous) -> Future[Membership]:
+    return pool.submit(rendezvous.meet, timeout_seconds=DEADLINE_SECONDS)
 
 
 def message(of: Membership) -> str:
@@ -54,19 +61,37 @@ def test_a_group_has_keys_of_its_own() -> None:
 def test_a_successor_waits_until_rank_0_has_left_the_group_of_its_predecessor() -> None:
     port = free_port()
     with ranks() as pool:
-        first = [start(pool, environment(rank, port=port)) for rank in (0, 1)]
-        old = [future.result() for future in first]
+        host = Rendezvous(environment(0, port=port))
+        old = [start_again(pool, host), start(pool, environment(1, port=port))]
+        old[1].result()
         with pytest.raises(RendezvousTimeoutError, match="rank 0 has not left its old group yet"):
             meet(environment(1, port=port), timeout_seconds=0.5)
         successor = start(pool, environment(1, port=port))
-        old[0].store.set("message", "old")
-        # Rank 0 lets go of its store, and forms anew.
-        first.clear()
-        old.clear()
-        gc.collect()
-        again = meet(environment(0, port=port), timeout_seconds=DEADLINE_SECONDS)
+        old[0].result().store.set("message", "old")
+        again = host.meet(timeout_seconds=DEADLINE_SECONDS)
         again.store.set("message", "new")
         assert message(successor.result()) == "new"
+        assert message(old[0].result()) == "old"
+
+
+def test_survivors_meet_a_new_rank_0_under_the_old_name_and_port() -> None:
+    port = free_port()
+    with ranks() as pool:
+        survivor = Rendezvous(environment(1, port=port))
+        old = [start(pool, environment(0, port=port)), start_again(pool, survivor)]
+        assert old[0].result().name == old[1].result().name
+        again = start_again(pool, survivor)
+        old.clear()  # and with it rank 0's store
+        gc.collect()
+        successor = start(pool, environment(0, port=port)).result()
+        assert again.result().name == successor.name
+
+
+def test_whoever_is_told_to_stop_waits_no_longer() -> None:
+    with pytest.raises(StoppedError):
+        Rendezvous(environment(0, port=free_port())).meet(
+            timeout_seconds=DEADLINE_SECONDS, told_to_stop=lambda: True
+        )
 
 
 def test_a_rank_that_came_and_went_before_the_group_was_complete_is_replaced() -> None:

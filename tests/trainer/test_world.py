@@ -17,7 +17,7 @@ import torch
 from ddp_trainer.config import Environment
 from ddp_trainer.train import evaluate
 from ddp_trainer.workloads.base import Samples, Workload
-from ddp_trainer.world import formed
+from ddp_trainer.world import World
 
 
 def workload(size):
@@ -33,16 +33,21 @@ def workload(size):
 
 
 environment = Environment.from_env(os.environ)
-with formed(environment, rendezvous_timeout_seconds=60, group_timeout_seconds=60) as world:
+world = World(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=10)
+with world.formed(timeout_seconds=60) as group:
     result = {
         "scores": {
-            size: evaluate(world, torch.nn.Identity(), workload(size))
+            size: evaluate(group, torch.nn.Identity(), workload(size))
             for size in (1, 2, 3, 10, 700)
         },
-        "sum": world.sum(1.0, world.rank),
-        "broadcast": world.broadcast(b"from rank 0" if world.rank == 0 else None).decode(),
-        "nothing": world.broadcast(None).decode(),
-        "gathered": [part.decode() for part in world.gather(b"x" * (3 * world.rank + 1))],
+        "sum": group.sum(1.0, group.rank),
+        "broadcast": [
+            group.broadcast(f"from rank {source}".encode() * (group.rank == source), source=source)
+            .decode()
+            for source in range(group.size)
+        ],
+        "nothing": group.broadcast(None).decode(),
+        "gathered": group.gather(3 * group.rank - 1),
     }
 pathlib.Path(sys.argv[1], f"rank-{environment.rank}").write_text(json.dumps(result))
 """
@@ -61,9 +66,9 @@ def test_collectives_and_exact_evaluation_on_three_ranks(tmp_path: Path) -> None
                 for size in (1, 2, 3, 10, 700)
             },
             "sum": [3.0, 3.0],
-            "broadcast": "from rank 0",
+            "broadcast": ["from rank 0", "from rank 1", "from rank 2"],
             "nothing": "",
-            "gathered": ["x", "x" * 4, "x" * 7],
+            "gathered": [-1, 2, 5],
         }
 
 

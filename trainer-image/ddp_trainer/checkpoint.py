@@ -63,7 +63,7 @@ class CheckpointDirectory:
         self._keep = keep
         self._damaged: set[Path] = set()
         self.newest: Checkpoint | None = None
-        """The newest checkpoint known to be good; set by `load` and `save`."""
+        """The newest checkpoint known to be good; set by `load`, `look` and `save`."""
 
     def load(self) -> bytes | None:
         """The state of the newest checkpoint that is whole; None if there is none.
@@ -83,6 +83,13 @@ class CheckpointDirectory:
             self.newest = Checkpoint(path=path, step=manifest.step)
             return state
         return None
+
+    def look(self) -> None:
+        """Find the newest checkpoint by its manifest and sizes, without reading its state."""
+        complete = (path for path in self._paths() if _looks_complete(path))
+        path = next(complete, None)
+        if path is not None:
+            self.newest = Checkpoint(path=path, step=_read_manifest(path).step)
 
     def save(self, state: bytes, *, step: int) -> Checkpoint:
         """Write a checkpoint, read it back, then delete the oldest ones.

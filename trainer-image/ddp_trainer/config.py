@@ -124,6 +124,8 @@ class Options:
     log_every_steps: int
     rendezvous_timeout_seconds: float
     group_timeout_seconds: float
+    heartbeat_timeout_seconds: float
+    max_reforms: int
     step_delay_seconds: float
     trace_samples: Path | None
 
@@ -156,6 +158,8 @@ _MINIMA: Mapping[str, float] = {
     "log_every_steps": 1,
     "rendezvous_timeout_seconds": 1,
     "group_timeout_seconds": 1,
+    "heartbeat_timeout_seconds": 0,
+    "max_reforms": 0,
     "step_delay_seconds": 0,
 }
 
@@ -212,6 +216,18 @@ def parser() -> Parser:
         type=float,
         default=600.0,
         help="how long one collective may take before its peers count as lost",
+    )
+    flags.add_argument(
+        "--heartbeat-timeout-seconds",
+        type=float,
+        default=10.0,
+        help="how long a rank's process may stand still before it counts as lost; 0: for ever",
+    )
+    flags.add_argument(
+        "--max-reforms",
+        type=int,
+        default=10,
+        help="how many times in a row, without a step in between, a broken group is formed anew",
     )
     flags.add_argument(
         "--step-delay-seconds",

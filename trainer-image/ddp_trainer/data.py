@@ -74,7 +74,8 @@ def evaluation_shard(length: int, *, rank: int, world_size: int) -> range:
 class SampleTrace:
     """Writes down which samples a rank trained on at which step, for whoever wants to check.
 
-    After a resume, steps since the checkpoint appear again, with the same samples.
+    A step that did not come to its end appears again, with the same samples; so do, after a resume,
+    the steps since the checkpoint.
     """
 
     def __init__(self, path: Path | None, *, rank: int) -> None:
@@ -82,7 +83,7 @@ class SampleTrace:
         self._path = path.with_name(f"{path.name}.rank{rank}") if path is not None else None
 
     def write(self, *, step: int, epoch: int, samples: list[int]) -> None:
-        """Append one JSON line; `step` counts completed steps, from 1."""
+        """Append one JSON line before the step is taken; `step` counts steps from 1."""
         if self._path is not None:
             line = json.dumps({"step": step, "epoch": epoch, "samples": samples})
             with self._path.open("a") as file:

@@ -29,6 +29,10 @@ class LostPeerError(Exception):
     """The group cannot go on because another rank is gone."""
 
 
+class BrokenGroupError(LostPeerError):
+    """A peer was lost while the group was in use; it can be formed anew."""
+
+
 class RendezvousTimeoutError(LostPeerError):
     """The other ranks did not come before the deadline."""
 

@@ -3,8 +3,9 @@
     python -m ddp_trainer.launch [flags]                      trains a bundled workload
     python -m ddp_trainer.launch [flags] -- python my.py ...  runs any script as every rank
 
-It is process 1 of a container: it forwards signals, reaps what is left behind, and its exit code is
-the pod's. It never imports torch, so it is up at once and costs next to nothing.
+It is process 1 of a container: it forwards signals, reaps what is left behind, starts ranks of the
+bundled trainer again when they die, and its exit code is the pod's. It never imports torch, so it
+is up at once and costs next to nothing; the process that ranks are forked from does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ddp_trainer.config import Options, Parser, Placement
 from ddp_trainer.config import parser as trainer_parser
@@ -23,11 +24,9 @@ from ddp_trainer.cores import available_cores
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.logs import log_to_stdout
 from ddp_trainer.processes import Supervisor
+from ddp_trainer.starting import CommandStarter, ForkserverStarter, Starter
 from ddp_trainer.termination import TerminationReport, write_termination_message
-from ddp_trainer.verdict import Verdict, judge, judge_script
-
-_FIRST_BACKOFF_SECONDS = 0.25
-_LONGEST_BACKOFF_SECONDS = 10.0
+from ddp_trainer.verdict import RestartBudget, Verdict, judge, judge_script
 
 _logger = logging.getLogger(__name__)
 
@@ -37,10 +36,14 @@ class LaunchPlan:
     """What to run, as many times as the pod has ranks."""
 
     command: Sequence[str]
+    """The command after --, or the flags of the bundled trainer."""
     is_script: bool
     """A user's own script: its exit codes mean nothing to the launcher."""
-    max_reforms: int
+    max_restarts: int
+    restart_window_seconds: float
     kill_after_seconds: float
+    silence_seconds: float
+    """How long a rank may be frozen; 0: for ever."""
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> LaunchPlan:
@@ -51,12 +54,14 @@ class LaunchPlan:
         """
         before, script = _split(arguments)
         values, trainer_flags = _parser().parse_known_args(before)
-        for name in ("max_reforms", "kill_after_seconds"):
+        for name in ("max_restarts", "restart_window_seconds", "kill_after_seconds"):
             if getattr(values, name) < 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must not be negative")
+        silence_seconds = 0.0
         if script is None:
-            Options.parse(trainer_flags)  # now, rather than in every rank
-            command = [sys.executable, "-m", "ddp_trainer", *trainer_flags]
+            # Checked now, rather than in every rank.
+            silence_seconds = Options.parse(trainer_flags).heartbeat_timeout_seconds
+            command = trainer_flags
         elif not script:
             raise ConfigurationError("no command after --: say what to run, or leave -- out")
         elif trainer_flags:
@@ -69,8 +74,10 @@ class LaunchPlan:
         return cls(
             command=command,
             is_script=script is not None,
-            max_reforms=values.max_reforms,
+            max_restarts=0 if script is not None else values.max_restarts,
+            restart_window_seconds=values.restart_window_seconds,
             kill_after_seconds=values.kill_after_seconds,
+            silence_seconds=silence_seconds,
         )
 
 
@@ -95,62 +102,42 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def _run(plan: LaunchPlan, placement: Placement, env: Mapping[str, str]) -> Verdict:
-    """Run the ranks; and again, while all that happens to them is that peers leave."""
-    supervisor = Supervisor(kill_after_seconds=plan.kill_after_seconds)
-    environments = _rank_environments(placement, env)
-    known = TerminationReport()
-    reforms = 0
-    while True:
-        try:
-            ends = supervisor.run(plan.command, environments)
-        except OSError as error:
-            raise ConfigurationError(f"cannot start {plan.command[0]}: {error}") from error
-        if plan.is_script:
-            return judge_script(ends)
-        verdict = judge(ends, told_to_stop=supervisor.told_to_stop)
-        if verdict.exit_code == ExitCode.STOPPED and verdict.report.step is None:
-            # Stopped while waiting for peers: what the ranks reached before is still true.
-            return replace(verdict, report=known.stopped(rank=verdict.report.rank))
-        if not verdict.peers_left:
-            return verdict
-        step = verdict.report.step
-        if step is not None:
-            if step > (known.step or 0):
-                reforms = 0
-            known = verdict.report
-        if reforms >= plan.max_reforms:
-            _logger.error("gave up after %d re-forms in a row without progress", reforms)
-            return verdict
-        reforms += 1
-        _logger.info(
-            "the group broke at step %s (%s): starting this pod's ranks again, "
-            "%d of at most %d times without progress",
-            "?" if step is None else step,
-            verdict.report.error,
-            reforms,
-            plan.max_reforms,
-        )
-        supervisor.pause(min(_FIRST_BACKOFF_SECONDS * 2 ** (reforms - 1), _LONGEST_BACKOFF_SECONDS))
-        if supervisor.told_to_stop:
-            report = known.stopped(rank=verdict.report.rank)
-            return Verdict(exit_code=ExitCode.STOPPED, report=report, peers_left=False)
-
-
-def _rank_environments(
-    placement: Placement, env: Mapping[str, str]
-) -> dict[int, Mapping[str, str]]:
-    threads = max(1, available_cores() // placement.local_world_size)
-    return {
+    environment = _environment(placement, env)
+    starter: Starter = (
+        CommandStarter(plan.command, environment)
+        if plan.is_script
+        else ForkserverStarter(plan.command, environment)
+    )
+    supervisor = Supervisor(
+        starter,
+        RestartBudget(plan.max_restarts, window_seconds=plan.restart_window_seconds),
+        kill_after_seconds=plan.kill_after_seconds,
+        silence_seconds=plan.silence_seconds,
+    )
+    ranks = {
         placement.rank_of(local_rank): {
-            "OMP_NUM_THREADS": str(threads),  # torch would give every rank all cores
-            # Threads that spin while they wait make pods that share cores several times slower.
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "TMPDIR": _temporary_directory(),
-            **env,
             "RANK": str(placement.rank_of(local_rank)),
             "LOCAL_RANK": str(local_rank),
         }
         for local_rank in range(placement.local_world_size)
+    }
+    try:
+        ends = supervisor.run(ranks)
+    except OSError as error:
+        what = plan.command[0] if plan.is_script else "the ranks"
+        raise ConfigurationError(f"cannot start {what}: {error}") from error
+    return judge_script(ends) if plan.is_script else judge(ends)
+
+
+def _environment(placement: Placement, env: Mapping[str, str]) -> Mapping[str, str]:
+    """What all ranks of this pod have in common."""
+    threads = max(1, available_cores() // placement.local_world_size)
+    return {
+        "OMP_NUM_THREADS": str(threads),  # torch would give every rank all cores
+        # Threads that spin while they wait make pods that share cores several times slower.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TMPDIR": _temporary_directory(),
+        **env,
     }
 
 
@@ -180,11 +167,17 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     flags.add_argument(
-        "--max-reforms",
+        "--max-restarts",
         type=int,
-        default=10,
-        help="how many times in a row, without a step in between, the ranks are started again "
-        "when other pods' ranks go away (default: 10)",
+        default=3,
+        help="how many failed ranks of the bundled trainer are started again within the window, "
+        "before the pod is given up (default: 3)",
+    )
+    flags.add_argument(
+        "--restart-window-seconds",
+        type=float,
+        default=600.0,
+        help="the window in which restarts are counted (default: 600)",
     )
     flags.add_argument(
         "--kill-after-seconds",

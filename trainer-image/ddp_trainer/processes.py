@@ -1,97 +1,101 @@
 """The processes of one pod: started together, watched together, ended together.
 
 Everything happens in one thread that waits for signals, death of a child being one of them: there
-is nothing to poll and nothing to race with.
+is nothing to race with.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ddp_trainer.deathsignal import adopt_orphans
 from ddp_trainer.exit_codes import of_signal
+from ddp_trainer.forkserver import STARTED_SIGNAL
+from ddp_trainer.silence import Silence
+from ddp_trainer.starting import Starter
 from ddp_trainer.termination import (
-    REPORT_FD_VARIABLE,
-    TerminationReport,
     open_report_file,
+    read_pulse,
     read_report_file,
 )
+from ddp_trainer.verdict import RankEnd, RestartBudget
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-"""Options of prctl(2), from linux/prctl.h."""
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
-_WATCHED = _STOP_SIGNALS | {signal.SIGCHLD}
+_WATCHED = _STOP_SIGNALS | {signal.SIGCHLD, STARTED_SIGNAL}
 _LOG_EVERY_SECONDS = 10.0
+_LOOKS_PER_TIMEOUT = 4
 
-_libc = ctypes.CDLL(None, use_errno=True)
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankEnd:
-    """How one rank ended."""
-
-    rank: int
-    exit_code: int
-    """As a shell counts: 128 + the signal's number for a death by signal."""
-    consequence: bool
-    """Whether it ended because the launcher ended it after another rank's failure."""
-    report: TerminationReport
-
-
 class _RankProcess:
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], report_fd: int) -> None:
-        self.rank = rank
-        self.process = process
-        self.report_fd = report_fd
+    rank: int
+    report_fd: int
 
 
 class Supervisor:
-    """Starts the ranks of a pod and sees them through to their end, as often as asked.
+    """Starts the ranks of a pod and sees them through to their end.
 
     While it exists, SIGTERM, SIGINT and SIGCHLD are blocked in this thread and handled here.
     """
 
-    def __init__(self, *, kill_after_seconds: float) -> None:
-        """`kill_after_seconds`: how long ranks may take to end when one of them has failed."""
+    def __init__(
+        self,
+        starter: Starter,
+        budget: RestartBudget,
+        *,
+        kill_after_seconds: float,
+        silence_seconds: float,
+    ) -> None:
+        """`kill_after_seconds`: how long ranks may take to end when one of them has failed.
+
+        `silence_seconds`: how long a rank's pulse may stand still before it is killed; 0: for ever.
+        """
+        self._starter = starter
+        self._budget = budget
         self._kill_after_seconds = kill_after_seconds
+        self._silence_seconds = silence_seconds
+        self._silence = Silence(timeout_seconds=silence_seconds, now=time.monotonic())
+        self._variables: Mapping[int, Mapping[str, str]] = {}
+        self._starting: dict[int, int] = {}
         self._running: dict[int, _RankProcess] = {}
+        self._ending = False
+        """Whether a rank has failed for good, and the others have to follow."""
         self.told_to_stop = False
         """Whether this pod, and not just its ranks, got SIGTERM or SIGINT."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-        # Orphans come to process 1 of a container by themselves; elsewhere, by this.
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()
 
-    def run(
-        self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]
-    ) -> list[RankEnd]:
-        """Run `command` once for each rank until all have ended; in the order of their ends.
+    def run(self, variables: Mapping[int, Mapping[str, str]]) -> list[RankEnd]:
+        """Run a rank for each key of `variables` until all have ended; in the order of their ends.
 
-        When one fails, the others are told to stop, and killed if they do not.
+        When one fails it is started again as long as the budget lasts; beyond that, the others are
+        told to stop, and killed if they do not.
 
         Raises:
-            OSError: the command cannot be started.
+            OSError: a rank cannot be started.
         """
+        self._variables = variables
         ends: list[RankEnd] = []
         kill_at: float | None = None
-        failed = False
         try:
-            for rank, environment in environments.items():
-                self._start(rank, command, environment)
-            while self._running:
+            for rank in variables:
+                self._start(rank)
+            while self._running or self._starting:
                 self._wait(until=kill_at)
-                for end in self._reap(failed=failed):
+                for end in self._reap():
+                    if self._start_again(end):
+                        continue
                     ends.append(end)
-                    if end.exit_code != 0 and not failed:
-                        failed = True
+                    if end.exit_code != 0 and not self._ending:
+                        self._ending = True
                         kill_at = time.monotonic() + self._kill_after_seconds
                         self._signal_all(signal.SIGTERM)
                 if kill_at is not None and time.monotonic() >= kill_at and self._running:
@@ -100,53 +104,50 @@ class Supervisor:
                     )
                     self._signal_all(signal.SIGKILL)
                     kill_at = None
+                self._kill_the_frozen()
         finally:
             self._signal_all(signal.SIGKILL)  # only after an error: else nobody is left
         return ends
 
-    def pause(self, seconds: float) -> None:
-        """Wait, unless told to stop."""
-        deadline = time.monotonic() + seconds
-        while not self.told_to_stop and time.monotonic() < deadline:
-            self._wait(until=deadline)
-
-    def _start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def _start(self, rank: int) -> None:
         report_fd = open_report_file()
-        parent = os.getpid()
+        self._starting[rank] = report_fd
+        self._starter.start(rank, self._variables[rank], report_fd=report_fd)
+        self._take_in_the_started()
 
-        def prepare() -> None:
-            # The kernel kills the rank when the launcher dies, even by SIGKILL.
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(of_signal(signal.SIGKILL))
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
-
-        process = subprocess.Popen(
-            command,
-            env={**environment, REPORT_FD_VARIABLE: str(report_fd)},
-            pass_fds=[report_fd],
-            # A session of its own: Ctrl-C reaches the launcher alone, which forwards it once.
-            start_new_session=True,
-            preexec_fn=prepare,  # noqa: PLW1509 - this process has one thread
+    def _start_again(self, end: RankEnd) -> bool:
+        if self._ending or self.told_to_stop:
+            return False
+        if not self._budget.allows(end, now=time.monotonic()):
+            return False
+        _logger.warning(
+            "%s: starting it again, %s", end.cause or f"rank {end.rank} stopped", self._budget
         )
-        self._running[process.pid] = _RankProcess(rank, process, report_fd)
+        self._start(end.rank)
+        return True
+
+    def _take_in_the_started(self) -> None:
+        for rank, pid in self._starter.started():
+            self._running[pid] = _RankProcess(rank=rank, report_fd=self._starting.pop(rank))
+            if self._ending or self.told_to_stop:
+                os.kill(pid, signal.SIGTERM)
 
     def _wait(self, *, until: float | None) -> None:
         """Wait for a child's death or a signal to stop, which is forwarded."""
         seconds = _LOG_EVERY_SECONDS
+        if self._silence_seconds > 0:
+            seconds = min(seconds, self._silence_seconds / _LOOKS_PER_TIMEOUT)
         if until is not None:
             seconds = max(0.0, min(seconds, until - time.monotonic()))
         arrived = signal.sigtimedwait(_WATCHED, seconds)
+        self._take_in_the_started()
         if arrived is not None and arrived.si_signo in _STOP_SIGNALS:
             name = signal.Signals(arrived.si_signo).name
             _logger.info("got %s: telling the ranks to save and stop", name)
             self.told_to_stop = True
             self._signal_all(signal.SIGTERM)
-        elif arrived is None and self.told_to_stop and self._running:
-            ranks = ", ".join(str(one.rank) for one in self._running.values())
-            _logger.info("waiting for rank %s to save and stop", ranks)
 
-    def _reap(self, *, failed: bool) -> list[RankEnd]:
+    def _reap(self) -> list[RankEnd]:
         """Collect every dead child, orphans that came to us included."""
         ends: list[RankEnd] = []
         while True:
@@ -156,25 +157,47 @@ class Supervisor:
                 return ends
             if pid == 0:
                 return ends
-            ended = self._running.pop(pid, None)
-            if ended is None:
-                continue  # an orphan: it is reaped, and nobody waits for it
+            self._take_in_the_started()  # told before it can die, and perhaps only just now
             code = os.waitstatus_to_exitcode(status)
-            ended.process.returncode = code  # tells Popen that there is nothing left to wait for
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)  # whatever the rank itself had started
-            report = read_report_file(ended.report_fd)
-            os.close(ended.report_fd)
             exit_code = of_signal(-code) if code < 0 else code
-            told = exit_code in (of_signal(signal.SIGTERM), of_signal(signal.SIGKILL))
-            ends.append(
-                RankEnd(
-                    rank=ended.rank,
-                    exit_code=exit_code,
-                    consequence=failed and told,
-                    report=report,
+            if pid in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)  # whatever the rank itself had started
+                ends.append(self._end(self._running.pop(pid), exit_code))
+            elif self._starter.own_child_ended(pid):
+                for rank, report_fd in self._starting.items():
+                    process = _RankProcess(rank=rank, report_fd=report_fd)
+                    ends.append(self._end(process, exit_code or 1))
+                self._starting.clear()
+            # Anything else was an orphan: it is reaped, and nobody waits for it.
+
+    def _end(self, process: _RankProcess, exit_code: int) -> RankEnd:
+        self._silence.forget(process.rank)
+        report = read_report_file(process.report_fd)
+        os.close(process.report_fd)
+        if report.finished and exit_code > of_signal(0):
+            exit_code = 0  # all that it died of is that it had nothing left to do
+        told = exit_code in (of_signal(signal.SIGTERM), of_signal(signal.SIGKILL))
+        return RankEnd(
+            rank=process.rank,
+            exit_code=exit_code,
+            consequence=self._ending and told,
+            report=report,
+        )
+
+    def _kill_the_frozen(self) -> None:
+        if self._silence_seconds <= 0:
+            return
+        pulses = {one.rank: read_pulse(one.report_fd) for one in self._running.values()}
+        beating = {rank: pulse for rank, pulse in pulses.items() if pulse is not None}
+        frozen = self._silence.look(beating, now=time.monotonic())
+        for pid, one in self._running.items():
+            if one.rank in frozen:
+                _logger.warning(
+                    "rank %d has been frozen for %g s: killing it", one.rank, self._silence_seconds
                 )
-            )
+                self._silence.forget(one.rank)
+                os.kill(pid, signal.SIGKILL)
 
     def _signal_all(self, number: signal.Signals) -> None:
         for pid in self._running:

@@ -17,9 +17,10 @@ _logger = logging.getLogger(__name__)
 class Progress:
     """One log line now and then by rank 0; a report by every rank."""
 
-    def __init__(self, report: RankReport, *, rank: int) -> None:
+    def __init__(self, report: RankReport, *, rank: int, log_every_steps: int) -> None:
         self._file = report
         self._rank = rank
+        self._log_every_steps = log_every_steps
         self._keeper: Keeper | None = None
         self._total_steps = 0
         self._epoch_length = 0
@@ -36,6 +37,10 @@ class Progress:
         self._total_steps, self._epoch_length = total_steps, epoch_length
         self._time, self._seen = time.monotonic(), self._samples_at(position)
         self.update(step=position.step, total_steps=total_steps)
+
+    def wants_loss(self, position: Position) -> bool:
+        """Whether this step's loss is due; the same answer on all ranks."""
+        return position.step % self._log_every_steps == 0 or position.step == self._total_steps
 
     def step(self, position: Position) -> None:
         """A step is complete."""
@@ -56,6 +61,10 @@ class Progress:
         """The model of `position` has this accuracy on the whole test set."""
         self._say(f"step {position.step}/{self._total_steps} test accuracy {accuracy:.4f}")
         self.update(accuracy=round(accuracy, 6))
+
+    def finished(self) -> None:
+        """All is trained and saved."""
+        self.update(finished=True)
 
     def update(self, **changes: Any) -> None:
         """Set fields of the report and hand it over."""

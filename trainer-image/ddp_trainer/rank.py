@@ -1,8 +1,7 @@
-"""The life of one rank: form the group, train, say in one exit code and report how it ended."""
+"""The life of one rank: train in one group after another, say in one exit code how it ended."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 
@@ -10,25 +9,30 @@ from ddp_trainer import workloads
 from ddp_trainer.checkpoint import CheckpointDirectory
 from ddp_trainer.config import Environment, Options
 from ddp_trainer.exit_codes import (
+    BrokenGroupError,
     ConfigurationError,
     ExitCode,
-    RendezvousTimeoutError,
+    LostPeerError,
     StoppedError,
 )
 from ddp_trainer.failures import is_lost_peer
+from ddp_trainer.heartbeat import interval
 from ddp_trainer.progress import Progress
 from ddp_trainer.resume import Keeper
 from ddp_trainer.stop import StopSignal
 from ddp_trainer.termination import RankReport
-from ddp_trainer.train import train
-from ddp_trainer.world import formed
+from ddp_trainer.train import new_run, total_steps, train
+from ddp_trainer.world import World
 
 _logger = logging.getLogger(__name__)
 
 
 def run_rank(environment: Environment, options: Options) -> ExitCode:
     """Train as this rank; returns how it ended, which the rank's report tells in words."""
-    progress = Progress(RankReport(os.environ), rank=environment.rank)
+    file = RankReport(os.environ)
+    if options.heartbeat_timeout_seconds > 0:
+        file.start_pulse(interval(options.heartbeat_timeout_seconds))
+    progress = Progress(file, rank=environment.rank, log_every_steps=options.log_every_steps)
     code = ExitCode.DONE
     error: Exception | None = None
     try:
@@ -44,7 +48,6 @@ def run_rank(environment: Environment, options: Options) -> ExitCode:
     progress.update(
         error=_sentence(error) if code not in (ExitCode.DONE, ExitCode.STOPPED) else None,
         exit_code=int(code),
-        rendezvous_timed_out=isinstance(error, RendezvousTimeoutError) or None,
     )
     return code
 
@@ -57,19 +60,67 @@ def _train(environment: Environment, options: Options, progress: Progress) -> No
         if placement.checkpoint_dir is not None
         else None
     )
-    stop = StopSignal()
-    with formed(
+    world = World(
         environment,
-        rendezvous_timeout_seconds=options.rendezvous_timeout_seconds,
         group_timeout_seconds=options.group_timeout_seconds,
-    ) as world:
-        stop.listen()
-        keeper = Keeper(world, directory)
-        train(world, workload, options, keeper=keeper, stop=stop, progress=progress)
-        with contextlib.suppress(RuntimeError):
-            # Leave together, rank 0 with its store last. Whoever has left already has what it
-            # came for: from here on a broken connection is no failure.
-            world.barrier()
+        heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
+    )
+    run = new_run(workload, options, world_size=placement.world_size, device=world.device)
+    keeper = Keeper(directory, rank=environment.rank)
+    steps = total_steps(workload, options, world_size=placement.world_size)
+    stop = StopSignal()
+    patience = _Patience(options.max_reforms)
+    while True:
+        try:
+            with world.formed(
+                timeout_seconds=options.rendezvous_timeout_seconds, told_to_stop=stop.told
+            ) as group:
+                keeper.agree(run, group)
+                stop.listen()  # from here on there is something to save
+                progress.begin(
+                    run.position,
+                    total_steps=steps,
+                    epoch_length=len(workload.train),
+                    keeper=keeper,
+                )
+                train(group, run, workload, options, keeper=keeper, stop=stop, progress=progress)
+                progress.finished()
+                group.leave()
+                return
+        except BrokenGroupError as error:
+            patience.tried(step=run.position.step, reason=str(error))
+        except StoppedError:
+            # Where the group is gone, the others cannot agree on a step; this rank's is as good.
+            if not run.is_fresh:
+                keeper.save(run)
+            raise
+
+
+class _Patience:
+    """How often a group may break before it is no use to form it again."""
+
+    def __init__(self, max_reforms: int) -> None:
+        self._max_reforms = max_reforms
+        self._step = 0
+        self._in_a_row = 0
+
+    def tried(self, *, step: int, reason: str) -> None:
+        if step > self._step:
+            self._step, self._in_a_row = step, 0
+        if self._in_a_row >= self._max_reforms:
+            raise LostPeerError(
+                f"gave up after {self._in_a_row} re-forms in a row without progress: {reason} "
+                "(--max-reforms sets how many)"
+            )
+        self._in_a_row += 1
+        _logger.info(
+            "the group broke at step %d (%s): forming it anew from memory, "
+            "%d of at most %d times without progress",
+            step,
+            reason,
+            self._in_a_row,
+            self._max_reforms,
+        )
 
 
 def _meaning(error: Exception) -> ExitCode:

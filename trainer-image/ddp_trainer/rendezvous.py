@@ -1,10 +1,10 @@
-"""How ranks find each other and agree on who is in the group.
+"""How ranks find each other and agree on who is in the group, as often as it takes.
 
-Rank 0 holds a TCP store under the job's name and port. Nothing is certain when a rank starts: the
-name may not resolve yet, the port may be closed, or it may still belong to the rank 0 of a group
-that is just falling apart. So every formation of a group is numbered by the store that made it:
-each rank registers once, and only the registrations that rank 0 counts form the group. Whoever is
-not counted leaves and tries the next store, until the deadline.
+Rank 0 holds a TCP store under the job's name and port, for as long as its process lives. Nothing is
+certain when a rank comes: the name may not resolve yet, the port may be closed, or the store may
+still hold a group that is just falling apart. So every formation of a group is a numbered round:
+each rank registers in it, and only the registrations that rank 0 counts form the group. Whoever is
+not counted tries again, with the next round or the next store, until the deadline.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ddp_trainer.config import Environment
-from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError
+from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
 
-_RETRY_SECONDS = 0.2
+_RETRY_SECONDS = 0.05
 _FIRST_LOG_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 5.0
 _STORE_REQUEST_TIMEOUT = timedelta(seconds=10)
@@ -44,6 +44,13 @@ class Membership:
     """Keys in here belong to this group alone."""
     address: str
     """Numeric address of rank 0, as this rank reaches it."""
+    port: int
+    name: str
+    """Of this group, and of no other of the job."""
+
+    def connect(self, timeout: timedelta) -> Store:
+        """One more connection to `store`; no request on it takes longer than the timeout."""
+        return PrefixStore(self.name, _client(self.address, self.port, timeout))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +70,16 @@ class _NotYetError(Exception):
 class _Wait:
     """A wait with an end, and a log line now and then while it lasts."""
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float, told_to_stop: Callable[[], bool]) -> None:
         self._timeout_seconds = timeout_seconds
+        self._told_to_stop = told_to_stop
         self._begin = time.monotonic()
         self._next_log = self._begin + _FIRST_LOG_SECONDS
 
     def pause(self, reason: str) -> None:
         now = time.monotonic()
+        if self._told_to_stop():
+            raise StoppedError("told to stop while waiting for the other ranks")
         if now - self._begin > self._timeout_seconds:
             raise RendezvousTimeoutError(
                 f"gave up after {self._timeout_seconds:.0f} s: {reason} "
@@ -86,17 +96,48 @@ class _Wait:
         time.sleep(_RETRY_SECONDS)
 
 
-def meet(environment: Environment, *, timeout_seconds: float) -> Membership:
-    """Wait until all ranks of the job are there.
+class Rendezvous:
+    """Where one rank meets the others; rank 0's holds the store."""
 
-    Raises:
-        RendezvousTimeoutError: they were not, before the deadline; the message says who is missing.
-        ConfigurationError: the ranks were not given the same world size and backend.
-    """
-    wait = _Wait(timeout_seconds)
-    if environment.rank == 0:
-        return _host(environment, wait)
-    return _join(environment, wait)
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._server: TCPStore | None = None
+
+    def meet(
+        self, *, timeout_seconds: float, told_to_stop: Callable[[], bool] = lambda: False
+    ) -> Membership:
+        """Wait until all ranks of the job are there; whoever met them before meets them anew.
+
+        Raises:
+            RendezvousTimeoutError: they were not, before the deadline; the message says who is
+                missing.
+            StoppedError: `told_to_stop` meanwhile.
+            ConfigurationError: the ranks were not given the same world size and backend.
+        """
+        wait = _Wait(timeout_seconds, told_to_stop)
+        if self._environment.rank == 0:
+            return self._host(wait)
+        return _retry(lambda: _try_to_join(self._environment, wait), wait)
+
+    def _host(self, wait: _Wait) -> Membership:
+        placement = self._environment.placement
+        port = placement.master_port
+        address = _retry(lambda: _resolve(placement.master_addr, port)[0], wait)
+        if self._server is None:
+            self._server = _retry(lambda: _listen(port), wait)
+            self._server.set("identity", json.dumps(asdict(_identity(self._environment))))
+        store = self._server
+        number = int(store.add("round", 1))
+        _register(store, 0, number=number)
+        missing = list(range(1, placement.world_size))
+        while missing := [
+            rank for rank in missing if not store.check([_registrations_key(rank, number=number)])
+        ]:
+            wait.pause(f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}")
+        name = secrets.token_hex(8)
+        members = [_count(store, rank, number=number) for rank in range(placement.world_size)]
+        store.set(_group_key(number), json.dumps({"group": name, "members": members}))
+        return Membership(store=PrefixStore(name, store), address=address, port=port, name=name)
 
 
 def _identity(environment: Environment) -> _Identity:
@@ -109,37 +150,12 @@ def _identity(environment: Environment) -> _Identity:
     )
 
 
-def _host(environment: Environment, wait: _Wait) -> Membership:
-    placement = environment.placement
-    address = _retry(lambda: _resolve(placement.master_addr, placement.master_port)[0], wait)
-    store = _retry(lambda: _listen(placement.master_port), wait)
-    store.set("identity", json.dumps(asdict(_identity(environment))))
-    _register(store, 0)
-    missing = list(range(1, placement.world_size))
-    while missing := [rank for rank in missing if not store.check([_registrations_key(rank)])]:
-        wait.pause(f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}")
-    group = secrets.token_hex(8)
-    members = [_count(store, rank) for rank in range(placement.world_size)]
-    store.set("group", json.dumps({"group": group, "members": members}))
-    return Membership(store=PrefixStore(group, store), address=address)
-
-
-def _join(environment: Environment, wait: _Wait) -> Membership:
-    return _retry(lambda: _try_to_join(environment, wait), wait)
-
-
 def _try_to_join(environment: Environment, wait: _Wait) -> Membership:
     """Register with the store that answers now, and see whether its group counts this rank."""
     placement = environment.placement
     address = _answering(placement.master_addr, placement.master_port)
     try:
-        store = TCPStore(
-            address,
-            placement.master_port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=_STORE_REQUEST_TIMEOUT,
-        )
+        store = _client(address, placement.master_port, _STORE_REQUEST_TIMEOUT)
         theirs = _Identity(**json.loads(store.get("identity")))
         ours = _identity(environment)
         if (theirs.job_name, theirs.attempt) != (ours.job_name, ours.attempt):
@@ -152,16 +168,22 @@ def _try_to_join(environment: Environment, wait: _Wait) -> Membership:
                 f"rank 0 has WORLD_SIZE {theirs.world_size} and DDP_BACKEND {theirs.backend}, this "
                 f"rank {ours.world_size} and {ours.backend}: give all ranks the same"
             )
-        registration = _register(store, environment.rank)
-        while not store.check(["group"]):
+        number = int(store.add("round", 0))
+        registration = _register(store, environment.rank, number=number)
+        while not store.check([_group_key(number)]):
             wait.pause(f"rank 0 at {placement.master_addr} waits for the other ranks")
-        declared = json.loads(store.get("group"))
+            if int(store.add("round", 0)) != number:
+                raise _NotYetError("rank 0 has begun another round")
+        declared = json.loads(store.get(_group_key(number)))
     except (DistNetworkError, DistStoreError) as error:
         raise _NotYetError(f"rank 0's store went away: {_first_line(error)}") from error
     if declared["members"][environment.rank] != registration:
         # It counted this rank's predecessor, and is about to break for want of it.
         raise _NotYetError("rank 0 has not left its old group yet")
-    return Membership(store=PrefixStore(declared["group"], store), address=address)
+    name = declared["group"]
+    return Membership(
+        store=PrefixStore(name, store), address=address, port=placement.master_port, name=name
+    )
 
 
 def _retry(attempt: Callable[[], _T], wait: _Wait) -> _T:
@@ -204,16 +226,24 @@ def _listen(port: int) -> TCPStore:
         ) from error
 
 
-def _register(store: Store, rank: int) -> int:
-    return int(store.add(_registrations_key(rank), 1))
+def _client(address: str, port: int, timeout: timedelta) -> TCPStore:
+    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
-def _count(store: Store, rank: int) -> int:
-    return int(store.add(_registrations_key(rank), 0))
+def _register(store: Store, rank: int, *, number: int) -> int:
+    return int(store.add(_registrations_key(rank, number=number), 1))
 
 
-def _registrations_key(rank: int) -> str:
-    return f"registrations/{rank}"
+def _count(store: Store, rank: int, *, number: int) -> int:
+    return int(store.add(_registrations_key(rank, number=number), 0))
+
+
+def _registrations_key(rank: int, *, number: int) -> str:
+    return f"registrations/{number}/{rank}"
+
+
+def _group_key(number: int) -> str:
+    return f"group/{number}"
 
 
 def _some_ranks(ranks: list[int]) -> str:

@@ -1,13 +1,20 @@
 """All that a run must remember to go on as if it had never stopped.
 
-The serialised state is what checkpoints hold and what rank 0 sends to the others, so resuming
-follows one path whether a rank sees the checkpoint directory or not.
+The serialised state is what checkpoints hold and what a rank that lags behind or starts anew takes
+from another one, so resuming follows one path wherever the state comes from.
+
+Random numbers are no part of it: every rank seeds its generators anew for every step, from the
+run's seed, its rank and the step. A rank that takes the place of a dead one therefore draws the
+same numbers as that one would have, although nobody else knew its generators.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,8 +23,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-
-from ddp_trainer.world import World
 
 
 @dataclass(kw_only=True)
@@ -41,44 +46,68 @@ class Position:
         self.samples = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Run:
-    """The parts of a training run that change from step to step."""
+    """The parts of a training run that change from step to step; they outlive broken groups."""
 
-    model: nn.Module
-    """The model itself, not its DDP wrapper: a checkpoint is of use without DDP too."""
-    optimizer: Optimizer
-    scheduler: LRScheduler
-    position: Position
+    def __init__(self, *, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler) -> None:
+        """`model` is the model itself, not its DDP wrapper, of which each group has its own."""
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.position = Position()
+        self.is_fresh = True
+        """Whether this holds nothing yet that another rank could go on from."""
 
-    def serialise(self, world: World) -> bytes | None:
-        """The whole state on rank 0, None elsewhere; every rank must call this at the same step."""
-        random_states = world.gather(_to_bytes(_random_state()))
-        if world.rank != 0:
-            return None
-        return _to_bytes(
+    def complete_step(self, samples: int, *, epoch_length: int) -> None:
+        """Apply the averaged gradients of `samples` samples over all ranks, padding included.
+
+        Nothing in here waits for another rank: a run is at a boundary between steps whenever a
+        collective fails.
+        """
+        self.optimizer.step()
+        self.scheduler.step()
+        self.position.advance(samples, epoch_length=epoch_length)
+
+    @contextmanager
+    def attempt(self, *, rehearsal: bool = False) -> Iterator[None]:
+        """Take back what a forward pass does to the model's buffers, should its step fail.
+
+        A `rehearsal` leaves no trace even when it succeeds.
+        """
+        before = [buffer.clone() for buffer in self.model.buffers()]
+        counts = False
+        try:
+            yield
+            counts = not rehearsal
+        finally:
+            if not counts:
+                for buffer, value in zip(self.model.buffers(), before, strict=True):
+                    buffer.copy_(value)
+                self.optimizer.zero_grad()
+
+    def serialise(self) -> bytes:
+        """The whole state."""
+        buffer = io.BytesIO()
+        torch.save(
             {
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": self.scheduler.state_dict(),
                 "position": asdict(self.position),
-                "random": [_from_bytes(state) for state in random_states],
-            }
+            },
+            buffer,
         )
+        return buffer.getvalue()
 
-    def restore(self, data: bytes, *, rank: int) -> None:
-        """Take over a serialised state; `rank` picks this rank's random numbers.
-
-        A rank that did not exist when the state was saved keeps the generators it was seeded with.
-        """
-        state = _from_bytes(data)
+    def restore(self, data: bytes) -> None:
+        """Take over a serialised state, in the same tensors that the model has now."""
+        # weights_only: a checkpoint is data and must not be able to run code.
+        state: Any = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         for name, value in state["position"].items():
             setattr(self.position, name, value)
-        if rank < len(state["random"]):
-            _restore_random_state(state["random"][rank])
 
 
 def seed_everything(seed: int) -> None:
@@ -88,36 +117,7 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _random_state() -> dict[str, Any]:
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if _uses_cuda() else None,
-    }
-
-
-def _restore_random_state(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and _uses_cuda():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-def _uses_cuda() -> bool:
-    # Not is_available: asking a GPU that this rank does not train on would take memory there.
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _to_bytes(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def _from_bytes(data: bytes) -> Any:
-    # weights_only: a checkpoint is data and must not be able to run code.
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+def seed_step(seed: int, *, rank: int, step: int) -> None:
+    """Seed the generators for one rank's part of one step, unlike any other rank or step."""
+    digest = hashlib.blake2b(f"{seed}/{rank}/{step}".encode(), digest_size=7).digest()
+    seed_everything(int.from_bytes(digest))

@@ -12,7 +12,7 @@ from types import FrameType
 
 import torch
 
-from ddp_trainer.world import World
+from ddp_trainer.group import Group
 
 
 class StopSignal:
@@ -20,6 +20,10 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._told = False
+
+    def told(self) -> bool:
+        """Whether this rank was told to stop."""
+        return self._told
 
     def listen(self) -> None:
         """From here on a signal is remembered instead of ending the process at once."""
@@ -29,17 +33,17 @@ class StopSignal:
     def _remember(self, _signal: int, _frame: FrameType | None) -> None:
         self._told = True
 
-    def start_vote(self, world: World) -> Vote:
+    def start_vote(self, group: Group) -> Vote:
         """Begin to ask all ranks whether any of them was told to stop."""
-        return Vote(world, told=self._told)
+        return Vote(group, told=self._told)
 
 
 class Vote:
     """A question under way; all ranks must ask and read it at the same points."""
 
-    def __init__(self, world: World, *, told: bool) -> None:
+    def __init__(self, group: Group, *, told: bool) -> None:
         self._count = torch.tensor([1.0 if told else 0.0])
-        self._work = world.start_sum(self._count)
+        self._work = group.start_sum(self._count)
 
     def says_stop(self) -> bool:
         """Whether any rank was told to stop when the vote began; the same answer on all ranks."""

@@ -2,20 +2,24 @@
 
 Each rank keeps its own report up to date in a file that it inherits from the launcher; the launcher
 alone writes the pod's. A rank that dies without warning thus still tells how far it had come.
+Behind the report in the same file stands the rank's pulse, by which the launcher knows a frozen
+process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
+import struct
+import threading
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
-
-from ddp_trainer.exit_codes import ExitCode
 
 REPORT_FD_VARIABLE = "DDP_REPORT_FD"
 """Names the inherited file descriptor that a rank reports to."""
@@ -26,6 +30,8 @@ _MAX_ERROR_CHARACTERS = 600
 """Leaves room for the rest, even if JSON needs six bytes for each."""
 _DEFAULT_PATH = Path("/dev/termination-log")
 """Where the kubelet mounts the file of the termination message unless the pod says otherwise."""
+
+_PULSE = struct.Struct("<q")
 
 _logger = logging.getLogger(__name__)
 
@@ -46,8 +52,8 @@ class TerminationReport:
     error: str | None = None
     exit_code: int | None = None
     rank: int | None = None
-    rendezvous_timed_out: bool | None = None
-    """From rank to launcher only: whether the error is that the other ranks never came."""
+    finished: bool | None = None
+    """Whether all is trained and saved: what happens to the rank afterwards changes nothing."""
 
     def to_json(self) -> str:
         """One line that fits a termination message; keys in camel case, unknown values left out."""
@@ -56,10 +62,6 @@ class TerminationReport:
             values["error"] = self.error[:_MAX_ERROR_CHARACTERS]
         known = {key: value for key, value in values.items() if value is not None}
         return json.dumps(known, ensure_ascii=False)
-
-    def stopped(self, *, rank: int | None) -> TerminationReport:
-        """The same progress, but ended because told to."""
-        return replace(self, error=None, exit_code=int(ExitCode.STOPPED), rank=rank)
 
     @classmethod
     def from_json(cls, text: str) -> TerminationReport:
@@ -90,6 +92,19 @@ class RankReport:
             with contextlib.suppress(OSError):
                 os.pwrite(self._fd, line, 0)
 
+    def start_pulse(self, interval_seconds: float) -> None:
+        """Tell the launcher from a thread, now and then, that this process runs."""
+        if self._fd is not None:
+            threading.Thread(
+                target=self._beat, args=(self._fd, interval_seconds), name="pulse", daemon=True
+            ).start()
+
+    @staticmethod
+    def _beat(fd: int, interval_seconds: float) -> None:
+        for count in itertools.count(1):
+            os.pwrite(fd, _PULSE.pack(count), _LIMIT_BYTES)
+            time.sleep(interval_seconds)
+
 
 def open_report_file() -> int:
     """A file for one rank's report, in memory: the pod's file system may be read-only."""
@@ -102,6 +117,12 @@ def read_report_file(fd: int) -> TerminationReport:
         return TerminationReport.from_json(os.pread(fd, _LIMIT_BYTES, 0).decode())
     except ValueError:
         return TerminationReport()
+
+
+def read_pulse(fd: int) -> int | None:
+    """A number that grows as long as the rank's process runs; None before its first beat."""
+    data = os.pread(fd, _PULSE.size, _LIMIT_BYTES)
+    return int(_PULSE.unpack(data)[0]) if len(data) == _PULSE.size else None
 
 
 def write_termination_message(report: TerminationReport, env: Mapping[str, str]) -> None:

@@ -10,19 +10,37 @@ from torch import Tensor, nn
 
 from ddp_trainer.config import Options
 from ddp_trainer.data import SampleTrace, ShardedSampler, evaluation_shard
-from ddp_trainer.exit_codes import StoppedError
+from ddp_trainer.exit_codes import BrokenGroupError, StoppedError
+from ddp_trainer.group import Group
 from ddp_trainer.progress import Progress
 from ddp_trainer.resume import Keeper
-from ddp_trainer.state import Position, Run, seed_everything
+from ddp_trainer.state import Run, seed_everything, seed_step
 from ddp_trainer.stop import StopSignal
 from ddp_trainer.workloads.base import Samples, Workload
-from ddp_trainer.world import World
 
 _EVALUATION_BATCH = 256
 
 
+def new_run(workload: Workload, options: Options, *, world_size: int, device: torch.device) -> Run:
+    """A run at step 0, the same on all ranks."""
+    seed_everything(options.seed)
+    model = workload.model().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, T_max=total_steps(workload, options, world_size=world_size)
+    )
+    return Run(model=model, optimizer=optimizer, scheduler=scheduler)
+
+
+def total_steps(workload: Workload, options: Options, *, world_size: int) -> int:
+    """Optimizer steps of a whole run."""
+    samples_of_a_rank = math.ceil(len(workload.train) / world_size)
+    return options.epochs * math.ceil(samples_of_a_rank / options.batch_size)
+
+
 def train(
-    world: World,
+    group: Group,
+    run: Run,
     workload: Workload,
     options: Options,
     *,
@@ -30,70 +48,81 @@ def train(
     stop: StopSignal,
     progress: Progress,
 ) -> None:
-    """Train to the end, from the newest checkpoint if there is one.
+    """Train from where the run stands to the end.
+
+    May be called again with a new group and the same run when the group breaks.
 
     Raises:
-        StoppedError: a rank was told to stop; the state is saved.
+        StoppedError: this rank was told to stop; the state is saved.
+        BrokenGroupError: another rank was told so, and leaves; the state is saved.
         OSError: the state had to be saved and could not be.
     """
-    sampler = ShardedSampler(
-        len(workload.train), rank=world.rank, world_size=world.size, seed=options.seed
-    )
-    total_steps = options.epochs * math.ceil(len(sampler) / options.batch_size)
-    seed_everything(options.seed)  # the same weights everywhere
-    model = world.wrap(workload.model())
-    seed_everything(options.seed + 1 + world.rank)  # but different dropout on each rank
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total_steps)
-    position = Position()
-    run = Run(model=model.module, optimizer=optimizer, scheduler=scheduler, position=position)
-    keeper.resume(run)
-    progress.begin(
-        position, total_steps=total_steps, epoch_length=len(workload.train), keeper=keeper
-    )
-    trace = SampleTrace(options.trace_samples, rank=world.rank)
+    model = group.wrap(run.model)
+    position, length = run.position, len(workload.train)
+    sampler = ShardedSampler(length, rank=group.rank, world_size=group.size, seed=options.seed)
+    trace = SampleTrace(options.trace_samples, rank=group.rank)
+    rehearsed = group.size <= 2
+    if position.epoch >= options.epochs:  # it was finished when it came here
+        progress.evaluated(position, accuracy=evaluate(group, run.model, workload))
 
     while position.epoch < options.epochs:
         sampler.set_epoch(position.epoch, start=position.samples)
         for indices in sampler.batches(options.batch_size):
-            vote = stop.start_vote(world)
-            inputs, targets = _batch(workload.train, indices, world.device)
-            loss = workload.loss(model(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            scheduler.step()
-            position.advance(len(indices) * world.size, epoch_length=len(workload.train))
+            vote = stop.start_vote(group)
+            inputs, targets = _batch(workload.train, indices, group.device)
+            if not rehearsed:
+                _rehearse(run, model, workload, inputs, targets)
+                rehearsed = True
+            seed_step(options.seed, rank=group.rank, step=position.step)
+            trace.write(step=position.step + 1, epoch=position.epoch, samples=indices)
+            with run.attempt():
+                loss = workload.loss(model(inputs), targets)
+                run.optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+            run.complete_step(len(indices) * group.size, epoch_length=length)
             progress.step(position)
-            trace.write(step=position.step, epoch=position.epoch, samples=indices)
-            if position.step % options.log_every_steps == 0 or position.step == total_steps:
-                progress.loss(position, world.sum(loss.item())[0] / world.size)
-            time.sleep(options.step_delay_seconds)
-            if vote.says_stop():
-                keeper.save(run, required=True)
-                raise StoppedError(f"told to stop at step {position.step} of {total_steps}")
             if position.step % options.checkpoint_every_steps == 0:
                 keeper.save(run)
+            if progress.wants_loss(position):
+                progress.loss(position, group.sum(loss.item())[0] / group.size)
+            time.sleep(options.step_delay_seconds)
+            if vote.says_stop():
+                keeper.save_for_certain(run, group)
+                if stop.told():
+                    raise StoppedError(f"told to stop at step {position.step}")
+                raise BrokenGroupError("another pod was told to stop")
+        progress.evaluated(position, accuracy=evaluate(group, run.model, workload))
         position.next_epoch()
-        progress.evaluated(position, accuracy=evaluate(world, model.module, workload))
-    if progress.report.accuracy is None:  # resumed from the checkpoint of a finished run
-        progress.evaluated(position, accuracy=evaluate(world, model.module, workload))
-    keeper.save(run, required=True)
+    keeper.save_for_certain(run, group)
+
+
+def _rehearse(
+    run: Run, model: nn.Module, workload: Workload, inputs: Tensor, targets: Tensor
+) -> None:
+    """One pass that counts for nothing, before the first step of a group of more than two ranks.
+
+    DDP lays out its gradient buckets anew after its first pass, and the layout decides in which
+    order the ranks' numbers are added. Without a rehearsal, the first step after a group has broken
+    would round differently from the same step of a run that nothing happened to. Two numbers have
+    one sum, so two ranks need none.
+    """
+    with run.attempt(rehearsal=True):
+        workload.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
-def evaluate(world: World, model: nn.Module, workload: Workload) -> float:
+def evaluate(group: Group, model: nn.Module, workload: Workload) -> float:
     """Mean score over the whole test set, each sample counted once however the set divides."""
     model.eval()
     score, count = 0.0, 0
-    shard = evaluation_shard(len(workload.test), rank=world.rank, world_size=world.size)
+    shard = evaluation_shard(len(workload.test), rank=group.rank, world_size=group.size)
     for first in range(0, len(shard), _EVALUATION_BATCH):
         indices = list(shard[first : first + _EVALUATION_BATCH])
-        inputs, targets = _batch(workload.test, indices, world.device)
+        inputs, targets = _batch(workload.test, indices, group.device)
         score += workload.score(model(inputs), targets).sum().item()
         count += len(indices)
     model.train()
-    score, count_everywhere = world.sum(score, count)
+    score, count_everywhere = group.sum(score, count)
     return score / count_everywhere
 
 

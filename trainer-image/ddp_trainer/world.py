@@ -1,135 +1,202 @@
-"""The life of the process group: form it, use it, take it down.
+"""The life of the process group: form it, watch it, break it, form it anew.
 
-The training loop sees ranks, a device and a few collectives, never a backend or a store. Control
-messages (stop flags, checkpoints, scores) always travel over gloo on the CPU: with NCCL they would
-have to wait for the GPU, and NCCL notices a dead peer much later than gloo's broken connection.
+Whatever way a peer is lost in, the training code sees one error, `BrokenGroupError`, and has to do
+one thing: form again. The process, its model and its optimizer stay as they are.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
-from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config import Environment
-from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.exit_codes import BrokenGroupError, ConfigurationError
+from ddp_trainer.failures import is_lost_peer
+from ddp_trainer.group import Group
+from ddp_trainer.heartbeat import Heartbeat
 from ddp_trainer.network import interface_towards
-from ddp_trainer.rendezvous import meet
+from ddp_trainer.rendezvous import Membership, Rendezvous
+from ddp_trainer.sockets import OpenSocket, cut, open_sockets
 
-_FORMING_TIMEOUT = timedelta(seconds=60)
+_FORMING_TIMEOUT = timedelta(seconds=15)
 """For the first contact, when all ranks have just been seen alive: if one died since, it shows."""
 
 _logger = logging.getLogger(__name__)
 
 
 class World:
-    """A formed group, as seen by one of its ranks."""
+    """All ranks of the job, met as often as needed; one for each process."""
 
-    def __init__(self, *, rank: int, size: int, device: torch.device) -> None:
-        self.rank = rank
-        self.size = size
-        self.device = device
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        group_timeout_seconds: float,
+        heartbeat_timeout_seconds: float,
+    ) -> None:
+        """Pin this rank's device; nobody is met yet.
 
-    def wrap(self, model: nn.Module) -> DistributedDataParallel:
-        """Move the model to this rank's device and average its gradients over all ranks."""
-        model = model.to(self.device)
-        devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+        `heartbeat_timeout_seconds`: after this time a silent rank counts as lost; 0: never.
 
-    def sum(self, *values: float) -> list[float]:
-        """Each value summed over all ranks."""
-        total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total)
-        return [float(value) for value in total]
+        Raises:
+            ConfigurationError: this pod has not the GPUs that its ranks need.
+        """
+        self._environment = environment
+        self._group_timeout = timedelta(seconds=group_timeout_seconds)
+        self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
+        self._rendezvous = Rendezvous(environment)
+        self._broken: dist.ProcessGroup | None = None
+        self.device = _pin_device(environment)
 
-    def start_sum(self, value: Tensor) -> dist.Work:
-        """Begin to sum a CPU tensor over all ranks, in place; its `wait` ends it."""
-        work: dist.Work = dist.all_reduce(value, async_op=True)
-        return work
+    @contextmanager
+    def formed(
+        self, *, timeout_seconds: float, told_to_stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[Group]:
+        """Meet the other ranks within the timeout, form the group; take it down at the end.
 
-    def broadcast(self, data: bytes | None) -> bytes:
-        """Rank 0's `data`, on all ranks."""
-        size = torch.tensor([len(data or b"")])
-        dist.broadcast(size, src=0)
-        buffer = torch.empty(int(size), dtype=torch.uint8)
-        if self.rank == 0 and data:
-            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        if len(buffer):
-            dist.broadcast(buffer, src=0)
-        return bytes(buffer.numpy().data)
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """Every rank's `data`, by rank, on all ranks."""
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(data)]))
-        longest = max(int(size) for size in sizes)
-        padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
-        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
-        return [
-            bytes(part.numpy().data)[: int(size)] for part, size in zip(parts, sizes, strict=True)
-        ]
-
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
-        self.sum(0.0)
-
-
-@contextmanager
-def formed(
-    environment: Environment, *, rendezvous_timeout_seconds: float, group_timeout_seconds: float
-) -> Iterator[World]:
-    """Pin the device, meet the other ranks, form the group; take it down at the end.
-
-    Raises:
-        ConfigurationError: this pod has not the GPUs that its ranks need.
-        LostPeerError: the other ranks did not come in time.
-    """
-    device = _pin_device(environment)
-    membership = meet(environment, timeout_seconds=rendezvous_timeout_seconds)
-    if "GLOO_SOCKET_IFNAME" not in os.environ:
-        interface = interface_towards(membership.address)
-        if interface is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
-    placement = environment.placement
-    membership.store.set_timeout(_FORMING_TIMEOUT)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if placement.backend == "nccl" else "gloo",
-        store=membership.store,
-        rank=environment.rank,
-        world_size=placement.world_size,
-        timeout=_FORMING_TIMEOUT,
-        device_id=device if placement.backend == "nccl" else None,
-    )
-    world = World(rank=environment.rank, size=placement.world_size, device=device)
-    try:
-        world.barrier()
-        distributed_c10d._set_pg_timeout(timedelta(seconds=group_timeout_seconds))
-        if world.rank == 0:
-            interface = os.environ.get("GLOO_SOCKET_IFNAME", "gloo's own choice")
-            _logger.info(
-                "group of %d ranks formed: %s, interface %s",
-                world.size,
-                placement.backend,
-                interface,
-            )
-        yield world
-    except BaseException:
-        # Taking down an NCCL group with work in flight waits for peers that may be gone.
-        if placement.backend == "nccl":
-            distributed_c10d._abort_process_group()
+        Raises:
+            BrokenGroupError: a rank was lost, from wherever inside the block that surfaced: form
+                again.
+            RendezvousTimeoutError: the other ranks did not come in time.
+            StoppedError: `told_to_stop` while waiting for them.
+            ConfigurationError: they were started with other settings.
+        """
+        self._bury_the_broken()
+        begin = time.monotonic()
+        membership = self._rendezvous.meet(
+            timeout_seconds=timeout_seconds, told_to_stop=told_to_stop
+        )
+        connection = _Connection(self._environment, membership, self.device)
+        heartbeat: Heartbeat | None = None
+        try:
+            group = connection.open(self._group_timeout)
+            heartbeat = self._start_heartbeat(membership, connection)
+            if group.rank == 0:
+                _logger.info(
+                    "group of %d ranks formed in %.2f s: %s, interface %s",
+                    group.size,
+                    time.monotonic() - begin,
+                    self._environment.placement.backend,
+                    os.environ.get("GLOO_SOCKET_IFNAME", "gloo's own choice"),
+                )
+            yield group
+        except BaseException as error:
+            if heartbeat is not None:
+                heartbeat.stop()
+            self._broken = connection.abort()
+            if isinstance(error, Exception) and is_lost_peer(error):
+                raise BrokenGroupError(connection.lost or _first_line(error)) from error
+            raise
         else:
+            heartbeat.stop()
+            connection.close()
+
+    def _bury_the_broken(self) -> None:
+        # The remains of a broken group hang together in cycles. As long as its DDP wrapper lives,
+        # it answers to the gradients of the model, which is its successor's part.
+        gc.collect()
+        # Only now, and from here: whoever lets go of a process group last waits for its threads,
+        # and these may wait for Python's lock, which the DDP wrapper would not release meanwhile.
+        self._broken = None
+
+    def _start_heartbeat(self, membership: Membership, connection: _Connection) -> Heartbeat:
+        heartbeat = Heartbeat(
+            membership.connect,
+            rank=self._environment.rank,
+            size=self._environment.placement.world_size,
+            timeout_seconds=self._heartbeat_timeout_seconds,
+            on_lost=connection.give_up,
+        )
+        if self._heartbeat_timeout_seconds > 0:
+            heartbeat.start()
+        return heartbeat
+
+
+class _Connection:
+    """torch's process group: there can be one in a process, and it is global."""
+
+    def __init__(
+        self, environment: Environment, membership: Membership, device: torch.device
+    ) -> None:
+        self._environment = environment
+        self._membership = membership
+        self._device = device
+        self._nccl = environment.placement.backend == "nccl"
+        self._before = open_sockets()
+        self._sockets: frozenset[OpenSocket] = frozenset()
+        self.lost: str | None = None
+        """Who is lost, if the heartbeats told so."""
+
+    def open(self, timeout: timedelta) -> Group:
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            interface = interface_towards(self._membership.address)
+            if interface is not None:
+                os.environ["GLOO_SOCKET_IFNAME"] = interface
+        if self._nccl:
+            # A broken collective has to raise in this process, not to end it, and before the
+            # optimizer can take what it left for a gradient.
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+        self._membership.store.set_timeout(_FORMING_TIMEOUT)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if self._nccl else "gloo",
+            store=self._membership.store,
+            rank=self._environment.rank,
+            world_size=self._environment.placement.world_size,
+            timeout=_FORMING_TIMEOUT,
+            device_id=self._device if self._nccl else None,
+        )
+        group = Group(
+            rank=self._environment.rank,
+            size=self._environment.placement.world_size,
+            device=self._device,
+        )
+        group.barrier()
+        self._sockets = open_sockets() - self._before
+        distributed_c10d._set_pg_timeout(timeout)
+        return group
+
+    def give_up(self, reason: str) -> None:
+        """Make every collective under way fail, from any thread."""
+        self.lost = reason
+        _logger.warning("%s: leaving the group", reason)
+        self._cut_sockets()
+        if self._nccl and dist.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                distributed_c10d._get_default_group()._get_backend(self._device).abort()
+
+    def abort(self) -> dist.ProcessGroup | None:
+        """Leave a group that may be broken; never waits for the others.
+
+        Returns what is left of it, to be kept until all that used it is gone.
+        """
+        # Work under way may wait for ranks that are alive and in turn wait for this one.
+        self._cut_sockets()
+        left: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
+        if left is not None and self._nccl:
+            distributed_c10d._abort_process_group()
+        self.close()
+        return left
+
+    def close(self) -> None:
+        """Leave a group in which nothing is under way."""
+        if dist.is_initialized():
             dist.destroy_process_group()
-        raise
-    dist.destroy_process_group()
+        # The names of groups are counted, and part of their keys in the store. Ranks that failed
+        # to form a group must count like those that never tried.
+        distributed_c10d._world.group_count = 0
+
+    def _cut_sockets(self) -> None:
+        cut(self._sockets or open_sockets() - self._before)
 
 
 def _pin_device(environment: Environment) -> torch.device:
@@ -147,3 +214,7 @@ def _pin_device(environment: Environment) -> torch.device:
     # Before any group or model exists: whoever touches CUDA unpinned takes memory on GPU 0.
     torch.cuda.set_device(device)
     return device
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

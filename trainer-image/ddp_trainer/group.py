@@ -1,0 +1,69 @@
+"""What a rank can do with the others: the collectives of one formed process group.
+
+The training loop sees ranks, a device and a few collectives, never a backend or a store. Control
+messages (stop flags, states, scores) always travel over gloo on the CPU: with NCCL they would have
+to wait for the GPU, and NCCL notices a dead peer much later than gloo's broken connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Group:
+    """One formed group, as seen by one of its ranks; of no more use once it broke."""
+
+    def __init__(self, *, rank: int, size: int, device: torch.device) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+
+    def wrap(self, model: nn.Module) -> DistributedDataParallel:
+        """Average the gradients of a model on this rank's device over the ranks of this group."""
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+
+    def sum(self, *values: float) -> list[float]:
+        """Each value summed over all ranks."""
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total)
+        return [float(value) for value in total]
+
+    def start_sum(self, value: Tensor) -> dist.Work:
+        """Begin to sum a CPU tensor over all ranks, in place; its `wait` ends it."""
+        work: dist.Work = dist.all_reduce(value, async_op=True)
+        return work
+
+    def broadcast(self, data: bytes | None, *, source: int = 0) -> bytes:
+        """The `data` of rank `source`, on all ranks."""
+        size = torch.tensor([len(data or b"")])
+        dist.broadcast(size, src=source)
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        if self.rank == source and data:
+            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if len(buffer):
+            dist.broadcast(buffer, src=source)
+        return bytes(buffer.numpy().data)
+
+    def gather(self, value: int) -> list[int]:
+        """Every rank's `value`, by rank, on all ranks."""
+        values = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(values, torch.tensor([value]))
+        return [int(one) for one in values]
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.sum(0.0)
+
+    def leave(self) -> None:
+        """Wait for the others at the very end, when whoever has left has what it came for.
+
+        From here on a broken connection is no failure.
+        """
+        with contextlib.suppress(RuntimeError):
+            self.barrier()

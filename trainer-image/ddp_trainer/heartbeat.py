@@ -1,0 +1,101 @@
+"""Notices a rank that stands still although its connections are open.
+
+A dead process closes its connections, and whoever waits for it learns of it at once. A frozen one
+(stopped, swapping, its node or network gone) closes nothing, and its peers would wait until the
+group's timeout. So a thread of every rank says now and then, through rank 0's store, that its
+process runs: rank 0 watches all of them, the others watch rank 0 and hear from it who is lost.
+
+A rank whose process runs but whose training waits for something else is not found here: that ends
+with the group's timeout.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.distributed_c10d import Store
+
+from ddp_trainer.silence import Silence
+
+_LONGEST_INTERVAL_SECONDS = 1.0
+_BEATS_PER_TIMEOUT = 4
+_LOST = "lost"
+
+
+def interval(timeout_seconds: float) -> float:
+    """Seconds between beats so that several fit into the timeout."""
+    return min(_LONGEST_INTERVAL_SECONDS, timeout_seconds / _BEATS_PER_TIMEOUT)
+
+
+class Heartbeat:
+    """The thread of one rank in one group."""
+
+    def __init__(
+        self,
+        connect: Callable[[timedelta], Store],
+        *,
+        rank: int,
+        size: int,
+        timeout_seconds: float,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """`on_lost` is called once, in the thread, with a sentence that names the lost rank.
+
+        `connect` opens a connection of the thread's own to the group's store: others may be busy
+        in a wait.
+        """
+        self._connect = connect
+        self._rank = rank
+        self._watched = list(range(1, size)) if rank == 0 else [0]
+        self._timeout_seconds = timeout_seconds
+        self._on_lost = on_lost
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat and to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say no more; does not wait for a request under way."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        try:
+            store = self._connect(timedelta(seconds=self._timeout_seconds))
+            lost = self._watch(store)
+        except (DistNetworkError, DistStoreError):
+            lost = "rank 0 does not answer: its store is gone"
+        if lost is not None and not self._stopped.is_set():
+            self._on_lost(lost)
+
+    def _watch(self, store: Store) -> str | None:
+        silence = Silence(timeout_seconds=self._timeout_seconds, now=time.monotonic())
+        beats = 0
+        while not self._stopped.wait(interval(self._timeout_seconds)):
+            beats += 1
+            store.set(_beat_key(self._rank), str(beats))
+            if self._rank != 0 and store.check([_LOST]):
+                return store.get(_LOST).decode()
+            begun = [rank for rank in self._watched if store.check([_beat_key(rank)])]
+            counters = {rank: int(store.get(_beat_key(rank))) for rank in begun}
+            silent = silence.look(counters, now=time.monotonic())
+            if silent:
+                lost = _sentence(silent, self._timeout_seconds)
+                if self._rank == 0:
+                    store.set(_LOST, lost)
+                return lost
+        return None
+
+
+def _beat_key(rank: int) -> str:
+    return f"beat/{rank}"
+
+
+def _sentence(ranks: list[int], seconds: float) -> str:
+    names = ", ".join(str(rank) for rank in ranks)
+    return f"rank {names} has been frozen or unreachable for {seconds:g} s"
