@@ -62,7 +62,8 @@ def test_bad_flags(flags: list[str], message: str) -> None:
     [
         (["--", *[]], "no command after --"),
         (["--epochs", "3", "--", "python", "my.py"], "--epochs 3: a flag of the bundled trainer"),
-        (["--max-reforms", "-1"], "--max-reforms must not be negative"),
+        (["--max-restarts", "-1"], "--max-restarts must not be negative"),
+        (["--max-reforms", "-1"], "--max-reforms is -1: set it to 0 or more"),
         (["--epochs", "0"], "--epochs is 0"),
     ],
 )
