@@ -121,7 +121,9 @@ def is_training(job: Job) -> bool:
 
 def resumed_step(log: str) -> int:
     """The step from which a rank 0 went on; 0 when it began anew."""
-    steps = re.findall(r"resuming from checkpoint \S+ \(step (\d+)\)", log)
+    steps = re.findall(
+        r"(?:resuming from checkpoint \S+ \(step |going on from memory at step )(\d+)", log
+    )
     return int(steps[-1]) if steps else 0
 
 
@@ -142,8 +144,8 @@ def kill_rank(job: Job, pod: str) -> None:
     """`kill -9` of the training process in a pod; its launcher, process 1, lives on to tell."""
     script = """
 import os, pathlib
-ranks = [int(p.parent.name) for p in pathlib.Path("/proc").glob("[0-9]*/cmdline")
-         if b"ddp_trainer" in p.read_bytes().split(bytes(1)) and p.parent.name != str(os.getpid())]
+ranks = [int(p.parent.name) for p in pathlib.Path("/proc").glob("[0-9]*/comm")
+         if p.read_bytes().startswith(b"ddp-rank-")]
 for rank in ranks:
     os.kill(rank, 9)
 print(len(ranks))

@@ -65,6 +65,8 @@ def bereft(environment: Environment, shared: Kubectl) -> dict[str, Bereft]:
                 loss.name,
                 *SHORT_RUN,
                 *SLOW_STEPS,
+                # The launcher would start a killed process again, and the pod would never fail.
+                *(["--max-restarts=0"] if loss.killed else []),
                 checkpoint={"persistentVolumeClaim": claim},
                 restart={"scope": loss.scope},
             )

@@ -21,7 +21,10 @@ from ddp_operator.ports import Key
 _STEP = re.compile(
     r"(?:^|.*\b)step[ =:]+(?P<step>\d+) ?/ ?(?P<total>\d+)|step[ =:]+(?P<only>\d+)", re.IGNORECASE
 )
-_RESUMED = re.compile(r"\bresuming from checkpoint .*\(step (?P<step>\d+)\)")
+_RESUMED = re.compile(
+    r"\bresuming from checkpoint .*\(step (?P<step>\d+)\)"
+    r"|\bgoing on from memory at step (?P<kept>\d+)"
+)
 _LOG_PREFIX = re.compile(r"^(\d\d:\d\d:\d\d )?(\[rank \d+\] )?")
 
 
@@ -48,10 +51,12 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """Training went on from a checkpoint."""
+    """Training went on after a loss."""
 
     at_seconds: float
     step: int
+    from_memory: bool
+    """From the memory of a rank that lived on, rather than from a checkpoint."""
 
 
 class Story:
@@ -129,7 +134,11 @@ class Story:
     def logged(self, line: str) -> None:
         """Take in a line that a pod printed."""
         if found := _RESUMED.search(line):
-            resumption = Resumption(at_seconds=self.elapsed_seconds, step=int(found["step"]))
+            resumption = Resumption(
+                at_seconds=self.elapsed_seconds,
+                step=int(found["step"] or found["kept"]),
+                from_memory=found["kept"] is not None,
+            )
             self.resumptions.append(resumption)
             return
         text = _LOG_PREFIX.sub("", line)

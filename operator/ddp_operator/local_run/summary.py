@@ -69,7 +69,12 @@ def _recovered(story: Story, loss: Loss) -> list[Line]:
         return []
     first = resumed[0]
     seconds = first.at_seconds - loss.at_seconds
-    return [Line("came back", f"from the checkpoint of step {first.step}, {seconds:.1f} s later")]
+    source = (
+        f"at step {first.step} from another rank's memory"
+        if first.from_memory
+        else f"from the checkpoint of step {first.step}"
+    )
+    return [Line("came back", f"{source}, {seconds:.1f} s later")]
 
 
 def _kept(volumes: Path) -> list[Line]:

@@ -117,6 +117,17 @@ def test_a_success_is_told_with_what_rank_0_reported(story: Story, tmp_path: Pat
     assert "why" not in lines
 
 
+def test_a_rank_that_takes_over_from_memory_is_not_said_to_read_a_checkpoint(
+    story: Story, tmp_path: Path
+) -> None:
+    story.lost(KillRequest.parse("1@step100"), pod(1))
+    story.logged("[rank 1] going on from memory at step 100: rank 0's state, 0.5 MB in 0.01 s")
+    story.job_changed(finished(story.job, "Succeeded"))
+    _, lines = told(story, tmp_path)
+    assert lines["came back"].startswith("at step 100 from another rank's memory")
+    assert story.progress is None
+
+
 def test_nothing_is_claimed_that_was_not_seen(story: Story, tmp_path: Path) -> None:
     story.logged("resuming from checkpoint /x/step-80 (step 80)")  # before anything was lost
     story.lost(KillRequest.parse("1@1s"), pod(1))
