@@ -75,9 +75,9 @@ elif point == "backward":
 elif point == "before the optimizer's step":
     patched(state.Run, "complete_step", before=die_if_due)
 elif point == "within the optimizer's step":
-    from torch.optim import adamw
+    from torch.optim import adam
 
-    patched(adamw, "adam", after=die_if_due)
+    patched(adam, "adam", after=die_if_due)
 elif point == "after the optimizer's step":
     patched(state.Position, "advance", after=die_if_due)
 elif point == "evaluation":

@@ -262,12 +262,10 @@ def test_a_frozen_pod_is_named_and_replaced(
         for pid in (pods[victim].process.pid, *rank):
             os.kill(pid, signal.SIGSTOP)
         others = [pod for pod in pods if pod is not pods[victim]]
+        # One of them finds out by itself, and by leaving lets the other one know.
+        named = f"rank {victim} has been frozen or unreachable for 3 s"
+        until(lambda: any(named in pod.log for pod in others), "the frozen rank to be named")
         for pod in others:
-            pod.wait_for_log(
-                "rank 0 does not answer"
-                if victim == 0
-                else f"rank {victim} has been frozen or unreachable for 3 s"
-            )
             pod.wait_for_log("the group broke")
         pods[victim].kill()
         hanging.start(victim, *settings)

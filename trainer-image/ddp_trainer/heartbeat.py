@@ -54,11 +54,14 @@ class Heartbeat:
         self._timeout_seconds = timeout_seconds
         self._on_lost = on_lost
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._beats = 0
 
     def start(self) -> None:
         """Begin to beat and to watch."""
-        self._thread.start()
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+        if self._rank != 0:
+            # A request to a store that is frozen together with rank 0 never returns.
+            threading.Thread(target=self._expect_answers, name="answers", daemon=True).start()
 
     def stop(self) -> None:
         """Say no more; does not wait for a request under way."""
@@ -70,15 +73,24 @@ class Heartbeat:
             lost = self._watch(store)
         except (DistNetworkError, DistStoreError):
             lost = "rank 0 does not answer: its store is gone"
-        if lost is not None and not self._stopped.is_set():
+        if lost is not None:
+            self._tell(lost)
+
+    def _expect_answers(self) -> None:
+        silence = Silence(timeout_seconds=self._timeout_seconds, now=time.monotonic())
+        while not self._stopped.wait(interval(self._timeout_seconds)):
+            if silence.look({0: self._beats}, now=time.monotonic()):
+                self._tell(_sentence([0], self._timeout_seconds))
+
+    def _tell(self, lost: str) -> None:
+        if not self._stopped.is_set():
+            self._stopped.set()
             self._on_lost(lost)
 
     def _watch(self, store: Store) -> str | None:
         silence = Silence(timeout_seconds=self._timeout_seconds, now=time.monotonic())
-        beats = 0
         while not self._stopped.wait(interval(self._timeout_seconds)):
-            beats += 1
-            store.set(_beat_key(self._rank), str(beats))
+            store.set(_beat_key(self._rank), str(self._beats))
             if self._rank != 0 and store.check([_LOST]):
                 return store.get(_LOST).decode()
             begun = [rank for rank in self._watched if store.check([_beat_key(rank)])]
@@ -89,6 +101,7 @@ class Heartbeat:
                 if self._rank == 0:
                     store.set(_LOST, lost)
                 return lost
+            self._beats += 1
         return None
 
 
