@@ -47,7 +47,7 @@ with world.formed(timeout_seconds=60) as group:
             for source in range(group.size)
         ],
         "nothing": group.broadcast(None).decode(),
-        "gathered": group.gather(3 * group.rank - 1),
+        "gathered": [part.decode() for part in group.gather(b"x" * (3 * group.rank + 1))],
     }
 pathlib.Path(sys.argv[1], f"rank-{environment.rank}").write_text(json.dumps(result))
 """
@@ -68,7 +68,7 @@ def test_collectives_and_exact_evaluation_on_three_ranks(tmp_path: Path) -> None
             "sum": [3.0, 3.0],
             "broadcast": ["from rank 0", "from rank 1", "from rank 2"],
             "nothing": "",
-            "gathered": [-1, 2, 5],
+            "gathered": ["x", "x" * 4, "x" * 7],
         }
 
 

@@ -50,11 +50,17 @@ class Group:
             dist.broadcast(buffer, src=source)
         return bytes(buffer.numpy().data)
 
-    def gather(self, value: int) -> list[int]:
-        """Every rank's `value`, by rank, on all ranks."""
-        values = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(values, torch.tensor([value]))
-        return [int(one) for one in values]
+    def gather(self, data: bytes) -> list[bytes]:
+        """Every rank's `data`, by rank, on all ranks."""
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(data)]))
+        longest = max(int(size) for size in sizes)
+        padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
+        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        return [
+            bytes(part.numpy().data)[: int(size)] for part, size in zip(parts, sizes, strict=True)
+        ]
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

@@ -60,6 +60,9 @@ def _train(environment: Environment, options: Options, progress: Progress) -> No
         if placement.checkpoint_dir is not None
         else None
     )
+    # A broken collective of NCCL has to raise in this process, not to end it, and before the
+    # optimizer can take what it left for a gradient.
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     world = World(
         environment,
         group_timeout_seconds=options.group_timeout_seconds,

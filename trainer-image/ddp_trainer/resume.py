@@ -46,7 +46,8 @@ class Keeper:
             ConfigurationError: the checkpoint is of another model or optimizer.
         """
         self._keeps = group.sum(float(self._directory is not None))[0] > 0
-        steps = group.gather(_NOTHING if run.is_fresh else run.position.step)
+        mine = _NOTHING if run.is_fresh else run.position.step
+        steps = [int(step) for step in group.gather(str(mine).encode())]
         if max(steps) == _NOTHING:
             self._load(run, group)
         else:

@@ -142,10 +142,6 @@ class _Connection:
             interface = interface_towards(self._membership.address)
             if interface is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = interface
-        if self._nccl:
-            # A broken collective has to raise in this process, not to end it, and before the
-            # optimizer can take what it left for a gradient.
-            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         self._membership.store.set_timeout(_FORMING_TIMEOUT)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if self._nccl else "gloo",

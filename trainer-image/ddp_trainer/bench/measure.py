@@ -15,7 +15,7 @@ from ddp_trainer.bench.links import Member, partners
 from ddp_trainer.bench.operations import DTYPE, OPERATIONS, Operation, exchange, why_unsupported
 from ddp_trainer.bench.options import BenchOptions
 from ddp_trainer.config import Placement
-from ddp_trainer.world import World
+from ddp_trainer.group import Group
 
 _LINK_BYTES = 4 * 2**20
 """Large enough to show bandwidth rather than latency; less where only less is asked for."""
@@ -51,7 +51,7 @@ class Unsupported:
     reason: str
 
 
-def measure(world: World, options: BenchOptions) -> Iterator[Measurement | Unsupported]:
+def measure(group: Group, options: BenchOptions) -> Iterator[Measurement | Unsupported]:
     """Measure everything asked for; the same results on all ranks.
 
     Raises:
@@ -59,13 +59,13 @@ def measure(world: World, options: BenchOptions) -> Iterator[Measurement | Unsup
     """
     for name in options.operations:
         build = OPERATIONS[name]
-        reason = why_unsupported(build, world)
+        reason = why_unsupported(build, group)
         if reason is not None:
             yield Unsupported(operation=name, reason=reason)
             continue
         for size_bytes in options.sizes:
-            operation = build(world, size_bytes)
-            seconds, wrong = _time_and_check(operation, world, options)
+            operation = build(group, size_bytes)
+            seconds, wrong = _time_and_check(operation, group, options)
             algbw = operation.size_bytes / seconds / 1e9
             yield Measurement(
                 operation=name,
@@ -80,56 +80,56 @@ def measure(world: World, options: BenchOptions) -> Iterator[Measurement | Unsup
 
 
 def measure_links(
-    world: World, options: BenchOptions, placement: Placement, env: Mapping[str, str]
+    group: Group, options: BenchOptions, placement: Placement, env: Mapping[str, str]
 ) -> list[Member]:
     """Let ranks talk in pairs; every rank with what it measured, the same list on all ranks."""
     count = min(_LINK_BYTES, options.sizes[-1]) // DTYPE.itemsize
-    outgoing, incoming = (torch.zeros(count, dtype=DTYPE, device=world.device) for _ in range(2))
+    outgoing, incoming = (torch.zeros(count, dtype=DTYPE, device=group.device) for _ in range(2))
     gbps: dict[int, float] = {}
     for partner in partners(
-        world.rank,
+        group.rank,
         nodes=placement.world_size // placement.local_world_size,
         local_world_size=placement.local_world_size,
     ):
-        world.barrier()  # all pairs at the same time, as in a collective
+        group.barrier()  # all pairs at the same time, as in a collective
         if partner is not None:
             talk = partial(exchange, outgoing, partner, incoming, partner)
             talk()  # opens the connection
-            seconds = _seconds(talk, world, iterations=min(options.iterations, _LINK_ITERATIONS))
+            seconds = _seconds(talk, group, iterations=min(options.iterations, _LINK_ITERATIONS))
             gbps[partner] = count * DTYPE.itemsize / seconds / 1e9
     host = socket.gethostname()
     member = Member(
-        rank=world.rank,
+        rank=group.rank,
         node=env.get("NODE_NAME") or host,
         host=host,
         partners=tuple(gbps),
         link_gbps=max(gbps.values()),
     )
-    return [Member.from_json(part) for part in world.gather(member.to_json())]
+    return [Member.from_json(part) for part in group.gather(member.to_json())]
 
 
-def _time_and_check(operation: Operation, world: World, options: BenchOptions) -> tuple[float, int]:
+def _time_and_check(operation: Operation, group: Group, options: BenchOptions) -> tuple[float, int]:
     """Seconds on the slowest rank, and wrong numbers on all."""
     operation.fill()
     for _ in range(options.warmup):
         operation.run()
-    world.barrier()
-    seconds = _seconds(operation.run, world, iterations=options.iterations)
+    group.barrier()
+    seconds = _seconds(operation.run, group, iterations=options.iterations)
     mine = json.dumps([seconds, operation.wrong()]).encode()
-    everyone = [json.loads(part) for part in world.gather(mine)]
+    everyone = [json.loads(part) for part in group.gather(mine)]
     return max(float(time) for time, _ in everyone), sum(int(wrong) for _, wrong in everyone)
 
 
-def _seconds(run: Callable[[], object], world: World, *, iterations: int) -> float:
+def _seconds(run: Callable[[], object], group: Group, *, iterations: int) -> float:
     """Mean time of one run."""
-    _wait_for_device(world)
+    _wait_for_device(group)
     begin = time.perf_counter()
     for _ in range(iterations):
         run()
-    _wait_for_device(world)
+    _wait_for_device(group)
     return (time.perf_counter() - begin) / iterations
 
 
-def _wait_for_device(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
+def _wait_for_device(group: Group) -> None:
+    if group.device.type == "cuda":
+        torch.cuda.synchronize(group.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ddp_trainer.failures import is_lost_peer
-from ddp_trainer.world import World
+from ddp_trainer.group import Group
 
 DTYPE = torch.float32
 """What DDP sends unless told otherwise."""
@@ -63,89 +63,89 @@ class Operation:
         return int((self.result != self.expected()).sum())
 
 
-def _all_reduce(world: World, size_bytes: int) -> Operation:
+def _all_reduce(group: Group, size_bytes: int) -> Operation:
     """Every rank gets the sum."""
     count = _count(size_bytes, parts=1)
-    buffer = _empty(world, count)
+    buffer = _empty(group, count)
     return Operation(
         count=count,
         size_bytes=count * DTYPE.itemsize,
-        bus_factor=2 * (world.size - 1) / world.size,
+        bus_factor=2 * (group.size - 1) / group.size,
         source=buffer,
-        contribution=lambda: _of_rank(world, world.rank, count),
+        contribution=lambda: _of_rank(group, group.rank, count),
         run=lambda: dist.all_reduce(buffer),
         result=buffer,
-        expected=lambda: _sum_of_ranks(world, count),
+        expected=lambda: _sum_of_ranks(group, count),
     )
 
 
-def _all_gather(world: World, size_bytes: int) -> Operation:
+def _all_gather(group: Group, size_bytes: int) -> Operation:
     """Every rank gets the parts of all."""
-    count = _count(size_bytes, parts=world.size)
-    part, whole = _empty(world, count), _empty(world, count * world.size)
+    count = _count(size_bytes, parts=group.size)
+    part, whole = _empty(group, count), _empty(group, count * group.size)
     return Operation(
         count=count,
-        size_bytes=count * world.size * DTYPE.itemsize,
-        bus_factor=(world.size - 1) / world.size,
+        size_bytes=count * group.size * DTYPE.itemsize,
+        bus_factor=(group.size - 1) / group.size,
         source=part,
-        contribution=lambda: _of_rank(world, world.rank, count),
+        contribution=lambda: _of_rank(group, group.rank, count),
         run=lambda: _all_gather_single(whole, part),
         result=whole,
-        expected=lambda: torch.cat([_of_rank(world, rank, count) for rank in range(world.size)]),
+        expected=lambda: torch.cat([_of_rank(group, rank, count) for rank in range(group.size)]),
     )
 
 
-def _broadcast(world: World, size_bytes: int) -> Operation:
+def _broadcast(group: Group, size_bytes: int) -> Operation:
     """Every rank gets what rank 0 has."""
     count = _count(size_bytes, parts=1)
-    buffer = _empty(world, count)
+    buffer = _empty(group, count)
     return Operation(
         count=count,
         size_bytes=count * DTYPE.itemsize,
         bus_factor=1.0,
         source=buffer,
-        contribution=lambda: _of_rank(world, 0, count) if world.rank == 0 else buffer,
+        contribution=lambda: _of_rank(group, 0, count) if group.rank == 0 else buffer,
         run=lambda: dist.broadcast(buffer, src=0),
         result=buffer,
-        expected=lambda: _of_rank(world, 0, count),
+        expected=lambda: _of_rank(group, 0, count),
     )
 
 
-def _reduce_scatter(world: World, size_bytes: int) -> Operation:
+def _reduce_scatter(group: Group, size_bytes: int) -> Operation:
     """Every rank gets its part of the sum."""
-    count = _count(size_bytes, parts=world.size)
-    part, whole = _empty(world, count), _empty(world, count * world.size)
-    mine = slice(world.rank * count, (world.rank + 1) * count)
+    count = _count(size_bytes, parts=group.size)
+    part, whole = _empty(group, count), _empty(group, count * group.size)
+    mine = slice(group.rank * count, (group.rank + 1) * count)
     return Operation(
         count=count,
-        size_bytes=count * world.size * DTYPE.itemsize,
-        bus_factor=(world.size - 1) / world.size,
+        size_bytes=count * group.size * DTYPE.itemsize,
+        bus_factor=(group.size - 1) / group.size,
         source=whole,
-        contribution=lambda: _of_rank(world, world.rank, len(whole)),
+        contribution=lambda: _of_rank(group, group.rank, len(whole)),
         run=lambda: _reduce_scatter_single(part, whole),
         result=part,
-        expected=lambda: _sum_of_ranks(world, len(whole))[mine],
+        expected=lambda: _sum_of_ranks(group, len(whole))[mine],
     )
 
 
-def _send_recv(world: World, size_bytes: int) -> Operation:
+def _send_recv(group: Group, size_bytes: int) -> Operation:
     """Every rank sends to the next one while it receives from the one before."""
     count = _count(size_bytes, parts=1)
-    outgoing, incoming = _empty(world, count), _empty(world, count)
-    following, previous = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    outgoing, incoming = _empty(group, count), _empty(group, count)
+    following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     return Operation(
         count=count,
         size_bytes=count * DTYPE.itemsize,
         bus_factor=1.0,
         source=outgoing,
-        contribution=lambda: _of_rank(world, world.rank, count),
+        contribution=lambda: _of_rank(group, group.rank, count),
         run=lambda: exchange(outgoing, following, incoming, previous),
         result=incoming,
-        expected=lambda: _of_rank(world, previous, count),
+        expected=lambda: _of_rank(group, previous, count),
     )
 
 
-Builder = Callable[[World, int], Operation]
+Builder = Callable[[Group, int], Operation]
 """Makes an operation for a size in bytes, rounded down to what divides, but never to nothing."""
 
 OPERATIONS: Mapping[str, Builder] = {
@@ -161,22 +161,22 @@ def _count(size_bytes: int, *, parts: int) -> int:
     return max(1, size_bytes // DTYPE.itemsize // parts)
 
 
-def _empty(world: World, count: int) -> Tensor:
-    return torch.zeros(count, dtype=DTYPE, device=world.device)
+def _empty(group: Group, count: int) -> Tensor:
+    return torch.zeros(count, dtype=DTYPE, device=group.device)
 
 
-def _of_rank(world: World, rank: int, count: int) -> Tensor:
-    return _repeated(world, [(i + rank) % _PERIOD for i in range(_PERIOD)], count)
+def _of_rank(group: Group, rank: int, count: int) -> Tensor:
+    return _repeated(group, [(i + rank) % _PERIOD for i in range(_PERIOD)], count)
 
 
-def _sum_of_ranks(world: World, count: int) -> Tensor:
-    ranks = range(world.size)
+def _sum_of_ranks(group: Group, count: int) -> Tensor:
+    ranks = range(group.size)
     sums = [sum((i + rank) % _PERIOD for rank in ranks) for i in range(_PERIOD)]
-    return _repeated(world, sums, count)
+    return _repeated(group, sums, count)
 
 
-def _repeated(world: World, period: Sequence[int], count: int) -> Tensor:
-    tile = torch.tensor(period, dtype=DTYPE, device=world.device)
+def _repeated(group: Group, period: Sequence[int], count: int) -> Tensor:
+    tile = torch.tensor(period, dtype=DTYPE, device=group.device)
     return tile.repeat(-(-count // _PERIOD))[:count]
 
 
@@ -187,13 +187,13 @@ def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int) -> None:
         work.wait()
 
 
-def why_unsupported(build: Builder, world: World) -> str | None:
+def why_unsupported(build: Builder, group: Group) -> str | None:
     """Try an operation with the smallest message; None: this backend can do it.
 
     A backend refuses before it sends anything, on all ranks alike.
     """
     try:
-        build(world, DTYPE.itemsize).run()
+        build(group, DTYPE.itemsize).run()
     except (NotImplementedError, RuntimeError) as error:
         if is_lost_peer(error) or not _UNSUPPORTED.search(str(error)):
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +13,10 @@ from ddp_trainer.bench.report import HEADER, Report, row
 from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.failures import is_lost_peer
-from ddp_trainer.world import formed
+from ddp_trainer.world import World
+
+_HEARTBEAT_TIMEOUT_SECONDS = 10.0
+"""As the trainer's: a rank that stands still for as long ends the benchmark."""
 
 _logger = logging.getLogger(__name__)
 
@@ -43,15 +45,16 @@ def run(
 def _measure(environment: Environment, options: BenchOptions, env: Mapping[str, str]) -> Report:
     placement = environment.placement
     results: list[Measurement | Unsupported] = []
-    with formed(
+    world = World(
         environment,
-        rendezvous_timeout_seconds=options.rendezvous_timeout_seconds,
         group_timeout_seconds=options.group_timeout_seconds,
-    ) as world:
-        show = partial(print, flush=True) if world.rank == 0 else _say_nothing
-        members = measure_links(world, options, placement, env)
+        heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_SECONDS,
+    )
+    with world.formed(timeout_seconds=options.rendezvous_timeout_seconds) as group:
+        show = partial(print, flush=True) if group.rank == 0 else _say_nothing
+        members = measure_links(group, options, placement, env)
         show(_preamble(placement.backend, options), HEADER, sep="\n")
-        for result in measure(world, options):
+        for result in measure(group, options):
             results.append(result)
             show(row(result))
         report = Report(
@@ -62,11 +65,10 @@ def _measure(environment: Environment, options: BenchOptions, env: Mapping[str, 
             unsupported=[one for one in results if isinstance(one, Unsupported)],
         )
         show(report.closing())
-        if world.rank == 0 and options.json_path is not None:
+        if group.rank == 0 and options.json_path is not None:
             _write(options.json_path, report.to_json())
-        with contextlib.suppress(RuntimeError):
-            # Leave together: the first rank that ends with an error takes its whole pod along.
-            world.barrier()
+        # Together: the first rank that ends with an error takes its whole pod along.
+        group.leave()
     return report
 
 
