@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from ddp_trainer import rendezvous
 from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
 from ddp_trainer.rendezvous import Membership, Rendezvous
@@ -39,8 +43,8 @@ def start(pool: ThreadPoolExecutor, of: Environment) -> Future[Membership]:
     return pool.submit(meet, of, timeout_seconds=DEADLINE_SECONDS)
 
 
-def start_again(pool: ThreadPoolExecutor, rendezvous: Rendezvous) -> Future[Membership]:
-    return pool.submit(rendezvous.meet, timeout_seconds=DEADLINE_SECONDS)
+def start_again(pool: ThreadPoolExecutor, rank: Rendezvous) -> Future[Membership]:
+    return pool.submit(rank.meet, timeout_seconds=DEADLINE_SECONDS)
 
 
 def message(of: Membership) -> str:
@@ -103,6 +107,50 @@ def test_a_rank_that_came_and_went_before_the_group_was_complete_is_replaced() -
         others = [start(pool, environment(rank, port=port, size=3)) for rank in (1, 2)]
         host.result().store.set("message", "hello")
         assert [message(future.result()) for future in others] == ["hello", "hello"]
+
+
+def test_the_group_hears_of_a_successor_of_one_of_its_members() -> None:
+    port = free_port()
+    with ranks() as pool:
+        host = Rendezvous(environment(0, port=port))
+        member = Rendezvous(environment(1, port=port))
+        group, _ = [
+            future.result() for future in (start_again(pool, host), start_again(pool, member))
+        ]
+        assert not group.has_successor()
+        with pytest.raises(RendezvousTimeoutError):
+            member.meet(timeout_seconds=0.2)  # not new: it has only left before the others
+        assert not group.has_successor()
+        with pytest.raises(RendezvousTimeoutError):
+            meet(environment(1, port=port), timeout_seconds=0.2)
+        assert group.has_successor()
+
+
+@contextmanager
+def frozen_store(port: int) -> Iterator[None]:
+    """What is left of rank 0 when its node stands still: connections that nobody answers."""
+    program = f"""
+import signal
+from torch._C._distributed_c10d import TCPStore
+store = TCPStore("localhost", {port}, is_master=True, wait_for_workers=False)
+print("listens", flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"listens\n"
+            process.send_signal(signal.SIGSTOP)
+            yield
+        finally:
+            process.kill()
+
+
+def test_a_frozen_rank_0_is_waited_for_no_longer_than_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_STORE_REQUEST_SECONDS", 0.5)
+    port = free_port()
+    with frozen_store(port), pytest.raises(RendezvousTimeoutError, match="store went away"):
+        meet(environment(1, port=port), timeout_seconds=1)
 
 
 def test_a_rank_of_another_attempt_does_not_join() -> None:

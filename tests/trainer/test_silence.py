@@ -20,11 +20,3 @@ def test_a_watcher_that_was_frozen_itself_blames_nobody() -> None:
     for second in range(62, 71, 2):
         assert silence.look({0: 1}, now=second) == []
     assert silence.look({0: 1}, now=72) == [0]
-
-
-def test_a_successor_starts_anew() -> None:
-    silence = Silence(timeout_seconds=10, now=0)
-    for second in range(0, 11, 2):
-        assert silence.look({0: 1}, now=second) == []
-    silence.forget(0)
-    assert silence.look({0: 1}, now=12) == []

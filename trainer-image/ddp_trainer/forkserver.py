@@ -96,9 +96,12 @@ def _fork_rank(
         rank = os.fork()
         if rank == 0:
             _become_rank(channel, request, report_fd, arguments, between, launcher)
-        # Before the launcher can possibly see the rank die.
-        channel.send(json.dumps([request["rank"], rank]).encode())
-        os.kill(launcher, STARTED_SIGNAL)
+        try:
+            # Before the launcher can possibly see the rank die.
+            channel.send(json.dumps([request["rank"], rank]).encode())
+            os.kill(launcher, STARTED_SIGNAL)
+        except OSError:  # it has given up this server, and starts the rank from another one
+            os.kill(rank, signal.SIGKILL)
     finally:
         os._exit(0)
 

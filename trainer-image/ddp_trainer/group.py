@@ -7,8 +7,6 @@ to wait for the GPU, and NCCL notices a dead peer much later than gloo's broken 
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -65,11 +63,3 @@ class Group:
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self.sum(0.0)
-
-    def leave(self) -> None:
-        """Wait for the others at the very end, when whoever has left has what it came for.
-
-        From here on a broken connection is no failure.
-        """
-        with contextlib.suppress(RuntimeError):
-            self.barrier()

@@ -4,6 +4,8 @@ A dead process closes its connections, and whoever waits for it learns of it at 
 (stopped, swapping, its node or network gone) closes nothing, and its peers would wait until the
 group's timeout. So a thread of every rank says now and then, through rank 0's store, that its
 process runs: rank 0 watches all of them, the others watch rank 0 and hear from it who is lost.
+Rank 0 also sees when a new process asks to take the place of a member, which is then as good as
+dead, whatever its connections look like from here.
 
 A rank whose process runs but whose training waits for something else is not found here: that ends
 with the group's timeout.
@@ -19,11 +21,14 @@ from datetime import timedelta
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
+from ddp_trainer.rendezvous import Membership
 from ddp_trainer.silence import Silence
 
 _LONGEST_INTERVAL_SECONDS = 1.0
 _BEATS_PER_TIMEOUT = 4
 _LOST = "lost"
+_NO_BEAT = -1
+"""Stands for the counter of a rank that has not begun to beat."""
 
 
 def interval(timeout_seconds: float) -> float:
@@ -36,19 +41,15 @@ class Heartbeat:
 
     def __init__(
         self,
-        connect: Callable[[timedelta], Store],
+        membership: Membership,
         *,
         rank: int,
         size: int,
         timeout_seconds: float,
         on_lost: Callable[[str], None],
     ) -> None:
-        """`on_lost` is called once, in the thread, with a sentence that names the lost rank.
-
-        `connect` opens a connection of the thread's own to the group's store: others may be busy
-        in a wait.
-        """
-        self._connect = connect
+        """`on_lost` is called once, in the thread, with a sentence that names the lost rank."""
+        self._membership = membership
         self._rank = rank
         self._watched = list(range(1, size)) if rank == 0 else [0]
         self._timeout_seconds = timeout_seconds
@@ -69,8 +70,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         try:
-            store = self._connect(timedelta(seconds=self._timeout_seconds))
-            lost = self._watch(store)
+            lost = self._watch(self._membership.connect(timedelta(seconds=self._timeout_seconds)))
         except (DistNetworkError, DistStoreError):
             lost = "rank 0 does not answer: its store is gone"
         if lost is not None:
@@ -87,22 +87,29 @@ class Heartbeat:
             self._stopped.set()
             self._on_lost(lost)
 
-    def _watch(self, store: Store) -> str | None:
+    def _watch(self, membership: Membership) -> str | None:
+        store = membership.store
         silence = Silence(timeout_seconds=self._timeout_seconds, now=time.monotonic())
         while not self._stopped.wait(interval(self._timeout_seconds)):
             store.set(_beat_key(self._rank), str(self._beats))
             if self._rank != 0 and store.check([_LOST]):
                 return store.get(_LOST).decode()
-            begun = [rank for rank in self._watched if store.check([_beat_key(rank)])]
-            counters = {rank: int(store.get(_beat_key(rank))) for rank in begun}
-            silent = silence.look(counters, now=time.monotonic())
-            if silent:
+            counters = {rank: _beats_of(rank, store) for rank in self._watched}
+            lost: str | None = None
+            if silent := silence.look(counters, now=time.monotonic()):
                 lost = _sentence(silent, self._timeout_seconds)
+            elif self._rank == 0 and membership.has_successor():
+                lost = "a new process has come in the place of a rank"
+            if lost is not None:
                 if self._rank == 0:
                     store.set(_LOST, lost)
                 return lost
             self._beats += 1
         return None
+
+
+def _beats_of(rank: int, store: Store) -> int:
+    return int(store.get(_beat_key(rank))) if store.check([_beat_key(rank)]) else _NO_BEAT
 
 
 def _beat_key(rank: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import time
@@ -29,6 +30,8 @@ from ddp_trainer.verdict import RankEnd, RestartBudget
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _WATCHED = _STOP_SIGNALS | {signal.SIGCHLD, STARTED_SIGNAL}
 _LOG_EVERY_SECONDS = 10.0
+_START_SECONDS = 300.0
+"""More than a loaded machine takes to import torch from a cold disk."""
 _LOOKS_PER_TIMEOUT = 4
 
 _logger = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ class Supervisor:
         self._silence = Silence(timeout_seconds=silence_seconds, now=time.monotonic())
         self._variables: Mapping[int, Mapping[str, str]] = {}
         self._starting: dict[int, int] = {}
+        self._start_by = math.inf
         self._running: dict[int, _RankProcess] = {}
         self._ending = False
         """Whether a rank has failed for good, and the others have to follow."""
@@ -105,6 +109,10 @@ class Supervisor:
                     self._signal_all(signal.SIGKILL)
                     kill_at = None
                 self._kill_the_frozen()
+                if self._starting and time.monotonic() > self._start_by:
+                    _logger.warning("a rank has not started in %.0f s: trying anew", _START_SECONDS)
+                    self._start_by = math.inf
+                    self._starter.kill()
         finally:
             self._signal_all(signal.SIGKILL)  # only after an error: else nobody is left
         return ends
@@ -112,6 +120,7 @@ class Supervisor:
     def _start(self, rank: int) -> None:
         report_fd = open_report_file()
         self._starting[rank] = report_fd
+        self._start_by = time.monotonic() + _START_SECONDS
         self._starter.start(rank, self._variables[rank], report_fd=report_fd)
         self._take_in_the_started()
 
@@ -172,7 +181,6 @@ class Supervisor:
             # Anything else was an orphan: it is reaped, and nobody waits for it.
 
     def _end(self, process: _RankProcess, exit_code: int) -> RankEnd:
-        self._silence.forget(process.rank)
         report = read_report_file(process.report_fd)
         os.close(process.report_fd)
         if report.finished and exit_code > of_signal(0):
@@ -188,16 +196,14 @@ class Supervisor:
     def _kill_the_frozen(self) -> None:
         if self._silence_seconds <= 0:
             return
-        pulses = {one.rank: read_pulse(one.report_fd) for one in self._running.values()}
-        beating = {rank: pulse for rank, pulse in pulses.items() if pulse is not None}
-        frozen = self._silence.look(beating, now=time.monotonic())
-        for pid, one in self._running.items():
-            if one.rank in frozen:
-                _logger.warning(
-                    "rank %d has been frozen for %g s: killing it", one.rank, self._silence_seconds
-                )
-                self._silence.forget(one.rank)
-                os.kill(pid, signal.SIGKILL)
+        pulses = {pid: read_pulse(one.report_fd) for pid, one in self._running.items()}
+        for pid in self._silence.look(pulses, now=time.monotonic()):
+            _logger.warning(
+                "rank %d has been frozen for %g s: killing it",
+                self._running[pid].rank,
+                self._silence_seconds,
+            )
+            os.kill(pid, signal.SIGKILL)
 
     def _signal_all(self, number: signal.Signals) -> None:
         for pid in self._running:

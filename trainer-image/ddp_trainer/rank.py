@@ -24,6 +24,9 @@ from ddp_trainer.termination import RankReport
 from ddp_trainer.train import new_run, total_steps, train
 from ddp_trainer.world import World
 
+_FAREWELL_SECONDS = 30.0
+"""How long a finished rank waits for one that died before it could know that all is saved."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -39,6 +42,8 @@ def run_rank(environment: Environment, options: Options) -> ExitCode:
         _train(environment, options, progress)
     except Exception as failure:
         code, error = _meaning(failure), failure
+        if code is ExitCode.LOST_PEER and progress.report.finished:
+            code, error = ExitCode.DONE, None  # whoever has finished needs nobody any more
     if code is ExitCode.FAILURE:
         _logger.error("failed", exc_info=error)
     elif error is not None:
@@ -73,11 +78,10 @@ def _train(environment: Environment, options: Options, progress: Progress) -> No
     steps = total_steps(workload, options, world_size=placement.world_size)
     stop = StopSignal()
     patience = _Patience(options.max_reforms)
+    timeout_seconds = options.rendezvous_timeout_seconds
     while True:
         try:
-            with world.formed(
-                timeout_seconds=options.rendezvous_timeout_seconds, told_to_stop=stop.told
-            ) as group:
+            with world.formed(timeout_seconds=timeout_seconds, told_to_stop=stop.told) as group:
                 keeper.agree(run, group)
                 stop.listen()  # from here on there is something to save
                 progress.begin(
@@ -88,7 +92,8 @@ def _train(environment: Environment, options: Options, progress: Progress) -> No
                 )
                 train(group, run, workload, options, keeper=keeper, stop=stop, progress=progress)
                 progress.finished()
-                group.leave()
+                timeout_seconds = min(timeout_seconds, _FAREWELL_SECONDS)
+                group.barrier()
                 return
         except BrokenGroupError as error:
             patience.tried(step=run.position.step, reason=str(error))

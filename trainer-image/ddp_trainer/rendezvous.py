@@ -14,10 +14,10 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
@@ -25,11 +25,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
+from ddp_trainer.sockets import Connections
 
 _RETRY_SECONDS = 0.05
 _FIRST_LOG_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 5.0
-_STORE_REQUEST_TIMEOUT = timedelta(seconds=10)
+_STORE_REQUEST_SECONDS = 10.0
 """A store that takes longer to answer a request is gone, or something else listens there."""
 
 _logger = logging.getLogger(__name__)
@@ -40,17 +41,32 @@ _T = TypeVar("_T")
 class Membership:
     """A group that rank 0 has declared complete."""
 
-    store: Store
-    """Keys in here belong to this group alone."""
+    root: Store
+    """The store of the job, which outlives its groups."""
     address: str
     """Numeric address of rank 0, as this rank reaches it."""
     port: int
     name: str
     """Of this group, and of no other of the job."""
+    connections: Connections
+    """What this process has connected since it began to look for the group."""
+    number: int
+    """Of the round in which the group was declared."""
+    newcomers: int
+    """Processes that came new to this round before it was declared."""
 
-    def connect(self, timeout: timedelta) -> Store:
-        """One more connection to `store`; no request on it takes longer than the timeout."""
-        return PrefixStore(self.name, _client(self.address, self.port, timeout))
+    @property
+    def store(self) -> Store:
+        """Keys in here belong to this group alone."""
+        return PrefixStore(self.name, self.root)
+
+    def connect(self, timeout: timedelta) -> Membership:
+        """The same over a connection of its own: others may be busy in a wait."""
+        return replace(self, root=_client(self.address, self.port, timeout))
+
+    def has_successor(self) -> bool:
+        """Whether a new process has come since, in the place of a member that must be dead."""
+        return _newcomers(self.root, number=self.number) != self.newcomers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +118,7 @@ class Rendezvous:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._server: TCPStore | None = None
+        self._is_new = True
 
     def meet(
         self, *, timeout_seconds: float, told_to_stop: Callable[[], bool] = lambda: False
@@ -116,8 +133,11 @@ class Rendezvous:
         """
         wait = _Wait(timeout_seconds, told_to_stop)
         if self._environment.rank == 0:
-            return self._host(wait)
-        return _retry(lambda: _try_to_join(self._environment, wait), wait)
+            membership = self._host(wait)
+        else:
+            membership = _retry(lambda: self._try_to_join(wait), wait)
+        self._is_new = False
+        return membership
 
     def _host(self, wait: _Wait) -> Membership:
         placement = self._environment.placement
@@ -127,38 +147,69 @@ class Rendezvous:
             self._server = _retry(lambda: _listen(port), wait)
             self._server.set("identity", json.dumps(asdict(_identity(self._environment))))
         store = self._server
+        connections = Connections()
         number = int(store.add("round", 1))
-        _register(store, 0, number=number)
+        _register(store, 0, number=number, is_new=False)
         missing = list(range(1, placement.world_size))
         while missing := [
             rank for rank in missing if not store.check([_registrations_key(rank, number=number)])
         ]:
             wait.pause(f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}")
         name = secrets.token_hex(8)
+        newcomers = _newcomers(store, number=number)  # before the ranks, so that none is missed
         members = [_count(store, rank, number=number) for rank in range(placement.world_size)]
-        store.set(_group_key(number), json.dumps({"group": name, "members": members}))
-        return Membership(store=PrefixStore(name, store), address=address, port=port, name=name)
+        declared = {"group": name, "members": members, "newcomers": newcomers}
+        store.set(_group_key(number), json.dumps(declared))
+        return Membership(
+            root=store,
+            address=address,
+            port=port,
+            name=name,
+            connections=connections,
+            number=number,
+            newcomers=newcomers,
+        )
 
+    def _try_to_join(self, wait: _Wait) -> Membership:
+        """Register with the store that answers now, and see whether its group counts this rank."""
+        placement, rank = self._environment.placement, self._environment.rank
+        address = _answering(placement.master_addr, placement.master_port)
+        connections = Connections()
+        try:
+            with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS):
+                store = _client(
+                    address, placement.master_port, timedelta(seconds=_STORE_REQUEST_SECONDS)
+                )
+                self._compare(json.loads(store.get("identity")))
+                number = int(store.add("round", 0))
+                registration = _register(store, rank, number=number, is_new=self._is_new)
+            while True:
+                with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS):
+                    if store.check([_group_key(number)]):
+                        declared = json.loads(store.get(_group_key(number)))
+                        break
+                    if int(store.add("round", 0)) != number:
+                        raise _NotYetError("rank 0 has begun another round")
+                wait.pause(f"rank 0 at {placement.master_addr} waits for the other ranks")
+        except (DistNetworkError, DistStoreError) as error:
+            raise _NotYetError(f"rank 0's store went away: {_first_line(error)}") from error
+        if declared["members"][rank] != registration:
+            # It counted this rank's predecessor, and is about to break for want of it.
+            raise _NotYetError("rank 0 has not left its old group yet")
+        return Membership(
+            root=store,
+            address=address,
+            port=placement.master_port,
+            name=declared["group"],
+            connections=connections,
+            number=number,
+            newcomers=declared["newcomers"],
+        )
 
-def _identity(environment: Environment) -> _Identity:
-    placement = environment.placement
-    return _Identity(
-        job_name=placement.job_name,
-        attempt=placement.attempt,
-        world_size=placement.world_size,
-        backend=placement.backend,
-    )
-
-
-def _try_to_join(environment: Environment, wait: _Wait) -> Membership:
-    """Register with the store that answers now, and see whether its group counts this rank."""
-    placement = environment.placement
-    address = _answering(placement.master_addr, placement.master_port)
-    try:
-        store = _client(address, placement.master_port, _STORE_REQUEST_TIMEOUT)
-        theirs = _Identity(**json.loads(store.get("identity")))
-        ours = _identity(environment)
+    def _compare(self, identity: Mapping[str, Any]) -> None:
+        theirs, ours = _Identity(**identity), _identity(self._environment)
         if (theirs.job_name, theirs.attempt) != (ours.job_name, ours.attempt):
+            placement = self._environment.placement
             raise _NotYetError(
                 f"{placement.master_addr} port {placement.master_port} still belongs to attempt "
                 f"{theirs.attempt} of {theirs.job_name}"
@@ -168,21 +219,15 @@ def _try_to_join(environment: Environment, wait: _Wait) -> Membership:
                 f"rank 0 has WORLD_SIZE {theirs.world_size} and DDP_BACKEND {theirs.backend}, this "
                 f"rank {ours.world_size} and {ours.backend}: give all ranks the same"
             )
-        number = int(store.add("round", 0))
-        registration = _register(store, environment.rank, number=number)
-        while not store.check([_group_key(number)]):
-            wait.pause(f"rank 0 at {placement.master_addr} waits for the other ranks")
-            if int(store.add("round", 0)) != number:
-                raise _NotYetError("rank 0 has begun another round")
-        declared = json.loads(store.get(_group_key(number)))
-    except (DistNetworkError, DistStoreError) as error:
-        raise _NotYetError(f"rank 0's store went away: {_first_line(error)}") from error
-    if declared["members"][environment.rank] != registration:
-        # It counted this rank's predecessor, and is about to break for want of it.
-        raise _NotYetError("rank 0 has not left its old group yet")
-    name = declared["group"]
-    return Membership(
-        store=PrefixStore(name, store), address=address, port=placement.master_port, name=name
+
+
+def _identity(environment: Environment) -> _Identity:
+    placement = environment.placement
+    return _Identity(
+        job_name=placement.job_name,
+        attempt=placement.attempt,
+        world_size=placement.world_size,
+        backend=placement.backend,
     )
 
 
@@ -230,12 +275,22 @@ def _client(address: str, port: int, timeout: timedelta) -> TCPStore:
     return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
-def _register(store: Store, rank: int, *, number: int) -> int:
+def _register(store: Store, rank: int, *, number: int, is_new: bool) -> int:
+    if is_new:  # first, so that whoever is counted has been announced
+        store.add(_newcomers_key(number), 1)
     return int(store.add(_registrations_key(rank, number=number), 1))
 
 
 def _count(store: Store, rank: int, *, number: int) -> int:
     return int(store.add(_registrations_key(rank, number=number), 0))
+
+
+def _newcomers(store: Store, *, number: int) -> int:
+    return int(store.add(_newcomers_key(number), 0))
+
+
+def _newcomers_key(number: int) -> str:
+    return f"newcomers/{number}"
 
 
 def _registrations_key(rank: int, *, number: int) -> str:

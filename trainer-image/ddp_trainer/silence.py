@@ -27,7 +27,3 @@ class Silence:
             if late or known is None or known[0] != count:
                 self._seen[key] = (count, now)
         return sorted(key for key in counters if now - self._seen[key][1] > self._timeout_seconds)
-
-    def forget(self, key: int) -> None:
-        """The counter belongs to somebody else from now on."""
-        self._seen.pop(key, None)

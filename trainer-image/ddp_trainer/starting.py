@@ -5,6 +5,7 @@ Both are started from one thread and end with the launcher, whatever ends it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -34,6 +35,9 @@ class Starter(Protocol):
     def own_child_ended(self, pid: int) -> bool:
         """Whether `pid` was a process that starting needs; ranks not yet started are lost then."""
 
+    def kill(self) -> None:
+        """Give up what is being started."""
+
 
 class CommandStarter:
     """Runs a command once for each rank."""
@@ -62,6 +66,9 @@ class CommandStarter:
         del pid
         return False
 
+    def kill(self) -> None:
+        """Nothing is ever being started."""
+
 
 class ForkserverStarter:
     """Forks ranks of the bundled trainer from a server, which is started when it is needed."""
@@ -81,7 +88,9 @@ class ForkserverStarter:
                 self._server = _popen(
                     [*command, *self._arguments], self._environment, keep_fd=theirs.fileno()
                 )
-        send_request(self._channel, rank, variables, report_fd=report_fd)
+        # A server that is dead already takes this rank along: its end is still to be seen.
+        with contextlib.suppress(ConnectionError):
+            send_request(self._channel, rank, variables, report_fd=report_fd)
 
     def started(self) -> list[tuple[int, int]]:
         """Those that the server has started since the last call."""
@@ -95,6 +104,11 @@ class ForkserverStarter:
             self._channel.close()
         self._server, self._channel = None, None
         return True
+
+    def kill(self) -> None:
+        """Kill the server, if it is there."""
+        if self._server is not None:
+            os.kill(self._server, signal.SIGKILL)
 
 
 def _popen(command: Sequence[str], environment: Mapping[str, str], *, keep_fd: int) -> int:

@@ -119,10 +119,10 @@ def read_report_file(fd: int) -> TerminationReport:
         return TerminationReport()
 
 
-def read_pulse(fd: int) -> int | None:
-    """A number that grows as long as the rank's process runs; None before its first beat."""
+def read_pulse(fd: int) -> int:
+    """A number that grows as long as the rank's process runs; 0 before its first beat."""
     data = os.pread(fd, _PULSE.size, _LIMIT_BYTES)
-    return int(_PULSE.unpack(data)[0]) if len(data) == _PULSE.size else None
+    return int(_PULSE.unpack(data)[0]) if len(data) == _PULSE.size else 0
 
 
 def write_termination_message(report: TerminationReport, env: Mapping[str, str]) -> None:

@@ -26,7 +26,6 @@ from ddp_trainer.group import Group
 from ddp_trainer.heartbeat import Heartbeat
 from ddp_trainer.network import interface_towards
 from ddp_trainer.rendezvous import Membership, Rendezvous
-from ddp_trainer.sockets import OpenSocket, cut, open_sockets
 
 _FORMING_TIMEOUT = timedelta(seconds=15)
 """For the first contact, when all ranks have just been seen alive: if one died since, it shows."""
@@ -79,8 +78,9 @@ class World:
         connection = _Connection(self._environment, membership, self.device)
         heartbeat: Heartbeat | None = None
         try:
-            group = connection.open(self._group_timeout)
+            # Before the first contact, in which a frozen rank can keep the others for ever.
             heartbeat = self._start_heartbeat(membership, connection)
+            group = connection.open(self._group_timeout)
             if group.rank == 0:
                 _logger.info(
                     "group of %d ranks formed in %.2f s: %s, interface %s",
@@ -111,7 +111,7 @@ class World:
 
     def _start_heartbeat(self, membership: Membership, connection: _Connection) -> Heartbeat:
         heartbeat = Heartbeat(
-            membership.connect,
+            membership,
             rank=self._environment.rank,
             size=self._environment.placement.world_size,
             timeout_seconds=self._heartbeat_timeout_seconds,
@@ -132,8 +132,6 @@ class _Connection:
         self._membership = membership
         self._device = device
         self._nccl = environment.placement.backend == "nccl"
-        self._before = open_sockets()
-        self._sockets: frozenset[OpenSocket] = frozenset()
         self.lost: str | None = None
         """Who is lost, if the heartbeats told so."""
 
@@ -142,10 +140,11 @@ class _Connection:
             interface = interface_towards(self._membership.address)
             if interface is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = interface
-        self._membership.store.set_timeout(_FORMING_TIMEOUT)
+        store = self._membership.store
+        store.set_timeout(_FORMING_TIMEOUT)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if self._nccl else "gloo",
-            store=self._membership.store,
+            store=store,
             rank=self._environment.rank,
             world_size=self._environment.placement.world_size,
             timeout=_FORMING_TIMEOUT,
@@ -157,7 +156,9 @@ class _Connection:
             device=self._device,
         )
         group.barrier()
-        self._sockets = open_sockets() - self._before
+        self._membership.connections.complete()
+        if self.lost is not None:  # perhaps before there was anything to cut
+            raise BrokenGroupError(self.lost)
         distributed_c10d._set_pg_timeout(timeout)
         return group
 
@@ -165,7 +166,7 @@ class _Connection:
         """Make every collective under way fail, from any thread."""
         self.lost = reason
         _logger.warning("%s: leaving the group", reason)
-        self._cut_sockets()
+        self._membership.connections.cut()
         if self._nccl and dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 distributed_c10d._get_default_group()._get_backend(self._device).abort()
@@ -176,7 +177,7 @@ class _Connection:
         Returns what is left of it, to be kept until all that used it is gone.
         """
         # Work under way may wait for ranks that are alive and in turn wait for this one.
-        self._cut_sockets()
+        self._membership.connections.cut()
         left: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
         if left is not None and self._nccl:
             distributed_c10d._abort_process_group()
@@ -190,9 +191,6 @@ class _Connection:
         # The names of groups are counted, and part of their keys in the store. Ranks that failed
         # to form a group must count like those that never tried.
         distributed_c10d._world.group_count = 0
-
-    def _cut_sockets(self) -> None:
-        cut(self._sockets or open_sockets() - self._before)
 
 
 def _pin_device(environment: Environment) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -68,7 +69,8 @@ def _measure(environment: Environment, options: BenchOptions, env: Mapping[str, 
         if group.rank == 0 and options.json_path is not None:
             _write(options.json_path, report.to_json())
         # Together: the first rank that ends with an error takes its whole pod along.
-        group.leave()
+        with suppress(RuntimeError):  # whoever has left has measured all
+            group.barrier()
     return report
 
 
