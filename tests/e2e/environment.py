@@ -100,10 +100,18 @@ class Environment:
         )
         return name
 
+    def read_volume(self, kubectl: Kubectl, *, claim: str, file: str) -> str:
+        """What a file holds in the volume of a claim."""
+        path = f"{self._path_of(kubectl, claim)}/{file}"
+        return self._storage.run("exec", "storage", "--", "cat", path)
+
+    def _path_of(self, kubectl: Kubectl, claim: str) -> str:
+        return f"{_VOLUMES_PARENT}/{self.name}/{kubectl.namespace}-{claim}"
+
     def make_volume(self, kubectl: Kubectl, *, claim: str) -> None:
         """Make the volume that a claim of a namespace will be bound to."""
         name = f"{kubectl.namespace}-{claim}"
-        path = f"{_VOLUMES_PARENT}/{self.name}/{name}"
+        path = self._path_of(kubectl, claim)
         # Pods are nobody in particular: whoever mounts it may write, as in /tmp.
         self._storage.run("exec", "storage", "--", "mkdir", "-p", "-m", "1777", path)
         spec = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.e2e.jobs import (
     force_delete,
     is_training,
     kill_rank,
+    last_words,
     resumed_step,
 )
 from tests.e2e.kubectl import Kubectl, wait_for
@@ -47,6 +50,11 @@ LOSSES = (
 )
 
 
+STEP_LOG = "steps"
+"""Beside the checkpoints, with the suffix .rank<rank>: the steps that a rank began, whichever pod
+bore it."""
+
+
 @dataclass(frozen=True)
 class Bereft:
     """A job that has just lost a pod."""
@@ -67,6 +75,7 @@ def bereft(environment: Environment, shared: Kubectl) -> dict[str, Bereft]:
                 *SLOW_STEPS,
                 # The launcher would start a killed process again, and the pod would never fail.
                 *(["--max-restarts=0"] if loss.killed else []),
+                f"--trace-samples=/checkpoints/{STEP_LOG}",
                 checkpoint={"persistentVolumeClaim": claim},
                 restart={"scope": loss.scope},
             )
@@ -90,7 +99,7 @@ def bereft(environment: Environment, shared: Kubectl) -> dict[str, Bereft]:
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-def test_training_goes_on_from_the_checkpoint(loss: Loss, bereft: dict[str, Bereft]) -> None:
+def test_a_lost_pod_is_replaced_by_scope(loss: Loss, bereft: dict[str, Bereft]) -> None:
     job, uids_before = bereft[loss.name].job, bereft[loss.name].uids_before
     status = job.wait_until("Succeeded")
 
@@ -105,11 +114,9 @@ def test_training_goes_on_from_the_checkpoint(loss: Loss, bereft: dict[str, Bere
     if loss.scope == "Gang":
         assert status.attempt == 1
         succeeded = {f"{loss.name}-1-0", f"{loss.name}-1-1"}
-        rank_0 = f"{loss.name}-1-0"
     else:
         assert status.attempt == 0
         succeeded = {f"{loss.pod}-r1", loss.survivor}
-        rank_0 = f"{loss.pod}-r1" if loss.index == 0 else loss.survivor
         survivor = pods[loss.survivor]
         assert survivor["metadata"]["uid"] == uids_before[loss.survivor]
         assert survivor["status"]["containerStatuses"][0]["restartCount"] == 0
@@ -117,8 +124,39 @@ def test_training_goes_on_from_the_checkpoint(loss: Loss, bereft: dict[str, Bere
     assert {
         name for name, pod in pods.items() if pod["status"]["phase"] == "Succeeded"
     } == succeeded
-    assert resumed_step(job.log(rank_0)) >= 10, job.log(rank_0)
 
     restarts = [event for event in job.events() if event["reason"] == "Restarting"]
     assert len(restarts) == 1
     assert loss.pod in restarts[0]["message"]
+
+
+@pytest.mark.parametrize("name", ["gang-killed", "gang-deleted"])
+def test_a_gang_goes_on_from_the_checkpoint(name: str, bereft: dict[str, Bereft]) -> None:
+    job = bereft[name].job
+    job.wait_until("Succeeded")
+
+    log = job.log_with(f"{name}-1-0", "resuming from checkpoint")
+    assert resumed_step(log) >= 10
+
+
+@pytest.mark.parametrize(
+    "loss", [one for one in LOSSES if one.scope == "Pod"], ids=lambda loss: loss.name
+)
+def test_survivors_lose_no_step(
+    loss: Loss, bereft: dict[str, Bereft], environment: Environment
+) -> None:
+    job = bereft[loss.name].job
+    status = job.wait_until("Succeeded")
+
+    survivor = job.log_with(loss.survivor, "the group broke at step")
+    broken = survivor.count("the group broke at step")
+    for pod in (loss.survivor, f"{loss.pod}-r1"):
+        assert "resuming from checkpoint" not in job.log(pod)
+    for rank in range(2):
+        file = f"{STEP_LOG}.rank{rank}"
+        log = environment.read_volume(job.kubectl, claim=loss.name, file=file)
+        begun = [json.loads(line)["step"] for line in log.splitlines()]
+        # Only the step that was under way when the group broke is begun once more.
+        assert all(later - earlier in (0, 1) for earlier, later in pairwise(begun)), begun
+        assert (begun[0], begun[-1]) == (1, last_words(status)["totalSteps"])
+        assert len(begun) - len(set(begun)) <= broken, begun

@@ -22,10 +22,11 @@ class Progress:
         self._rank = rank
         self._log_every_steps = log_every_steps
         self._keeper: Keeper | None = None
-        self._total_steps = 0
         self._epoch_length = 0
         self._seen = 0
         self._time = time.monotonic()
+        self.total_steps = 0
+        """Of the whole run."""
         self.report = TerminationReport(rank=rank)
         """What is known so far."""
 
@@ -34,13 +35,13 @@ class Progress:
     ) -> None:
         """Training begins, or goes on, at `position`."""
         self._keeper = keeper
-        self._total_steps, self._epoch_length = total_steps, epoch_length
+        self.total_steps, self._epoch_length = total_steps, epoch_length
         self._time, self._seen = time.monotonic(), self._samples_at(position)
         self.update(step=position.step, total_steps=total_steps)
 
     def wants_loss(self, position: Position) -> bool:
         """Whether this step's loss is due; the same answer on all ranks."""
-        return position.step % self._log_every_steps == 0 or position.step == self._total_steps
+        return position.step % self._log_every_steps == 0 or position.step == self.total_steps
 
     def step(self, position: Position) -> None:
         """A step is complete."""
@@ -52,14 +53,14 @@ class Progress:
         rate = (seen - self._seen) / max(now - self._time, 1e-9)
         self._time, self._seen = now, seen
         self._say(
-            f"step {position.step}/{self._total_steps} epoch {position.epoch + 1} "
+            f"step {position.step}/{self.total_steps} epoch {position.epoch + 1} "
             f"loss {loss:.4f} {rate:.0f} samples/s"
         )
         self.update(loss=round(loss, 6))
 
     def evaluated(self, position: Position, *, accuracy: float) -> None:
         """The model of `position` has this accuracy on the whole test set."""
-        self._say(f"step {position.step}/{self._total_steps} test accuracy {accuracy:.4f}")
+        self._say(f"step {position.step}/{self.total_steps} test accuracy {accuracy:.4f}")
         self.update(accuracy=round(accuracy, 6))
 
     def finished(self) -> None:

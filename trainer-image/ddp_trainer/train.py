@@ -89,7 +89,8 @@ def train(
             if vote.says_stop():
                 keeper.save_for_certain(run, group)
                 if stop.told():
-                    raise StoppedError(f"told to stop at step {position.step}")
+                    total = progress.total_steps
+                    raise StoppedError(f"told to stop at step {position.step} of {total}")
                 raise BrokenGroupError("another pod was told to stop")
         progress.evaluated(position, accuracy=evaluate(group, run.model, workload))
         position.next_epoch()
