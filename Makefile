@@ -38,6 +38,10 @@ test-integration: $(STAMP) ## Against a real kube-apiserver
 test-e2e: $(STAMP) ## Real pods on a real cluster, the operator running in it
 	$(PY) -m pytest tests/cluster tests/e2e
 
+.PHONY: chaos
+chaos: $(STAMP) ## Kill, freeze and take away at random for minutes: everything must end well
+	$(PY) -m pytest tests/trainer/chaos
+
 .PHONY: lint
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(VENV)/bin/ruff check .

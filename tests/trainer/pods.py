@@ -107,13 +107,19 @@ class Pod:
         pid = self.process.pid
         return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
-    def rank_pids(self) -> list[int]:
-        """Process IDs of the bundled trainer's ranks, by rank."""
-        names = {}
+    def pids_of_ranks(self) -> dict[int, int]:
+        """Rank → process ID, of the bundled trainer's ranks that run."""
+        found = {}
         for child in self.child_pids():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                names[Path(f"/proc/{child}/comm").read_text().strip()] = child
-        return [names[name] for name in sorted(names) if name.startswith("ddp-rank-")]
+                name = Path(f"/proc/{child}/comm").read_text().strip()
+                if name.startswith("ddp-rank-"):
+                    found[int(name.removeprefix("ddp-rank-"))] = child
+        return found
+
+    def rank_pids(self) -> list[int]:
+        """The process IDs alone, by rank."""
+        return [pid for _, pid in sorted(self.pids_of_ranks().items())]
 
     def wait(self) -> int:
         """Exit code of the launcher."""

@@ -1,0 +1,54 @@
+"""Hundreds of ranks killed at random moments: every run ends where an undisturbed one ends.
+
+Run by `make chaos`. `CHAOS_SEED` repeats what a run before has done; the seed is printed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.chaos.blows import blows
+from tests.trainer.chaos.disturbance import STACKS, Disturbance, flags, patient_flags
+from tests.trainer.pods import Job, assert_same, job
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+VICTIMS = 100
+"""Of each group, over as many runs as it takes."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "local_world_size"), [(1, 2), (2, 1), (1, 3), (2, 2)], ids=["2", "1+1", "3", "2+2"]
+)
+def test_all_runs_end_the_same(nodes: int, local_world_size: int, tmp_path: Path) -> None:
+    seed = int(os.environ.get("CHAOS_SEED", "0")) or random.randrange(1, 2**32)
+    print(f"CHAOS_SEED={seed}")
+    ranks = nodes * local_world_size
+    schedule = blows(seed, ranks=ranks)
+    shape = {"nodes": nodes, "local_world_size": local_world_size, "extra_environment": STACKS}
+    with job(tmp_path / "undisturbed", **shape) as undisturbed:
+        for pod in undisturbed.start_all(*flags(undisturbed)):
+            assert pod.wait() == 0, pod.log
+    victims = 0
+    for number in itertools.count(1):
+        with job(tmp_path / str(number), **shape) as wounded:
+            wounded.start_all(*patient_flags(wounded))
+            disturbance = Disturbance(wounded)
+            disturbance.strike(schedule, at_most=VICTIMS - victims)
+            assert_same_end(wounded, undisturbed)
+        print(f"run {number} of {ranks} ranks: {disturbance.toll}")
+        victims += disturbance.toll.total
+        if victims >= VICTIMS:
+            return
+
+
+def assert_same_end(actual: Job, expected: Job) -> None:
+    last_step = max(expected.steps_of(0))
+    assert_same(actual.state(last_step), expected.state(last_step))
+    for rank in range(expected.nodes * expected.local_world_size):
+        assert actual.steps_of(rank) == expected.steps_of(rank)
