@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from ddp_operator.local_run.arguments import add_arguments as add_local_arguments
+from ddp_operator.local_run.arguments import add_progress_argument
 
 _EXIT_USAGE = 64
 """EX_USAGE of sysexits.h; argparse's own code for wrong usage is 2."""
@@ -51,8 +52,9 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=8080,
         metavar="PORT",
-        help="port of /healthz and /readyz, 0 for none (default: 8080)",
+        help="port of /healthz, /readyz and /metrics, 0 for none (default: 8080)",
     )
+    add_progress_argument(parser, default_seconds=10.0)
     parser.add_argument(
         "--leader-elect",
         action=argparse.BooleanOptionalAction,
@@ -91,6 +93,7 @@ def _run(asked: argparse.Namespace) -> int:
             context=asked.context,
             namespace=asked.namespace,
             health_port=asked.health_port,
+            progress_poll_seconds=asked.progress_poll_seconds,
             leader_elect=asked.leader_elect,
             lease_name=asked.lease_name,
             lease_namespace=asked.lease_namespace,

@@ -140,3 +140,19 @@ class Cluster(Protocol[PodT]):
 
     async def emit_event(self, job: Manifest, event: Event) -> None:
         """Record an Event about a job; best effort, never raises `ClusterError`."""
+
+
+class Trainers(Protocol):
+    """The trainers in pods, asked over HTTP; an address is `ip:port`.
+
+    Whatever they do, or fail to do, is an answer here: no method raises.
+    """
+
+    async def status(self, address: str) -> bytes | str:
+        """GET /status: the content of the answer, or in words why there is none."""
+
+    async def dump_stacks(self, address: str) -> bool:
+        """POST /dump-stacks: whether the trainer will write its stacks to the pod's log."""
+
+    async def close(self) -> None:
+        """Close the connections."""

@@ -11,6 +11,7 @@ import kopf
 from ddp_operator import handlers
 from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from ddp_operator.engine.engine import Engine
+from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.job.pods import PodState, job_of
 from ddp_operator.kube import (
     ALL_NODES,
@@ -27,6 +28,7 @@ from ddp_operator.kube import (
     node_of,
 )
 from ddp_operator.ports import ClusterError, Key, Node
+from ddp_operator.trainers import HttpTrainers
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,8 @@ class Replica:
     """Watches jobs and pods, and acts on them: always, or while it holds `lease`.
 
     The writes of `client` are refused without the lease. `ready` is set while the watches run,
-    whether it leads or stands by.
+    whether it leads or stands by. The trainers of running jobs are asked for their progress, and it
+    is written, every `progress_seconds`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Replica:
         lease: LeaderLease | None,
         ready: asyncio.Event,
         may_see_nodes: bool,
+        progress_seconds: float = PROGRESS_SECONDS,
     ) -> None:
         self._client = client
         self._namespace = namespace
@@ -82,7 +86,13 @@ class Replica:
         )
         self._nodes = self._node_reflector() if may_see_nodes else None
         self._cluster = KubeCluster(client, job_resource=JOBS, pods=self._pods, nodes=self._nodes)
-        self._engine = Engine(self._cluster)
+        self._engine = Engine(
+            self._cluster, trainers=HttpTrainers(), progress_seconds=progress_seconds
+        )
+
+    def metrics(self) -> str:
+        """What there is to count, as Prometheus' text."""
+        return self._engine.metrics_text(leading=self._lease is None or self._lease.held.is_set())
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT; whatever else ends it is raised.

@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
 
 from ddp_operator.api.constants import VERSION
+from ddp_operator.engine.metrics import CONTENT_TYPE
+from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.kube import (
     EVENTS,
     LEASES,
@@ -59,7 +62,9 @@ class Options:
     namespace: str | None = None
     """Serve only this namespace; None: all."""
     health_port: int = 8080
-    """Port of /healthz and /readyz; 0: none."""
+    """Port of /healthz, /readyz and /metrics; 0: none."""
+    progress_poll_seconds: float = PROGRESS_SECONDS
+    """How often the trainers of running jobs are asked for their progress."""
     leader_elect: bool = False
     """Act only while holding a Lease, so that other replicas can stand by."""
     lease_name: str = "ddp-operator"
@@ -96,20 +101,20 @@ async def _serve(options: Options) -> None:
         )
         may_see_nodes = await _may_see_nodes(election_client)
         ready = asyncio.Event()
-        health = await _serve_health(options.health_port, ready)
-        try:
-            async with ApiClient(
-                credentials, before_write=lease.check if lease else None
-            ) as client:
-                await Replica(
-                    client,
-                    namespace=options.namespace,
-                    lease=lease,
-                    ready=ready,
-                    may_see_nodes=may_see_nodes,
-                ).run()
-        finally:
-            await health.cleanup()
+        async with ApiClient(credentials, before_write=lease.check if lease else None) as client:
+            replica = Replica(
+                client,
+                namespace=options.namespace,
+                lease=lease,
+                ready=ready,
+                may_see_nodes=may_see_nodes,
+                progress_seconds=options.progress_poll_seconds,
+            )
+            health = await _serve_health(options.health_port, ready, replica.metrics)
+            try:
+                await replica.run()
+            finally:
+                await health.cleanup()
 
 
 async def _check(client: ApiClient, namespace: str | None, *, lease: Key | None = None) -> None:
@@ -147,8 +152,12 @@ async def _may_see_nodes(client: ApiClient) -> bool:
     return not missing
 
 
-async def _serve_health(port: int, ready: asyncio.Event) -> web.AppRunner:
-    """Answer the kubelet: alive while the event loop turns, ready once the watches run."""
+async def _serve_health(
+    port: int, ready: asyncio.Event, metrics_text: Callable[[], str]
+) -> web.AppRunner:
+    """Answer the kubelet: alive while the event loop turns, ready once the watches run; and
+    Prometheus.
+    """
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -158,8 +167,17 @@ async def _serve_health(port: int, ready: asyncio.Event) -> web.AppRunner:
             return web.Response(text="ok\n")
         return web.Response(status=503, text="not watching yet\n")
 
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=metrics_text().encode(), headers={"Content-Type": CONTENT_TYPE})
+
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes(
+        [
+            web.get("/healthz", healthz),
+            web.get("/readyz", readyz),
+            web.get("/metrics", metrics),
+        ]
+    )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     if port:

@@ -55,6 +55,9 @@ RESERVED_ENVIRONMENT = (
 )
 """Variables that only the operator can know; a user who sets one by hand would break the group."""
 
+ENV_STATUS_PORT = "DDP_STATUS_PORT"
+"""Tells the trainer on which port it may serve its progress."""
+
 EXIT_CONFIGURATION = 64
 """EX_USAGE of sysexits.h: the trainer's word that starting it again cannot help."""
 EXIT_PEER_LOST = 75

@@ -2,13 +2,18 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, get_args
 
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Phase
 from ddp_operator.engine.jobs import JobCache
+from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
+from ddp_operator.engine.reports import PROGRESS_SECONDS, ProgressReports
 from ddp_operator.job.pods import PodState
 from ddp_operator.ports import (
     Cluster,
@@ -16,6 +21,7 @@ from ddp_operator.ports import (
     ConflictError,
     Key,
     Manifest,
+    Trainers,
     UnavailableError,
 )
 
@@ -36,7 +42,8 @@ def utc_now() -> datetime:
 class Engine:
     """Keeps all jobs reconciled, from `start` to `stop`.
 
-    Whoever watches tells it of jobs (`job_changed`, `job_gone`) and of pods (`look_at`).
+    Whoever watches tells it of jobs (`job_changed`, `job_gone`) and of pods (`look_at`). With
+    `trainers`, it asks those of running jobs for their progress, and closes them in the end.
     """
 
     def __init__(
@@ -45,13 +52,36 @@ class Engine:
         *,
         clock: Callable[[], datetime] = utc_now,
         workers: int = _WORKERS,
+        trainers: Trainers | None = None,
+        progress_seconds: float = PROGRESS_SECONDS,
     ) -> None:
         self.jobs = JobCache()
+        self.metrics = Metrics()
         self._clock = clock
-        self._reconciler = Reconciler(cluster, self.jobs, clock=clock)
+        self._trainers = trainers
+        self._reports: ProgressReports | None = None
+        if trainers is not None:
+            self._reports = ProgressReports(
+                cluster,
+                self.jobs,
+                trainers,
+                interval_seconds=progress_seconds,
+                clock=clock,
+                on_report=self.look_at,
+            )
+        self._reconciler = Reconciler(
+            cluster,
+            self.jobs,
+            clock=clock,
+            report_of=self._reports.of if self._reports else lambda _: None,
+            trainers=trainers,
+            progress_seconds=progress_seconds,
+            metrics=self.metrics,
+        )
         self._queue: WorkQueue[Key] = WorkQueue()
         self._workers = workers
         self._tasks: list[asyncio.Task[None]] = []
+        self._polling: asyncio.Task[None] | None = None
 
     def job_changed(self, manifest: Manifest) -> None:
         """Take in a job as stored; work on it if that was news."""
@@ -68,11 +98,23 @@ class Engine:
         if self._tasks:  # before the start there is nothing to remember: all are looked at then
             self._queue.add(key)
 
+    def metrics_text(self, *, leading: bool) -> str:
+        """Write down what there is to count, as Prometheus' text."""
+        phases = Counter[str](dict.fromkeys(get_args(Phase), 0))
+        for key in self.jobs.keys():  # noqa: SIM118 - no dict
+            entry = self.jobs.get(key)
+            if entry is not None:
+                job = entry.job
+                phases[job.status.phase if isinstance(job, DDPJob) else "Failed"] += 1
+        return self.metrics.text(jobs=phases, queued=len(self._queue), leading=leading)
+
     def start(self) -> None:
         """Begin to work, with a look at every job that is known."""
         self._tasks = [
             asyncio.create_task(self._work(), name=f"worker-{i}") for i in range(self._workers)
         ]
+        if self._reports is not None:
+            self._polling = asyncio.create_task(self._reports.run(), name="progress reports")
         for key in self.jobs.keys():  # noqa: SIM118 - no dict
             self.look_at(key)
 
@@ -81,6 +123,9 @@ class Engine:
         begun.
         """
         self._queue.close()
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=0 if at_once else _STOP_SECONDS)
             if late and not at_once:
@@ -89,6 +134,8 @@ class Engine:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         self._tasks = []
+        if self._trainers is not None:
+            await self._trainers.close()
 
     async def _work(self) -> None:
         while True:
@@ -100,7 +147,8 @@ class Engine:
 
     async def _work_on(self, key: Key) -> None:
         try:
-            look_again_at = await self._reconciler.reconcile(key)
+            with self.metrics.reconciling():
+                look_again_at = await self._reconciler.reconcile(key)
         except ConflictError:
             # The job has changed meanwhile; the watch will tell, or has told already.
             self._queue.failed(key)

@@ -11,14 +11,18 @@ from ddp_operator.api.constants import LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.jobs import Entry, JobCache
+from ddp_operator.engine.metrics import Metrics
+from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.slow_start import slow_start
-from ddp_operator.engine.statuspatch import as_stored, is_minor, merge_patch
+from ddp_operator.engine.statuspatch import News, as_stored, merge_patch, news
 from ddp_operator.job import manifests
 from ddp_operator.job.convergence import hold
 from ddp_operator.job.decisions import fail
+from ddp_operator.job.goodput import account
 from ddp_operator.job.model import Plan
 from ddp_operator.job.plan import plan
 from ddp_operator.job.pods import Identity, PodState
+from ddp_operator.job.progress import Report
 from ddp_operator.job.rejection import reject
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -30,6 +34,7 @@ from ddp_operator.ports import (
     Key,
     Manifest,
     NotFoundError,
+    Trainers,
 )
 
 logger = logging.getLogger(__name__)
@@ -46,6 +51,9 @@ many as the API client has writes in flight."""
 _DELETIONS_AT_ONCE: Final = 16
 """Of one job: pods that take the deleted ones' place need not wait until all are gone."""
 
+_STACKS_SECONDS: Final = 1.0
+"""What a trainer that hangs gets to write its stacks, before its pod is deleted."""
+
 _MAX_DECISIONS: Final = 8
 """More decisions than this in one go, without anything new to see, would be a bug that loops."""
 
@@ -58,11 +66,26 @@ class Reconciler:
     """
 
     def __init__(
-        self, cluster: Cluster[PodState], jobs: JobCache, *, clock: Callable[[], datetime]
+        self,
+        cluster: Cluster[PodState],
+        jobs: JobCache,
+        *,
+        clock: Callable[[], datetime],
+        report_of: Callable[[Key], Report | None] = lambda _: None,
+        trainers: Trainers | None = None,
+        progress_seconds: float = PROGRESS_SECONDS,
+        metrics: Metrics | None = None,
     ) -> None:
         self._cluster = cluster
         self._jobs = jobs
         self._clock = clock
+        self._report_of = report_of
+        self._trainers = trainers
+        self._metrics = metrics or Metrics()
+        self._intervals = {
+            News.PROGRESS: timedelta(seconds=progress_seconds),
+            News.COUNTS: _MINOR_INTERVAL,
+        }
 
     async def reconcile(self, key: Key) -> datetime | None:
         """Do what a job needs now; return when it needs another look, None for not before news.
@@ -82,14 +105,22 @@ class Reconciler:
                     return await self._carry_out(key, entry, planned)
             except _UnfitTemplateError as unfit:
                 job = _as_seen(unfit.job, planned)
-                planned = fail(job, "InvalidPodTemplate", unfit.message, self._clock())
+                now = self._clock()
+                planned = fail(job, "InvalidPodTemplate", unfit.message, now)
+                planned = account(planned, before=unfit.job.status, created=job.created, now=now)
                 await self._record(key, entry, planned.status, planned.events)
         raise RuntimeError(f"{key}: {_MAX_DECISIONS} decisions in a row; this is a bug")
 
     def _plan(self, key: Key, entry: Entry) -> Plan:
         pods, now = self._cluster.pods_of(key), self._clock()
         if isinstance(entry.job, DDPJob):
-            return plan(entry.job, pods, now, nodes=self._cluster.nodes())
+            return plan(
+                entry.job,
+                pods,
+                now,
+                nodes=self._cluster.nodes(),
+                report=self._report_of(key),
+            )
         return reject(entry.manifest, entry.job, pods, now)
 
     async def _carry_out(self, key: Key, entry: Entry, planned: Plan) -> datetime | None:
@@ -104,26 +135,31 @@ class Reconciler:
             assert isinstance(entry.job, DDPJob)  # others create nothing
             taken = isinstance(refused, AlreadyExistsError)
             reason = "NameTaken" if taken else "PodsForbidden"
-            job = _as_seen(entry.job, planned)
-            held = hold(job, reason, refused.message, self._clock())
+            job, now = _as_seen(entry.job, planned), self._clock()
+            held = hold(job, reason, refused.message, now)
+            held = account(held, before=entry.job.status, created=job.created, now=now)
             await self._record(key, entry, held.status, held.events)
             raise
-        if self._may_wait(entry, status):
-            later = entry.status_written_at + _MINOR_INTERVAL
+        later = self._may_wait_until(entry, status)
+        if later is not None:
             return min(later, look_again_at) if look_again_at else later
         await self._record(key, entry, status, events)
         return look_again_at
 
-    def _may_wait(self, entry: Entry, status: DDPJobStatus) -> bool:
+    def _may_wait_until(self, entry: Entry, status: DDPJobStatus) -> datetime | None:
+        """Until when news may wait; None for news that may not, or may no longer, or for none."""
         if not isinstance(entry.job, DDPJob) or status == entry.job.status:
-            return False
-        fresh = self._clock() - entry.status_written_at < _MINOR_INTERVAL
-        return fresh and is_minor(entry.job.status, status)
+            return None
+        interval = self._intervals.get(news(entry.job.status, status), timedelta())
+        written_at = entry.status_written_at
+        return written_at + interval if self._clock() - written_at < interval else None
 
     async def _act(self, entry: Entry, planned: Plan) -> None:
         cluster, job = self._cluster, entry.job
         # A pod that still answers to a host name gives it up before its replacement takes it.
         await _all(cluster.patch_pod_labels(pod, {LABEL_SERVING: None}) for pod in planned.fence)
+        if planned.dump_stacks and self._trainers is not None:
+            await _dump_stacks(self._trainers, planned.dump_stacks)
         slots = asyncio.Semaphore(_DELETIONS_AT_ONCE)
 
         async def delete(pod: Key) -> None:
@@ -170,6 +206,8 @@ class Reconciler:
                 self._jobs.remove(key, uid=entry.uid)
                 return  # of a job that is gone, its vanishing pods included, there is no news
             self._jobs.put(stored, written_at=self._clock())
+            if isinstance(entry.job, DDPJob):
+                self._metrics.recorded(before=entry.job.status, after=status)
         await self._tell(entry, events)
 
     async def _tell(self, entry: Entry, events: Iterable[Event]) -> None:
@@ -192,6 +230,13 @@ def _as_seen(job: DDPJob, planned: Plan) -> DDPJob:
         for name in ("observed_generation", "ready_replicas", "ready")
     }
     return replace(job, status=job.status.model_copy(update=seen))
+
+
+async def _dump_stacks(trainers: Trainers, addresses: Iterable[str]) -> None:
+    """Have hung trainers write their stacks, as far as they offer it."""
+    offered = await asyncio.gather(*(trainers.dump_stacks(address) for address in addresses))
+    if any(offered):
+        await asyncio.sleep(_STACKS_SECONDS)
 
 
 class _UnfitTemplateError(Exception):

@@ -1,6 +1,7 @@
 """What to send when a status changes: as little as possible, and not for every trifle."""
 
-from typing import Any
+from enum import IntEnum
+from typing import Any, Final
 
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.ports import Manifest
@@ -42,11 +43,25 @@ def merge_patch(old: Manifest, new: Manifest) -> dict[str, Any]:
     return patch
 
 
-def is_minor(old: DDPJobStatus, new: DDPJobStatus) -> bool:
-    """Whether nothing but counts of ready pods and wordings differs: news that may wait a
-    moment.
-    """
-    return _essence(old) == _essence(new)
+class News(IntEnum):
+    """How much there is to tell: what is no more than COUNTS may wait a moment."""
+
+    PROGRESS = 0
+    """Nothing but how far training is."""
+    COUNTS = 1
+    """Of ready pods, and wordings."""
+    STATE = 2
+
+
+def news(old: DDPJobStatus, new: DDPJobStatus) -> News:
+    """Say how much differs between two statuses."""
+    old, new = (status.model_copy(update=_NO_PROGRESS) for status in (old, new))
+    if old == new:
+        return News.PROGRESS
+    return News.COUNTS if _essence(old) == _essence(new) else News.STATE
+
+
+_NO_PROGRESS: Final = {"progress": None, "checkpoint": None, "goodput": None}
 
 
 def _essence(status: DDPJobStatus) -> DDPJobStatus:

@@ -5,6 +5,9 @@ from typing import Literal
 
 from ddp_operator.api.status import Condition, ConditionStatus, ConditionType, DDPJobStatus, Phase
 
+PODS_READY = "PodsReady"
+"""Reason of the condition Running while all pods train as they should."""
+
 PODS_STARTING = "PodsStarting"
 """Reason of the condition Running while pods start as they should."""
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, format_time
 from ddp_operator.job.causes import cause_due, unstartable, unstartable_due
-from ddp_operator.job.conditions import PODS_STARTING, with_condition, with_phase
+from ddp_operator.job.conditions import PODS_READY, PODS_STARTING, with_condition, with_phase
 from ddp_operator.job.decisions import active_deadline
 from ddp_operator.job.model import Observed, Plan
 from ddp_operator.job.pods import Identity, PodState
@@ -156,9 +156,9 @@ def _progress(
     ready = status.ready_replicas
     if ready == replicas and not status.is_true("Running"):
         message = f"all {replicas} pods are ready"
-        status = with_condition(status, "Running", True, "PodsReady", message, now)
+        status = with_condition(status, "Running", True, PODS_READY, message, now)
         if status.condition("Restarting"):
-            status = with_condition(status, "Restarting", False, "PodsReady", message, now)
+            status = with_condition(status, "Restarting", False, PODS_READY, message, now)
         status = status.model_copy(update={"scheduling_retries": 0})
         events.append(Event("Running", message))
     elif not status.is_true("Running"):

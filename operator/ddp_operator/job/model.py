@@ -30,6 +30,8 @@ class Plan:
     """What pods to delete get to end, where that is less than their own grace period."""
     fence: tuple[Key, ...] = ()
     """Pods to take out of DNS, since a replacement bears their host name."""
+    dump_stacks: tuple[str, ...] = ()
+    """Addresses of trainers to ask for their stacks before any pod is deleted."""
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     look_again_at: datetime | None = None

@@ -12,30 +12,54 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job import convergence, decisions, recovery, restart_rules
+from ddp_operator.job import (
+    convergence,
+    decisions,
+    goodput,
+    progress,
+    recovery,
+    restart_rules,
+    watchdog,
+)
 from ddp_operator.job.model import Observed, Plan, observe
 from ddp_operator.job.nodes import with_bad_nodes
 from ddp_operator.job.pods import PodState
+from ddp_operator.job.progress import Report
 from ddp_operator.job.scheduling import release_half_placed
 from ddp_operator.ports import Node
 
 
 def plan(
-    job: DDPJob, pods: Sequence[PodState], now: datetime, *, nodes: Sequence[Node] = ()
+    job: DDPJob,
+    pods: Sequence[PodState],
+    now: datetime,
+    *,
+    nodes: Sequence[Node] = (),
+    report: Report | None = None,
 ) -> Plan:
-    """Decide what one job needs now; `nodes` are those that its pods may be placed on."""
+    """Decide what one job needs now.
+
+    `nodes` are those that its pods may be placed on, `report` is what its trainer said last of its
+    progress.
+    """
     if job.deleting:
         return Plan(job.status)  # what it owns goes with it
     observed = restart_rules.ignoring(job, observe(job, pods), now)
-    job = replace(job, status=_with_counts(job, observed))
-    if job.status.finished:
-        return convergence.clean_up(job, observed, now)
-    if decision := _decide(job, observed, now):
-        return replace(decision, status=with_bad_nodes(job, decision.status, nodes))
-    return _carry_out(job, observed, now)
+    seen = replace(job, status=_with_counts(job, observed))
+    if seen.status.finished:
+        return watchdog.with_stacks(job, observed, convergence.clean_up(seen, observed, now))
+    seen = replace(seen, status=progress.with_report(seen, report))
+    pod_0 = observed.current.get(0)
+    seen = replace(seen, status=progress.with_last_words(seen.status, pod_0, now))
+    if planned := _decide(seen, observed, report, now):
+        planned = replace(planned, status=with_bad_nodes(seen, planned.status, nodes))
+    else:
+        planned = _carry_out(seen, observed, report, now)
+    planned = watchdog.with_stacks(job, observed, planned)
+    return goodput.account(planned, before=job.status, created=job.created, now=now)
 
 
-def _decide(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:
     if job.status.is_true("Suspended"):
         return None if job.spec.suspend else decisions.resume(job, pods, now)
     if noted := recovery.note_ignored(job, pods):
@@ -49,14 +73,21 @@ def _decide(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     return (
         decisions.end_at_deadline(job, now)
         or recovery.recover(job, pods, now)
+        or _end_hang(job, pods, report, now)
         or release_half_placed(job, pods, now)
     )
 
 
-def _carry_out(job: DDPJob, pods: Observed, now: datetime) -> Plan:
+def _end_hang(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:
+    hang = watchdog.hung(job, pods, report, now)
+    # Nobody knows which of the pods holds the others up.
+    return recovery.failed(job, pods, hang, (), now) if hang else None
+
+
+def _carry_out(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan:
     if job.spec.suspend:
         return convergence.stay_suspended(job, pods)
-    return convergence.converge(job, pods, now)
+    return watchdog.watched(job, convergence.converge(job, pods, now), report, now)
 
 
 def _with_counts(job: DDPJob, pods: Observed) -> DDPJobStatus:

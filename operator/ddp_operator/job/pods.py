@@ -3,6 +3,7 @@
 Thousands of pods are held in memory and compared at every step, so nothing else of them is kept.
 """
 
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Self
@@ -10,6 +11,7 @@ from typing import Self
 from ddp_operator.api.constants import (
     ANNOTATION_SPEC_HASH,
     ANNOTATION_TRAINER,
+    ENV_STATUS_PORT,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_JOB_NAME,
@@ -38,6 +40,8 @@ UNSTARTABLE_REASONS = frozenset(
 """Waiting reasons of kubelet that a user must hear of; `ContainerCreating` and `PodInitializing`
 are the normal ones.
 """
+
+_PORT = re.compile("[1-9][0-9]{3,4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class PodState:
     """What its own spec gives it to end, after it was told to."""
     serving: bool = True
     node: str = ""
+    address: str = ""
+    """`ip:port` at which its trainer may be asked for its progress; empty before it has an IP."""
     container: str = ""
     """The container that is spoken of here: the trainer, or an init container that keeps it from
     starting.
@@ -152,7 +158,8 @@ class PodState:
             (o for o in metadata.get("ownerReferences") or () if o.get("controller")), {}
         )
         conditions = {c["type"]: c for c in status.get("conditions") or ()}
-        container, state = _decisive_state(annotations.get(ANNOTATION_TRAINER), spec, status)
+        name = annotations.get(ANNOTATION_TRAINER) or trainer_container(manifest).get("name") or ""
+        container, state = _decisive_state(name, status)
         ended = _exit(state.get("terminated"))
         deleted_at = _deletion_asked_for(metadata)
         waiting, waiting_message = _waiting(state.get("waiting"), conditions)
@@ -172,6 +179,7 @@ class PodState:
             serving=labels.get(LABEL_SERVING) == "true",
             grace_seconds=spec.get("terminationGracePeriodSeconds", 30),
             node=spec.get("nodeName", ""),
+            address=_address(name, spec, status),
             ended_by_deletion=_ended_by_deletion(deleted_at, ended),
             disrupted_at=_earliest(deleted_at, _time_of(disruption)),
             container=container,
@@ -196,12 +204,10 @@ def _is_true(condition: Manifest | None) -> bool:
     return bool(condition) and condition.get("status") == "True"  # type: ignore[union-attr]
 
 
-def _decisive_state(name: str | None, spec: Manifest, status: Manifest) -> tuple[str, Manifest]:
-    """Return name and state of the container that trains, or of the one that it waits for.
-
-    By the template's rule where no annotation names the trainer.
+def _decisive_state(name: str, status: Manifest) -> tuple[str, Manifest]:
+    """Return name and state of the container that trains, of this name, or of the one that it
+    waits for.
     """
-    name = name or trainer_container({"spec": spec}).get("name") or ""
     statuses = status.get("containerStatuses") or ()
     trainer: Manifest = next((s for s in statuses if s.get("name") == name), {})
     state: Manifest = trainer.get("state") or {}
@@ -221,6 +227,18 @@ def _has_memory_limit(spec: Manifest, container: str) -> bool:
     holders = [spec, *(c for c in containers if c.get("name") == container)]
     limits = ((holder.get("resources") or {}).get("limits") or {} for holder in holders)
     return any("memory" in limit for limit in limits)
+
+
+def _address(trainer: str, spec: Manifest, status: Manifest) -> str:
+    """Return where the trainer may serve its status: the port is the one that it was told."""
+    ip: str = status.get("podIP") or ""
+    container: Manifest = next((c for c in spec["containers"] if c.get("name") == trainer), {})
+    variables = container.get("env") or ()
+    port = next((str(v.get("value")) for v in variables if v["name"] == ENV_STATUS_PORT), "")
+    # The variable may be the user's own: nothing but a number may get into a URL of ours.
+    if not ip or _PORT.fullmatch(port) is None:
+        return ""
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def _deletion_asked_for(metadata: Manifest) -> datetime | None:

@@ -9,6 +9,7 @@ from ddp_operator.api.job import InvalidJobError
 from ddp_operator.api.spec import MAX_SECONDS
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.decisions import finish
+from ddp_operator.job.goodput import account
 from ddp_operator.job.model import Plan
 from ddp_operator.job.pods import PodState
 from ddp_operator.ports import Manifest
@@ -24,7 +25,9 @@ def reject(
         return Plan(status)
     if not status.finished:
         status = status.model_copy(update={"observed_generation": metadata.get("generation", 0)})
-        return finish(status, "Failed", "InvalidSpec", str(error), now)
+        failed = finish(status, "Failed", "InvalidSpec", str(error), now)
+        created = datetime.fromisoformat(metadata["creationTimestamp"])
+        return account(failed, before=_status(manifest), created=created, now=now)
     live = (p for p in pods if p.owner_uid == metadata["uid"] and not p.deleting)
     expiry = _expiry(manifest, status)
     expired = expiry is not None and expiry <= now

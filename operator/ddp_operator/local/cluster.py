@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from ddp_operator.api.status import format_time
 from ddp_operator.local.gpus import GpuPool, visible_gpus
-from ddp_operator.local.loopback import RendezvousPorts
+from ddp_operator.local.loopback import LoopbackPorts
 from ddp_operator.local.pod import LocalPod, Machine
 from ddp_operator.local.workdir import Workdir
 from ddp_operator.ports import (
@@ -68,7 +68,7 @@ class LocalCluster(Generic[PodT]):
         self._machine = Machine(
             workdir=workdir,
             gpus=GpuPool(visible_gpus(os.environ)),
-            ports=RendezvousPorts(),
+            ports=LoopbackPorts(),
             config_maps=config_maps,
         )
         self._jobs: dict[Key, dict[str, Any]] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.api.constants import RESERVED_ENVIRONMENT
+from ddp_operator.api.constants import ENV_STATUS_PORT, RESERVED_ENVIRONMENT
 from ddp_operator.local.errors import ContainerConfigError
 from ddp_operator.local.expansion import expand
 from ddp_operator.local.loopback import ADDRESS
@@ -44,6 +44,7 @@ class Surroundings:
     python: str
     """Path of the interpreter that has the trainer."""
     master_port: int
+    status_port: int
     termination_log: Path
     gpus: tuple[str, ...]
     """CUDA's names of the GPUs lent to the pod."""
@@ -115,6 +116,7 @@ def _variables(container: Manifest, around: Surroundings) -> dict[str, str]:
         "MASTER_PORT": str(around.master_port),
         "PET_MASTER_ADDR": ADDRESS,
         "PET_MASTER_PORT": str(around.master_port),
+        ENV_STATUS_PORT: str(around.status_port),
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         "DDP_TERMINATION_LOG": str(around.termination_log),

@@ -1,4 +1,4 @@
-"""Ports for rank 0 on loopback, where all pods share one address."""
+"""Ports on loopback, where all pods share one address."""
 
 import random
 import socket
@@ -11,26 +11,37 @@ _LOWEST_PORT = 10_000
 _TRIES = 1000
 
 
-class RendezvousPorts:
-    """One port for each attempt of each job.
+class LoopbackPorts:
+    """One port for each attempt of each job, where rank 0 is met, and one for each pod, where its
+    trainer may serve its status.
 
-    All pods of an attempt get the same one, replacements included; another attempt never gets it
-    again, so that a straggler meets nobody.
+    All pods of an attempt meet at the same one, replacements included; another attempt never gets
+    it again, so that a straggler meets nobody.
     """
 
     def __init__(self) -> None:
         self._ports: dict[tuple[Key, str], int] = {}
 
-    def of(self, job: Key, *, attempt: str) -> int:
+    def rendezvous(self, job: Key, *, attempt: str) -> int:
         """Return the attempt's port, choosing a free one the first time.
 
         Raises:
             OSError: no port is free.
         """
-        identity = (job, attempt)
-        if identity not in self._ports:
-            self._ports[identity] = self._choose()
-        return self._ports[identity]
+        return self._of((job, attempt))
+
+    def status(self, pod: Key) -> int:
+        """Return the pod's port, choosing a free one the first time.
+
+        Raises:
+            OSError: no port is free.
+        """
+        return self._of((pod, "status"))
+
+    def _of(self, purpose: tuple[Key, str]) -> int:
+        if purpose not in self._ports:
+            self._ports[purpose] = self._choose()
+        return self._ports[purpose]
 
     def _choose(self) -> int:
         # Below the kernel's own range: what it hands to outgoing connections (those between ranks

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME
+from ddp_operator.api.constants import ENV_STATUS_PORT, LABEL_ATTEMPT, LABEL_JOB_NAME
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.local import status
 from ddp_operator.local.container import ContainerProcess, Surroundings, container_process
 from ddp_operator.local.errors import ContainerConfigError
 from ddp_operator.local.gpus import GpuPool, gpus_of
-from ddp_operator.local.loopback import RendezvousPorts
+from ddp_operator.local.loopback import LoopbackPorts
 from ddp_operator.local.process import PodProcess
 from ddp_operator.local.volumes import mounted_directories
 from ddp_operator.local.workdir import Workdir
@@ -36,7 +36,7 @@ class Machine:
 
     workdir: Workdir
     gpus: GpuPool
-    ports: RendezvousPorts
+    ports: LoopbackPorts
     config_maps: Mapping[str, Manifest]
 
 
@@ -134,10 +134,13 @@ class LocalPod:
         metadata = self.manifest["metadata"]
         attempt = (metadata.get("labels") or {}).get(LABEL_ATTEMPT, "")
         workdir = self._machine.workdir
+        status_port = self._machine.ports.status(self.key)
+        self._tell_status_port(status_port)
         around = Surroundings(
             environment=os.environ,
             python=sys.executable,
-            master_port=self._machine.ports.of(self.job, attempt=attempt),
+            master_port=self._machine.ports.rendezvous(self.job, attempt=attempt),
+            status_port=status_port,
             termination_log=directory / "termination-log",
             gpus=gpus,
             cores=len(os.sched_getaffinity(0)),
@@ -157,6 +160,13 @@ class LocalPod:
                 "leave it out, or mount a volume there"
             )
         return process
+
+    def _tell_status_port(self, port: int) -> None:
+        """Let the manifest say where this trainer is asked: all pods share one address here."""
+        containers: list[dict[str, Any]] = self.manifest["spec"]["containers"]
+        trainer = next(c for c in containers if c is self._container)
+        others = [e for e in trainer.get("env") or () if e.get("name") != ENV_STATUS_PORT]
+        trainer["env"] = [*others, {"name": ENV_STATUS_PORT, "value": str(port)}]
 
     async def _run(self, what: ContainerProcess, directory: Path) -> None:
         started = _now()

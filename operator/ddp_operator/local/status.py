@@ -4,6 +4,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ddp_operator.local.loopback import ADDRESS
+
 NODE = "localhost"
 MAX_MESSAGE_BYTES = 4096
 """Kubelet's limit for a termination message."""
@@ -47,6 +49,7 @@ def running(container: str, started: datetime) -> Status:
     """Its process runs; without a readiness probe, running is ready."""
     return {
         "phase": "Running",
+        "podIP": ADDRESS,
         "startTime": timestamp(started),
         "conditions": [
             _condition("PodScheduled", True, started),

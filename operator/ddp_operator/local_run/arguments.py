@@ -25,9 +25,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kill rank R's pod on purpose, to see it recover: 1@5s is 5 seconds after the job is "
         "Running, 1@step100 when step 100 is logged; may be given several times",
     )
+    add_progress_argument(parser, default_seconds=1.0)
     parser.add_argument(
         "--plain", action="store_true", help="plain lines even on a terminal: no live view"
     )
+
+
+def add_progress_argument(parser: argparse.ArgumentParser, *, default_seconds: float) -> None:
+    """Add what says how often trainers are asked for their progress."""
+    parser.add_argument(
+        "--progress-poll-seconds",
+        type=_interval,
+        default=default_seconds,
+        metavar="S",
+        help="ask the trainers of running jobs for their progress every S seconds "
+        f"(default: {default_seconds:g})",
+    )
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text}: give a number of seconds, 0.1 to 3600")
+    return seconds
 
 
 def _kill_request(text: str) -> KillRequest:

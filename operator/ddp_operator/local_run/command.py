@@ -41,21 +41,18 @@ def run(arguments: argparse.Namespace) -> int:
     with display:
         for note in _notes(file):
             display.note(note)
-        code = asyncio.run(_run(file, workdir=workdir, story=story, display=display, kills=kills))
+        session = Session(
+            file,
+            workdir=workdir,
+            story=story,
+            display=display,
+            kills=kills,
+            progress_seconds=arguments.progress_poll_seconds,
+        )
+        code = asyncio.run(session.run())
     title, lines = summarise(story, kills=kills, workdir=workdir.path, file=arguments.file)
     display.summary(title, lines, good=code == 0)
     return code
-
-
-async def _run(
-    file: JobFile,
-    *,
-    workdir: Workdir,
-    story: Story,
-    display: Display,
-    kills: Sequence[KillRequest],
-) -> int:
-    return await Session(file, workdir=workdir, story=story, display=display, kills=kills).run()
 
 
 def _refuse_what_cannot_run(file: JobFile, kills: Sequence[KillRequest]) -> None:

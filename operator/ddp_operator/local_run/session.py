@@ -14,6 +14,7 @@ from ddp_operator.local_run.kills import KillRequest
 from ddp_operator.local_run.manifest import JobFile
 from ddp_operator.local_run.story import Story
 from ddp_operator.ports import Event, Key, Manifest
+from ddp_operator.trainers import HttpTrainers
 
 EXIT_SUCCEEDED = 0
 EXIT_FAILED = 1
@@ -31,6 +32,7 @@ class Session:
         story: Story,
         display: Display,
         kills: Sequence[KillRequest],
+        progress_seconds: float,
     ) -> None:
         self._file = file
         self._story = story
@@ -46,7 +48,12 @@ class Session:
             listener=self,
             config_maps=file.config_maps,
         )
-        self._engine = Engine(self._cluster, workers=1)
+        self._engine = Engine(
+            self._cluster,
+            workers=1,
+            trainers=HttpTrainers(),
+            progress_seconds=progress_seconds,
+        )
 
     async def run(self) -> int:
         """Return the command's exit code; no process is left behind."""

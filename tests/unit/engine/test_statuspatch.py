@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from ddp_operator.api.status import Condition, DDPJobStatus
-from ddp_operator.engine.statuspatch import as_stored, is_minor, merge_patch
+from ddp_operator.api.status import Condition, DDPJobStatus, Progress
+from ddp_operator.engine.statuspatch import News, as_stored, merge_patch, news
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,11 +37,18 @@ def test_empty_strings_are_left_out_at_any_depth() -> None:
     assert stored["failures"] == [failure]
 
 
-def test_counts_and_wordings_are_minor_and_counters_are_not() -> None:
+def test_progress_may_wait_longest_then_counts_and_counters_never() -> None:
     status = DDPJobStatus()
-    assert is_minor(status, status.model_copy(update={"ready_replicas": 1, "message": "x"}))
-    assert not is_minor(status, status.model_copy(update={"restarts": 1}))
-    assert not is_minor(status, status.model_copy(update={"phase": "Running"}))
+
+    def changed(**fields: Any) -> News:
+        return news(status, status.model_copy(update=fields))
+
+    progress = Progress(step=3, updated_at=datetime.now(UTC))
+    assert changed(progress=progress) == News.PROGRESS
+    assert changed(progress=progress, ready_replicas=1) == News.COUNTS
+    assert changed(ready_replicas=1, message="x") == News.COUNTS
+    assert changed(restarts=1) == News.STATE
+    assert changed(phase="Running", progress=progress) == News.STATE
 
 
 def test_a_status_is_stored_without_empty_fields_but_with_zeros() -> None:

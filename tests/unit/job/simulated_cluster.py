@@ -7,12 +7,16 @@ from functools import partial
 from itertools import combinations
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Goodput
 from ddp_operator.job.model import Plan
 from ddp_operator.job.plan import plan
 from ddp_operator.job.pods import Identity, PodState
+from ddp_operator.job.progress import Report
 from ddp_operator.ports import Key
 
 from tests.unit.job.builders import NOW, pod, stored
+
+SECONDS = tuple(name for name in Goodput.model_fields if name.endswith("_seconds"))
 
 Write = Callable[[], None]
 Order = Callable[[list[Write]], list[Write]]
@@ -28,6 +32,8 @@ class SimulatedCluster:
         self.job = job
         self.now = NOW
         self.pods: dict[Key, PodState] = {}
+        self.report: Report | None = None
+        """What the trainer said last; an operator that starts anew has heard nothing."""
         self.job_deleted = False
         self._identities: dict[Key, Identity] = {}
 
@@ -42,9 +48,9 @@ class SimulatedCluster:
     def plan(self) -> Plan:
         """Plan as an operator does that has seen everything; it must be a function of that."""
         pods = list(self.pods.values())
-        planned = plan(self.job, pods, self.now)
-        assert plan(self.job, pods, self.now) == planned
-        assert plan(self.job, pods[::-1], self.now).status == planned.status
+        planned = plan(self.job, pods, self.now, report=self.report)
+        assert plan(self.job, pods, self.now, report=self.report) == planned
+        assert plan(self.job, pods[::-1], self.now, report=self.report).status == planned.status
         return planned
 
     def reconcile(self, *, order: Order, writes_until_crash: int | None = None) -> None:
@@ -54,6 +60,7 @@ class SimulatedCluster:
         """
         for count, write in enumerate(self._writes(order)):
             if count == writes_until_crash:
+                self.report = None
                 return
             write()
 
@@ -97,6 +104,9 @@ class SimulatedCluster:
         assert after.attempt >= before.attempt
         assert after.restarts >= before.restarts
         assert after.disruptions >= before.disruptions
+        if (books := after.goodput) is not None:
+            age = (books.accounted_until - self.job.created).total_seconds()
+            assert age == sum(getattr(books, name) for name in SECONDS)
         if before.finished:
             assert after.conditions == before.conditions
             assert (after.phase, after.message) == (before.phase, before.message)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddp_operator.job.pods import ContainerExit, PodState
+from ddp_operator.job.progress import Report, ReportedCheckpoint, TrainerStatus
 from ddp_operator.job.recovery import DISRUPTED_START_PAUSE_SECONDS
 from ddp_operator.ports import Key
 from hypothesis import HealthCheck, Phase, settings
@@ -39,7 +40,11 @@ _specs = st.fixed_dictionaries(
         "cleanPodPolicy": st.sampled_from(["Running", "All", "None"]),
         "suspend": st.booleans(),
     },
-    optional={"activeDeadlineSeconds": st.just(600), "ttlSecondsAfterFinished": st.just(300)},
+    optional={
+        "activeDeadlineSeconds": st.just(600),
+        "progressDeadlineSeconds": st.just(60),
+        "ttlSecondsAfterFinished": st.just(300),
+    },
 )
 
 
@@ -156,6 +161,16 @@ class DDPJobHistories(RuleBasedStateMachine):
                 self.cluster.change(key, phase="Failed", reason="Evicted", ready=False)
             else:
                 self.cluster.change(key, deleting=True)
+
+    @rule(step=st.integers(0, 3), saved=st.none() | st.integers(0, 3))
+    def the_trainer_reports(self, step: int, saved: int | None) -> None:
+        speaker = next((p for p in self.own_pods() if p.identity.index == 0 and p.ready), None)
+        if speaker:
+            checkpoint = None if saved is None else ReportedCheckpoint(step=saved)
+            said = TrainerStatus(step=step, checkpoint=checkpoint)
+            self.cluster.report = Report(
+                speaker.owner_uid, speaker.identity, said, self.cluster.now
+            )
 
     @rule(data=st.data())
     def a_pod_vanishes(self, data: st.DataObject) -> None:

@@ -12,6 +12,7 @@ AROUND = Surroundings(
     environment={"PATH": "/usr/bin", "HOME": "/home/me", "RANK": "7", "PET_NNODES": "9"},
     python="/venv/bin/python3.11",
     master_port=12345,
+    status_port=12346,
     termination_log=Path("/work/pods/job-0-0/termination-log"),
     gpus=(),
     cores=8,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ddp_operator.local.gpus import GpuPool, gpus_of, visible_gpus
-from ddp_operator.local.loopback import ADDRESS, RendezvousPorts
+from ddp_operator.local.loopback import ADDRESS, LoopbackPorts
 from ddp_operator.local.workdir import Workdir, WorkdirInUseError
 from ddp_operator.ports import Key
 
@@ -14,15 +14,15 @@ JOB, OTHER = Key("default", "a"), Key("default", "b")
 
 
 def test_an_attempt_keeps_its_port_and_shares_it_with_no_other() -> None:
-    ports = RendezvousPorts()
-    first = ports.of(JOB, attempt="0")
-    assert ports.of(JOB, attempt="0") == first
-    chosen = {first, ports.of(JOB, attempt="1"), ports.of(OTHER, attempt="0")}
+    ports = LoopbackPorts()
+    first = ports.rendezvous(JOB, attempt="0")
+    assert ports.rendezvous(JOB, attempt="0") == first
+    chosen = {first, ports.rendezvous(JOB, attempt="1"), ports.rendezvous(OTHER, attempt="0")}
     assert len(chosen) == 3
 
 
 def test_a_port_is_free_and_outside_the_kernels_range() -> None:
-    port = RendezvousPorts().of(JOB, attempt="0")
+    port = LoopbackPorts().rendezvous(JOB, attempt="0")
     with socket.socket() as listener:
         listener.bind((ADDRESS, port))
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

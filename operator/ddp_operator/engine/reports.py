@@ -1,0 +1,131 @@
+"""Polls the trainers of running jobs for their progress, and keeps what each said last."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.engine.jobs import JobCache
+from ddp_operator.job.model import observe
+from ddp_operator.job.pods import PodState
+from ddp_operator.job.progress import InvalidReportError, Report, parse
+from ddp_operator.ports import Cluster, Key, Trainers
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_SECONDS: Final = 10.0
+"""How often a running job's trainer is asked how far it is, and its progress written at most."""
+
+_AT_ONCE: Final = 16
+"""Trainers asked at the same time; each answers in milliseconds, or not within two seconds."""
+_ROUND_SECONDS: Final = 0.5
+"""How often to look which jobs are due."""
+_JITTER: Final = 0.1
+"""Each wait is longer or shorter by up to this part, so that jobs that start together drift
+apart.
+"""
+
+
+class ProgressReports:
+    """What the trainers of running jobs said last; `run` keeps asking them.
+
+    `on_report` is called for a job whose trainer has said something. Silence is no failure of a
+    job: what was heard last stays.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster[PodState],
+        jobs: JobCache,
+        trainers: Trainers,
+        *,
+        interval_seconds: float,
+        clock: Callable[[], datetime],
+        on_report: Callable[[Key], None],
+    ) -> None:
+        self._cluster = cluster
+        self._jobs = jobs
+        self._trainers = trainers
+        self._interval_seconds = interval_seconds
+        self._clock = clock
+        self._on_report = on_report
+        self._reports: dict[Key, Report] = {}
+        self._due: dict[Key, float] = {}
+        self._troubles: dict[Key, str] = {}
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    def of(self, job: Key) -> Report | None:
+        """What the job's trainer said last, None where it has said nothing yet."""
+        return self._reports.get(job)
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        wait = min(_ROUND_SECONDS, self._interval_seconds / 4)
+        async with asyncio.TaskGroup() as asking:
+            while True:
+                for key in self._now_due():
+                    asking.create_task(self._ask(key))
+                await asyncio.sleep(wait)
+
+    def _now_due(self) -> list[Key]:
+        """The jobs whose time has come; each is due again an interval later."""
+        now, interval = asyncio.get_running_loop().time(), self._interval_seconds
+        known, self._due = self._due, {}
+        due: list[Key] = []
+        for key in self._jobs.keys():  # noqa: SIM118 - no dict
+            entry = self._jobs.get(key)
+            if (
+                entry is None
+                or not isinstance(entry.job, DDPJob)
+                or not entry.job.status.start_time
+            ):
+                continue
+            if entry.job.status.finished or entry.job.deleting or entry.job.spec.suspend:
+                continue
+            # A job that is new here comes up at any moment of its first interval.
+            self._due[key] = known.get(key, now + random.uniform(0, interval))
+            if self._due[key] <= now:
+                self._due[key] = now + interval * random.uniform(1 - _JITTER, 1 + _JITTER)
+                due.append(key)
+        for memory in (self._reports, self._troubles):
+            for key in memory.keys() - self._due.keys():
+                del memory[key]
+        return due
+
+    async def _ask(self, key: Key) -> None:
+        try:
+            await self._ask_pod_0(key)
+        except Exception:
+            # One job must never stop the others; this one is asked again in its turn.
+            logger.exception("%s: asking for progress failed", key)
+
+    async def _ask_pod_0(self, key: Key) -> None:
+        entry = self._jobs.get(key)
+        if entry is None or not isinstance(entry.job, DDPJob):
+            return
+        pod = observe(entry.job, self._cluster.pods_of(key)).current.get(0)
+        if pod is None or not pod.ready or pod.exit or pod.deleting or not pod.address:
+            return  # there is nobody to ask
+        async with self._slots:
+            answer = await self._trainers.status(pod.address)
+        if isinstance(answer, str):
+            self._note(key, f"no progress is reported by {pod.key.name}: {answer}")
+            return
+        try:
+            said = parse(answer)
+        except InvalidReportError as error:
+            self._note(key, f"the progress that {pod.key.name} reports is ignored: {error}")
+            return
+        self._note(key, "")
+        self._reports[key] = Report(entry.uid, pod.identity, said, self._clock())
+        self._on_report(key)
+
+    def _note(self, key: Key, trouble: str) -> None:
+        """Log a change for the better or worse once, and each repetition for debugging only."""
+        known = self._troubles.get(key)
+        self._troubles[key] = trouble
+        level = logging.DEBUG if known == trouble else logging.INFO
+        logger.log(level, "%s: %s", key, trouble or "progress is reported")

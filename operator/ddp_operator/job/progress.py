@@ -1,0 +1,160 @@
+"""How far training is: what trainers report, and what the job's status keeps of it.
+
+A trainer is the user's own code, so what it says is checked here, field by field, before any of it
+comes near the API server; a report that breaks a rule is no report.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
+from ddp_operator.job.pods import Identity, PodState
+
+_LARGEST = 2**53 - 1
+"""The largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""
+_FIRST_YEAR, _LAST_YEAR = 1970, 9998
+"""Years that every writer of RFC 3339 spells with four digits, in any time zone."""
+
+
+class InvalidReportError(ValueError):
+    """What a trainer says of its progress cannot be understood; the text names the field."""
+
+
+def _rounded(value: float | None) -> float | None:
+    """Six digits are enough for people; and a loss that is not a number is no reason to disbelieve
+    the step.
+    """
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def _in_utc(moment: datetime) -> datetime:
+    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+        raise ValueError(f"year {moment.year} is none in which a checkpoint can be saved")
+    return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+
+
+_Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+_Measure = Annotated[float | None, AfterValidator(_rounded)]
+
+
+class _Reported(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True, strict=True
+    )
+
+
+class ReportedCheckpoint(_Reported):
+    """The newest complete checkpoint."""
+
+    step: _Count
+    path: Annotated[str, Field(max_length=1024)] = ""
+    time: Annotated[datetime, Field(strict=False), AfterValidator(_in_utc)] | None = None
+
+
+class ReportedProgress(_Reported):
+    """How far training is."""
+
+    step: _Count
+    total_steps: _Count | None = None
+    epoch: _Count | None = None
+    loss: _Measure = None
+    samples_per_second: _Measure = None
+    slowest_rank: _Count | None = None
+
+
+class TrainerStatus(ReportedProgress):
+    """The answer to GET /status."""
+
+    checkpoint: ReportedCheckpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the trainer of one pod said, and when it was heard."""
+
+    owner_uid: str
+    identity: Identity
+    said: TrainerStatus
+    received: datetime
+
+    def concerns(self, job: DDPJob) -> bool:
+        """Whether the pod that said it is the one that speaks for the job now."""
+        current = Identity(0, job.status.attempt, job.status.replacements.get("0", 0))
+        return self.owner_uid == job.uid and self.identity == current
+
+
+def parse(content: bytes) -> TrainerStatus:
+    """Read a trainer's answer.
+
+    Raises:
+        InvalidReportError: it is not JSON, or a field is missing or wrong.
+    """
+    try:
+        # Python's own writer spells a loss that has diverged `NaN`, which JSON does not know.
+        document = json.loads(content, parse_constant=lambda _: None)
+        return TrainerStatus.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the answer"
+        raise InvalidReportError(f"{where}: {first['msg']}") from None
+    except (ValueError, RecursionError):
+        raise InvalidReportError("the answer is not JSON") from None
+
+
+def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
+    """Return the job's status with what its trainer said last."""
+    if report is None or not report.concerns(job):
+        return job.status
+    progress = _progress(job.status.progress, report.said, report.received)
+    checkpoint = _checkpoint(job.status.checkpoint, report.said)
+    if (progress, checkpoint) == (job.status.progress, job.status.checkpoint):
+        return job.status
+    return job.status.model_copy(update={"progress": progress, "checkpoint": checkpoint})
+
+
+def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -> DDPJobStatus:
+    """Return the status with the last step of a trainer that has ended.
+
+    The bundled trainer leaves its progress as its termination message, in the same words as its
+    reports; so the last steps, and trainings shorter than the polling interval, are told too.
+    """
+    message = pod.exit.message if pod and pod.exit else ""
+    if not message.lstrip().startswith("{"):
+        return status
+    try:
+        document = json.loads(message, parse_constant=lambda _: None)
+        said = ReportedProgress.model_validate(document)
+    except (ValueError, RecursionError):
+        return status
+    known = status.progress
+    if known is not None and said.step <= known.step:
+        return status
+    return status.model_copy(update={"progress": _progress(known, said, now)})
+
+
+def _progress(known: Progress | None, said: ReportedProgress, received: datetime) -> Progress:
+    same_step = known is not None and known.step == said.step
+    values: Mapping[str, Any] = {
+        name: getattr(said, name) for name in ReportedProgress.model_fields
+    }
+    updated_at = known.updated_at if known is not None and same_step else received
+    return Progress(**values, updated_at=updated_at.replace(microsecond=0))
+
+
+def _checkpoint(known: CheckpointRecord | None, said: TrainerStatus) -> CheckpointRecord | None:
+    """The newer checkpoint of the two; an older one only where training has gone back behind the
+    one that is known, and so has not resumed from it.
+    """
+    new = said.checkpoint
+    if new is None or (known is not None and new.step < known.step <= said.step):
+        return known
+    time = new.time.replace(microsecond=0) if new.time else None
+    return CheckpointRecord(step=new.step, path=new.path, time=time)

@@ -1,0 +1,126 @@
+"""Notices a training that hangs: its trainer still answers, but with the same step for too long.
+
+Only an answer is evidence. A trainer that cannot be reached may train all the same, so the clock
+stands at the last answer; the bundled trainer's launcher answers also when all ranks hang.
+"""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Failure
+from ddp_operator.job.conditions import PODS_READY, with_condition, with_phase
+from ddp_operator.job.failures import NO_PROGRESS
+from ddp_operator.job.manifests import processes_per_pod
+from ddp_operator.job.model import Observed, Plan
+from ddp_operator.job.progress import Report
+from ddp_operator.ports import Event
+
+NO_REPORTS = "NoProgressReports"
+"""Reason of the condition Running, and of one Event, when nothing was reported at all."""
+
+
+def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Failure | None:
+    """Return the failure of a job whose step has not moved for too long; None while it moves.
+
+    The time counts from when the step was first seen, or from when all pods of this attempt ran.
+    """
+    limit, running_since = _deadline(job), _running_since(job)
+    progress = job.status.progress
+    if limit is None or running_since is None or progress is None:
+        return None
+    if report is None or not report.concerns(job) or report.said.step != progress.step:
+        return None
+    stood = report.received - max(progress.updated_at, running_since)
+    if stood < limit:
+        return None
+    rank = progress.slowest_rank
+    index = min(rank // processes_per_pod(job), job.spec.replicas - 1) if rank is not None else 0
+    pod = pods.current.get(index)
+    message = (
+        f"step {progress.step} has not moved for {int(stood.total_seconds())} s "
+        f"(spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds})"
+    )
+    if rank is not None:
+        message += f"; the slowest rank was {rank}"
+    return Failure(
+        time=now,
+        attempt=job.status.attempt,
+        index=index,
+        rank=rank,
+        pod=pod.key.name if pod else "",
+        node=pod.node if pod else "",
+        reason=NO_PROGRESS,
+        message=message,
+        class_="Application",
+    )
+
+
+def silent_since(job: DDPJob, report: Report | None) -> datetime | None:
+    """Return since when the job runs without having reported any progress in this attempt.
+
+    None for a job that has reported, does not run, or has no deadline for its progress.
+    """
+    running_since, progress = _running_since(job), job.status.progress
+    if _deadline(job) is None or running_since is None:
+        return None
+    if report is not None and report.concerns(job):
+        return None
+    # An operator that was started anew knows from the status that there were reports.
+    if progress is not None and progress.updated_at > running_since:
+        return None
+    return running_since
+
+
+def silence_due(job: DDPJob, report: Report | None) -> datetime | None:
+    """Return when a job that reports nothing is told about; None when it need not be."""
+    since, limit = silent_since(job, report), _deadline(job)
+    return since + limit if since and limit else None
+
+
+def watched(job: DDPJob, planned: Plan, report: Report | None, now: datetime) -> Plan:
+    """Complete the plan of an active job: tell once of one that reports nothing."""
+    due = silence_due(job, report)
+    status, events = planned.status, planned.events
+    running = status.condition("Running")
+    if running and running.status == "True":
+        silent = due is not None and due <= now
+        if silent and running.reason == PODS_READY:
+            message = (
+                f"no progress was reported for {job.spec.progress_deadline_seconds} s "
+                "(spec.progressDeadlineSeconds), so that a hang would not be noticed: the trainer "
+                f"of pod 0 has to answer GET /status on port {job.spec.status_port}"
+            )
+            status = with_condition(status, "Running", True, NO_REPORTS, message, now)
+            events = (*events, Event(NO_REPORTS, message, warning=True))
+        elif due is None and running.reason == NO_REPORTS:
+            status = with_condition(
+                status, "Running", True, PODS_READY, "progress is reported", now
+            )
+        status = with_phase(status, pods_scheduled=True)
+    waits = [moment for moment in (planned.look_again_at, due) if moment and moment > now]
+    return replace(planned, status=status, events=events, look_again_at=min(waits, default=None))
+
+
+def with_stacks(job: DDPJob, pods: Observed, planned: Plan) -> Plan:
+    """Have the stacks of pods dumped that are deleted because the training in them hung."""
+    last = job.status.failures[-1] if job.status.failures else None
+    if last is None or last.reason != NO_PROGRESS or not planned.delete:
+        return planned
+    doomed = [
+        pod
+        for pod in (*pods.old, *pods.current.values())
+        if pod.key in planned.delete and pod.identity.attempt == last.attempt
+    ]
+    wanted = (pod.address for pod in doomed if pod.address and not (pod.failed or pod.succeeded))
+    return replace(planned, dump_stacks=tuple(wanted))
+
+
+def _deadline(job: DDPJob) -> timedelta | None:
+    seconds = job.spec.progress_deadline_seconds
+    return timedelta(seconds=seconds) if seconds is not None else None
+
+
+def _running_since(job: DDPJob) -> datetime | None:
+    running = job.status.condition("Running")
+    return running.last_transition_time if running and running.status == "True" else None

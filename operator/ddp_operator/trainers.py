@@ -1,0 +1,68 @@
+"""Asks the trainers in pods how far they are.
+
+They are other people's programs at addresses in the cluster, so an answer may be anything, or may
+never come: its size and its time are bounded here, it is not followed to another place, and no
+proxy stands between.
+"""
+
+from typing import Final
+
+import aiohttp
+
+from ddp_operator import __version__
+
+_SECONDS: Final = 2.0
+"""An answer of a few hundred bytes from within the cluster takes milliseconds."""
+_LIMIT_BYTES: Final = 64 * 1024
+_CONNECTIONS: Final = 64
+_FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
+
+
+class HttpTrainers:
+    """Implements `ports.Trainers`; the first question opens it, and `close` ends it."""
+
+    def __init__(self, *, timeout_seconds: float = _SECONDS) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    async def status(self, address: str) -> bytes | str:
+        """See `ports.Trainers`."""
+        try:
+            async with self._request("GET", f"http://{address}/status") as response:
+                if response.status != 200:
+                    return f"HTTP status {response.status}"
+                content = bytearray()
+                async for part in response.content.iter_any():
+                    content += part
+                    if len(content) > _LIMIT_BYTES:
+                        return f"an answer of more than {_LIMIT_BYTES} bytes"
+                return bytes(content)
+        except _FAILURES as error:
+            return str(error) or type(error).__name__
+
+    async def dump_stacks(self, address: str) -> bool:
+        """See `ports.Trainers`."""
+        try:
+            async with self._request("POST", f"http://{address}/dump-stacks") as response:
+                return response.status == 202
+        except _FAILURES:
+            return False
+
+    async def close(self) -> None:
+        """See `ports.Trainers`."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _request(self, method: str, url: str) -> "aiohttp.client._RequestContextManager":
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                # A connection kept open for ten seconds and more serves nobody.
+                connector=aiohttp.TCPConnector(limit=_CONNECTIONS, force_close=True),
+                timeout=aiohttp.ClientTimeout(total=self._timeout_seconds),
+                headers={"User-Agent": f"ddp-operator/{__version__}"},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._session.request(method, url, allow_redirects=False)

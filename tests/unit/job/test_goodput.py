@@ -1,0 +1,212 @@
+"""The seconds that a job's age was spent on add up, whatever happens to it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import CheckpointRecord, Failure, Goodput, Phase, Progress
+from ddp_operator.job.goodput import account
+from ddp_operator.job.model import Plan
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import PodState
+from ddp_operator.job.progress import Report
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.job.builders import (
+    NOW,
+    edited,
+    ended,
+    fresh_job,
+    later,
+    pod,
+    ready,
+    running_job,
+    stored,
+)
+from tests.unit.job.test_progress import report
+
+SCHEDULED_AT, READY_AT = 5, 12
+
+
+def look(job: DDPJob, pods: Sequence[PodState], at: float, heard: Report | None = None) -> DDPJob:
+    """What an operator stores when it looks, until it has nothing left to decide."""
+    while (planned := plan(job, pods, later(at), report=heard)).decided:
+        job = stored(job, planned)
+    return stored(job, planned)
+
+
+def goodput(job: DDPJob) -> Goodput:
+    """The job's account, which must balance."""
+    books = job.status.goodput
+    assert books is not None
+    assert total(books) == (books.accounted_until - job.created).total_seconds()
+    return books
+
+
+def total(books: Goodput) -> int:
+    return (
+        books.pending_seconds
+        + books.starting_seconds
+        + books.training_seconds
+        + books.lost_seconds
+        + books.suspended_seconds
+    )
+
+
+def trained(**spec: object) -> tuple[DDPJob, list[PodState]]:
+    """A job that waited 5 s for its nodes and began to train after 7 more."""
+    job = look(fresh_job(**spec), [], 0.25)
+    job = look(job, [pod(job, index, node="node-a") for index in range(2)], SCHEDULED_AT + 0.5)
+    pods = [ready(job, index) for index in range(2)]
+    return look(job, pods, READY_AT + 0.75), pods
+
+
+def test_waiting_and_starting_are_told_apart() -> None:
+    job, _ = trained()
+    books = goodput(job)
+    assert (books.pending_seconds, books.starting_seconds) == (SCHEDULED_AT, 7)
+    assert books.accounted_until == later(READY_AT)
+
+
+def test_a_running_job_is_accounted_for_in_the_end() -> None:
+    job, pods = trained()
+    before = job.status.goodput
+    assert look(job, pods, 60).status.goodput == before
+    job = look(job, [ended(job, index, code=0) for index in range(2)], 112.5)
+    books = goodput(job)
+    assert (books.training_seconds, books.lost_seconds) == (100, 0)
+    assert books.accounted_until == job.status.completion_time
+    assert look(job, pods, 500).status.goodput == books
+
+
+def test_a_restart_loses_what_was_not_checkpointed() -> None:
+    job, pods = trained()
+    heard = report(
+        120,
+        received=100,
+        totalSteps=960,
+        checkpoint={"step": 100, "time": later(90).isoformat()},
+    )
+    job = look(job, [pods[0], ended(job, 1, code=1, at=110)], 112.5, heard)
+    books = goodput(job)
+    assert (books.training_seconds, books.lost_seconds) == (78, 22)
+    assert books.steps_lost == 20
+    assert job.status.progress is not None
+    assert job.status.progress.step == 100
+    # The restart takes ten seconds more; steps that were lost once are not lost again.
+    job = look(job, [ready(job, index) for index in range(2)], 122.5)
+    job = look(job, [ready(job, index) for index in range(2)], 124, report(104, attempt=1))
+    books = goodput(job)
+    assert (books.training_seconds, books.lost_seconds) == (78, 32)
+    assert books.steps_lost == 20
+
+
+def test_a_checkpoint_of_an_earlier_stretch_saves_nothing_of_this_one() -> None:
+    job, pods = trained()
+    heard = report(5, checkpoint={"step": 1, "time": later(-500).isoformat()})
+    job = look(job, [pods[0], ended(job, 1, code=1)], 112, heard)
+    books = goodput(job)
+    assert (books.training_seconds, books.lost_seconds, books.steps_lost) == (0, 100, 4)
+
+
+def test_without_a_known_checkpoint_nothing_is_claimed_to_be_lost() -> None:
+    job, pods = trained()
+    job = look(job, [pods[0], ended(job, 1, code=1)], 112, report(120, received=100))
+    books = goodput(job)
+    assert (books.training_seconds, books.lost_seconds, books.steps_lost) == (100, 0, 0)
+    # It turns out when training goes on.
+    pods = [ready(job, index) for index in range(2)]
+    job = look(look(job, pods, 120), pods, 124, report(30, received=124, attempt=1))
+    assert goodput(job).steps_lost == 90
+
+
+def test_a_replaced_pod_whose_peers_go_on_loses_no_step() -> None:
+    job, pods = trained(restart={"scope": "Pod"})
+    saved = {"step": 100, "time": later(90).isoformat()}
+    heard = report(120, received=100, checkpoint=saved)
+    job = look(job, [pods[0], ended(job, 1, code=1)], 112, heard)
+    pods = [pods[0], ready(job, 1, replacement=1)]
+    job = look(look(job, pods, 115), pods, 118, report(121, received=118))
+    books = goodput(job)
+    assert (books.training_seconds, books.lost_seconds, books.steps_lost) == (100, 3, 0)
+
+
+def test_a_new_spec_and_a_suspension_lose_nothing_for_pods_save_first() -> None:
+    saved = {"step": 100, "time": later(90).isoformat()}
+    for change in ({"suspend": True}, {"masterPort": 2000}):
+        job, pods = trained()
+        heard = report(120, received=100, checkpoint=saved)
+        books = goodput(look(edited(job, **change), pods, 112, heard))
+        assert (books.training_seconds, books.lost_seconds) == (100, 0)
+        assert books.steps_lost == 0
+
+
+def test_suspension_is_accounted_for() -> None:
+    job, pods = trained()
+    job = look(edited(job, suspend=True), pods, 20)
+    job = look(edited(job, suspend=False), [], 50)
+    books = goodput(job)
+    assert (books.training_seconds, books.suspended_seconds) == (8, 30)
+
+
+_moments = st.integers(-200, 2000).map(later)
+_steps = st.integers(0, 99)
+
+
+def _progress(step: int, updated_at: datetime) -> Progress:
+    return Progress(step=step, updated_at=updated_at)
+
+
+def _saved(step: int, time: datetime | None) -> CheckpointRecord:
+    return CheckpointRecord(step=step, time=time)
+
+
+_changes = st.fixed_dictionaries(
+    {
+        "seconds": st.floats(-30, 5000),
+        "phase": st.sampled_from(get_args(Phase)[:5]),
+        "restarted": st.booleans(),
+        "failed": st.booleans(),
+        "progress": st.none() | st.builds(_progress, _steps, _moments),
+        "checkpoint": st.none() | st.builds(_saved, _steps, st.none() | _moments),
+    }
+)
+
+
+@given(st.lists(_changes, min_size=1), st.sampled_from(["Succeeded", "Failed"]))
+def test_the_sums_are_exact_in_every_history(history: list[dict[str, Any]], end: Phase) -> None:
+    job, at = fresh_job(), 0.0
+    for drawn in [*history, {"seconds": 1.5, "phase": end}]:
+        change = dict(drawn)
+        at += change.pop("seconds")
+        attempt = job.status.attempt + change.pop("restarted", False)
+        failed = (_failure(attempt),) if change.pop("failed", False) else ()
+        failures = (*job.status.failures, *failed)[-10:]
+        update = {**change, "attempt": attempt, "failures": failures}
+        planned = Plan(job.status.model_copy(update=update))
+        planned = account(planned, before=job.status, created=job.created, now=later(at))
+        job = stored(job, planned)
+        if job.status.goodput is not None:
+            books = goodput(job)
+            assert min(books.training_seconds, books.lost_seconds, books.steps_lost) >= 0
+    assert goodput(job).accounted_until >= later(at).replace(microsecond=0)
+
+
+def _failure(attempt: int) -> Failure:
+    return Failure(
+        time=NOW, attempt=attempt, index=0, pod="digits-0-0", reason="Error", class_="Application"
+    )
+
+
+def test_a_job_of_a_clock_that_is_ahead_of_ours_has_no_age_yet() -> None:
+    job = replace(fresh_job(), created=NOW + timedelta(seconds=30))
+    job = look(look(job, [], 0), [pod(job, index, node="node-a") for index in range(2)], 5)
+    assert goodput(job) == Goodput(accounted_until=datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC))
+
+
+def test_the_running_jobs_of_other_tests_balance_too() -> None:
+    job, _ = running_job()
+    assert goodput(job).pending_seconds == 10

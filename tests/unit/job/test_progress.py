@@ -1,0 +1,177 @@
+"""Trainers are believed what they can be believed, and nothing else of what they say."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from ddp_operator.api.status import CheckpointRecord, Progress
+from ddp_operator.engine.statuspatch import as_stored
+from ddp_operator.job.pods import Identity
+from ddp_operator.job.progress import (
+    InvalidReportError,
+    Report,
+    TrainerStatus,
+    parse,
+    with_last_words,
+    with_report,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.job.builders import NOW, UID, ended, fresh_job, later, running_job, with_status
+
+FULL = {
+    "step": 120,
+    "totalSteps": 960,
+    "epoch": 2,
+    "loss": 0.12345678,
+    "samplesPerSecond": 8123,
+    "slowestRank": 3,
+    "checkpoint": {
+        "step": 100,
+        "path": "/checkpoints/step-100",
+        "time": "2026-03-01T13:00:00+01:00",
+    },
+    "unknown": ["fields", "of", "later", "versions"],
+}
+
+
+def report(step: int, *, received: float = 0, attempt: int = 0, **said: Any) -> Report:
+    """What the trainer of pod 0 says, `received` seconds after NOW."""
+    document = json.dumps({"step": step, **said}).encode()
+    return Report(UID, Identity(0, attempt), parse(document), later(received))
+
+
+def test_a_full_report_is_read() -> None:
+    said = parse(json.dumps(FULL).encode())
+    assert (said.step, said.total_steps, said.epoch, said.slowest_rank) == (120, 960, 2, 3)
+    assert (said.loss, said.samples_per_second) == (0.123457, 8123.0)
+    assert said.checkpoint is not None
+    assert said.checkpoint.time == NOW
+
+
+def test_a_loss_that_is_no_number_costs_nothing_but_the_loss() -> None:
+    assert parse(b'{"step": 1, "loss": NaN, "samplesPerSecond": 1e999}') == TrainerStatus(step=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"", "not JSON"),
+        (b"<html>", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 60_000, "not JSON"),
+        (b'{"step": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b"[]", "the answer"),
+        (b"{}", "step"),
+        (b'{"step": "7"}', "step"),
+        (b'{"step": true}', "step"),
+        (b'{"step": -1}', "step"),
+        (b'{"step": 9007199254740992}', "step"),
+        (b'{"step": 1, "loss": "0.1"}', "loss"),
+        (b'{"step": 1, "slowestRank": 1.5}', "slowestRank"),
+        (b'{"step": 1, "checkpoint": "/checkpoints/step-1"}', "checkpoint"),
+        (b'{"step": 1, "checkpoint": {"path": "/c"}}', "checkpoint.step"),
+        (b'{"step": 1, "checkpoint": {"step": 1, "path": "\\ud800"}}', "checkpoint.path"),
+        (b'{"step": 1, "checkpoint": {"step": 1, "time": "yesterday"}}', "checkpoint.time"),
+        (b'{"step": 1, "checkpoint": {"step": 1, "time": "0001-01-01T00:00:00+14:00"}}', "time"),
+        (b'{"step": 1, "checkpoint": {"step": 1, "time": 1e300}}', "time"),
+    ],
+)
+def test_nonsense_is_refused_in_words(content: bytes, word: str) -> None:
+    with pytest.raises(InvalidReportError, match=word):
+        parse(content)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+_checkpoints = _json | st.fixed_dictionaries(
+    {"step": st.integers(0, 9)},
+    optional={"path": _json, "time": _json | st.datetimes().map(str)},
+)
+_answers = st.fixed_dictionaries(
+    {"step": st.integers(0, 2**53 - 1)},
+    optional={"loss": _json, "epoch": _json, "slowestRank": _json, "checkpoint": _checkpoints},
+)
+
+
+@given(_answers)
+def test_whatever_is_believed_can_be_stored(answer: dict[str, Any]) -> None:
+    try:
+        said = parse(json.dumps(answer).encode())
+    except InvalidReportError:
+        return
+    heard = Report(UID, Identity(0, 0), said, NOW)
+    stored = json.dumps(as_stored(with_report(fresh_job(), heard)), allow_nan=False)
+    assert json.loads(stored)["progress"]["step"] == answer["step"]
+
+
+def test_a_step_keeps_the_time_at_which_it_was_first_seen() -> None:
+    job, _ = running_job()
+    job = with_status(job, progress=with_report(job, report(7, received=20.7)).progress)
+    assert job.status.progress == Progress(step=7, updated_at=later(20))
+    again = with_report(job, report(7, received=30, loss=0.5)).progress
+    assert again == Progress(step=7, loss=0.5, updated_at=later(20))
+    further = with_report(job, report(8, received=40)).progress
+    assert further == Progress(step=8, updated_at=later(40))
+    back = with_report(job, report(5, received=50)).progress
+    assert back == Progress(step=5, updated_at=later(50))
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        report(9, attempt=1),
+        Report("another", Identity(0, 0), TrainerStatus(step=9), NOW),
+        Report(UID, Identity(0, 0, replacement=1), TrainerStatus(step=9), NOW),
+    ],
+)
+def test_only_the_present_pod_0_of_this_very_job_is_heard(stale: Report) -> None:
+    job, _ = running_job()
+    assert with_report(job, stale) == job.status
+
+
+@pytest.mark.parametrize(
+    ("step", "checkpointed", "expected"),
+    [
+        (130, 120, 120),  # further
+        (130, 80, 100),  # an older one, reported late
+        (90, 80, 80),  # training went on from before the known one
+        (90, None, 100),  # nothing is said about it
+        (110, 100, 100),
+    ],
+)
+def test_the_checkpoint_goes_back_only_where_training_does(
+    step: int, checkpointed: int | None, expected: int
+) -> None:
+    job, _ = running_job()
+    known = CheckpointRecord(step=100, path="/c/100", time=datetime(2026, 1, 1, tzinfo=UTC))
+    job = with_status(job, checkpoint=known)
+    said: dict[str, Any] = {"checkpoint": {"step": checkpointed}} if checkpointed else {}
+    found = with_report(job, report(step, **said)).checkpoint
+    assert found is not None
+    assert found.step == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "step"),
+    [
+        ('{"step": 960, "totalSteps": 960, "checkpoint": "/checkpoints/step-960"}', 960),
+        ('{"step": 7}', 100),
+        ('{"step": "960"}', 100),
+        ('{"step": 960', 100),
+        ("[" * 4096, 100),
+        ("Traceback", 100),
+        ("", 100),
+    ],
+)
+def test_the_last_words_of_a_trainer_tell_its_last_step(message: str, step: int) -> None:
+    job, _ = running_job()
+    status = job.status.model_copy(update={"progress": Progress(step=100, updated_at=NOW)})
+    found = with_last_words(status, ended(job, code=0, message=message), later(5)).progress
+    assert found is not None
+    assert found.step == step

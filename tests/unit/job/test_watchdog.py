@@ -1,0 +1,137 @@
+"""A hang is noticed when a trainer answers, and only then; silence is told of, and not punished."""
+
+from dataclasses import replace
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import PodState
+from ddp_operator.job.progress import Report
+
+from tests.unit.job.builders import (
+    condition,
+    does_nothing,
+    ended,
+    event_reasons,
+    later,
+    ready,
+    running_job,
+    stored,
+)
+from tests.unit.job.test_progress import report
+
+DEADLINE = 60
+RUNNING_SINCE = 10
+"""Seconds after NOW at which the jobs of `running_job` have begun to run."""
+
+
+def watched_job(**spec: object) -> tuple[DDPJob, list[PodState]]:
+    job, pods = running_job(progressDeadlineSeconds=DEADLINE, **spec)
+    return job, [replace(pod, address=f"10.0.0.{i}:29501") for i, pod in enumerate(pods)]
+
+
+def reported(job: DDPJob, pods: list[PodState], heard: Report) -> DDPJob:
+    """The job once a report has been taken in."""
+    return stored(job, plan(job, pods, heard.received, report=heard))
+
+
+def test_a_step_that_stands_for_too_long_restarts_the_gang() -> None:
+    job, pods = watched_job()
+    job = reported(job, pods, report(7, received=20))
+    assert does_nothing(plan(job, pods, later(79), report=report(7, received=79)))
+    planned = plan(job, pods, later(80), report=report(7, received=80, slowestRank=1))
+    assert planned.decided
+    assert (planned.status.attempt, planned.status.restarts) == (1, 1)
+    assert event_reasons(planned) == ["Restarting"]
+    [failure] = planned.status.failures
+    assert (failure.reason, failure.class_) == ("NoProgress", "Application")
+    assert (failure.rank, failure.index, failure.pod) == (1, 1, pods[1].key.name)
+    assert "step 7 has not moved for 60 s" in failure.message
+
+
+def test_the_time_counts_from_when_this_attempt_ran() -> None:
+    job, pods = watched_job()
+    early = report(7, received=2)  # pod 0 came up before the others
+    job = stored(job, plan(job, pods, early.received, report=early))
+    assert does_nothing(plan(job, pods, later(69), report=report(7, received=69)))
+    assert plan(job, pods, later(70), report=report(7, received=70)).decided
+
+
+def test_silence_is_no_evidence() -> None:
+    job, pods = watched_job()
+    heard = report(7, received=20)
+    job = reported(job, pods, heard)
+    # The trainer cannot be reached any more; the last that is known of it is old, but no hang.
+    assert does_nothing(plan(job, pods, later(10_000), report=heard))
+    # An operator that was started anew has not even that.
+    planned = plan(job, pods, later(10_000), report=None)
+    assert does_nothing(planned)
+    assert planned.events == ()
+    # A trainer that has moved meanwhile shows that nothing hung.
+    assert does_nothing(plan(job, pods, later(10_001), report=report(8, received=10_001)))
+    # One that says the same after all that time has not moved.
+    assert plan(job, pods, later(10_001), report=report(7, received=10_001)).decided
+
+
+def test_without_a_deadline_nothing_is_judged() -> None:
+    job, pods = running_job()
+    job = reported(job, pods, report(7, received=20))
+    planned = plan(job, pods, later(10**6), report=report(7, received=10**6))
+    assert does_nothing(planned)
+    assert planned.look_again_at is None
+
+
+def test_a_job_that_never_reports_is_told_of_once() -> None:
+    job, pods = watched_job()
+    planned = plan(job, pods, later(RUNNING_SINCE), report=None)
+    due = later(RUNNING_SINCE + DEADLINE)
+    assert planned.look_again_at == due
+    planned = plan(job, pods, due, report=None)
+    assert does_nothing(planned)
+    assert event_reasons(planned) == ["NoProgressReports"]
+    assert condition(planned, "Running") == ("True", "NoProgressReports")
+    assert planned.status.phase == "Running"
+    assert planned.look_again_at is None
+    job = stored(job, planned)
+    assert plan(job, pods, later(10**6), report=None).events == ()
+    # It reports after all.
+    planned = plan(job, pods, later(200), report=report(1, received=200))
+    assert condition(planned, "Running") == ("True", "PodsReady")
+    assert planned.status.reason == "PodsReady"
+
+
+def test_restarts_for_no_progress_are_bounded() -> None:
+    job, pods = watched_job(restart={"maxRestarts": 0})
+    job = reported(job, pods, report(7, received=20))
+    planned = plan(job, pods, later(90), report=report(7, received=90))
+    assert planned.status.phase == "Failed"
+    assert "step 7 has not moved" in planned.status.message
+    # Its pods are asked for their stacks before they go, all the same.
+    cleaning = plan(stored(job, planned), pods, later(91))
+    assert set(cleaning.dump_stacks) == {"10.0.0.0:29501", "10.0.0.1:29501"}
+
+
+def test_hung_pods_are_asked_for_their_stacks_before_they_go() -> None:
+    job, pods = watched_job()
+    job = reported(job, pods, report(7, received=20))
+    decision = plan(job, pods, later(80), report=report(7, received=80))
+    assert decision.dump_stacks == ()
+    job = stored(job, decision)
+    acting = plan(job, pods, later(80))
+    assert set(acting.dump_stacks) == {"10.0.0.0:29501", "10.0.0.1:29501"}
+    assert {pod.key for pod in pods} == set(acting.delete)
+    gone = [replace(pod, deleting=True) for pod in pods]
+    new = [ready(job, index, address=f"10.0.1.{index}:29501") for index in range(2)]
+    assert plan(job, [*gone, *new], later(81)).dump_stacks == ()
+
+
+@pytest.mark.parametrize("code", [1, 137])
+def test_a_crash_is_no_hang(code: int) -> None:
+    job, pods = watched_job()
+    job = reported(job, pods, report(7, received=20))
+    pods[1] = replace(ended(job, 1, code=code, at=85), address=pods[1].address)
+    planned = plan(job, pods, later(90), report=report(7, received=90))
+    assert planned.status.failures[-1].reason == "Error"
+    acting = plan(stored(job, planned), pods, later(90))
+    assert acting.delete
+    assert acting.dump_stacks == ()

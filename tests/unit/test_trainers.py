@@ -1,0 +1,91 @@
+"""Trainers may answer anything, or nothing: what is asked of them always ends."""
+
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from ddp_operator.trainers import HttpTrainers
+
+from tests.unit.engine.trainer_server import TrainerServer
+
+
+@pytest.fixture
+async def trainers() -> AsyncIterator[HttpTrainers]:
+    trainers = HttpTrainers(timeout_seconds=30.0)
+    yield trainers
+    await trainers.close()
+
+
+async def test_an_answer_is_handed_over_as_it_is(trainers: HttpTrainers) -> None:
+    async with TrainerServer() as server:
+        server.answer = web.Response(body=b'{"step": 7}')
+        assert await trainers.status(server.address) == b'{"step": 7}'
+
+
+@pytest.mark.parametrize("status", [404, 500, 503])
+async def test_another_status_is_no_answer(trainers: HttpTrainers, status: int) -> None:
+    async with TrainerServer() as server:
+        server.answer = web.Response(status=status, text='{"step": 7}')
+        assert await trainers.status(server.address) == f"HTTP status {status}"
+
+
+async def test_nobody_is_sent_elsewhere(trainers: HttpTrainers) -> None:
+    async with TrainerServer() as elsewhere, TrainerServer() as server:
+        headers = {"Location": f"http://{elsewhere.address}/status"}
+        server.answer = web.Response(status=302, headers=headers)
+        assert await trainers.status(server.address) == "HTTP status 302"
+        assert elsewhere.asked == []
+
+
+async def test_an_endless_answer_is_broken_off(trainers: HttpTrainers) -> None:
+    async with TrainerServer() as server:
+        server.answer = web.Response(status=102)
+        assert "more than 65536 bytes" in str(await trainers.status(server.address))
+
+
+async def test_a_compressed_answer_is_not_blown_up(trainers: HttpTrainers) -> None:
+    async with TrainerServer() as server:
+        bomb = web.Response(text=" " * 10_000_000)
+        bomb.enable_compression(web.ContentCoding.gzip)
+        server.answer = bomb
+        answer = await trainers.status(server.address)
+        assert isinstance(answer, bytes)
+        assert len(answer) < 65536
+
+
+async def test_no_proxy_of_the_environment_stands_between(
+    trainers: HttpTrainers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    async with TrainerServer() as server:
+        assert await trainers.status(server.address) == b'{"step": 1}'
+
+
+async def test_nobody_there_is_said_in_words(trainers: HttpTrainers) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        assert isinstance(await trainers.status(address), str)
+        assert not await trainers.dump_stacks(address)
+
+
+async def test_one_that_does_not_answer_is_given_up() -> None:
+    trainers = HttpTrainers(timeout_seconds=0.05)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert isinstance(await trainers.status(address), str)
+        assert not await trainers.dump_stacks(address)
+    await trainers.close()
+
+
+@pytest.mark.parametrize(("status", "offered"), [(202, True), (404, False), (405, False)])
+async def test_stacks_are_dumped_where_that_is_offered(
+    trainers: HttpTrainers, status: int, *, offered: bool
+) -> None:
+    async with TrainerServer() as server:
+        server.dump_status = status
+        assert await trainers.dump_stacks(server.address) == offered
+        assert server.asked == ["dump-stacks"]
