@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from ddp_operator.trainers import HttpTrainers
 
-from tests.unit.engine.trainer_server import TrainerServer
+from tests.unit.engine.trainer_server import ENDLESS, TrainerServer
 
 
 @pytest.fixture
@@ -19,35 +19,39 @@ async def trainers() -> AsyncIterator[HttpTrainers]:
 
 async def test_an_answer_is_handed_over_as_it_is(trainers: HttpTrainers) -> None:
     async with TrainerServer() as server:
-        server.answer = web.Response(body=b'{"step": 7}')
+        server.answer = lambda: web.Response(body=b'{"step": 7}')
         assert await trainers.status(server.address) == b'{"step": 7}'
 
 
 @pytest.mark.parametrize("status", [404, 500, 503])
 async def test_another_status_is_no_answer(trainers: HttpTrainers, status: int) -> None:
     async with TrainerServer() as server:
-        server.answer = web.Response(status=status, text='{"step": 7}')
+        server.answer = lambda: web.Response(status=status, text='{"step": 7}')
         assert await trainers.status(server.address) == f"HTTP status {status}"
 
 
 async def test_nobody_is_sent_elsewhere(trainers: HttpTrainers) -> None:
     async with TrainerServer() as elsewhere, TrainerServer() as server:
         headers = {"Location": f"http://{elsewhere.address}/status"}
-        server.answer = web.Response(status=302, headers=headers)
+        server.answer = lambda: web.Response(status=302, headers=headers)
         assert await trainers.status(server.address) == "HTTP status 302"
         assert elsewhere.asked == []
 
 
 async def test_an_endless_answer_is_broken_off(trainers: HttpTrainers) -> None:
     async with TrainerServer() as server:
-        server.answer = web.Response(status=102)
+        server.answer = ENDLESS
         assert "more than 65536 bytes" in str(await trainers.status(server.address))
 
 
 async def test_a_compressed_answer_is_not_blown_up(trainers: HttpTrainers) -> None:
     async with TrainerServer() as server:
-        bomb = web.Response(text=" " * 10_000_000)
-        bomb.enable_compression(web.ContentCoding.gzip)
+
+        def bomb() -> web.Response:
+            response = web.Response(text=" " * 10_000_000)
+            response.enable_compression(web.ContentCoding.gzip)
+            return response
+
         server.answer = bomb
         answer = await trainers.status(server.address)
         assert isinstance(answer, bytes)

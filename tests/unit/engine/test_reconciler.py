@@ -1,6 +1,7 @@
 """A reconcile does what the plan says, in the order that makes crashes harmless."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 from ddp_operator.engine.jobs import JobCache
 from ddp_operator.engine.reconciler import Reconciler
+from ddp_operator.job.pods import Identity
+from ddp_operator.job.progress import Report, parse
 from ddp_operator.ports import (
     ConflictError,
     ForbiddenError,
@@ -247,3 +250,30 @@ async def test_a_finished_job_goes_when_its_time_has_come(world: World) -> None:
     assert again_at == NOW + timedelta(seconds=60)
     world.now = again_at
     assert await world.reconcile() == ["delete_job train"]
+
+
+async def test_progress_alone_is_written_once_in_an_interval() -> None:
+    world = World()
+    said = {"step": 1}
+
+    def report_of(_: Key) -> Report:
+        return Report("u1", Identity(0, 0), parse(json.dumps(said).encode()), world.now)
+
+    world.reconciler = Reconciler(
+        world.cluster, world.jobs, clock=lambda: world.now, report_of=report_of
+    )
+    world.apply(job())
+    await world.reconcile()
+    assert world.status["progress"]["step"] == 1
+    said["step"] = 2
+    world.now = NOW + timedelta(seconds=9)
+    assert await world.reconcile() == []
+    assert await world.reconciler.reconcile(KEY) == NOW + timedelta(seconds=10)
+    world.now = NOW + timedelta(seconds=10)
+    assert await world.reconcile() == ["patch_status train"]
+    assert world.status["progress"]["step"] == 2
+    # Other news take it along.
+    said["step"] = 3
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    assert "patch_status train" in await world.reconcile()
+    assert world.status["progress"]["step"] == 3

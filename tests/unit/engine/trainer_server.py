@@ -1,15 +1,19 @@
 """A trainer as the operator sees it: a small HTTP server on loopback that says what it is told."""
 
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, Final, Self
 
 from aiohttp import web
+
+ENDLESS: Final = "endless"
 
 
 class TrainerServer:
     """Serves /status and /dump-stacks while its context lasts; `answer` and `dumps` may change."""
 
     def __init__(self) -> None:
-        self.answer: web.Response | dict[str, Any] = {"step": 1}
+        self.answer: dict[str, Any] | Callable[[], web.Response] | str = {"step": 1}
+        """A JSON object, what makes a response, or ENDLESS."""
         self.dump_status = 202
         self.asked: list[str] = []
         self.address = ""
@@ -26,19 +30,24 @@ class TrainerServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._runner is not None
-        await self._runner.cleanup()
+        await self.close()
+
+    async def close(self) -> None:
+        """Go away: nobody listens any more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         self.asked.append("status")
         if isinstance(self.answer, dict):
             return web.json_response(self.answer)
-        if self.answer.status == 102:  # never meant to be sent
-            response = web.StreamResponse()
-            await response.prepare(request)
-            while True:  # until the other side has had enough
-                await response.write(b" " * 65536)
-        return self.answer
+        if callable(self.answer):
+            return self.answer()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:  # until the other side has had enough
+            await response.write(b" " * 65536)
 
     async def _dump(self, _: web.Request) -> web.Response:
         self.asked.append("dump-stacks")

@@ -1,0 +1,69 @@
+"""What Prometheus reads of the operator is well-formed and true."""
+
+import re
+
+from ddp_operator.engine.engine import Engine
+from ddp_operator.engine.metrics import Metrics
+from ddp_operator.ports import Key
+
+from tests.unit.engine.fakes import FakeCluster
+from tests.unit.engine.test_reconciler import CRASHED, job
+from tests.waiting import eventually
+
+_SAMPLE = re.compile(
+    r'(\w+)(\{\w+="(?:[^"\\\n]|\\.)*"(?:,\w+="(?:[^"\\\n]|\\.)*")*\})? ([0-9.e+-]+)'
+)
+
+
+def samples(text: str) -> dict[str, float]:
+    """Read the text format strictly: each family's head comes before its samples."""
+    found: dict[str, float] = {}
+    family = ""
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            family = line.split()[2]
+        elif line.startswith("# TYPE "):
+            assert line.split()[2] == family
+        else:
+            sample = _SAMPLE.fullmatch(line)
+            assert sample, line
+            assert sample[1].removeprefix(family) in ("", "_bucket", "_sum", "_count")
+            assert sample[1] + (sample[2] or "") not in found
+            found[sample[1] + (sample[2] or "")] = float(sample[3])
+    assert text.endswith("\n")
+    return found
+
+
+async def test_jobs_restarts_and_failures_are_counted() -> None:
+    cluster = FakeCluster()
+    engine = Engine(cluster)
+    engine.start()
+    engine.job_changed(cluster.store_job(job()))
+    await eventually(lambda: len(cluster.pods) == 2)
+    cluster.set_pod_status("train-0-1", CRASHED)
+    engine.look_at(Key("default", "train"))
+    await eventually(lambda: {key.name for key in cluster.pods} == {"train-1-0", "train-1-1"})
+    await engine.stop()
+    found = samples(engine.metrics_text(leading=True))
+    assert found['ddp_operator_jobs{phase="Restarting"}'] == 1
+    assert found['ddp_operator_jobs{phase="Running"}'] == 0
+    assert found['ddp_operator_restarts_total{class="Application"}'] == 1
+    assert found['ddp_operator_failures_total{class="Application",reason="Error"}'] == 1
+    assert found["ddp_operator_leader"] == 1
+    assert found["ddp_operator_queue_length"] == 0
+    count = found["ddp_operator_reconcile_duration_seconds_count"]
+    assert count >= 2
+    assert found['ddp_operator_reconcile_duration_seconds_bucket{le="+Inf"}'] == count
+
+
+def test_the_histogram_only_grows_from_bucket_to_bucket() -> None:
+    metrics = Metrics()
+    for _ in range(3):
+        with metrics.reconciling():
+            pass
+    found = samples(metrics.text(jobs={'odd "phase"\n': 1}, queued=2, leading=False))
+    buckets = [value for name, value in found.items() if "_bucket" in name]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == 3
+    assert found["ddp_operator_leader"] == 0
+    assert found[r'ddp_operator_jobs{phase="odd \"phase\"\n"}'] == 1

@@ -1,0 +1,175 @@
+"""The engine asks real trainers, over HTTP on loopback, and believes them with care."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from aiohttp import web
+from ddp_operator.engine.engine import Engine
+from ddp_operator.ports import Key
+from ddp_operator.trainers import HttpTrainers
+
+from tests.unit.engine.fakes import FakeCluster
+from tests.unit.engine.test_reconciler import READY, job
+from tests.unit.engine.trainer_server import TrainerServer
+from tests.waiting import eventually
+
+EVERY_SECONDS = 0.1
+
+
+class World:
+    """An engine with jobs whose pods all have loopback's address, and a clock that tests move."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.ahead = timedelta()
+        self.engine = Engine(
+            self.cluster,
+            clock=lambda: datetime.now(UTC) + self.ahead,
+            trainers=HttpTrainers(),
+            progress_seconds=EVERY_SECONDS,
+        )
+        self.engine.start()
+
+    async def run(self, name: str, server: TrainerServer, **spec: Any) -> None:
+        """Bring a job of two pods to Running; both ask for the same port, and so have one trainer
+        between them.
+        """
+        manifest = job(statusPort=int(server.address.rpartition(":")[2]), **spec)
+        now = datetime.now(UTC).isoformat()
+        manifest["metadata"] |= {"name": name, "uid": f"uid-{name}", "creationTimestamp": now}
+        self.engine.job_changed(self.cluster.store_job(manifest))
+        await self.until(lambda: len(self.pods(name)) == 2)
+        self.set_pods(name, {**READY, "podIP": "127.0.0.1"})
+        await self.until(lambda: self.status(name).get("phase") == "Running")
+
+    def pods(self, name: str) -> list[str]:
+        return [key.name for key in self.cluster.pods if key.name.startswith(f"{name}-")]
+
+    def set_pods(self, name: str, status: dict[str, Any]) -> None:
+        for pod in self.pods(name):
+            self.cluster.set_pod_status(pod, status)
+        self.engine.look_at(Key("default", name))
+
+    def status(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.cluster.jobs[Key("default", name)].get("status") or {}
+        return found
+
+    def step(self, name: str) -> int | None:
+        step: int | None = (self.status(name).get("progress") or {}).get("step")
+        return step
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        await eventually(condition, describe=lambda: self.cluster.jobs)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    yield world
+    await world.engine.stop()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[TrainerServer]:
+    async with TrainerServer() as server:
+        yield server
+
+
+async def test_the_status_follows_what_the_trainer_says(
+    world: World, server: TrainerServer
+) -> None:
+    server.answer = {"step": 3, "totalSteps": 9, "loss": 0.5, "checkpoint": {"step": 2}}
+    await world.run("train", server)
+    await world.until(lambda: world.step("train") == 3)
+    assert world.status("train")["progress"]["loss"] == 0.5
+    assert world.status("train")["checkpoint"] == {"step": 2}
+    server.answer = {"step": 4}
+    await world.until(lambda: world.step("train") == 4)
+    # What is not said again is not known any more; a checkpoint stays.
+    assert "loss" not in world.status("train")["progress"]
+    assert world.status("train")["checkpoint"] == {"step": 2}
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        lambda: web.Response(text="<html>"),
+        lambda: web.json_response({"step": "a"}),
+        lambda: web.Response(status=503),
+    ],
+    ids=["no JSON", "no step", "nothing yet"],
+)
+async def test_nonsense_hurts_nobody_and_is_told_once(
+    world: World,
+    server: TrainerServer,
+    nonsense: Callable[[], web.Response],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "ddp_operator.engine.reports")
+    server.answer = nonsense
+    async with TrainerServer() as good:
+        await world.run("bad", server)
+        await world.run("good", good)
+        await world.until(lambda: len(server.asked) >= 3)
+        await world.until(lambda: world.step("good") == 1)
+    assert world.status("bad")["phase"] == "Running"
+    assert world.step("bad") is None
+    assert sum("default/bad: " in line for line in caplog.messages) == 1
+
+
+async def test_only_running_jobs_are_asked(world: World, server: TrainerServer) -> None:
+    await world.run("other", server)
+    async with TrainerServer() as idle:
+        await world.run("train", idle)
+        await world.until(lambda: "status" in idle.asked)
+        world.set_pods("train", {"phase": "Pending", "podIP": "127.0.0.1"})
+        # One question may be under way.
+        await world.until(lambda: world.status("train")["readyReplicas"] == 0)
+        asked, others = len(idle.asked), len(server.asked)
+        await world.until(lambda: len(server.asked) >= others + 3)
+        assert len(idle.asked) <= asked + 1
+
+
+async def test_a_trainer_that_goes_away_changes_nothing(world: World) -> None:
+    async with TrainerServer() as server, TrainerServer() as other:
+        await world.run("train", server, progressDeadlineSeconds=60)
+        await world.run("other", other)
+        await world.until(lambda: world.step("train") == 1)
+        await server.close()
+        world.ahead = timedelta(hours=1)
+        asked = len(other.asked)
+        await world.until(lambda: len(other.asked) >= asked + 3)
+        assert world.status("train")["phase"] == "Running"
+        assert world.step("train") == 1
+
+
+async def test_a_hang_is_ended_after_its_stacks_were_asked_for(
+    world: World, server: TrainerServer
+) -> None:
+    deleted: list[int] = []
+    delete_pod = world.cluster.delete_pod
+
+    async def note(pod: Key, *, grace_seconds: int | None) -> None:
+        deleted.append(server.asked.count("dump-stacks"))
+        await delete_pod(pod, grace_seconds=grace_seconds)
+
+    world.cluster.delete_pod = note  # type: ignore[method-assign]
+    await world.run("train", server, progressDeadlineSeconds=60)
+    await world.until(lambda: world.step("train") == 1)
+    assert deleted == []
+    world.ahead = timedelta(seconds=90)
+    await world.until(lambda: world.pods("train") == ["train-1-0", "train-1-1"])
+    assert deleted == [2, 2]
+    status = world.status("train")
+    assert (status["restarts"], status["failures"][0]["reason"]) == (1, "NoProgress")
+
+
+async def test_polling_ends_with_the_engine(world: World, server: TrainerServer) -> None:
+    await world.run("train", server)
+    await world.until(lambda: world.step("train") == 1)
+    await world.engine.stop()
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "progress reports"]
