@@ -29,8 +29,8 @@ demo: $(STAMP) ## Train on this machine, lose a rank on purpose, see it recover
 test: $(STAMP) ## All tests that this machine can run (a few minutes once caches are warm)
 	$(PY) -m tests.run
 
-test-unit: $(STAMP) ## The pure ring: seconds
-	$(PY) -m pytest tests/unit
+test-unit: $(STAMP) ## The pure ring: no processes, no Kubernetes
+	$(PY) -m pytest tests/unit tests/simulation
 
 test-integration: $(STAMP) ## Against a real kube-apiserver
 	$(PY) -m pytest tests/integration

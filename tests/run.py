@@ -14,7 +14,13 @@ from pathlib import Path
 
 LANES = {
     "real pods": ["tests/cluster", "tests/e2e"],
-    "processes and API server": ["tests/unit", "tests/local", "tests/trainer", "tests/integration"],
+    "processes and API server": [
+        "tests/unit",
+        "tests/simulation",
+        "tests/local",
+        "tests/trainer",
+        "tests/integration",
+    ],
 }
 """The first one is printed last."""
 

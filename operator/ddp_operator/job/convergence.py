@@ -11,7 +11,7 @@ from ddp_operator.job.causes import cause_due, unstartable, unstartable_due
 from ddp_operator.job.conditions import PODS_READY, PODS_STARTING, with_condition, with_phase
 from ddp_operator.job.decisions import active_deadline
 from ddp_operator.job.model import Observed, Plan
-from ddp_operator.job.pods import Identity, PodState
+from ddp_operator.job.pods import PodState
 from ddp_operator.job.scheduling import timeout_due
 from ddp_operator.ports import Event, Key
 
@@ -60,9 +60,7 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     paused_until = job.status.next_start_time
     if paused_until is not None and now < paused_until:
         return _pause(job, pods, paused_until, now)
-    blocked = {pod.key.name for pod in pods.blocking}
-    create = tuple(i for i in pods.missing if i.pod_name(job.name) not in blocked)
-    status, events = _progress(job, pods, create, now)
+    status, events = _progress(job, pods, now)
     active = replace(job, status=status)
     deadlines = (
         active_deadline(active),
@@ -71,11 +69,11 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         timeout_due(job, pods),
     )
     waits = [moment for moment in deadlines if moment]
-    if blocked:
+    if pods.blocking:
         waits.append(now + timedelta(seconds=BLOCKED_RETRY_SECONDS))
     return Plan(
         status,
-        create=create,
+        create=pods.creatable,
         create_service=not job.status.is_true("PodsCreated"),
         delete=_old_ones(pods),
         grace_seconds=_short_grace(pods),
@@ -129,14 +127,10 @@ def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
 
 def _shares_host_name(job: DDPJob, pod: PodState) -> bool:
     """Whether an old pod may still answer to the host name that its replacement bears."""
-    # DNS lists a pod until all of it has ended, a side car that outlives the trainer included.
-    over = pod.phase in ("Succeeded", "Failed")
-    return pod.serving and not over and pod.identity.attempt == job.status.attempt
+    return pod.in_dns and pod.identity.attempt == job.status.attempt
 
 
-def _progress(
-    job: DDPJob, pods: Observed, create: tuple[Identity, ...], now: datetime
-) -> tuple[DDPJobStatus, tuple[Event, ...]]:
+def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus, tuple[Event, ...]]:
     """Say how far the pods are, once those to create exist."""
     replicas = job.spec.replicas
     status = job.status
@@ -151,8 +145,8 @@ def _progress(
     if not pods.blocking and not status.is_true("PodsCreated"):
         message = f"{replicas} pods and the Service {job.name} exist"
         status = with_condition(status, "PodsCreated", True, "Created", message, now)
-        if create:
-            events.append(Event("PodsCreated", f"created {len(create)} of {replicas} pods"))
+        if created := len(pods.creatable):
+            events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
     ready = status.ready_replicas
     if ready == replicas and not status.is_true("Running"):
         message = f"all {replicas} pods are ready"

@@ -44,8 +44,10 @@ class Observed:
     current: dict[int, PodState]
     old: tuple[PodState, ...]
     blocking: tuple[PodState, ...]
-    """Pods of another owner that bear a name which this job needs."""
+    """Pods of another owner that bear a name which this job needs, as objects or in DNS."""
     missing: tuple[Identity, ...]
+    creatable: tuple[Identity, ...]
+    """Of the missing ones those whose names nobody else bears."""
     ignored: tuple[tuple[Failure, str], ...] = ()
     """Failures of current pods that count as good ends, each with the rule that says so."""
 
@@ -64,12 +66,22 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
         else:
             old.append(pod)
     missing = tuple(identity for i, identity in wanted.items() if i not in current)
-    needed = {identity.pod_name(job.name) for identity in missing}
+    by_name = {pod.key.name: pod for pod in strangers}
+    by_host_name = {pod.identity.host_name(job.name): pod for pod in strangers if pod.in_dns}
+    blocking: dict[Key, PodState] = {}
+    creatable: list[Identity] = []
+    for i in missing:
+        other = by_name.get(i.pod_name(job.name)) or by_host_name.get(i.host_name(job.name))
+        if other is None:
+            creatable.append(i)
+        else:
+            blocking[other.key] = other
     return Observed(
         current=current,
         old=tuple(old),
-        blocking=tuple(pod for pod in strangers if pod.key.name in needed),
+        blocking=tuple(blocking.values()),
         missing=missing,
+        creatable=tuple(creatable),
     )
 
 

@@ -138,6 +138,13 @@ class PodState:
         return self.deleting
 
     @property
+    def in_dns(self) -> bool:
+        """It answers to its host name: until all of it has ended, a side car that outlives the
+        trainer included.
+        """
+        return self.serving and self.phase not in ("Succeeded", "Failed")
+
+    @property
     def scheduled(self) -> bool:
         """It has a node."""
         return bool(self.node)

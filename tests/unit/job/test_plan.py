@@ -108,6 +108,18 @@ class TestStart:
         assert planned.delete == ()
         assert condition(planned, "PodsCreated") == ("True", "Created")
 
+    def test_a_replacement_of_an_earlier_job_that_still_answers_to_a_host_name_is_waited_for(
+        self,
+    ) -> None:
+        job = fresh_job()
+        stranger = pod(job, 1, replacement=1, owner_uid="another", phase="Running", deleting=True)
+        planned = plan(job, [stranger], NOW)
+        assert planned.create == (Identity(0, 0),)
+        assert condition(planned, "Running") == ("False", "NameTaken")
+        assert "digits-0-1-r1" in planned.status.message
+        for gone in (replace(stranger, serving=False), replace(stranger, phase="Failed")):
+            assert len(plan(job, [gone], NOW).create) == 2
+
     def test_job_being_deleted_is_left_alone(self) -> None:
         job = replace(fresh_job(), deleting=True)
         assert does_nothing(plan(job, [ended(job, 0, code=1)], NOW))

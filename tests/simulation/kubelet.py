@@ -1,0 +1,125 @@
+"""What becomes of pods: each function makes of a pod's manifest its next state."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from ddp_operator.api.constants import ANNOTATION_TRAINER
+from ddp_operator.api.status import format_time
+from ddp_operator.ports import Manifest
+
+_STARTED = "Running"
+
+
+def is_over(pod: Manifest) -> bool:
+    """Whether the pod will never run again."""
+    return pod["status"]["phase"] in ("Succeeded", "Failed")
+
+
+def is_running(pod: Manifest) -> bool:
+    """Whether its trainer runs."""
+    return pod["status"]["phase"] == _STARTED and not trainer_exit(pod)
+
+
+def is_deleting(pod: Manifest) -> bool:
+    """Whether somebody asked for its end."""
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def node_of(pod: Manifest) -> str:
+    """The node it is on, empty before it is scheduled."""
+    node: str = pod["spec"].get("nodeName", "")
+    return node
+
+
+def trainer_exit(pod: Manifest) -> Mapping[str, Any] | None:
+    """How its trainer ended, None while it has not."""
+    for container in pod["status"].get("containerStatuses") or ():
+        terminated: Mapping[str, Any] | None = container["state"].get("terminated")
+        return terminated
+    return None
+
+
+def scheduled(pod: Manifest, node: str) -> Manifest:
+    """The scheduler has found a node."""
+    placed = {**pod, "spec": {**pod["spec"], "nodeName": node}}
+    return _with_status(placed, conditions=[_condition("PodScheduled", "True")])
+
+
+def unschedulable(pod: Manifest) -> Manifest:
+    """The scheduler finds no node."""
+    waiting = _condition(
+        "PodScheduled",
+        "False",
+        reason="Unschedulable",
+        message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+    )
+    return _with_status(pod, conditions=[waiting])
+
+
+def not_starting(pod: Manifest, reason: str) -> Manifest:
+    """The kubelet cannot start the trainer's container."""
+    state = {"waiting": {"reason": reason, "message": "in words"}}
+    return _with_status(pod, containerStatuses=[_container(pod, state)])
+
+
+def started(pod: Manifest, *, ready: bool) -> Manifest:
+    """The trainer runs."""
+    conditions = [_condition("PodScheduled", "True")]
+    if ready:
+        conditions.append(_condition("Ready", "True"))
+    return _with_status(
+        pod,
+        phase=_STARTED,
+        conditions=conditions,
+        containerStatuses=[_container(pod, {"running": {}})],
+    )
+
+
+def exited(
+    pod: Manifest,
+    code: int,
+    *,
+    reason: str,
+    message: str,
+    finished: datetime,
+    side_car_runs: bool = False,
+) -> Manifest:
+    """The trainer has ended; the pod ends with it unless a side car runs on."""
+    terminated = {
+        "exitCode": code,
+        "reason": reason,
+        "message": message,
+        "finishedAt": format_time(finished),
+    }
+    ended = {"phase": "Failed" if code else "Succeeded"} if not side_car_runs else {}
+    return _with_status(
+        pod,
+        conditions=[c for c in pod["status"].get("conditions") or () if c["type"] != "Ready"],
+        containerStatuses=[_container(pod, {"terminated": terminated})],
+        **ended,
+    )
+
+
+def failed(pod: Manifest, reason: str) -> Manifest:
+    """The kubelet ended the pod for a reason of its own."""
+    return _with_status(pod, phase="Failed", reason=reason, message="in words")
+
+
+def targeted(pod: Manifest, reason: str) -> Manifest:
+    """The cluster announces that it takes the pod away."""
+    conditions = [*(pod["status"].get("conditions") or ())]
+    conditions.append(_condition("DisruptionTarget", "True", reason=reason))
+    return _with_status(pod, conditions=conditions)
+
+
+def _with_status(pod: Manifest, **changes: object) -> Manifest:
+    return {**pod, "status": {**pod["status"], **changes}}
+
+
+def _condition(type_: str, status: str, **texts: str) -> Manifest:
+    return {"type": type_, "status": status, **texts}
+
+
+def _container(pod: Manifest, state: Manifest) -> Manifest:
+    return {"name": pod["metadata"]["annotations"][ANNOTATION_TRAINER], "state": state}

@@ -1,0 +1,89 @@
+"""One life of an operator process: it begins with what the cluster stores, and ends any time."""
+
+from ddp_operator.engine.engine import Engine
+from ddp_operator.job.pods import PodState, job_of
+from ddp_operator.kube.cache import ObjectCache
+from ddp_operator.ports import Key, Manifest
+
+from tests.simulation.clock import Clock, VirtualLoop
+from tests.simulation.cluster import SimulatedCluster, Weather
+from tests.simulation.server import JOB, ApiServer
+from tests.simulation.watch import Watch
+
+_PRUNE_SECONDS = 300.0
+"""As `replica` does: how often the names of jobs are compared."""
+
+
+class OperatorProcess:
+    """The engine, its caches and its watches, wired as `replica` wires them."""
+
+    def __init__(self, server: ApiServer, clock: Clock, weather: Weather) -> None:
+        self._server = server
+        # What of a loop is not there concerns I/O, threads and signals.
+        self.loop = VirtualLoop(clock)  # type: ignore[abstract]
+        self._cache: ObjectCache[PodState] = ObjectCache(project=PodState.project, group=job_of)
+        self.cluster = SimulatedCluster(
+            server,
+            weather,
+            cache=self._cache,
+            on_change=lambda key: self.engine.look_at(key),  # noqa: PLW0108 - it comes later
+            crash=self.loop.halt,
+        )
+        self.engine = Engine(self.cluster, clock=clock.operators_now, workers=1)
+        self.pods = Watch(self.loop, deliver=self._pod_event, relist=self._list_pods)
+        self.jobs = Watch(self.loop, deliver=self._job_event, relist=self._list_jobs)
+        server.on_pod, server.on_job = self.pods.push, self.jobs.push
+        self.loop.call_soon(self._start)
+
+    def kill(self) -> None:
+        """End it without a word; what it had under way is broken off."""
+        self._server.on_pod = self._server.on_job = lambda *_: None
+        self.loop.halt()
+        self.loop.bury()
+
+    def heal(self) -> None:
+        """Bring its watches up to date."""
+        self.pods.heal()
+        self.jobs.heal()
+        self._prune()
+
+    def pods_seen(self) -> list[PodState]:
+        """The job's pods as this process knows them."""
+        return self._cache.members(JOB)
+
+    def _start(self) -> None:
+        self._list_pods()
+        self._list_jobs()
+        self.engine.start()
+        self.loop.call_later(_PRUNE_SECONDS, self._prune_again)
+
+    def _pod_event(self, kind: str, manifest: Manifest) -> None:
+        deleted = kind == "DELETED"
+        self._notify(self._cache.deleted(manifest) if deleted else self._cache.changed(manifest))
+
+    def _job_event(self, kind: str, manifest: Manifest) -> None:
+        if kind == "DELETED":
+            self.engine.job_gone(JOB, uid=manifest["metadata"]["uid"])
+        else:
+            self.engine.job_changed(manifest)
+
+    def _list_pods(self) -> None:
+        pods = [pod for pod in self._server.pods.values() if job_of(pod)]
+        entries = [self._cache.entry_of(pod) for pod in pods]
+        self._notify(self._cache.replace(entries, version=self._server.version))
+
+    def _list_jobs(self) -> None:
+        if self._server.job is not None:
+            self.engine.job_changed(self._server.job)
+
+    def _prune_again(self) -> None:
+        self._prune()
+        self.loop.call_later(_PRUNE_SECONDS, self._prune_again)
+
+    def _prune(self) -> None:
+        if self._server.job is None:
+            self.engine.job_gone(JOB)
+
+    def _notify(self, groups: set[Key]) -> None:
+        for group in groups:
+            self.engine.look_at(group)

@@ -1,0 +1,242 @@
+"""The API server: what is stored about one job name, with versions, watches and Kubernetes' rules.
+
+Stored manifests are never changed in place, so that events may share them.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Protocol
+
+from ddp_operator.api.constants import LABEL_JOB_NAME
+from ddp_operator.api.status import format_time
+from ddp_operator.ports import (
+    AlreadyExistsError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    Key,
+    Manifest,
+    NotFoundError,
+)
+
+from tests.good_manifests import job as job_manifest
+from tests.simulation.clock import Clock
+
+JOB = Key("research", "digits")
+
+POD_GRACE_SECONDS = 30
+
+
+class Judge(Protocol):
+    """Told of each write of an operator once it has taken effect."""
+
+    def pod_created(self, pod: Manifest) -> None: ...
+    def pod_changed(self) -> None: ...
+    def pod_deleted(self, pod: Manifest) -> None: ...
+    def status_written(self, before: Manifest, after: Manifest) -> None: ...
+    def job_deleted(self, job: Manifest) -> None: ...
+
+
+class ApiServer:
+    """Objects and the events that tell of them; refuses what Kubernetes refuses."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._version = 100
+        self.judge: Judge
+        self.job: Manifest | None = None
+        self.pods: dict[Key, Manifest] = {}
+        self.service: Manifest | None = None
+        self.on_job: Callable[[str, Manifest], None] = _nobody
+        self.on_pod: Callable[[str, Manifest], None] = _nobody
+        self.no_quota_until = 0.0
+        self.template_is_invalid = False
+
+    @property
+    def version(self) -> int:
+        """The latest resourceVersion."""
+        return self._version
+
+    def found_job(self) -> Manifest:
+        """The job; raises `NotFoundError` when there is none."""
+        if self.job is None:
+            raise NotFoundError(f"ddpjobs {JOB.name} not found", status=404)
+        return self.job
+
+    # The operator's requests
+
+    def create_pod(self, manifest: Manifest) -> Manifest:
+        key = _key(manifest)
+        if key in self.pods:
+            raise AlreadyExistsError(f"pods {key.name} already exists", status=409)
+        if self._clock.seconds < self.no_quota_until:
+            raise ForbiddenError("exceeded quota: pods", status=403)
+        if self.template_is_invalid:
+            raise InvalidError("spec.containers[0].image: Required value", status=422)
+        created = self.store_pod({**manifest, "status": {"phase": "Pending"}})
+        self.judge.pod_created(created)
+        return created
+
+    def store_pod(self, manifest: Manifest) -> Manifest:
+        """Add a pod, whoever makes it."""
+        version = self._next_version()
+        metadata = {
+            **manifest["metadata"],
+            "uid": f"pod-{version}",
+            "creationTimestamp": format_time(self._clock.now()),
+        }
+        created = {**manifest, "metadata": metadata}
+        return self._put_pod("ADDED", _key(manifest), created, version)
+
+    def delete_pod(self, key: Key, *, grace_seconds: int | None) -> Manifest:
+        deleted = self.end_pod(key, grace_seconds=grace_seconds)
+        self.judge.pod_deleted(deleted)
+        return deleted
+
+    def end_pod(self, key: Key, *, grace_seconds: int | None = None) -> Manifest:
+        """Ask for a pod's end, whoever asks; one that no kubelet has is gone at once."""
+        pod = self.found_pod(key)
+        if "deletionTimestamp" not in pod["metadata"]:
+            grace = POD_GRACE_SECONDS if grace_seconds is None else grace_seconds
+            due = self._clock.now() + timedelta(seconds=grace)
+            metadata = {
+                **pod["metadata"],
+                "deletionTimestamp": format_time(due),
+                "deletionGracePeriodSeconds": grace,
+            }
+            pod = self.change_pod(key, {**pod, "metadata": metadata})
+        if not pod["spec"].get("nodeName"):
+            self.remove_pod(key)
+        return pod
+
+    def patch_pod_labels(self, key: Key, labels: Mapping[str, str | None]) -> Manifest:
+        pod = self.found_pod(key)
+        merged = _merged(pod["metadata"]["labels"], labels)
+        changed = self.change_pod(key, {**pod, "metadata": {**pod["metadata"], "labels": merged}})
+        self.judge.pod_changed()
+        return changed
+
+    def create_service(self, manifest: Manifest) -> Manifest:
+        if self.service is not None:
+            raise AlreadyExistsError(f"services {JOB.name} already exists", status=409)
+        self.service = manifest
+        return manifest
+
+    def patch_status(self, patch: Manifest, *, resource_version: str | None) -> Manifest:
+        job = self.found_job()
+        if resource_version not in (None, job["metadata"]["resourceVersion"]):
+            raise ConflictError("the job has changed", status=409)
+        status = _merged(job.get("status") or {}, patch)
+        if status == job.get("status"):
+            return job
+        written = self._put_job("MODIFIED", {**job, "status": status})
+        self.judge.status_written(job, written)
+        return written
+
+    def delete_job_of(self, uid: str) -> None:
+        job = self.found_job()
+        if job["metadata"]["uid"] != uid:
+            raise ConflictError("the UID in the precondition does not match", status=409)
+        self.judge.job_deleted(job)
+        self.remove_job()
+
+    # Users, kubelets and controllers
+
+    def create_job(self, spec: Mapping[str, Any]) -> None:
+        """A user applies a job."""
+        version = self._version + 1
+        manifest = job_manifest(JOB.name, **spec)
+        manifest["metadata"] |= {
+            "namespace": JOB.namespace,
+            "uid": f"job-{version}",
+            "generation": 1,
+            "creationTimestamp": format_time(self._clock.now()),
+        }
+        self._put_job("ADDED", manifest)
+
+    def edit_job(self, changes: Mapping[str, Any]) -> None:
+        """A user changes a job's spec."""
+        job = self.found_job()
+        spec = {**job["spec"], **changes}
+        if spec != job["spec"]:
+            metadata = {**job["metadata"], "generation": job["metadata"]["generation"] + 1}
+            self._put_job("MODIFIED", {**job, "metadata": metadata, "spec": spec})
+
+    def remove_job(self) -> None:
+        """A job goes; what it owns is left to the garbage collector."""
+        job, self.job = self.found_job(), None
+        self.on_job("DELETED", self._versioned(job, self._next_version()))
+
+    def collect_garbage(self) -> None:
+        """End what belongs to a job that is gone."""
+        alive = {self.job["metadata"]["uid"]} if self.job else set()
+        if self.service and _owner(self.service) not in alive:
+            self.service = None
+        for key, pod in list(self.pods.items()):
+            if _owner(pod).startswith("job-") and _owner(pod) not in alive:
+                self.end_pod(key)
+
+    def found_pod(self, key: Key) -> Manifest:
+        """A pod; raises `NotFoundError` when there is none of that name."""
+        if key not in self.pods:
+            raise NotFoundError(f"pods {key.name} not found", status=404)
+        return self.pods[key]
+
+    def change_pod(self, key: Key, manifest: Manifest) -> Manifest:
+        """Store a pod's new state."""
+        return self._put_pod("MODIFIED", key, manifest, self._next_version())
+
+    def remove_pod(self, key: Key) -> None:
+        """A pod's object goes."""
+        gone = self._versioned(self.pods.pop(key), self._next_version())
+        self._tell_pod("DELETED", gone)
+
+    def _put_job(self, kind: str, manifest: Manifest) -> Manifest:
+        self.job = self._versioned(manifest, self._next_version())
+        self.on_job(kind, self.job)
+        return self.job
+
+    def _put_pod(self, kind: str, key: Key, manifest: Manifest, version: int) -> Manifest:
+        stored = self.pods[key] = self._versioned(manifest, version)
+        self._tell_pod(kind, stored)
+        return stored
+
+    def _tell_pod(self, kind: str, pod: Manifest) -> None:
+        if LABEL_JOB_NAME in pod["metadata"]["labels"]:  # what the operator's watch selects
+            self.on_pod(kind, pod)
+
+    def _versioned(self, manifest: Manifest, version: int) -> Manifest:
+        metadata = {**manifest["metadata"], "resourceVersion": str(version)}
+        return {**manifest, "metadata": metadata}
+
+    def _next_version(self) -> int:
+        self._version += 1
+        return self._version
+
+
+def _nobody(kind: str, manifest: Manifest) -> None:
+    """No operator watches."""
+
+
+def _key(manifest: Manifest) -> Key:
+    return Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def _owner(manifest: Manifest) -> str:
+    references = manifest["metadata"].get("ownerReferences") or [{"uid": ""}]
+    uid: str = references[0]["uid"]
+    return uid
+
+
+def _merged(target: Manifest, patch: Manifest) -> dict[str, Any]:
+    """Apply a JSON merge patch (RFC 7386)."""
+    result = dict(target)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, Mapping):
+            inner = result.get(name)
+            result[name] = _merged(inner if isinstance(inner, Mapping) else {}, value)
+        else:
+            result[name] = value
+    return result

@@ -1,0 +1,238 @@
+"""One history: the world, the operator in it, and the calm after the storm."""
+
+import logging
+from typing import Any
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods import PodState
+from ddp_operator.ports import Key, Manifest
+
+from tests.simulation import actions, kubelet
+from tests.simulation.clock import Clock
+from tests.simulation.cluster import NODES, Weather
+from tests.simulation.history import Choices, spec_choices, steps
+from tests.simulation.invariants import Invariants
+from tests.simulation.process import OperatorProcess
+from tests.simulation.server import ApiServer
+
+_CALM_ROUNDS = 12
+_CALM_ROUND_SECONDS = 330
+"""Longer than any pause that the operator makes by itself."""
+
+_IDLE_SECONDS = 1000
+_MOST_IDLE_PLANS = 12
+_MOST_PLANS_PER_STEP = 40
+
+
+class Simulation:
+    """A cluster in which anything may happen; `tale` says in words what did."""
+
+    def __init__(self, choices: Choices) -> None:
+        self.clock = Clock()
+        self.server = ApiServer(self.clock)
+        self.weather = Weather()
+        self.invariants = Invariants(self.server)
+        self.server.judge = self.invariants
+        self.dead_nodes: set[str] = set()
+        self.tale: list[str] = []
+        self.steps = self.plans = 0
+        self.down_seconds = 0.0
+        self._restart_at = 0.0
+        self.operator: OperatorProcess | None = None
+        self.start_operator()
+        spec = actions.new_spec(choices)
+        self.create_job(spec)
+        self.tell(f"a user applies {spec}")
+
+    # What actions use
+
+    def tell(self, what: str) -> None:
+        """Note what happened, and when."""
+        self.tale.append(f"{self.clock.seconds:9.2f}  {what}")
+
+    def create_job(self, spec: dict[str, Any]) -> None:
+        """A user applies a job."""
+        self.invariants.most_restarts_allowed = spec["restart"]["maxRestarts"]
+        self.server.create_job(spec)
+
+    def job(self) -> DDPJob | None:
+        """The job as stored."""
+        return DDPJob.parse(self.server.job) if self.server.job else None
+
+    def start_operator(self) -> None:
+        """A new process reads the cluster and goes on."""
+        self.operator = OperatorProcess(self.server, self.clock, self.weather)
+        self.invariants.pods_seen = self.operator.pods_seen
+
+    def kill_operator(self) -> None:
+        """The process ends now; the next one comes after `down_seconds`."""
+        if self.operator is not None:
+            self.operator.kill()
+            self.plans += self.operator.cluster.plans
+            self.operator = None
+            self._restart_at = self.clock.seconds + self.down_seconds
+            self.tell(f"the operator is dead for {self.down_seconds} s")
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and the operator work."""
+        end = self.clock.seconds + seconds
+        while True:
+            if self.operator is not None:
+                self.operator.loop.run_until(end)
+                if not self.operator.loop.halted:
+                    return
+                self.kill_operator()
+            self.clock.seconds = max(self.clock.seconds, min(self._restart_at, end))
+            if self._restart_at > end:
+                return
+            self.start_operator()
+
+    def pods(self, *, live: bool = True) -> list[Manifest]:
+        """Pods that a kubelet could still do something with, or all."""
+        return [
+            pod
+            for pod in self.server.pods.values()
+            if not live or not (kubelet.is_over(pod) or kubelet.node_of(pod) in self.dead_nodes)
+        ]
+
+    def key_of(self, pod: Manifest) -> Key:
+        """The key of a stored pod."""
+        return Key(pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+    def change(self, pod: Manifest, changed: Manifest) -> None:
+        """Store a pod's next state."""
+        self.server.change_pod(self.key_of(pod), changed)
+
+    def end_trainer(
+        self, pod: Manifest, code: int, *, message: str = "", side_car_runs: bool = False
+    ) -> None:
+        """The trainer of a pod exits."""
+        truth = self.invariants.truth_of(pod)
+        truth.exit_code = code
+        reason = "OOMKilled" if code == 137 else "Error" if code else "Completed"
+        self.change(
+            pod,
+            kubelet.exited(
+                pod,
+                code,
+                reason=reason,
+                message=message,
+                finished=self.clock.now(),
+                side_car_runs=side_car_runs,
+            ),
+        )
+
+    def finish_termination(self, pod: Manifest, code: int) -> None:
+        """The kubelet has ended a pod that was to go; its object goes."""
+        if kubelet.is_running(pod):
+            self.end_trainer(pod, code)
+        self.server.remove_pod(self.key_of(pod))
+
+    # The end
+
+    def calm(self) -> None:
+        """All faults end; then everything must come to where its user wants it."""
+        self.tell("the weather is let clear")
+        self.weather.clear()
+        self.dead_nodes.clear()
+        self.clock.operator_skew_seconds = 0.0
+        self.server.no_quota_until = 0.0
+        self.down_seconds = 0.0  # a write under way may still be its last
+        actions.strangers_go(self)
+        if self.operator is None:
+            self.start_operator()
+        for _ in range(_CALM_ROUNDS):
+            self.advance(0.1)
+            assert self.operator is not None
+            self.operator.heal()
+            self.advance(_CALM_ROUND_SECONDS)
+            if self._at_rest():
+                break
+            self._kubelets_catch_up()
+        self.require(self._at_rest(), f"not at rest in the end: {self._status_in_words()}")
+        self._idle()
+
+    def _kubelets_catch_up(self) -> None:
+        self.server.collect_garbage()
+        job = self.job()
+        running = job is not None and job.status.phase == "Running"
+        for pod in self.pods(live=False):
+            if kubelet.is_deleting(pod):
+                self.finish_termination(pod, 143)
+            elif kubelet.is_running(pod) and running:
+                self.end_trainer(pod, 0)
+            elif not kubelet.is_over(pod) and not kubelet.trainer_exit(pod):
+                placed = pod if kubelet.node_of(pod) else kubelet.scheduled(pod, NODES[0].name)
+                self.change(pod, kubelet.started(placed, ready=True))
+
+    def _at_rest(self) -> bool:
+        """Whether nothing is left to do: no job, a finished one, or a suspended one."""
+        job = self.job()
+        pods = [PodState.project(pod) for pod in self.pods(live=False)]
+        if job is None:
+            return not pods
+        live = [pod for pod in pods if not (pod.succeeded or pod.failed)]
+        if job.status.finished:
+            policy_left_them = job.spec.clean_pod_policy == "None"
+            return not any(pod.deleting for pod in pods) and (policy_left_them or not live)
+        return job.status.is_true("Suspended") and job.spec.suspend and not live
+
+    def _status_in_words(self) -> str:
+        job = self.job()
+        pods = [PodState.project(pod) for pod in self.pods(live=False)]
+        return f"{job.status if job else 'no job'}, {pods}"
+
+    def _idle(self) -> None:
+        """An operator that has nothing to do does nothing."""
+        assert self.operator is not None
+        cluster = self.operator.cluster
+        plans, writes = cluster.plans, cluster.writes
+        job_was_there = self.server.job is not None
+        self.advance(_IDLE_SECONDS)
+        if job_was_there == (self.server.job is not None):  # else its time to live was over
+            self.require(cluster.writes == writes, "it writes although nothing has changed")
+        self.require(cluster.plans - plans <= _MOST_IDLE_PLANS, "it plans without end")
+        self.plans += cluster.plans
+        limit = _MOST_PLANS_PER_STEP * (self.steps + _CALM_ROUNDS)
+        self.require(self.plans <= limit, f"{self.plans} plans in {self.steps} steps")
+
+    def require(self, holds: object, claim: str) -> None:
+        """Raise when this claim, or any before it, does not hold."""
+        self.invariants.require(holds, claim)
+        if self.invariants.violation:
+            raise AssertionError("\n".join((self.invariants.violation, *self.tale)))
+
+
+class _BugReports(logging.Handler):
+    """The engine survives every error and logs it: here each one is a violation."""
+
+    def __init__(self, invariants: Invariants) -> None:
+        super().__init__(logging.ERROR)
+        self._invariants = invariants
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self._invariants.require(False, f"{record.getMessage()}: {error!r}")
+
+
+def run(history: bytes) -> Simulation:
+    """Live through one history; raises `AssertionError` with the tale when something is wrong."""
+    simulation = Simulation(spec_choices(history))
+    reports = _BugReports(simulation.invariants)
+    logger = logging.getLogger("ddp_operator")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    logger.addHandler(reports)
+    try:
+        for number, choices in steps(history):
+            simulation.steps += 1
+            actions.TABLE[number](simulation, choices)
+            simulation.advance(choices.of(actions.PAUSES))
+            simulation.require(True, "nothing else")
+        simulation.calm()
+    finally:
+        logger.removeHandler(reports)
+        logger.setLevel(level)
+        if simulation.operator is not None:
+            simulation.operator.kill()
+    return simulation

@@ -1,0 +1,66 @@
+"""Ten thousand histories in which anything may happen; every invariant holds in all of them.
+
+The histories are the same in each run, so that a failure is never an accident of the day:
+`DDP_SIMULATION_HISTORIES=200000` looks at so many new ones instead.
+"""
+
+import gc
+import os
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import strategies as st
+
+from tests.simulation.history import SPEC_BYTES, STEP_BYTES
+from tests.simulation.simulation import run
+
+LEAST_STEPS, MOST_STEPS = 32, 40
+SHARDS = 10
+"""Tests that share the histories, so that each is far from its deadline on a busy machine."""
+
+LONG_RUN = os.environ.get("DDP_SIMULATION_HISTORIES")
+HISTORIES = int(LONG_RUN or "10000")
+
+histories = st.binary(
+    min_size=SPEC_BYTES + LEAST_STEPS * STEP_BYTES, max_size=SPEC_BYTES + MOST_STEPS * STEP_BYTES
+)
+
+
+@pytest.fixture(autouse=True)
+def rare_garbage_collection() -> Iterator[None]:
+    """A history leaves little behind: looking for it all the time takes a fifth of all time."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, *thresholds[1:])
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_whatever_happens(shard: int) -> None:
+    lived = steps = 0
+
+    @settings(
+        max_examples=HISTORIES // SHARDS,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @seed(secrets.randbits(64) if LONG_RUN else shard)
+    @given(history=histories)
+    def every_invariant_holds(history: bytes) -> None:
+        nonlocal lived, steps
+        note(f"to live through it again: python -m tests.simulation {history.hex()}")
+        steps += run(history).steps
+        lived += 1
+
+    every_invariant_holds()
+    print(f"{lived} histories of {steps / lived:.0f} steps")
+    assert lived >= HISTORIES // SHARDS
+    assert steps >= lived * LEAST_STEPS
