@@ -138,7 +138,7 @@ def a_pod_is_evicted(simulation: "Simulation", choices: Choices) -> None:
     if how in ("Evicted", "NodeShutdown"):
         simulation.change(pod, kubelet.failed(pod, how))
     else:
-        simulation.change(pod, kubelet.targeted(pod, how))
+        simulation.change(pod, kubelet.targeted(pod, how, simulation.clock.now()))
         simulation.server.end_pod(simulation.key_of(pod))
     simulation.tell(f"{_name(pod)} is disrupted: {how}")
 

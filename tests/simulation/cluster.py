@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from tests.simulation.server import ApiServer
 
 T = TypeVar("T")
 
-NODES = tuple(Node(f"node-{letter}") for letter in "abcdefgh")
+NODES = [Node(f"node-{letter}", labels={}) for letter in "abcdefgh"]
 """Enough of them that a job may avoid two."""
 
 LATENCY_SECONDS = 0.01
@@ -90,7 +90,7 @@ class SimulatedCluster:
         self.plans += 1
         return self._cache.members(job)
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> list[Node]:
         return NODES
 
     async def create_pod(self, manifest: Manifest) -> None:

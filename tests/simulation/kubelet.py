@@ -106,10 +106,12 @@ def failed(pod: Manifest, reason: str) -> Manifest:
     return _with_status(pod, phase="Failed", reason=reason, message="in words")
 
 
-def targeted(pod: Manifest, reason: str) -> Manifest:
+def targeted(pod: Manifest, reason: str, now: datetime) -> Manifest:
     """The cluster announces that it takes the pod away."""
     conditions = [*(pod["status"].get("conditions") or ())]
-    conditions.append(_condition("DisruptionTarget", "True", reason=reason))
+    since = format_time(now)
+    target = _condition("DisruptionTarget", "True", reason=reason, lastTransitionTime=since)
+    conditions.append(target)
     return _with_status(pod, conditions=conditions)
 
 

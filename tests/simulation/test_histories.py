@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.simulation.history import SPEC_BYTES, STEP_BYTES
 from tests.simulation.simulation import run
 
-LEAST_STEPS, MOST_STEPS = 32, 40
+LEAST_STEPS, MOST_STEPS = 30, 36
 SHARDS = 10
 """Tests that share the histories, so that each is far from its deadline on a busy machine."""
 
