@@ -50,9 +50,7 @@ def used(job: DDPJob, status: DDPJobStatus) -> int:
 
 
 def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
-    """Count the restart that a failure brings, and hold it against the node where it is that
-    node's.
-    """
+    """Count the restart that a failure brings."""
     update: dict[str, object]
     if failure.charged:
         without = status.restarts_without_progress + 1
@@ -61,9 +59,6 @@ def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
         update = {"disruptions": status.disruptions + 1}
     if failure.class_ == "Infrastructure":
         update["node_failures_without_progress"] = status.node_failures_without_progress + 1
-        if failure.node:
-            known = status.node_failures.get(failure.node, 0)
-            update["node_failures"] = {**status.node_failures, failure.node: known + 1}
     return status.model_copy(update=update)
 
 

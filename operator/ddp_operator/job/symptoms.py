@@ -45,12 +45,12 @@ _NODE: Final = re.compile(
             # CUDA's error strings (cudaGetErrorString): memory, links, driver of this very node.
             r"uncorrectable ECC error",
             r"uncorrectable NVLink error",
-            r"CUDA-capable device\(s\) is/are busy or unavailable",
+            r"CUDA-capable device(\(s\) is/are|s are) busy or unavailable",
             r"CUDA error: system not yet initialized",
             r"CUDA error: system has unsupported display driver",
             # The driver's own words. Of the Xid errors, NVIDIA's catalogue lays 13, 31, 43 and 45
             # at the application's door.
-            r"\bXid\b[^:]*(:[^:]*\))?: (?!(13|31|43|45)\b)\d+",
+            r"\bXid \([^)]*\): (?!(13|31|43|45)\b)\d+",
             r"GPU (has fallen off the bus|is lost)",
             r"Driver/library version mismatch",
             r"Failed to initialize NVML: Unknown Error",
@@ -68,25 +68,33 @@ _BAD_COMMAND: Final = re.compile(
 
 # The line that ends a Python traceback; torch puts «[rank1]: » before each line of its own.
 _EXCEPTION: Final = re.compile(
-    r"^(?:\[rank\d+\]:? *)?(?:[A-Za-z_][\w.]*\.)?"
+    r"^(?P<rank>\[rank\d+\])?:? *(?:[A-Za-z_][\w.]*\.)?"
     r"(?P<name>\w*(?:Error|Exception|Interrupt|Exit|Failure))\b(?::|$)",
     re.MULTILINE,
 )
+_OF_TORCHRUN: Final = "ChildFailedError"
+"""It only repeats that a process has failed."""
 _LOG_LINE: Final = re.compile(r"^(?:\[rank\d+\]:)?\[?[WEIF]\d{4} .*", re.MULTILINE)
 """How torch's lines begin that it logs while a process goes down."""
-_OF_LAUNCHER: Final = frozenset({"ChildFailedError"})
-"""torchrun's own exception: it only repeats that a process has failed."""
 
-_TORCHRUN_ROOT_CAUSE: Final = re.compile(
-    r"Root Cause \(first observed failure\):.*?^ *rank *: (?P<rank>\d+) ", re.MULTILINE | re.DOTALL
+_ROOT_CAUSE: Final = re.compile(
+    r"^Root Cause \(first observed failure\):.*?^ *rank *: (?P<rank>\d+) .*?"
+    r"^ *exitcode *: (?P<code>-?\d+) ",
+    re.MULTILINE | re.DOTALL,
 )
+"""The end of torchrun's report."""
 
 
 def is_of_another_rank(message: str) -> bool:
-    """Whether it says that another rank is gone. The last exception counts: a connection that
-    broke earlier, and was mended, is not what ended the process.
+    """Whether it says that another rank is gone.
+
+    The exceptions count that ended the pod's processes: a connection that broke earlier, and was
+    mended, is not what ended one.
     """
-    return bool(_SECONDARY.search(_last_exception(message) or message))
+    said = _last_exceptions(message)
+    if not said and _ROOT_CAUSE.search(message):
+        return False  # the processes' own words are further up in the log
+    return all(_SECONDARY.search(text) for text in said or [message])
 
 
 def is_of_node(message: str) -> bool:
@@ -101,22 +109,36 @@ def is_of_command(message: str) -> bool:
 
 def torchrun_rank(message: str) -> int | None:
     """The global rank that torchrun names as the first to fail."""
-    found = _TORCHRUN_ROOT_CAUSE.search(message)
+    found = _ROOT_CAUSE.search(message)
     return int(found["rank"]) if found else None
 
 
 def headline(message: str) -> str:
     """One line for people: the exception that ended a Python program, else the last line."""
-    exception = _last_exception(message)
-    if exception:
-        return exception.splitlines()[0].strip()
+    said = _last_exceptions(message)
+    if said:
+        own = (text for text in said if not _SECONDARY.search(text))
+        return next(own, said[-1]).splitlines()[0].strip()
+    if found := _ROOT_CAUSE.search(message):
+        return f"torchrun: rank {found['rank']} failed first, with exitcode {found['code']}"
     lines = message.strip().splitlines() or [""]
     return lines[-1].strip()
 
 
-def _last_exception(message: str) -> str:
-    """The last exception and what follows it, but for torch's further log lines; empty where there
-    is none.
+def _last_exceptions(message: str) -> list[str]:
+    """The exception that ended each process, with its text but without torch's further log lines.
+
+    Only that of the process which torchrun names as the first to fail, where it names one.
     """
-    found = [m for m in _EXCEPTION.finditer(message) if m["name"] not in _OF_LAUNCHER]
-    return _LOG_LINE.split(message[found[-1].start() :])[0] if found else ""
+    found = {m["rank"]: m for m in _EXCEPTION.finditer(message) if m["name"] != _OF_TORCHRUN}
+    by_rank = [match for rank, match in found.items() if rank] or list(found.values())
+    root = f"[rank{torchrun_rank(message)}]"
+    named = [found[root]] if root in found else by_rank
+    return [_LOG_LINE.split(_up_to_next(message, match))[0] for match in named]
+
+
+def _up_to_next(message: str, exception: re.Match[str]) -> str:
+    """The text of one exception, up to the traceback of the next."""
+    rest = message[exception.start() :]
+    end = rest.find("Traceback (most recent call last)")
+    return rest if end < 0 else rest[:end]

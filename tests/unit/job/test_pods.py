@@ -9,7 +9,7 @@ from ddp_operator.job.pods import Identity, PodState, job_of
 from ddp_operator.ports import Key
 
 from tests.good_manifests import Json, container, template
-from tests.unit.job.builders import NOW, ended, fresh_job, pod
+from tests.unit.job.builders import NOW, ended, fresh_job, later, pod
 
 T0 = "2026-03-01T12:00:00Z"
 
@@ -125,7 +125,69 @@ def test_an_unschedulable_pod_says_why() -> None:
     assert (read.waiting, read.waiting_message) == ("Unschedulable", "no node")
 
 
+@pytest.mark.parametrize(
+    ("limits", "pod_limits", "limited"),
+    [({"memory": "1Gi"}, {}, True), ({"cpu": 1}, {}, False), ({}, {"memory": "8Gi"}, True)],
+)
+def test_a_memory_limit_of_container_or_pod(
+    limits: Json, pod_limits: Json, *, limited: bool
+) -> None:
+    trainer = container(resources={"limits": limits})
+    stored = manifest(trainer, resources={"limits": pod_limits})
+    assert PodState.project(stored).memory_limited is limited
+
+
+class TestInitContainer:
+    """One that fails, or cannot start, keeps the trainer from ever starting."""
+
+    def read(self, phase: str, **state: Json) -> PodState:
+        waiting = {"waiting": {"reason": "PodInitializing"}}
+        status = {
+            "phase": phase,
+            "containerStatuses": [{"name": "trainer", "state": waiting}],
+            "initContainerStatuses": [{"name": "fetch", "state": state}],
+        }
+        return PodState.project(manifest(status=status))
+
+    def test_its_failure_is_the_pods(self) -> None:
+        read = self.read("Failed", terminated={"exitCode": 3, "message": "no such bucket"})
+        assert (read.failed, read.container) == (True, "fetch")
+        failure = failures.of_pod(fresh_job(), read, NOW)
+        assert (failure.container, failure.exit_code) == ("fetch", 3)
+        assert failure.message == "no such bucket"
+
+    def test_its_image_is_missing(self) -> None:
+        read = self.read("Pending", waiting={"reason": "ErrImagePull", "message": "no"})
+        assert (read.waiting, read.container) == ("ErrImagePull", "fetch")
+
+    def test_its_good_end_is_not_the_trainers(self) -> None:
+        read = self.read("Pending", terminated={"exitCode": 0})
+        assert (read.exit, read.container) == (None, "trainer")
+
+    def test_one_that_is_started_again_has_not_failed(self) -> None:
+        """A side car among init containers, which Kubernetes keeps running."""
+        read = self.read("Running", terminated={"exitCode": 1})
+        assert (read.exit, read.container) == (None, "trainer")
+
+
 class TestDisruption:
+    def test_when_it_was_asked_for(self) -> None:
+        target = condition(
+            "DisruptionTarget", "True", reason="EvictionByEvictionAPI", lastTransitionTime=T0
+        )
+        asked = {
+            "deletionTimestamp": "2026-03-01T12:00:35Z",
+            "deletionGracePeriodSeconds": 30,
+        }
+        for conditions, metadata, at in (
+            ([target], {}, NOW),
+            ([target], asked, NOW),
+            ([], asked, later(5)),
+            ([], {}, None),
+        ):
+            stored = manifest(status={"conditions": conditions}, metadata=metadata)
+            assert PodState.project(stored).disrupted_at == at
+
     @pytest.mark.parametrize(
         ("truth", "disrupted"), [("True", True), ("False", False), ("Unknown", False)]
     )

@@ -1,0 +1,158 @@
+"""What a job's trouble began with, where several things are seen at once; and pods that cannot
+start.
+"""
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.causes import UNSTARTABLE_SECONDS
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import PodState
+
+from tests.unit.job.builders import (
+    ended,
+    fresh_job,
+    later,
+    pod,
+    ready,
+    running_job,
+    stored,
+)
+
+LOST_PEER = "RuntimeError: Connection closed by peer"
+
+
+def cause_of(job: DDPJob, *pods: PodState) -> tuple[int, str, bool]:
+    """Index, class and charge of the one failure that is put on record."""
+    [failure] = plan(job, pods, later(60)).status.failures
+    return failure.index, failure.class_, failure.charged
+
+
+class TestVanishedAndFailed:
+    def test_a_failure_of_its_own_decides(self) -> None:
+        job, _ = running_job()
+        assert cause_of(job, ended(job, 1, code=1)) == (1, "Application", True)
+
+    @pytest.mark.parametrize("how", [{"code": 75}, {"code": 1, "message": LOST_PEER}])
+    def test_a_consequence_does_not(self, how: dict[str, Any]) -> None:
+        job, _ = running_job()
+        assert cause_of(job, ended(job, 1, **how)) == (0, "Disruption", False)
+
+
+class TestDisruptedAndFailed:
+    """The API server's clock, by which a pod is taken away, is not a node's."""
+
+    @pytest.mark.parametrize(
+        ("failed_at", "expected"),
+        [
+            (20, (1, "Application", True)),
+            (28, (0, "Disruption", False)),
+            (31, (0, "Disruption", False)),
+        ],
+    )
+    def test_the_earlier_decides(self, failed_at: float, expected: tuple[int, str, bool]) -> None:
+        job, pods = running_job()
+        going = replace(pods[0], deleting=True, disrupted_at=later(30))
+        assert cause_of(job, going, ended(job, 1, code=1, at=failed_at)) == expected
+
+    def test_a_time_that_nobody_knows_is_early(self) -> None:
+        job, pods = running_job()
+        going = replace(pods[0], deleting=True)
+        assert cause_of(job, going, ended(job, 1, code=1))[1] == "Disruption"
+
+
+class TestPlainScripts:
+    """Their exit code is 1, whatever happened: only their words tell."""
+
+    def test_the_cause_is_named_although_it_ended_later(self) -> None:
+        job, _ = running_job(replicas=3)
+        pods = [
+            ended(job, 0, code=1, at=1, message=LOST_PEER),
+            ended(job, 1, code=1, at=3, message="ValueError: no such data set"),
+            ended(job, 2, code=1, at=2, message=LOST_PEER),
+        ]
+        assert cause_of(job, *pods) == (1, "Application", True)
+
+    def test_the_cause_is_awaited(self) -> None:
+        job, pods = running_job()
+        lost = ended(job, 0, code=1, at=60, message=LOST_PEER)
+        assert not plan(job, [lost, pods[1]], later(61)).decided
+        assert plan(job, [lost, pods[1]], later(63)).decided
+
+    def test_all_lost_are_replaced_together(self) -> None:
+        job, _ = running_job(replicas=3, restart={"scope": "Pod"})
+        pods = [ready(job, 0), ended(job, 1, code=1), ended(job, 2, code=1, message=LOST_PEER)]
+        planned = plan(job, pods, later(60))
+        assert planned.status.replacements == {"1": 1, "2": 1}
+        assert planned.status.restarts == 1
+
+
+def test_a_rank_that_waits_in_vain_for_a_held_back_one_is_not_charged() -> None:
+    job, pods = running_job(replicas=3, restart={"scope": "Pod", "maxRestarts": 2})
+    for replaced in range(2):
+        failed = ended(job, 1, code=1, replacement=replaced)
+        job = stored(job, plan(job, [pods[0], failed, pods[2]], later(60)))
+        if not replaced:
+            again = ready(job, 1, identity=replace(pods[1].identity, replacement=1))
+            job = stored(job, plan(job, [pods[0], again, pods[2]], later(60)))
+    assert job.status.next_start_time == later(65)
+    gave_up = ended(job, 2, code=75, at=60.5)
+    waiting = plan(job, [pods[0], gave_up], later(61))
+    assert (waiting.decided, waiting.look_again_at) == (False, later(63.5))
+    planned = plan(job, [pods[0], gave_up], later(64))
+    assert planned.status.replacements == {"1": 2, "2": 1}
+    assert (planned.status.restarts, planned.status.disruptions) == (2, 1)
+
+
+class TestCannotStart:
+    def stuck(self, job: DDPJob, why: str = "ImagePullBackOff") -> PodState:
+        return pod(job, 1, node="node-a", waiting=why, waiting_message="not found")
+
+    def waiting(self, *, since: datetime, why: str = "ImagePullBackOff") -> DDPJob:
+        """A job one of whose pods has been seen to be stuck."""
+        job = fresh_job()
+        job = stored(job, plan(job, [], later(0)))
+        planned = plan(job, [ready(job, 0), self.stuck(job, why)], since)
+        assert planned.look_again_at is not None
+        assert (planned.look_again_at - since).total_seconds() == UNSTARTABLE_SECONDS
+        return stored(job, planned)
+
+    @pytest.mark.parametrize("why", ["ImagePullBackOff", "CreateContainerConfigError"])
+    def test_after_some_minutes_the_job_fails_in_kubelets_words(self, why: str) -> None:
+        job = self.waiting(since=later(100), why=why)
+        pods = [ready(job, 0), self.stuck(job, why)]
+        assert not plan(job, pods, later(99 + UNSTARTABLE_SECONDS)).decided
+        planned = plan(job, pods, later(100 + UNSTARTABLE_SECONDS))
+        assert (planned.status.phase, planned.status.reason) == ("Failed", why)
+        assert planned.status.message.endswith("not found")
+        [failure] = planned.status.failures
+        assert (failure.class_, failure.action) == ("Configuration", "FailJob")
+
+    def test_what_is_repaired_meanwhile_is_forgotten(self) -> None:
+        job = self.waiting(since=later(100))
+        job = stored(job, plan(job, [ready(job, 0), pod(job, 1)], later(200)))
+        assert job.status.unstartable_since is None
+        planned = plan(job, [ready(job, 0), self.stuck(job)], later(900))
+        assert not planned.decided
+
+    def test_other_words_for_the_same_go_on_counting(self) -> None:
+        job = self.waiting(since=later(100))
+        job = stored(job, plan(job, [ready(job, 0), self.stuck(job, "ErrImagePull")], later(200)))
+        assert job.status.unstartable_since == later(100)
+
+    def test_a_name_that_cannot_be_fails_at_once(self) -> None:
+        job = fresh_job()
+        job = stored(job, plan(job, [], later(0)))
+        planned = plan(job, [pod(job, 0), self.stuck(job, "InvalidImageName")], later(1))
+        assert (planned.status.phase, planned.status.reason) == ("Failed", "InvalidImageName")
+
+    def test_a_runtime_that_fails_for_long_is_the_nodes_fault(self) -> None:
+        job = self.waiting(since=later(0), why="RunContainerError")
+        pods = [ready(job, 0), self.stuck(job, "RunContainerError")]
+        planned = plan(job, pods, later(UNSTARTABLE_SECONDS))
+        assert (planned.status.phase, planned.status.reason) == ("Restarting", "NodeFailed")
+        assert (planned.status.attempt, planned.status.restarts) == (1, 0)
+        assert planned.status.unstartable_since is None

@@ -1,0 +1,137 @@
+"""Whose fault it was, told by exit code, reasons and last words; and what record is kept of it."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.job import failures
+from ddp_operator.job.classes import is_hopeless, is_secondary, of_pod
+from ddp_operator.job.pods import PodState
+
+from tests.unit.job.builders import NOW, ended, fresh_job, pod
+
+BAD_COMMAND = 'exec: "trian.py": executable file not found in $PATH: unknown'
+
+Case = tuple[dict[str, Any], str]
+
+BY_END: dict[str, Case] = {
+    "error": ({"code": 1}, "Application"),
+    "crash": ({"code": 139}, "Application"),
+    "lost its peer": ({"code": 75}, "Application"),
+    "over its own memory limit": ({"code": 137, "oom": True}, "Application"),
+    "no limit, and the node ran out": (
+        {"code": 137, "oom": True, "memory_limited": False},
+        "Infrastructure",
+    ),
+    "broken GPU": (
+        {"code": 1, "message": "CUDA error: uncorrectable ECC error"},
+        "Infrastructure",
+    ),
+    "runtime cannot start it": (
+        {"code": 128, "exit_reason": "StartError", "message": "nvidia-container-cli: timeout"},
+        "Infrastructure",
+    ),
+    "command does not exist": (
+        {"code": 128, "exit_reason": "StartError", "message": BAD_COMMAND},
+        "Configuration",
+    ),
+    "wrong configuration": ({"code": 64}, "Configuration"),
+    "wrong configuration, but evicted": ({"code": 64, "reason": "Evicted"}, "Disruption"),
+    "evicted": ({"code": 137, "reason": "Evicted"}, "Disruption"),
+    "node rebooted": ({"code": 137, "exit_reason": "ContainerStatusUnknown"}, "Disruption"),
+    "preempted": ({"code": 143, "disruption": "PreemptionByScheduler"}, "Disruption"),
+    "pod's own deadline": ({"code": 143, "reason": "DeadlineExceeded"}, "Application"),
+}
+WITHOUT_END: dict[str, Case] = {
+    "device plugin fails": (
+        {"phase": "Failed", "reason": "UnexpectedAdmissionError"},
+        "Infrastructure",
+    ),
+    "node is full": ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, "Disruption"),
+    "taken away": ({"deleting": True}, "Disruption"),
+    "no image": ({"waiting": "ImagePullBackOff"}, "Configuration"),
+    "no Secret": ({"waiting": "CreateContainerConfigError"}, "Configuration"),
+    "runtime cannot start it yet": ({"waiting": "RunContainerError"}, "Infrastructure"),
+}
+
+
+def end(
+    *, exit_reason: str = "Error", oom: bool = False, code: int, message: str = "", **state: Any
+) -> PodState:
+    reason = "OOMKilled" if oom else exit_reason
+    found = ended(fresh_job(), 0, code=code, reason=reason, message=message)
+    return replace(found, **state)
+
+
+@pytest.mark.parametrize(("how", "expected"), BY_END.values(), ids=BY_END)
+def test_class_of_a_pod_that_ended(how: dict[str, Any], expected: str) -> None:
+    assert of_pod(end(**how)) == expected
+
+
+@pytest.mark.parametrize(("state", "expected"), WITHOUT_END.values(), ids=WITHOUT_END)
+def test_class_of_a_pod_that_never_ran(state: dict[str, Any], expected: str) -> None:
+    assert of_pod(pod(fresh_job(), 0, **state)) == expected
+
+
+def test_only_some_of_it_is_hopeless_at_once() -> None:
+    hopeless = [
+        end(code=64),
+        end(code=128, exit_reason="StartError", message=BAD_COMMAND),
+        pod(fresh_job(), 0, waiting="InvalidImageName"),
+    ]
+    assert all(is_hopeless(one) for one in hopeless)
+    assert not is_hopeless(pod(fresh_job(), 0, waiting="ImagePullBackOff"))
+    assert not is_hopeless(end(code=1))
+
+
+@pytest.mark.parametrize(
+    ("how", "secondary"),
+    [
+        ({"code": 75}, True),
+        ({"code": 143}, True),
+        ({"code": 143, "reason": "DeadlineExceeded"}, False),
+        ({"code": 1, "message": "RuntimeError: Connection closed by peer"}, True),
+        ({"code": 1, "message": "ValueError: no"}, False),
+        ({"code": 137, "oom": True, "message": "Connection closed by peer"}, False),
+        ({"code": 1, "message": "CUDA error: uncorrectable ECC error\nncclRemoteError"}, False),
+        # The launcher has read the words itself, and its exit code says what it made of them.
+        ({"code": 1, "message": '{"error": "Connection closed by peer"}'}, False),
+    ],
+)
+def test_consequences(how: dict[str, Any], *, secondary: bool) -> None:
+    assert is_secondary(end(**how)) is secondary
+
+
+class TestRecord:
+    def test_the_launchers_report_names_rank_and_error(self) -> None:
+        job = fresh_job(nprocPerNode=4)
+        said = json.dumps({"step": 7, "rank": 6, "exitCode": 3, "error": "ValueError: no"})
+        record = failures.of_pod(job, ended(job, 1, code=3, message=said), NOW)
+        assert (record.index, record.rank, record.message) == (1, 6, "ValueError: no")
+        assert "(node rank 1, rank 6) exited with code 3" in failures.in_words(record)
+
+    def test_a_rank_of_another_pod_is_not_believed(self) -> None:
+        job = fresh_job(nprocPerNode=4)
+        record = failures.of_pod(job, ended(job, 1, code=3, message='{"rank": 0}'), NOW)
+        assert record.rank is None
+
+    @pytest.mark.parametrize("message", ["{", '{"rank": "one"}', "{}", '{"error": 3}'])
+    def test_what_only_looks_like_a_report_is_kept_as_it_is(self, message: str) -> None:
+        job = fresh_job()
+        record = failures.of_pod(job, ended(job, 1, code=3, message=message), NOW)
+        assert (record.rank, record.message) == (1, message)
+
+    def test_of_a_long_log_the_end_is_kept(self) -> None:
+        job = fresh_job()
+        log = "x\n" * 2000 + "ValueError: no"
+        record = failures.of_pod(job, ended(job, 1, code=1, message=log), NOW)
+        assert record.message.endswith("ValueError: no")
+        assert failures.in_words(record).endswith("on node node-a: ValueError: no")
+
+    def test_what_cannot_start(self) -> None:
+        stuck = pod(fresh_job(), 0, waiting="ImagePullBackOff", waiting_message="no such image")
+        record = failures.of_pod(fresh_job(), stuck, NOW)
+        assert (record.reason, record.message) == ("ImagePullBackOff", "no such image")
+        words = failures.in_words(record)
+        assert words == "pod digits-0-0 (node rank 0) cannot start: ImagePullBackOff: no such image"

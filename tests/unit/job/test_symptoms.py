@@ -1,0 +1,184 @@
+"""What logs say, as torch, CUDA and container runtimes write it, and what is read out of it."""
+
+import pytest
+from ddp_operator.job.symptoms import (
+    headline,
+    is_of_another_rank,
+    is_of_command,
+    is_of_node,
+    torchrun_rank,
+)
+
+TRACEBACK = """[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "train.py", line 5, in <module>
+[rank{rank}]:     loss.backward()
+[rank{rank}]: {error}
+"""
+OWN = "ValueError: no such data set: imagenet"
+CLOSED = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by "
+    "peer [127.0.0.1]:11176. This is typically caused by a remote worker crashing."
+)
+TEARDOWN = "[rank0]:[W1121 03:55:27.29 TCPStore.cpp:106] recvValue failed: Connection reset by peer"
+TORCHRUN = """E1121 03:55:27.417000 215 torch/distributed/elastic/multiprocessing/api.py:1002] \
+failed (exitcode: 1) local_rank: 1 (pid: 21567) of binary: /usr/bin/python
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 6, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 21566)  (SIGTERM)
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_03:55:27
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 21567)
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+
+
+def of_rank(rank: int, error: str) -> str:
+    return TRACEBACK.format(rank=rank, error=error)
+
+
+OF_ANOTHER_RANK = {
+    "gloo, closed": CLOSED,
+    "gloo, reset": (
+        "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:62614: Connection "
+        "reset by peer."
+    ),
+    "gloo, silent": "RuntimeError: Application timeout caused pair closure",
+    "store gone": (
+        "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely "
+        "closed. Did the remote server shutdown or crash?"
+    ),
+    "store gone, at a write": "torch.distributed.DistNetworkError: Broken pipe",
+    "store not there": (
+        "torch.distributed.DistNetworkError: The client socket has timed out after 2000ms while "
+        "trying to connect to (digits-0-0.digits, 29500)."
+    ),
+    "others not there": (
+        "torch.distributed.DistStoreError: Timed out after 3 seconds waiting for clients. 1/2 "
+        "clients joined."
+    ),
+    "key not there": "torch.distributed.DistStoreError: wait timeout after 2000ms, keys: /x",
+    "nccl": (
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356, remote "
+        "process exited or there was a network error, NCCL version 2.21.5"
+    ),
+    "nccl, in its own word": "ncclRemoteError: A call failed possibly due to a network error",
+    "nccl, hung": (
+        "[rank1]:[E1121 10:00:00.1 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE) ran for 600000 milliseconds\n"
+        "terminate called after throwing an instance of 'c10::DistBackendError'"
+    ),
+    "torchrun, told to stop": (
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
+    ),
+}
+
+OWN_FAILURES = {
+    "exception": OWN,
+    "nothing known": "Segmentation fault",
+    "nothing at all": "",
+    "port taken": (
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+        "network address. port: 29932, name: EADDRINUSE, message: address already in use"
+    ),
+    "own GPU": "torch.distributed.DistBackendError: NCCL error: unhandled cuda error",
+    "after a connection that was mended": (
+        "s3: Connection reset by peer, trying again\n" + of_rank(0, OWN)
+    ),
+    "and a teardown that complains": of_rank(0, OWN) + TEARDOWN,
+}
+
+
+@pytest.mark.parametrize("message", OF_ANOTHER_RANK.values(), ids=OF_ANOTHER_RANK)
+def test_words_of_a_rank_that_lost_another(message: str) -> None:
+    assert is_of_another_rank(message)
+    assert is_of_another_rank(of_rank(3, message))
+
+
+@pytest.mark.parametrize("message", OWN_FAILURES.values(), ids=OWN_FAILURES)
+def test_words_of_a_rank_that_failed(message: str) -> None:
+    assert not is_of_another_rank(message)
+
+
+class TestSeveralProcesses:
+    def test_one_that_failed_by_itself_is_enough(self) -> None:
+        for log in (of_rank(1, OWN) + of_rank(0, CLOSED), of_rank(0, CLOSED) + of_rank(1, OWN)):
+            assert not is_of_another_rank(log)
+            assert headline(log) == f"[rank1]: {OWN}"
+
+    def test_all_may_have_lost_another(self) -> None:
+        assert is_of_another_rank(of_rank(1, CLOSED) + of_rank(0, CLOSED))
+
+    def test_torchrun_knows_which_was_first(self) -> None:
+        log = of_rank(1, OWN) + of_rank(0, CLOSED) + TORCHRUN
+        assert torchrun_rank(log) == 1
+        assert headline(log) == f"[rank1]: {OWN}"
+        assert not is_of_another_rank(log)
+        assert is_of_another_rank(of_rank(1, CLOSED) + of_rank(0, OWN) + TORCHRUN)
+
+    def test_torchruns_report_alone(self) -> None:
+        """Of a log, kubelet keeps the last 2048 bytes."""
+        log = "peer.cc: Connection closed by peer\n" + TORCHRUN
+        assert headline(log) == "torchrun: rank 1 failed first, with exitcode 1"
+        assert not is_of_another_rank(log)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("", ""),
+        ("one\ntwo\n\n", "two"),
+        (f"starting\n{of_rank(0, OWN)}{TEARDOWN}\n", f"[rank0]: {OWN}"),
+        ("RuntimeError: CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA",
+         "RuntimeError: CUDA error: out of memory"),
+        ("KeyError: 'a'\n\nTraceback (most recent call last):\nmy.BadError: no", "my.BadError: no"),
+    ],
+)  # fmt: skip
+def test_headline(message: str, expected: str) -> None:
+    assert headline(message) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", True),
+        ("CUDA error: uncorrectable NVLink error detected during the execution", True),
+        ("RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable", True),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", True),
+        ("NVRM: Xid (PCI:0000:10:1c): 79, pid=1896, GPU has fallen off the bus.", True),
+        ("NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked", True),
+        ("NVRM: Xid (PCI:0000:10:1c): 31, pid=1896, MMU Fault", False),
+        ("Failed to initialize NVML: Driver/library version mismatch", True),
+        ("nvidia-container-cli: initialization error: driver rpc error: timed out", True),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", False),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", False),
+        ("", False),
+    ],
+)
+def test_words_of_a_broken_node(message: str, *, expected: bool) -> None:
+    assert is_of_node(message) is expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ('exec: "trian.py": executable file not found in $PATH: unknown', True),
+        ('exec: "/run.sh": stat /run.sh: no such file or directory: unknown', True),
+        ('exec: "/run.sh": permission denied: unknown', True),
+        ("exec /run.sh: exec format error", True),
+        ("error mounting /dev/nvidia0: no such file or directory", False),
+    ],
+)
+def test_words_of_a_bad_command(message: str, *, expected: bool) -> None:
+    assert is_of_command(message) is expected
