@@ -5,6 +5,7 @@ never come: its size and its time are bounded here, it is not followed to anothe
 proxy stands between.
 """
 
+import os
 from typing import Final
 
 import aiohttp
@@ -15,7 +16,7 @@ _SECONDS: Final = 2.0
 """An answer of a few hundred bytes from within the cluster takes milliseconds."""
 _LIMIT_BYTES: Final = 64 * 1024
 _CONNECTIONS: Final = 64
-_FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
+_FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
 
 
 class HttpTrainers:
@@ -37,15 +38,20 @@ class HttpTrainers:
                     if len(content) > _LIMIT_BYTES:
                         return f"an answer of more than {_LIMIT_BYTES} bytes"
                 return bytes(content)
+        except aiohttp.ClientConnectorError as error:
+            code = error.os_error.errno
+            return f"{address}: {os.strerror(code) if code else error.os_error}"
+        except TimeoutError:
+            return f"{address}: no answer in {self._timeout_seconds:g} s"
         except _FAILURES as error:
-            return str(error) or type(error).__name__
+            return f"{address}: {error}"
 
     async def dump_stacks(self, address: str) -> bool:
         """See `ports.Trainers`."""
         try:
             async with self._request("POST", f"http://{address}/dump-stacks") as response:
                 return response.status == 202
-        except _FAILURES:
+        except (TimeoutError, *_FAILURES):
             return False
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
 """Plays scheduler and kubelet: gives pods a node and reports, as a kubelet does, how they fare."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from ddp_operator.api.status import format_time
@@ -21,11 +22,12 @@ class FakeKubelet:
         self._client = client
         self._namespace = namespace
 
-    async def run(self, pod: str) -> None:
-        """Schedule a pod, run its containers and find them ready."""
+    async def run(self, pod: str, *, ip: str = "") -> None:
+        """Schedule a pod, run its containers and find them ready, at an address if it is given."""
         manifest = await self.schedule(pod)
         running = {"running": {"startedAt": _now()}}
-        await self._report(manifest, phase="Running", ready=True, state=running)
+        address = {"podIP": ip, "podIPs": [{"ip": ip}]} if ip else {}
+        await self._report(manifest, phase="Running", ready=True, state=running, address=address)
 
     async def schedule(self, pod: str) -> Json:
         """Bind a pod to a node, unless it is; returns the pod."""
@@ -102,9 +104,11 @@ class FakeKubelet:
         ready: bool,
         state: Json,
         further: Sequence[Json] = (),
+        address: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         containers = manifest["spec"]["containers"]
         status: Json = {
+            **address,
             "phase": phase,
             "conditions": [_condition("Ready", "", value=ready), *further],
             "containerStatuses": [

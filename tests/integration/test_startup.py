@@ -306,6 +306,11 @@ async def test_it_tells_when_it_is_alive_and_ready(
     ):
         await eventually(ready, interval_seconds=0.05, describe=lambda: statuses)
         assert statuses == {"healthz": 200, "readyz": 200}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{port}/metrics") as answer,
+        ):
+            assert "\nddp_operator_leader 1\n" in await answer.text()
 
 
 def _free_port() -> int:

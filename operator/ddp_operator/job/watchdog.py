@@ -80,7 +80,7 @@ def silence_due(job: DDPJob, report: Report | None) -> datetime | None:
 
 def watched(job: DDPJob, planned: Plan, report: Report | None, now: datetime) -> Plan:
     """Complete the plan of an active job: tell once of one that reports nothing."""
-    due = silence_due(job, report)
+    due = silence_due(replace(job, status=planned.status), report)
     status, events = planned.status, planned.events
     running = status.condition("Running")
     if running and running.status == "True":
@@ -118,7 +118,8 @@ def with_stacks(job: DDPJob, pods: Observed, planned: Plan) -> Plan:
 
 def _deadline(job: DDPJob) -> timedelta | None:
     seconds = job.spec.progress_deadline_seconds
-    return timedelta(seconds=seconds) if seconds is not None else None
+    # The times that it counts from are stored without their fractions of a second.
+    return timedelta(seconds=seconds + 1) if seconds is not None else None
 
 
 def _running_since(job: DDPJob) -> datetime | None:

@@ -12,9 +12,9 @@ from ddp_operator.engine.engine import Engine
 from ddp_operator.ports import Key
 from ddp_operator.trainers import HttpTrainers
 
+from tests.trainer_server import TrainerServer
 from tests.unit.engine.fakes import FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
-from tests.unit.engine.trainer_server import TrainerServer
 from tests.waiting import eventually
 
 EVERY_SECONDS = 0.1

@@ -13,6 +13,7 @@ from tests.unit.job.builders import (
     does_nothing,
     ended,
     event_reasons,
+    fresh_job,
     later,
     ready,
     running_job,
@@ -21,6 +22,8 @@ from tests.unit.job.builders import (
 from tests.unit.job.test_progress import report
 
 DEADLINE = 60
+LATEST = DEADLINE + 1
+"""Stored times have lost their fractions of a second, and nobody shall be judged early."""
 RUNNING_SINCE = 10
 """Seconds after NOW at which the jobs of `running_job` have begun to run."""
 
@@ -38,23 +41,23 @@ def reported(job: DDPJob, pods: list[PodState], heard: Report) -> DDPJob:
 def test_a_step_that_stands_for_too_long_restarts_the_gang() -> None:
     job, pods = watched_job()
     job = reported(job, pods, report(7, received=20))
-    assert does_nothing(plan(job, pods, later(79), report=report(7, received=79)))
-    planned = plan(job, pods, later(80), report=report(7, received=80, slowestRank=1))
+    assert does_nothing(plan(job, pods, later(80), report=report(7, received=80)))
+    planned = plan(job, pods, later(81), report=report(7, received=81, slowestRank=1))
     assert planned.decided
     assert (planned.status.attempt, planned.status.restarts) == (1, 1)
     assert event_reasons(planned) == ["Restarting"]
     [failure] = planned.status.failures
     assert (failure.reason, failure.class_) == ("NoProgress", "Application")
     assert (failure.rank, failure.index, failure.pod) == (1, 1, pods[1].key.name)
-    assert "step 7 has not moved for 60 s" in failure.message
+    assert "step 7 has not moved for 61 s" in failure.message
 
 
 def test_the_time_counts_from_when_this_attempt_ran() -> None:
     job, pods = watched_job()
     early = report(7, received=2)  # pod 0 came up before the others
     job = stored(job, plan(job, pods, early.received, report=early))
-    assert does_nothing(plan(job, pods, later(69), report=report(7, received=69)))
-    assert plan(job, pods, later(70), report=report(7, received=70)).decided
+    assert does_nothing(plan(job, pods, later(70), report=report(7, received=70)))
+    assert plan(job, pods, later(71), report=report(7, received=71)).decided
 
 
 def test_silence_is_no_evidence() -> None:
@@ -81,10 +84,18 @@ def test_without_a_deadline_nothing_is_judged() -> None:
     assert planned.look_again_at is None
 
 
+def test_a_job_is_looked_at_again_when_its_silence_is_due() -> None:
+    job = fresh_job(progressDeadlineSeconds=DEADLINE)
+    job = stored(job, plan(job, [], later(0)))
+    planned = plan(job, [ready(job, index) for index in range(2)], later(RUNNING_SINCE))
+    assert planned.status.phase == "Running"
+    assert planned.look_again_at == later(RUNNING_SINCE + LATEST)
+
+
 def test_a_job_that_never_reports_is_told_of_once() -> None:
     job, pods = watched_job()
     planned = plan(job, pods, later(RUNNING_SINCE), report=None)
-    due = later(RUNNING_SINCE + DEADLINE)
+    due = later(RUNNING_SINCE + LATEST)
     assert planned.look_again_at == due
     planned = plan(job, pods, due, report=None)
     assert does_nothing(planned)
@@ -114,7 +125,7 @@ def test_restarts_for_no_progress_are_bounded() -> None:
 def test_hung_pods_are_asked_for_their_stacks_before_they_go() -> None:
     job, pods = watched_job()
     job = reported(job, pods, report(7, received=20))
-    decision = plan(job, pods, later(80), report=report(7, received=80))
+    decision = plan(job, pods, later(81), report=report(7, received=81))
     assert decision.dump_stacks == ()
     job = stored(job, decision)
     acting = plan(job, pods, later(80))

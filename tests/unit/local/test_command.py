@@ -62,6 +62,43 @@ def test_a_wrong_configuration_is_not_restarted(run: Run) -> None:
     assert "0 of 3 allowed" in output
 
 
+HANGING = """
+import http.server, os, sys
+if os.environ["DDP_ATTEMPT"] == "1":
+    sys.exit()
+class Trainer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"step": 7}')
+    def do_POST(self):
+        print("stacks of rank", os.environ["RANK"], flush=True)
+        self.send_response(202)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("", int(os.environ["DDP_STATUS_PORT"])), Trainer).serve_forever()
+"""
+
+
+def test_a_script_that_hangs_shows_its_stacks_and_starts_again(run: Run) -> None:
+    manifest = job("", progressDeadlineSeconds=1)
+    (trainer,) = manifest["spec"]["template"]["spec"]["containers"]
+    trainer["command"] = ["python", "-c", HANGING]
+    code, output = run(manifest, arguments=("--progress-poll-seconds", "0.2"))
+    assert code == 0
+    assert "NoProgress on node localhost: step 7 has not moved" in output
+    assert "rank 0 | stacks of rank 0" in output
+    assert "rank 1 | stacks of rank 1" in output
+    assert "1 of 3 allowed" in output
+
+
+def test_a_polling_interval_of_nothing_is_refused(run: Run) -> None:
+    code, output = run(job("exit 0"), arguments=("--progress-poll-seconds", "0"))
+    assert code == 64
+    assert "give a number of seconds, 0.1 to 3600" in output
+
+
 def test_what_nobody_will_mend_here_ends_the_run(run: Run) -> None:
     manifest = job("exit 0")
     (trainer,) = manifest["spec"]["template"]["spec"]["containers"]

@@ -1,0 +1,101 @@
+"""Progress, hangs and goodput: a real operator process on a real API server asks a real HTTP server
+on loopback, where all pods of these tests seem to be.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from ddp_operator.api.status import DDPJobStatus
+
+from tests import cluster
+from tests.good_manifests import job
+from tests.integration.jobs import Jobs
+from tests.integration.kubelet import FakeKubelet
+from tests.integration.operator_process import OperatorProcess, running_operator
+from tests.trainer_server import TrainerServer
+
+
+@pytest.fixture
+def operator(
+    control_plane: cluster.ControlPlane,
+    namespace: str,
+    jobs: Jobs,  # noqa: ARG001 - the CRD is there
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[OperatorProcess]:
+    log = tmp_path_factory.mktemp("operator") / "log"
+    with running_operator(
+        control_plane.kubeconfig,
+        log,
+        namespace=namespace,
+        options=("--progress-poll-seconds", "0.2"),
+    ) as process:
+        yield process
+        assert "Traceback" not in process.log
+
+
+@pytest.fixture
+async def trainer() -> AsyncIterator[TrainerServer]:
+    async with TrainerServer() as server:
+        yield server
+
+
+def reported_step(status: DDPJobStatus) -> int | None:
+    return status.progress.step if status.progress else None
+
+
+async def test_progress_is_told_and_a_hang_is_ended(
+    operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet, trainer: TrainerServer
+) -> None:
+    trainer.answer = {
+        "step": 120,
+        "totalSteps": 960,
+        "loss": 0.5,
+        "slowestRank": 1,
+        "checkpoint": {"step": 100, "path": "/checkpoints/step-100"},
+    }
+    port = int(trainer.address.rpartition(":")[2])
+    created = await jobs.create(job(replicas=2, statusPort=port))
+    await jobs.until(lambda status: status.is_true("PodsCreated"))
+    for pod in await jobs.live_pods():
+        await kubelet.run(pod, ip="127.0.0.1")
+    status = await jobs.until(lambda status: reported_step(status) == 120)
+    assert status.progress is not None
+    assert (status.progress.total_steps, status.progress.loss) == (960, 0.5)
+    assert status.checkpoint is not None
+    assert (status.checkpoint.step, status.checkpoint.path) == (100, "/checkpoints/step-100")
+    # Nothing moves any more.
+    await jobs.set_spec(progressDeadlineSeconds=2)
+    status = await jobs.until(lambda status: status.attempt == 1)
+    [failure] = status.failures
+    assert (failure.reason, failure.rank, failure.class_) == ("NoProgress", 1, "Application")
+    assert status.restarts == 1
+    await jobs.until_pods("job-1-0", "job-1-1")
+    assert trainer.asked.count("dump-stacks") == 2
+    told = await jobs.until_told("Restarting")
+    assert "step 120 has not moved" in told
+    # Training is back at its checkpoint, and every second is accounted for.
+    assert reported_step(status) == 100
+    goodput = status.goodput
+    assert goodput is not None
+    assert goodput.steps_lost == 20
+    seconds = goodput.model_dump(exclude={"steps_lost", "accounted_until"})
+    begin = DDPJobStatus.model_validate(
+        {"startTime": created["metadata"]["creationTimestamp"]}
+    ).start_time
+    assert begin is not None
+    assert sum(seconds.values()) == (goodput.accounted_until - begin).total_seconds()
+    assert operator.running
+
+
+async def test_a_job_that_reports_nothing_is_told_of_and_left_alone(
+    operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet, trainer: TrainerServer
+) -> None:
+    port = int(trainer.address.rpartition(":")[2])
+    await trainer.close()
+    await jobs.create(job(replicas=1, statusPort=port, progressDeadlineSeconds=1))
+    await jobs.until(lambda status: status.is_true("PodsCreated"))
+    await kubelet.run("job-0-0", ip="127.0.0.1")
+    assert f"port {port}" in await jobs.until_told("NoProgressReports")
+    status = await jobs.until(lambda status: status.reason == "NoProgressReports")
+    assert (status.phase, status.attempt) == ("Running", 0)
+    assert operator.running
