@@ -25,14 +25,37 @@ Action = Callable[["Simulation", Choices], None]
 PAUSES = (0.05, 1.0, 0.0, 4.0, 15.0, 0.01)
 """Seconds between two steps; short ones leave the operator's writes under way."""
 
+_RULES: tuple[list[dict[str, Any]], ...] = (
+    [],
+    [],
+    [{"exitCodes": [2], "action": "Ignore"}, {"messageRegex": "CUDA", "action": "RestartGang"}],
+    [{"exitCodes": [139], "action": "FailJob"}, {"ranks": [0], "action": "RestartPod"}],
+    [{"classes": ["Disruption"], "action": "RestartGang", "charged": True}],
+    [{"reasons": ["Error"], "action": "RestartPod", "charged": False}],
+)
+
 _FAILURE_CODES = (1, 137, 75, 143, 2, 139, 1, 137, 75, 1, 64)
+
+
+_LAST_WORDS = (
+    "",
+    "CUDA error: out of memory",
+    "Connection closed by peer",
+    "CUDA error: uncorrectable ECC error encountered",
+    '{"step": 77, "rank": 0, "error": "loss is nan"}',
+)
 
 
 def new_spec(choices: Choices) -> dict[str, Any]:
     """A job as a user may write it."""
-    spec = {
+    spec: dict[str, Any] = {
         "replicas": 1 + choices.upto(2),
-        "restart": {"scope": choices.of(("Gang", "Pod")), "maxRestarts": choices.upto(3)},
+        "restart": {
+            "scope": choices.of(("Gang", "Pod")),
+            "maxRestarts": choices.upto(3),
+            "resetAfterProgress": choices.of((True, False)),
+            "rules": choices.of(_RULES),
+        },
         "cleanPodPolicy": choices.of(("Running", "All", "None")),
         "suspend": choices.upto(7) == 7,
     }
@@ -40,6 +63,12 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         spec["activeDeadlineSeconds"] = 1500
     if choices.upto(3) == 3:
         spec["ttlSecondsAfterFinished"] = choices.of((300, 0))
+    if choices.upto(1):
+        spec["progressDeadlineSeconds"] = 60
+    if choices.upto(1):
+        spec["schedulingTimeoutSeconds"] = 30
+    if choices.upto(1):
+        spec["template"] = template(container(resources={"limits": {"memory": "1Gi"}}))
     return spec
 
 
@@ -71,6 +100,7 @@ def time_passes(simulation: "Simulation", choices: Choices) -> None:
 def the_operators_clock_jumps(simulation: "Simulation", choices: Choices) -> None:
     skew = choices.of((0.0, 2.0, -2.0, 30.0, -5.0, 700.0))
     simulation.clock.operator_skew_seconds = skew
+    simulation.invariants.clock_is_right = False
     simulation.tell(f"the operator's clock is {skew:g} s ahead")
 
 
@@ -92,18 +122,18 @@ def pods_progress(simulation: "Simulation", choices: Choices) -> None:
         else:
             placed = pod
         if all_the_way:
-            simulation.change(pod, kubelet.started(placed, ready=True))
+            simulation.start_trainer(placed, ready=True)
         elif placed is not pod:
             simulation.change(pod, placed)
         else:
-            simulation.change(pod, kubelet.started(pod, ready=kubelet.is_running(pod)))
+            simulation.start_trainer(pod, ready=kubelet.is_running(pod))
     simulation.tell(f"{'all pods are' if all_the_way else 'one pod is'} further")
 
 
 def a_trainer_exits(simulation: "Simulation", choices: Choices) -> None:
     if pod := _pick_running(simulation, choices):
         code = choices.of((*_FAILURE_CODES, 0))
-        message = choices.of(("", "CUDA error: out of memory", "Connection closed by peer"))
+        message = choices.of(_LAST_WORDS)
         side_car_runs = choices.upto(7) == 7
         simulation.end_trainer(pod, code, message=message, side_car_runs=side_car_runs)
         simulation.tell(f"the trainer of {_name(pod)} exits with {code} {message}")
@@ -118,6 +148,19 @@ def a_trainer_takes_its_peers_along(simulation: "Simulation", choices: Choices) 
         for pod in simulation.pods():
             if kubelet.is_running(pod):
                 simulation.end_trainer(pod, 75, message="lost a peer")
+
+
+def training_proceeds(simulation: "Simulation", choices: Choices) -> None:
+    """Or hangs: whoever trains moves by some steps, or by none, and then may be asked."""
+    steps, save, asked = choices.of((10, 0, 1)), choices.of((False, True)), choices.upto(3) < 3
+    for pod in simulation.pods():
+        if steps and kubelet.is_running(pod) and not kubelet.is_deleting(pod):
+            step = simulation.training.proceed(pod, steps=steps, save=save)
+            simulation.invariants.truth_of(pod).moved_at = simulation.clock.seconds
+            simulation.tell(f"{_name(pod)} comes to step {step}{', which is saved' * save}")
+    if asked and simulation.operator is not None:
+        simulation.operator.ask_for_progress()
+        simulation.tell("the operator asks for progress")
 
 
 def training_ends_well(simulation: "Simulation", choices: Choices) -> None:
@@ -287,9 +330,6 @@ def the_template_changes(simulation: "Simulation", choices: Choices) -> None:
 def the_budget_changes(simulation: "Simulation", choices: Choices) -> None:
     if simulation.server.job:
         limit = choices.upto(4)
-        simulation.invariants.most_restarts_allowed = max(
-            simulation.invariants.most_restarts_allowed, limit
-        )
         restart = {**simulation.server.job["spec"]["restart"], "maxRestarts": limit}
         simulation.server.edit_job({"restart": restart})
         simulation.tell(f"a user edits maxRestarts: {limit}")
@@ -308,7 +348,7 @@ def a_job_is_applied(simulation: "Simulation", choices: Choices) -> None:
     """Where none is, under the name of those before."""
     if simulation.server.job is None:
         spec = new_spec(choices)
-        simulation.create_job(spec)
+        simulation.server.create_job(spec)
         simulation.tell(f"a user applies {spec}")
 
 
@@ -346,13 +386,14 @@ def strangers_go(simulation: "Simulation") -> None:
 
 _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (time_passes, 14),
-    (pods_progress, 55),
+    (pods_progress, 41),
+    (training_proceeds, 20),
     (a_trainer_exits, 22),
     (a_trainer_takes_its_peers_along, 10),
     (training_ends_well, 4),
-    (a_pod_is_evicted, 12),
+    (a_pod_is_evicted, 10),
     (a_person_deletes_a_pod, 10),
-    (terminating_pods_go, 20),
+    (terminating_pods_go, 16),
     (a_pod_cannot_start, 8),
     (a_node_dies, 6),
     (dead_nodes_come_back, 10),

@@ -64,13 +64,14 @@ def not_starting(pod: Manifest, reason: str) -> Manifest:
 
 
 def started(pod: Manifest, *, ready: bool) -> Manifest:
-    """The trainer runs."""
+    """The trainer runs; the pod's UID serves as its address."""
     conditions = [_condition("PodScheduled", "True")]
     if ready:
         conditions.append(_condition("Ready", "True"))
     return _with_status(
         pod,
         phase=_STARTED,
+        podIP=pod["metadata"]["uid"],
         conditions=conditions,
         containerStatuses=[_container(pod, {"running": {}})],
     )

@@ -3,7 +3,7 @@
 from ddp_operator.engine.engine import Engine
 from ddp_operator.job.pods import PodState, job_of
 from ddp_operator.kube.cache import ObjectCache
-from ddp_operator.ports import Key, Manifest
+from ddp_operator.ports import Key, Manifest, Trainers
 
 from tests.simulation.clock import Clock, VirtualLoop
 from tests.simulation.cluster import SimulatedCluster, Weather
@@ -17,7 +17,9 @@ _PRUNE_SECONDS = 300.0
 class OperatorProcess:
     """The engine, its caches and its watches, wired as `replica` wires them."""
 
-    def __init__(self, server: ApiServer, clock: Clock, weather: Weather) -> None:
+    def __init__(
+        self, server: ApiServer, clock: Clock, weather: Weather, trainers: Trainers
+    ) -> None:
         self._server = server
         # What of a loop is not there concerns I/O, threads and signals.
         self.loop = VirtualLoop(clock)  # type: ignore[abstract]
@@ -29,7 +31,7 @@ class OperatorProcess:
             on_change=lambda key: self.engine.look_at(key),  # noqa: PLW0108 - it comes later
             crash=self.loop.halt,
         )
-        self.engine = Engine(self.cluster, clock=clock.operators_now, workers=1)
+        self.engine = Engine(self.cluster, clock=clock.operators_now, workers=1, trainers=trainers)
         self.pods = Watch(self.loop, deliver=self._pod_event, relist=self._list_pods)
         self.jobs = Watch(self.loop, deliver=self._job_event, relist=self._list_jobs)
         server.on_pod, server.on_job = self.pods.push, self.jobs.push
@@ -47,14 +49,23 @@ class OperatorProcess:
         self.jobs.heal()
         self._prune()
 
-    def pods_seen(self) -> list[PodState]:
-        """The job's pods as this process knows them."""
-        return self._cache.members(JOB)
+    def ask_for_progress(self) -> None:
+        """Ask the job's trainer now, as every running job's is asked every ten seconds."""
+        self.loop.call_soon(self._ask)
+
+    def _ask(self) -> None:
+        reports = self.engine._reports
+        assert reports is not None
+        reports._now_due()  # forgets what was said by jobs that do not run any more
+        self.loop.create_task(reports._ask(JOB))
 
     def _start(self) -> None:
         self._list_pods()
         self._list_jobs()
         self.engine.start()
+        # It looks twice a second which jobs are due: nearly all of a history's time. Actions ask.
+        assert self.engine._polling is not None
+        self.engine._polling.cancel()
         self.loop.call_later(_PRUNE_SECONDS, self._prune_again)
 
     def _pod_event(self, kind: str, manifest: Manifest) -> None:

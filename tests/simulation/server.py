@@ -170,10 +170,10 @@ class ApiServer:
     def collect_garbage(self) -> None:
         """End what belongs to a job that is gone."""
         alive = {self.job["metadata"]["uid"]} if self.job else set()
-        if self.service and _owner(self.service) not in alive:
+        if self.service and owner_of(self.service) not in alive:
             self.service = None
         for key, pod in list(self.pods.items()):
-            if _owner(pod).startswith("job-") and _owner(pod) not in alive:
+            if owner_of(pod).startswith("job-") and owner_of(pod) not in alive:
                 self.end_pod(key)
 
     def found_pod(self, key: Key) -> Manifest:
@@ -222,7 +222,8 @@ def _key(manifest: Manifest) -> Key:
     return Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
 
 
-def _owner(manifest: Manifest) -> str:
+def owner_of(manifest: Manifest) -> str:
+    """UID of the object's controller, empty for an object of nobody."""
     references = manifest["metadata"].get("ownerReferences") or [{"uid": ""}]
     uid: str = references[0]["uid"]
     return uid

@@ -1,9 +1,10 @@
 """One history: the world, the operator in it, and the calm after the storm."""
 
 import logging
-from typing import Any
+from dataclasses import replace
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.pods import PodState
 from ddp_operator.ports import Key, Manifest
 
@@ -14,6 +15,7 @@ from tests.simulation.history import Choices, spec_choices, steps
 from tests.simulation.invariants import Invariants
 from tests.simulation.process import OperatorProcess
 from tests.simulation.server import ApiServer
+from tests.simulation.training import SimulatedTrainers, Training
 
 _CALM_ROUNDS = 12
 _CALM_ROUND_SECONDS = 330
@@ -31,8 +33,11 @@ class Simulation:
         self.clock = Clock()
         self.server = ApiServer(self.clock)
         self.weather = Weather()
-        self.invariants = Invariants(self.server)
+        self._specs: dict[tuple[str, int], DDPJob] = {}
+        self.invariants = Invariants(self.server, self.clock, parse=self._parsed)
         self.server.judge = self.invariants
+        self.training = Training()
+        self._trainers = SimulatedTrainers(self.training, self.pods)
         self.dead_nodes: set[str] = set()
         self.tale: list[str] = []
         self.steps = self.plans = 0
@@ -41,7 +46,7 @@ class Simulation:
         self.operator: OperatorProcess | None = None
         self.start_operator()
         spec = actions.new_spec(choices)
-        self.create_job(spec)
+        self.server.create_job(spec)
         self.tell(f"a user applies {spec}")
 
     # What actions use
@@ -50,19 +55,22 @@ class Simulation:
         """Note what happened, and when."""
         self.tale.append(f"{self.clock.seconds:9.2f}  {what}")
 
-    def create_job(self, spec: dict[str, Any]) -> None:
-        """A user applies a job."""
-        self.invariants.most_restarts_allowed = spec["restart"]["maxRestarts"]
-        self.server.create_job(spec)
-
     def job(self) -> DDPJob | None:
         """The job as stored."""
-        return DDPJob.parse(self.server.job) if self.server.job else None
+        return self._parsed(self.server.job) if self.server.job else None
+
+    def _parsed(self, manifest: Manifest) -> DDPJob:
+        """Read a job as stored; its spec only once, for that takes longest."""
+        metadata = manifest["metadata"]
+        known = self._specs.get((metadata["uid"], metadata["generation"]))
+        if known is None:
+            known = self._specs[metadata["uid"], metadata["generation"]] = DDPJob.parse(manifest)
+        status = DDPJobStatus.model_validate(manifest.get("status") or {})
+        return replace(known, resource_version=metadata["resourceVersion"], status=status)
 
     def start_operator(self) -> None:
         """A new process reads the cluster and goes on."""
-        self.operator = OperatorProcess(self.server, self.clock, self.weather)
-        self.invariants.pods_seen = self.operator.pods_seen
+        self.operator = OperatorProcess(self.server, self.clock, self.weather, self._trainers)
 
     def kill_operator(self) -> None:
         """The process ends now; the next one comes after `down_seconds`."""
@@ -102,6 +110,11 @@ class Simulation:
     def change(self, pod: Manifest, changed: Manifest) -> None:
         """Store a pod's next state."""
         self.server.change_pod(self.key_of(pod), changed)
+
+    def start_trainer(self, pod: Manifest, *, ready: bool) -> None:
+        """The trainer of a pod runs."""
+        self.invariants.truth_of(pod).moved_at = self.clock.seconds
+        self.change(pod, kubelet.started(pod, ready=ready))
 
     def end_trainer(
         self, pod: Manifest, code: int, *, message: str = "", side_car_runs: bool = False
@@ -163,7 +176,7 @@ class Simulation:
                 self.end_trainer(pod, 0)
             elif not kubelet.is_over(pod) and not kubelet.trainer_exit(pod):
                 placed = pod if kubelet.node_of(pod) else kubelet.scheduled(pod, NODES[0].name)
-                self.change(pod, kubelet.started(placed, ready=True))
+                self.start_trainer(placed, ready=True)
 
     def _at_rest(self) -> bool:
         """Whether nothing is left to do: no job, a finished one, or a suspended one."""

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.simulation.history import SPEC_BYTES, STEP_BYTES
 from tests.simulation.simulation import run
 
-LEAST_STEPS, MOST_STEPS = 30, 36
-SHARDS = 10
+LEAST_STEPS, MOST_STEPS = 30, 34
+SHARDS = 25
 """Tests that share the histories, so that each is far from its deadline on a busy machine."""
 
 LONG_RUN = os.environ.get("DDP_SIMULATION_HISTORIES")

@@ -15,7 +15,7 @@ from ddp_operator.job import manifests
 from ddp_operator.job.pods import Identity
 from ddp_operator.ports import Node
 
-_MAX_SHARE = 4
+MAX_SHARE = 4
 """At most one in so many of the nodes that fit is avoided: a job that fails everywhere must not
 run out of places."""
 
@@ -44,7 +44,7 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> 
     names = {node.name for node in nodes}
     ordered = dict.fromkeys([*status.excluded_nodes, *bad])
     known = [node for node in ordered if node in names] if limit else []
-    most = sum(_fits(job, node) for node in nodes) // _MAX_SHARE if known else 0
+    most = sum(_fits(job, node) for node in nodes) // MAX_SHARE if known else 0
     excluded = tuple(known[max(len(known) - most, 0) :])
     return status.model_copy(update={"excluded_nodes": excluded})
 

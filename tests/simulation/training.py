@@ -1,0 +1,59 @@
+"""How far training is, and the trainers that tell the operator of it when they are asked."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from ddp_operator.ports import Manifest
+
+from tests.simulation.kubelet import is_running
+from tests.simulation.server import owner_of
+
+_ANSWER_SECONDS = 0.01
+
+
+class Training:
+    """Steps of each pod, by its UID, and the newest checkpoint of each job, by its UID."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, int] = {}
+        self._checkpoints: dict[str, int] = {}
+
+    def proceed(self, pod: Manifest, *, steps: int, save: bool) -> int:
+        """Let a pod train on from where it is, or from the checkpoint; return its new step."""
+        uid, job = pod["metadata"]["uid"], owner_of(pod)
+        step = self._steps.get(uid, self._checkpoints.get(job, 0)) + steps
+        self._steps[uid] = step
+        if save:
+            self._checkpoints[job] = step
+        return step
+
+    def report(self, pod: Manifest) -> bytes:
+        """What a pod's trainer answers to GET /status."""
+        saved = self._checkpoints.get(owner_of(pod), 0)
+        step = self._steps.get(pod["metadata"]["uid"], saved)
+        checkpoint = {"checkpoint": {"step": saved}} if saved else {}
+        return json.dumps({"step": step, **checkpoint}).encode()
+
+
+class SimulatedTrainers:
+    """Implements `ports.Trainers`; a pod's address is its UID and a port."""
+
+    def __init__(self, training: Training, pods: Callable[[], list[Manifest]]) -> None:
+        self._training = training
+        self._pods = pods
+
+    async def status(self, address: str) -> bytes | str:
+        await asyncio.sleep(_ANSWER_SECONDS)
+        uid = address.partition(":")[0]
+        for pod in self._pods():
+            if pod["metadata"]["uid"] == uid and is_running(pod):
+                return self._training.report(pod)
+        return "nobody listens"
+
+    async def dump_stacks(self, address: str) -> bool:
+        await asyncio.sleep(_ANSWER_SECONDS)
+        return bool(address)
+
+    async def close(self) -> None:
+        """Nothing is open."""

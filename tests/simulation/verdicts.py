@@ -1,0 +1,140 @@
+"""What must hold of a job's status: judged at each write, against what truly happened."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus, Failure, Goodput
+from ddp_operator.job.failures import NO_PROGRESS
+from ddp_operator.job.nodes import MAX_SHARE
+from ddp_operator.job.pods import Identity
+
+from tests.simulation.cluster import NODES
+
+_OBSERVED = frozenset({"observed_generation", "ready_replicas", "ready"})
+"""What is simply seen, and may differ after a job has finished."""
+
+Require = Callable[[object, str], None]
+
+
+@dataclass
+class Truth:
+    """What became of one pod, as only the simulation knows."""
+
+    exit_code: int | None = None
+    taken_away: bool = False
+    """By the cluster or a person, before it ended."""
+    moved_at: float = 0.0
+    """When its training began or came a step further, in seconds of the history."""
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Judges one change of a job's status.
+
+    `truth_of` tells by a pod's name what became of it, `clock_is_right` whether the operator's
+    clock never was wrong, `seconds` the time.
+    """
+
+    require: Require
+    truth_of: Callable[[str], Truth]
+    clock_is_right: bool
+    seconds: float
+
+    def judge(self, before: DDPJob, after: DDPJob) -> None:
+        old, new = before.status, after.status
+        if old.finished:
+            changed = [
+                name for name, value in old if value != getattr(new, name) and name not in _OBSERVED
+            ]
+            self.require(not changed, f"{changed} of a finished job's status changed")
+            return
+        self._counters(old, after)
+        self._goodput(new, after)
+        if new.is_true("Succeeded"):
+            self._success(after)
+        if new.is_true("Failed") and new.reason == "MaxRestartsExceeded":
+            self.require(_used(after) >= after.spec.restart.max_restarts, "failed within budget")
+        excluded = len(new.excluded_nodes)
+        self.require(excluded <= len(NODES) // MAX_SHARE, f"avoids {excluded} nodes")
+
+    def _counters(self, old: DDPJobStatus, after: DDPJob) -> None:
+        """Each restart is counted once, on record, and charged only where it must be."""
+        new = after.status
+        charged = new.restarts - old.restarts
+        disrupted = new.disruptions - old.disruptions
+        # Those in a row are counted: the count begins anew once all pods run.
+        retried = max(new.scheduling_retries - old.scheduling_retries, 0)
+        started = new.attempt - old.attempt
+        replaced = new.replacements != old.replacements
+        counts = (charged, disrupted, retried, started)
+        self.require(all(count in (0, 1) for count in counts), f"counters jumped by {counts}")
+        if charged or disrupted:
+            self.require(charged + disrupted + retried == 1, "a restart was counted twice")
+            self.require(started or replaced, "a restart was counted that is none")
+            self.require(new.failures[-1:] != old.failures[-1:], "a restart without a record")
+            self._cause(after, new.failures[-1], charged=bool(charged))
+        elif started:
+            restarting = new.condition("Restarting")
+            edited = restarting is not None and restarting.reason == "SpecChanged"
+            reasons = edited + retried + old.is_true("Suspended")
+            self.require(reasons == 1, "the gang starts anew for nothing")
+        else:
+            self.require(not replaced, "a pod was replaced uncounted")
+        if charged:
+            limit = after.spec.restart.max_restarts
+            self.require(_used(after) <= limit, "more restarts than allowed")
+            without = new.restarts_without_progress - old.restarts_without_progress
+            saved = new.checkpoint.step if new.checkpoint else 0
+            refilled = without != 1 and saved > old.checkpoint_step_at_restart
+            self.require(without == 1 or refilled, "the budget was refilled without progress")
+
+    def _cause(self, job: DDPJob, failure: Failure, *, charged: bool) -> None:
+        self.require(failure.charged is charged, "the record and the counter differ")
+        by_rule = any(rule.charged is charged for rule in job.spec.restart.rules)
+        truth = self.truth_of(failure.pod)
+        if failure.reason == NO_PROGRESS:
+            still = self.seconds - truth.moved_at
+            deadline = job.spec.progress_deadline_seconds or 0
+            hung = still >= deadline - 1 or not self.clock_is_right
+            self.require(hung, f"taken for hung although {failure.pod} moved {still:.1f} s ago")
+        elif charged:
+            by_itself = truth.exit_code not in (None, 0) and not truth.taken_away
+            self.require(by_rule or by_itself, f"{failure.pod} was charged, but in truth: {truth}")
+            disrupted = failure.class_ == "Disruption"
+            self.require(by_rule or not disrupted, "a disruption was charged")
+
+    def _success(self, job: DDPJob) -> None:
+        ignored = [
+            rule.exit_codes or () for rule in job.spec.restart.rules if rule.action == "Ignore"
+        ]
+        for index in range(job.spec.replicas):
+            replacement = job.status.replacements.get(str(index), 0)
+            name = Identity(index, job.status.attempt, replacement).pod_name(job.name)
+            code = self.truth_of(name).exit_code
+            well = code == 0 or any(code in codes for codes in ignored)
+            self.require(well, f"Succeeded, but {name} ended with {code}")
+
+    def _goodput(self, status: DDPJobStatus, job: DDPJob) -> None:
+        """Every second of the job's age is accounted for, once."""
+        goodput = status.goodput or Goodput(accounted_until=job.created)
+        parts = (
+            goodput.pending_seconds,
+            goodput.starting_seconds,
+            goodput.training_seconds,
+            goodput.lost_seconds,
+            goodput.suspended_seconds,
+        )
+        age = goodput.accounted_until - job.created
+        self.require(timedelta(seconds=sum(parts)) == age, f"goodput {parts} is not {age}")
+        self.require(all(part >= 0 for part in parts), f"goodput {parts}")
+        if status.completion_time is not None and self.clock_is_right:
+            until = goodput.accounted_until
+            self.require(until == status.completion_time, f"accounted until {until}")
+
+
+def _used(job: DDPJob) -> int:
+    """Charged restarts that count against the budget."""
+    refills = job.spec.restart.reset_after_progress
+    return job.status.restarts_without_progress if refills else job.status.restarts
