@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ddp_trainer.config import Environment, Options
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.logs import log_to_stdout
+from ddp_trainer.telemetry.stacks import dump_on_signal
 
 _logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str]) -> int:
         _logger.error("%s", error)
         return ExitCode.CONFIGURATION
     log_to_stdout(f"rank {environment.rank}")
+    dump_on_signal()
     # torch takes seconds to import: only now, when the configuration is known to be good.
     from ddp_trainer.rank import run_rank  # noqa: PLC0415
 

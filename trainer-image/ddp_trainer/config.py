@@ -35,6 +35,8 @@ class Placement:
     attempt: int
     checkpoint_dir: Path | None
     """None: no checkpoints are written or read."""
+    status_port: int | None = None
+    """Where the launcher serves the pod's status; None: nowhere."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Placement:
@@ -72,6 +74,9 @@ class Placement:
             job_name=env.get("DDP_JOB_NAME", "ddp"),
             attempt=_integer(env, "DDP_ATTEMPT", minimum=0) if "DDP_ATTEMPT" in env else 0,
             checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
+            status_port=_integer(env, "DDP_STATUS_PORT", minimum=1, maximum=65535)
+            if env.get("DDP_STATUS_PORT")
+            else None,
         )
 
     def rank_of(self, local_rank: int) -> int:

@@ -60,6 +60,13 @@ class Group:
             bytes(part.numpy().data)[: int(size)] for part, size in zip(parts, sizes, strict=True)
         ]
 
+    def gather_numbers(self, *values: float) -> list[list[float]]:
+        """Every rank's values, by rank, on all ranks: as many on each of them."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(parts, mine)
+        return [part.tolist() for part in parts]
+
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self.sum(0.0)

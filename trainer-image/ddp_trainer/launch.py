@@ -6,6 +6,8 @@
 It is process 1 of a container: it forwards signals, reaps what is left behind, starts ranks of the
 bundled trainer again when they die, and its exit code is the pod's. It never imports torch, so it
 is up at once and costs next to nothing; the process that ranks are forked from does.
+
+On DDP_STATUS_PORT, where that is set, it serves how the training goes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ddp_trainer.config import Options, Parser, Placement
 from ddp_trainer.config import parser as trainer_parser
@@ -25,6 +28,7 @@ from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.logs import log_to_stdout
 from ddp_trainer.processes import Supervisor
 from ddp_trainer.starting import CommandStarter, ForkserverStarter, Starter
+from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, StatusFile, status_file
 from ddp_trainer.termination import TerminationReport, write_termination_message
 from ddp_trainer.verdict import RestartBudget, Verdict, judge, judge_script
 
@@ -102,7 +106,14 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def _run(plan: LaunchPlan, placement: Placement, env: Mapping[str, str]) -> Verdict:
-    environment = _environment(placement, env)
+    if placement.status_port is None:
+        return _supervise(plan, placement, _environment(placement, env))
+    with status_file(env) as path:
+        environment = {**_environment(placement, env), STATUS_FILE_VARIABLE: str(path)}
+        return _supervise(plan, placement, environment)
+
+
+def _supervise(plan: LaunchPlan, placement: Placement, environment: Mapping[str, str]) -> Verdict:
     starter: Starter = (
         CommandStarter(plan.command, environment)
         if plan.is_script
@@ -114,6 +125,13 @@ def _run(plan: LaunchPlan, placement: Placement, env: Mapping[str, str]) -> Verd
         kill_after_seconds=plan.kill_after_seconds,
         silence_seconds=plan.silence_seconds,
     )
+    if placement.status_port is not None:
+        # Not before signals are blocked, which the thread inherits; nor where nobody asks for it,
+        # for it takes as much memory as half of the launcher.
+        from ddp_trainer.telemetry.server import serve_status  # noqa: PLC0415
+
+        file = StatusFile(Path(environment[STATUS_FILE_VARIABLE]))
+        serve_status(placement.status_port, file, supervisor)
     ranks = {
         placement.rank_of(local_rank): {
             "RANK": str(placement.rank_of(local_rank)),

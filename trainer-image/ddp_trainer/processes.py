@@ -46,7 +46,8 @@ class _RankProcess:
 class Supervisor:
     """Starts the ranks of a pod and sees them through to their end.
 
-    While it exists, SIGTERM, SIGINT and SIGCHLD are blocked in this thread and handled here.
+    While it exists, SIGTERM, SIGINT and SIGCHLD are blocked in this thread and in those that it
+    starts from here on, and handled here.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Supervisor:
         self._starting: dict[int, int] = {}
         self._start_by = math.inf
         self._running: dict[int, _RankProcess] = {}
+        self._restarts = 0
         self._ending = False
         """Whether a rank has failed for good, and the others have to follow."""
         self.told_to_stop = False
@@ -117,6 +119,15 @@ class Supervisor:
             self._signal_all(signal.SIGKILL)  # only after an error: else nobody is left
         return ends
 
+    @property
+    def rank_restarts(self) -> int:
+        """Ranks that were started again."""
+        return self._restarts
+
+    def rank_processes(self) -> Mapping[int, int]:
+        """Process IDs by rank, of those that run; safe to call from another thread."""
+        return {process.rank: pid for pid, process in self._running.copy().items()}
+
     def _start(self, rank: int) -> None:
         report_fd = open_report_file()
         self._starting[rank] = report_fd
@@ -132,6 +143,7 @@ class Supervisor:
         _logger.warning(
             "%s: starting it again, %s", end.cause or f"rank {end.rank} stopped", self._budget
         )
+        self._restarts += 1
         self._start(end.rank)
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 
@@ -20,6 +21,10 @@ from ddp_trainer.heartbeat import interval
 from ddp_trainer.progress import Progress
 from ddp_trainer.resume import Keeper
 from ddp_trainer.stop import StopSignal
+from ddp_trainer.telemetry.history import FILE_NAME, History
+from ddp_trainer.telemetry.publisher import Publisher
+from ddp_trainer.telemetry.status import StatusFile
+from ddp_trainer.telemetry.timing import StepTimer, moments_of
 from ddp_trainer.termination import RankReport
 from ddp_trainer.train import new_run, total_steps, train
 from ddp_trainer.world import World
@@ -32,17 +37,16 @@ _logger = logging.getLogger(__name__)
 
 def run_rank(environment: Environment, options: Options) -> ExitCode:
     """Train as this rank; returns how it ended, which the rank's report tells in words."""
-    file = RankReport(os.environ)
+    report = RankReport(os.environ, rank=environment.rank)
     if options.heartbeat_timeout_seconds > 0:
-        file.start_pulse(interval(options.heartbeat_timeout_seconds))
-    progress = Progress(file, rank=environment.rank, log_every_steps=options.log_every_steps)
+        report.start_pulse(interval(options.heartbeat_timeout_seconds))
     code = ExitCode.DONE
     error: Exception | None = None
     try:
-        _train(environment, options, progress)
+        _train(environment, options, report)
     except Exception as failure:
         code, error = _meaning(failure), failure
-        if code is ExitCode.LOST_PEER and progress.report.finished:
+        if code is ExitCode.LOST_PEER and report.known.finished:
             code, error = ExitCode.DONE, None  # whoever has finished needs nobody any more
     if code is ExitCode.FAILURE:
         _logger.error("failed", exc_info=error)
@@ -50,14 +54,14 @@ def run_rank(environment: Environment, options: Options) -> ExitCode:
         _logger.log(
             logging.INFO if code is ExitCode.STOPPED else logging.ERROR, "%s", _sentence(error)
         )
-    progress.update(
+    report.update(
         error=_sentence(error) if code not in (ExitCode.DONE, ExitCode.STOPPED) else None,
         exit_code=int(code),
     )
     return code
 
 
-def _train(environment: Environment, options: Options, progress: Progress) -> None:
+def _train(environment: Environment, options: Options, report: RankReport) -> None:
     placement = environment.placement
     workload = workloads.load(options.workload, options.workload_options)
     directory = (
@@ -75,33 +79,58 @@ def _train(environment: Environment, options: Options, progress: Progress) -> No
     )
     run = new_run(workload, options, world_size=placement.world_size, device=world.device)
     keeper = Keeper(directory, rank=environment.rank)
+    timer = StepTimer(moments_of(world.device))
     steps = total_steps(workload, options, world_size=placement.world_size)
+    progress = Progress(
+        report,
+        timer,
+        keeper,
+        _publisher(environment, timer, total_steps=steps),
+        log_every_steps=options.log_every_steps,
+        total_steps=steps,
+        epoch_length=len(workload.train),
+    )
     stop = StopSignal()
     patience = _Patience(options.max_reforms)
     timeout_seconds = options.rendezvous_timeout_seconds
-    while True:
-        try:
-            with world.formed(timeout_seconds=timeout_seconds, told_to_stop=stop.told) as group:
-                keeper.agree(run, group)
-                stop.listen()  # from here on there is something to save
-                progress.begin(
-                    run.position,
-                    total_steps=steps,
-                    epoch_length=len(workload.train),
-                    keeper=keeper,
-                )
-                train(group, run, workload, options, keeper=keeper, stop=stop, progress=progress)
-                progress.finished()
-                timeout_seconds = min(timeout_seconds, _FAREWELL_SECONDS)
-                group.barrier()
-                return
-        except BrokenGroupError as error:
-            patience.tried(step=run.position.step, reason=str(error))
-        except StoppedError:
-            # Where the group is gone, the others cannot agree on a step; this rank's is as good.
-            if not run.is_fresh:
-                keeper.save(run)
-            raise
+    with contextlib.closing(progress):
+        while True:
+            try:
+                with world.formed(timeout_seconds=timeout_seconds, told_to_stop=stop.told) as group:
+                    keeper.agree(run, group)
+                    stop.listen()  # from here on there is something to save
+                    progress.begin(run.position)
+                    train(
+                        group,
+                        run,
+                        workload,
+                        options,
+                        keeper=keeper,
+                        stop=stop,
+                        timer=timer,
+                        progress=progress,
+                    )
+                    progress.finished()
+                    timeout_seconds = min(timeout_seconds, _FAREWELL_SECONDS)
+                    group.barrier()
+                    return
+            except BrokenGroupError as error:
+                progress.pause()
+                patience.tried(step=run.position.step, reason=str(error))
+            except StoppedError:
+                # Where the group is gone, the others cannot agree on a step; this rank's is as
+                # good.
+                if not run.is_fresh:
+                    keeper.save(run)
+                raise
+
+
+def _publisher(environment: Environment, timer: StepTimer, *, total_steps: int) -> Publisher | None:
+    if environment.rank != 0:
+        return None
+    directory = environment.placement.checkpoint_dir
+    history = History(directory / FILE_NAME) if directory is not None else None
+    return Publisher(StatusFile.from_env(os.environ), history, timer, total_steps=total_steps)
 
 
 class _Patience:

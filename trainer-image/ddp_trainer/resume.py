@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
-from ddp_trainer.checkpoint import CheckpointDirectory, DamagedError
+from ddp_trainer.checkpoint import Checkpoint, CheckpointDirectory, DamagedError
 from ddp_trainer.exit_codes import ConfigurationError, LostPeerError
 from ddp_trainer.group import Group
 from ddp_trainer.state import Run
@@ -34,10 +34,14 @@ class Keeper:
             _logger.warning("DDP_CHECKPOINT_DIR is not set: nothing will be saved")
 
     @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest good checkpoint; None on other ranks than 0."""
+        return self._directory.newest if self._directory is not None else None
+
+    @property
     def newest(self) -> str | None:
         """The newest good checkpoint, for people; None on other ranks than 0."""
-        found = self._directory.newest if self._directory is not None else None
-        return str(found) if found is not None else None
+        return str(self.checkpoint) if self.checkpoint is not None else None
 
     def agree(self, run: Run, group: Group) -> None:
         """Put the run of every rank where the most advanced one is; the same state on all.

@@ -125,7 +125,7 @@ def _popen(command: Sequence[str], environment: Mapping[str, str], *, keep_fd: i
         pass_fds=[keep_fd],
         # Ctrl-C reaches the launcher alone, which forwards it once.
         start_new_session=True,
-        preexec_fn=prepare,  # noqa: PLW1509 - this process has one thread
+        preexec_fn=prepare,  # noqa: PLW1509 - takes no lock that another thread could hold
     )
     # It is the caller who waits for all children: to Popen this one counts as waited for.
     process.returncode = 0

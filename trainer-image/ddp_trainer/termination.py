@@ -2,8 +2,8 @@
 
 Each rank keeps its own report up to date in a file that it inherits from the launcher; the launcher
 alone writes the pod's. A rank that dies without warning thus still tells how far it had come.
-Behind the report in the same file stands the rank's pulse, by which the launcher knows a frozen
-process.
+Behind the report in the same file stand its newest step and its pulse, by which the launcher knows
+a frozen process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ _MAX_ERROR_CHARACTERS = 600
 _DEFAULT_PATH = Path("/dev/termination-log")
 """Where the kubelet mounts the file of the termination message unless the pod says otherwise."""
 
-_PULSE = struct.Struct("<q")
+_NUMBER = struct.Struct("<q")
+_STEP_OFFSET = _LIMIT_BYTES
+_PULSE_OFFSET = _STEP_OFFSET + _NUMBER.size
 
 _logger = logging.getLogger(__name__)
 
@@ -78,19 +80,28 @@ class TerminationReport:
 
 
 class RankReport:
-    """A rank's end of the hand-over: the newest report replaces the one before."""
+    """A rank's end of the hand-over; does nothing where no launcher listens."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], *, rank: int | None = None) -> None:
         fd = env.get(REPORT_FD_VARIABLE)
         self._fd = int(fd) if fd else None
+        self.known = TerminationReport(rank=rank)
+        """The newest report."""
 
-    def write(self, report: TerminationReport) -> None:
-        """Replace the report; does nothing where no launcher listens."""
+    def update(self, **changes: Any) -> None:
+        """Set fields of the report, which replaces the one before."""
+        self.known = replace(self.known, **changes)
         if self._fd is not None:
             # One write of constant length: a reader never sees the end of an older report.
-            line = report.to_json().encode(errors="replace").ljust(_LIMIT_BYTES)
+            line = self.known.to_json().encode(errors="replace").ljust(_LIMIT_BYTES)
             with contextlib.suppress(OSError):
                 os.pwrite(self._fd, line, 0)
+
+    def step(self, step: int) -> None:
+        """Set the step, which is so frequent that it has a place of its own in the file."""
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, _NUMBER.pack(step), _STEP_OFFSET)
 
     def start_pulse(self, interval_seconds: float) -> None:
         """Tell the launcher from a thread, now and then, that this process runs."""
@@ -102,7 +113,7 @@ class RankReport:
     @staticmethod
     def _beat(fd: int, interval_seconds: float) -> None:
         for count in itertools.count(1):
-            os.pwrite(fd, _PULSE.pack(count), _LIMIT_BYTES)
+            os.pwrite(fd, _NUMBER.pack(count), _PULSE_OFFSET)
             time.sleep(interval_seconds)
 
 
@@ -114,15 +125,21 @@ def open_report_file() -> int:
 def read_report_file(fd: int) -> TerminationReport:
     """What the rank wrote last; an empty report if it wrote nothing."""
     try:
-        return TerminationReport.from_json(os.pread(fd, _LIMIT_BYTES, 0).decode())
+        report = TerminationReport.from_json(os.pread(fd, _LIMIT_BYTES, 0).decode())
     except ValueError:
-        return TerminationReport()
+        report = TerminationReport()
+    return replace(report, step=_read_number(fd, _STEP_OFFSET) or report.step)
 
 
 def read_pulse(fd: int) -> int:
     """A number that grows as long as the rank's process runs; 0 before its first beat."""
-    data = os.pread(fd, _PULSE.size, _LIMIT_BYTES)
-    return int(_PULSE.unpack(data)[0]) if len(data) == _PULSE.size else 0
+    return _read_number(fd, _PULSE_OFFSET)
+
+
+def _read_number(fd: int, offset: int) -> int:
+    """0 where nothing was written."""
+    data = os.pread(fd, _NUMBER.size, offset)
+    return int(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else 0
 
 
 def write_termination_message(report: TerminationReport, env: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from ddp_trainer.progress import Progress
 from ddp_trainer.resume import Keeper
 from ddp_trainer.state import Run, seed_everything, seed_step
 from ddp_trainer.stop import StopSignal
+from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.workloads.base import Samples, Workload
 
 _EVALUATION_BATCH = 256
@@ -46,6 +47,7 @@ def train(
     *,
     keeper: Keeper,
     stop: StopSignal,
+    timer: StepTimer,
     progress: Progress,
 ) -> None:
     """Train from where the run stands to the end.
@@ -70,6 +72,7 @@ def train(
         for indices in sampler.batches(options.batch_size):
             vote = stop.start_vote(group)
             inputs, targets = _batch(workload.train, indices, group.device)
+            timer.lap(Phase.DATA)
             if not rehearsed:
                 _rehearse(run, model, workload, inputs, targets)
                 rehearsed = True
@@ -78,14 +81,18 @@ def train(
             with run.attempt():
                 loss = workload.loss(model(inputs), targets)
                 run.optimizer.zero_grad()
+                timer.lap_before_waiting(loss)
                 loss.backward()  # type: ignore[no-untyped-call]
+            timer.lap(Phase.COMMUNICATION)
             run.complete_step(len(indices) * group.size, epoch_length=length)
             progress.step(position)
+            time.sleep(options.step_delay_seconds)
+            timer.lap(Phase.COMPUTE)
             if position.step % options.checkpoint_every_steps == 0:
                 keeper.save(run)
-            if progress.wants_loss(position):
-                progress.loss(position, group.sum(loss.item())[0] / group.size)
-            time.sleep(options.step_delay_seconds)
+                timer.lap(Phase.CHECKPOINT)
+            if progress.wants_interval(position):
+                progress.interval(position, loss.item(), group)
             if vote.says_stop():
                 keeper.save_for_certain(run, group)
                 if stop.told():

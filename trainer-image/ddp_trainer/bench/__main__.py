@@ -12,7 +12,7 @@ from ddp_trainer.bench.options import BenchOptions
 from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.logs import log_to_stdout
-from ddp_trainer.termination import RankReport, TerminationReport
+from ddp_trainer.termination import RankReport
 
 _logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
     except ConfigurationError as failure:
         code, error = ExitCode.CONFIGURATION, str(failure)
         _logger.error("%s", failure)
-    RankReport(env).write(TerminationReport(error=error, exit_code=int(code)))
+    RankReport(env).update(error=error, exit_code=int(code))
     return code
 
 

@@ -1,0 +1,180 @@
+"""What rank 0 tells of a training to machines: its status, measurements and history.
+
+Nothing of it may end a training or hold it up: the status is written into memory, a few times a
+second at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ddp_trainer.telemetry.histogram import Histogram
+from ddp_trainer.telemetry.history import History
+from ddp_trainer.telemetry.status import CheckpointStatus, Measurements, Status, StatusFile
+from ddp_trainer.telemetry.stragglers import Straggler, StragglerWatch
+from ddp_trainer.telemetry.timing import Phase, StepTimer
+
+_INTERVAL_SECONDS = 0.25
+
+_logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Rank 0's voice; its counters go on where those of its predecessor in this pod ended."""
+
+    def __init__(
+        self,
+        file: StatusFile | None,
+        history: History | None,
+        timer: StepTimer,
+        *,
+        total_steps: int,
+    ) -> None:
+        """`file`: None where nobody serves it; `history`: None where nothing is saved."""
+        self._file = file
+        self._history = history
+        self._timer = timer
+        self._watch = StragglerWatch()
+        self._straggler: Straggler | None = None
+        self._before = _predecessor(file)
+        self._histogram = Histogram(self._before.step_counts, total=self._before.step_seconds)
+        self._reforms, self._reform_seconds = self._before.reforms, self._before.reform_seconds
+        has_predecessor = sum(self._before.step_counts) > 0
+        self._paused_at = time.monotonic() if has_predecessor else None
+        self._told_phases = dict(timer.seconds)
+        self._step = 0
+        self._step_began = 0.0
+        self._due = 0.0
+        self._status = Status(step=0, total_steps=total_steps)
+
+    def begin(self, step: int) -> None:
+        """A group has formed, and trains on from `step`."""
+        now = time.monotonic()
+        if self._paused_at is not None:
+            self._reforms += 1
+            self._reform_seconds += now - self._paused_at
+            self._paused_at = None
+        self._step_began = now
+        if self._history is not None:
+            self._history.rewind(step)
+        self._step = step
+        self._publish(now)
+
+    def pause(self) -> None:
+        """The group broke: until the next one begins there is no training."""
+        self._paused_at = time.monotonic()
+
+    def step(self, step: int) -> None:
+        """A step is complete."""
+        now = time.monotonic()
+        self._histogram.observe(now - self._step_began)
+        self._step_began = now
+        self._step = step
+        if now >= self._due:
+            self._publish(now)
+
+    def interval(
+        self,
+        *,
+        step: int,
+        epoch: int,
+        loss: float,
+        samples_per_second: float,
+        own_seconds: Sequence[float],
+    ) -> None:
+        """Some steps are complete; `own_seconds` a step, by rank."""
+        self._compare(own_seconds)
+        slowest_rank = self._straggler.rank if self._straggler is not None else None
+        self._status = replace(
+            self._status,
+            epoch=epoch,
+            loss=loss,
+            samples_per_second=samples_per_second,
+            slowest_rank=slowest_rank,
+        )
+        if self._history is not None:
+            phases = {
+                f"{phase}Seconds": round(seconds - self._told_phases[phase], 6)
+                for phase, seconds in self._timer.seconds.items()
+            }
+            self._told_phases = dict(self._timer.seconds)
+            self._history.append(
+                "training",
+                step=step,
+                epoch=epoch,
+                loss=loss,
+                samplesPerSecond=round(samples_per_second, 3),
+                **phases,
+                **({} if slowest_rank is None else {"slowestRank": slowest_rank}),
+            )
+
+    def evaluated(self, *, step: int, epoch: int, accuracy: float) -> None:
+        """The model of `step` has this accuracy on the whole test set."""
+        if self._history is not None:
+            self._history.append("evaluation", step=step, epoch=epoch, accuracy=accuracy)
+        self._step_began = time.monotonic()
+
+    def saved(self, checkpoint: CheckpointStatus) -> None:
+        """A checkpoint is complete."""
+        self._status = replace(self._status, checkpoint=checkpoint)
+        if self._history is not None:
+            self._history.close()
+
+    def close(self) -> None:
+        """Training is over, for whatever reason."""
+        self._publish(time.monotonic())
+        if self._history is not None:
+            self._history.close()
+
+    def _compare(self, own_seconds: Sequence[float]) -> None:
+        before, self._straggler = self._straggler, self._watch.compare(own_seconds)
+        if self._straggler is None and before is not None:
+            _logger.info("rank %d holds nobody up any longer", before.rank)
+        elif self._straggler is not None and (
+            before is None or before.rank != self._straggler.rank
+        ):
+            _logger.warning("%s", self._straggler)
+
+    def _publish(self, now: float) -> None:
+        self._due = now + _INTERVAL_SECONDS
+        if self._file is None:
+            return
+        self._status = replace(self._status, step=self._step, measurements=self._measurements())
+        try:
+            self._file.write(self._status)
+        except OSError as error:
+            _logger.warning("cannot write the status, and try no more: %s", error)
+            self._file = None
+
+    def _measurements(self) -> Measurements:
+        return Measurements(
+            step_seconds=self._histogram.total,
+            step_counts=tuple(self._histogram.counts),
+            phase_seconds={
+                phase: self._before.phase_seconds.get(phase, 0.0) + seconds
+                for phase, seconds in self._timer.seconds.items()
+            },
+            reforms=self._reforms,
+            reform_seconds=self._reform_seconds,
+            straggler_ratio=self._straggler.ratio if self._straggler is not None else None,
+        )
+
+
+def _predecessor(file: StatusFile | None) -> Measurements:
+    """What the process that was rank 0 before has measured; nothing, if there was none."""
+    nothing = Measurements(
+        step_seconds=0.0,
+        step_counts=(),
+        phase_seconds=dict.fromkeys(Phase, 0.0),
+        reforms=0,
+        reform_seconds=0.0,
+    )
+    try:
+        status = file.read() if file is not None else None
+    except (OSError, ValueError) as error:
+        _logger.warning("the status of the process before cannot be read: %s", error)
+        return nothing
+    return nothing if status is None else status.measurements or nothing

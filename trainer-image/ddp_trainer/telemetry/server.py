@@ -1,0 +1,136 @@
+"""Serves a pod's status over HTTP: GET /status, GET /metrics, POST /dump-stacks.
+
+It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
+go wrong here is no reason to end a training.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Protocol
+
+from ddp_trainer.telemetry import prometheus
+from ddp_trainer.telemetry.stacks import ask_for_stacks, listening
+from ddp_trainer.telemetry.status import Status, StatusFile
+from ddp_trainer.telemetry.wire import to_json
+
+_REQUEST_TIMEOUT_SECONDS = 5.0
+"""For a client that connects and says nothing."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Pod(Protocol):
+    """What the server asks the launcher for, from another thread."""
+
+    @property
+    def rank_restarts(self) -> int:
+        """Ranks that were started again."""
+
+    def rank_processes(self) -> Mapping[int, int]:
+        """Process IDs by rank."""
+
+
+def serve_status(port: int, file: StatusFile, pod: Pod) -> None:
+    """Serve the file from a thread, to the end of this process.
+
+    A port that cannot be had is logged, and nothing is served.
+    """
+    try:
+        server = _Server(port, file, pod)
+    except OSError as error:
+        _logger.warning("cannot serve /status on port %d: %s", port, error)
+        return
+    threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, port: int, file: StatusFile, pod: Pod) -> None:
+        self.pod = pod
+        self._file = file
+        self._complaint = ""
+        self.address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        super().__init__(("", port), _Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
+        """A client that went away, as a rule."""
+        _logger.debug("a request from %s failed", client_address, exc_info=True)
+
+    def status(self) -> Status | None:
+        """What the training says; what it says wrong is logged once."""
+        try:
+            return self._file.read()
+        except (OSError, ValueError) as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                _logger.warning("the status file is of no use: %s", error)
+            return None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _REQUEST_TIMEOUT_SECONDS
+
+    def do_GET(self) -> None:
+        status = self.server.status()
+        if self.path == "/metrics":
+            text = prometheus.render(status, rank_restarts=self.server.pod.rank_restarts)
+            self._answer(HTTPStatus.OK, text, prometheus.CONTENT_TYPE)
+        elif self.path == "/status" and status is not None:
+            text = to_json(replace(status, measurements=None))
+            self._answer(HTTPStatus.OK, text, "application/json")
+        elif self.path == "/status":
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing to report yet")
+        else:
+            self._refuse_path()
+
+    def do_POST(self) -> None:
+        ranks = listening(self.server.pod.rank_processes())
+        if self.path == "/dump-stacks" and ranks:
+            body = {"ranks": list(ranks)}
+            self._answer(HTTPStatus.ACCEPTED, json.dumps(body), "application/json")
+            ask_for_stacks(ranks)
+        elif self.path == "/dump-stacks":
+            self._refuse(HTTPStatus.NOT_FOUND, "no rank handles SIGUSR1")
+        else:
+            self._refuse_path()
+
+    def _refuse_path(self) -> None:
+        known = ("/status", "/metrics", "/dump-stacks")
+        if self.path in known:
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
+        else:
+            self._refuse(
+                HTTPStatus.NOT_FOUND, "there are GET /status, GET /metrics, POST /dump-stacks"
+            )
+
+    def _refuse(self, code: HTTPStatus, reason: str) -> None:
+        self._answer(code, f"{reason}\n", "text/plain; charset=utf-8")
+
+    def _answer(self, code: HTTPStatus, text: str, content_type: str) -> None:
+        body = text.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Polls are no news."""

@@ -1,0 +1,122 @@
+"""How a training goes, as one small JSON document, and the file that carries it to the launcher.
+
+The launcher serves what the file says, so that a training that hangs can still be asked. A script
+joins in by writing the same JSON to the file that DDP_STATUS_FILE names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_trainer.telemetry.wire import from_json, to_json
+
+STATUS_FILE_VARIABLE = "DDP_STATUS_FILE"
+"""Names the file."""
+MAX_BYTES = 64 * 1024
+"""Whoever polls many jobs reads no more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointStatus:
+    """The newest complete checkpoint."""
+
+    step: int
+    path: str | None = None
+    time: str | None = None
+    """When it was complete: UTC, as in 2026-11-21T03:00:00Z."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """What only the bundled trainer measures; counted since its first process in this pod began."""
+
+    step_seconds: float
+    """Of all steps together; a step that was repeated counts again."""
+    step_counts: tuple[int, ...]
+    """Steps by duration, one number for each of `histogram.BOUNDS` and one for longer ones."""
+    phase_seconds: Mapping[str, float]
+    reforms: int
+    """How often the group was formed anew."""
+    reform_seconds: float
+    """From noticing the loss of a rank to the first step that could follow."""
+    straggler_ratio: float | None = None
+    """The slowest rank's own time by the median of the others', where that is worth a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """How a training goes. None: not known."""
+
+    step: int
+    """Optimizer steps completed since the beginning of training."""
+    total_steps: int | None = None
+    epoch: int | None = None
+    """The one under way, counted from 1."""
+    loss: float | None = None
+    samples_per_second: float | None = None
+    slowest_rank: int | None = None
+    """A rank that holds the others up."""
+    checkpoint: CheckpointStatus | None = None
+    measurements: Measurements | None = None
+
+
+class StatusFile:
+    """The file, as whoever writes it and whoever reads it see it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next = path.with_name(f".{path.name}.next")
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> StatusFile | None:
+        """The file that a launcher asked for; None where nobody did."""
+        path = env.get(STATUS_FILE_VARIABLE)
+        return cls(Path(path)) if path else None
+
+    def write(self, status: Status) -> None:
+        """Replace the document; a reader sees the old one or the new one, never a part.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._next.write_text(to_json(status))
+        os.replace(self._next, self._path)
+
+    def read(self) -> Status | None:
+        """The newest document; None as long as there is none.
+
+        Raises:
+            ValueError: what was written is no status; the message says why.
+            OSError: it cannot be read.
+        """
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"it is longer than {MAX_BYTES} bytes")
+        return from_json(Status, text)
+
+
+@contextmanager
+def status_file(env: Mapping[str, str]) -> Iterator[Path]:
+    """Where ranks are to write their status: the user's choice, or a file in memory."""
+    if env.get(STATUS_FILE_VARIABLE):
+        yield Path(env[STATUS_FILE_VARIABLE])
+        return
+    with tempfile.TemporaryDirectory(prefix="ddp-status-", dir=_directory()) as directory:
+        yield Path(directory, "status.json")
+
+
+def _directory() -> str:
+    """In memory where that can be had, so that no disk can hold a rank up."""
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir="/dev/shm"):
+        return "/dev/shm"
+    return tempfile.gettempdir()

@@ -1,0 +1,89 @@
+"""Frozen dataclasses to JSON and back: camel case outside, checked types inside.
+
+A script of any kind may write the JSON, so a wrong type is an error that names the field.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+_T = TypeVar("_T")
+
+
+def to_json(value: object) -> str:
+    """One line; fields that are None or no finite number are left out."""
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def from_json(kind: type[_T], text: str | bytes) -> _T:
+    """Read a dataclass; keys that it does not know are passed over.
+
+    Raises:
+        ValueError: the text is no JSON object, or a field is missing or of the wrong type.
+    """
+    return _dataclass(kind, json.loads(text), "the document")
+
+
+def utc(unix_time: float) -> str:
+    """A time as text, as in 2026-11-21T03:00:00Z."""
+    return datetime.fromtimestamp(unix_time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def camel_case(name: str) -> str:
+    """`total_steps` as `totalSteps`."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        items = {camel_case(field.name): getattr(value, field.name) for field in fields(value)}
+        return {key: _plain(item) for key, item in items.items() if _is_known(item)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _is_known(value: object) -> bool:
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
+
+
+def _dataclass(kind: type[_T], value: Any, name: str) -> _T:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be a JSON object")
+    hints = get_type_hints(kind)
+    found: dict[str, Any] = {}
+    for field in fields(kind):  # type: ignore[arg-type]
+        key = camel_case(field.name)
+        if value.get(key) is not None:
+            found[field.name] = _checked(hints[field.name], value[key], key)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{key} is missing")
+    return kind(**found)
+
+
+def _checked(hint: Any, value: Any, name: str) -> Any:
+    if isinstance(hint, types.UnionType):  # X | None, and value is not None
+        [hint] = [choice for choice in get_args(hint) if choice is not types.NoneType]
+    if is_dataclass(hint):
+        return _dataclass(hint, value, name)  # type: ignore[arg-type]
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(_checked(get_args(hint)[0], item, name) for item in value)
+    if get_origin(hint) is Mapping and isinstance(value, dict):
+        return {key: _checked(get_args(hint)[1], item, name) for key, item in value.items()}
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if hint is str and isinstance(value, str):
+        return value
+    wanted = {int: "a whole number from 0 on", float: "a number", str: "a string"}
+    raise ValueError(f"{name} must be {wanted.get(hint, 'of another type')}, not {value!r:.80}")
