@@ -201,7 +201,7 @@ def test_a_program_that_fails_again_and_again_is_started_within_its_budget(tmp_p
 def test_wrong_settings_are_not_tried_again(tmp_path: Path) -> None:
     with job(tmp_path, nodes=1) as digits:
         assert digits.start(0, "--epochs", "1").wait() == 0
-        state = next(digits.checkpoints.iterdir()) / "state.pt"
+        state = next(digits.checkpoints.glob("step-*")) / "state.pt"
         torch.save({"model": {}}, state)
         manifest = state.with_name("manifest.json")
         content = json.loads(manifest.read_text())
@@ -263,4 +263,4 @@ def test_a_full_disk_does_not_end_training_but_is_no_success(tmp_path: Path) -> 
         assert "step 90/90" in pod.log
         assert "File too large" in pod.message["error"]
         assert "step-00000045" in pod.message["checkpoint"]
-        assert [path.name for path in disk.checkpoints.iterdir()] == ["step-00000045"]
+        assert [path.name for path in disk.checkpoints.glob("step-*")] == ["step-00000045"]

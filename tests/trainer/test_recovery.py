@@ -6,6 +6,7 @@ trained on which samples at which step, and thereby what was done twice.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -67,6 +68,12 @@ def assert_nothing_repeated(of: Job, *, failures: int) -> None:
         assert len(begun) - len(set(begun)) <= failures, begun
 
 
+def history(of: Job) -> list[tuple[int, float]]:
+    """Step, and loss or accuracy, of each line of metrics.jsonl."""
+    lines = map(json.loads, (of.checkpoints / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line.get("loss", line.get("accuracy"))) for line in lines]
+
+
 def random_step(ranks: int = 2) -> int:
     step = random.randrange(3, LAST_STEP[ranks] - 5)
     print(f"the failure comes at step {step}")  # pytest shows it when the test fails
@@ -96,6 +103,9 @@ def test_all_pods_killed(tmp_path: Path, undisturbed: Job) -> None:
         for pod in killed.start_all(*flags(killed)):
             assert pod.wait() == 0, pod.log
         assert_same_run(killed, undisturbed)
+        # Steps that were taken twice are told of once.
+        assert history(killed) == history(undisturbed)
+        assert [step for step, _ in history(killed)] == [10, 20, 23, 30, 40, 46, 46]
 
 
 @pytest.mark.parametrize("victim", [0, 1])

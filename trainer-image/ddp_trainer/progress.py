@@ -77,8 +77,11 @@ class Progress:
         """Whether ranks are to compare notes after this step; the same answer on all ranks."""
         return position.step % self._log_every_steps == 0 or position.step == self.total_steps
 
-    def interval(self, position: Position, loss: float, group: Group) -> None:
-        """Compare notes: this rank's loss at the last step, and how long its steps take."""
+    def interval(self, position: Position, loss: float, group: Group) -> float:
+        """Compare notes: this rank's loss at the last step, and how long its steps take.
+
+        Returns the seconds that a step takes the slowest rank by itself; the same on all ranks.
+        """
         steps = max(position.step - self._told.step, 1)
         notes = group.gather_numbers(loss, self._timer.own_seconds() / steps)
         self._timer.lap(Phase.COMMUNICATION)
@@ -100,15 +103,14 @@ class Progress:
                 own_seconds=[own for _, own in notes],
             )
         self._told = now
+        return max(own for _, own in notes)
 
     def evaluated(self, position: Position, *, accuracy: float) -> None:
         """The model of `position` has this accuracy on the whole test set."""
         self._report.update(step=position.step, accuracy=round(accuracy, 6))
         self._timer.restart()
         if self._publisher is not None:
-            _logger.info(
-                "step %d/%d test accuracy %.4f", position.step, self.total_steps, accuracy
-            )
+            _logger.info("step %d/%d test accuracy %.4f", position.step, self.total_steps, accuracy)
             self._publisher.evaluated(
                 step=position.step, epoch=position.epoch + 1, accuracy=accuracy
             )

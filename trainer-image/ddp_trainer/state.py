@@ -114,7 +114,11 @@ def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's generators, on the GPU too."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    # Not torch.manual_seed: that formats a stack trace for every kind of device that is not there,
+    # which takes longer than a step of a small model.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(seed)
 
 
 def seed_step(seed: int, *, rank: int, step: int) -> None:

@@ -1,8 +1,8 @@
 """How a run is told to stop, and how all its ranks stop at the same step.
 
 A signal reaches the ranks at different moments. Each rank puts what it knows into a sum over all
-ranks at every step; the sum is begun before the step's computation and read after it, so that its
-time hides behind the computation.
+ranks now and then; the sum is begun before a step's computation and read after it, so that its time
+hides behind the computation.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ import signal
 from types import FrameType
 
 import torch
+from torch import distributed as dist
 
 from ddp_trainer.group import Group
+
+_INTERVAL_SECONDS = 0.25
+"""Between votes: little of what a pod has to save before it is killed, a lot of small steps."""
 
 
 class StopSignal:
@@ -33,19 +37,31 @@ class StopSignal:
     def _remember(self, _signal: int, _frame: FrameType | None) -> None:
         self._told = True
 
-    def start_vote(self, group: Group) -> Vote:
-        """Begin to ask all ranks whether any of them was told to stop."""
-        return Vote(group, told=self._told)
 
+class StopVotes:
+    """Asks all ranks of a group, every few steps, whether any of them was told to stop."""
 
-class Vote:
-    """A question under way; all ranks must ask and read it at the same points."""
+    def __init__(self, stop: StopSignal, group: Group) -> None:
+        self._stop = stop
+        self._group = group
+        self._every_steps = 1
+        self._count = torch.zeros(1)
+        self._work: dist.Work | None = None
 
-    def __init__(self, group: Group, *, told: bool) -> None:
-        self._count = torch.tensor([1.0 if told else 0.0])
-        self._work = group.start_sum(self._count)
+    def begin(self, step: int) -> None:
+        """Begin to ask, if it is time, before the computation that follows `step`."""
+        if step % self._every_steps == 0:
+            self._count.fill_(self._stop.told())
+            self._work = self._group.start_sum(self._count)
 
-    def says_stop(self) -> bool:
+    def say_stop(self) -> bool:
         """Whether any rank was told to stop when the vote began; the same answer on all ranks."""
+        if self._work is None:
+            return False
         self._work.wait()
+        self._work = None
         return bool(self._count.item() > 0)
+
+    def pace(self, step_seconds: float) -> None:
+        """Ask no more often than is of use; all ranks must be told the same at the same step."""
+        self._every_steps = max(1, int(_INTERVAL_SECONDS / max(step_seconds, 1e-9)))

@@ -15,7 +15,7 @@ from ddp_trainer.group import Group
 from ddp_trainer.progress import Progress
 from ddp_trainer.resume import Keeper
 from ddp_trainer.state import Run, seed_everything, seed_step
-from ddp_trainer.stop import StopSignal
+from ddp_trainer.stop import StopSignal, StopVotes
 from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.workloads.base import Samples, Workload
 
@@ -63,6 +63,7 @@ def train(
     position, length = run.position, len(workload.train)
     sampler = ShardedSampler(length, rank=group.rank, world_size=group.size, seed=options.seed)
     trace = SampleTrace(options.trace_samples, rank=group.rank)
+    votes = StopVotes(stop, group)
     rehearsed = group.size <= 2
     if position.epoch >= options.epochs:  # it was finished when it came here
         progress.evaluated(position, accuracy=evaluate(group, run.model, workload))
@@ -70,7 +71,7 @@ def train(
     while position.epoch < options.epochs:
         sampler.set_epoch(position.epoch, start=position.samples)
         for indices in sampler.batches(options.batch_size):
-            vote = stop.start_vote(group)
+            votes.begin(position.step)
             inputs, targets = _batch(workload.train, indices, group.device)
             timer.lap(Phase.DATA)
             if not rehearsed:
@@ -86,14 +87,15 @@ def train(
             timer.lap(Phase.COMMUNICATION)
             run.complete_step(len(indices) * group.size, epoch_length=length)
             progress.step(position)
-            time.sleep(options.step_delay_seconds)
+            if options.step_delay_seconds:
+                time.sleep(options.step_delay_seconds)
             timer.lap(Phase.COMPUTE)
             if position.step % options.checkpoint_every_steps == 0:
                 keeper.save(run)
                 timer.lap(Phase.CHECKPOINT)
             if progress.wants_interval(position):
-                progress.interval(position, loss.item(), group)
-            if vote.says_stop():
+                votes.pace(progress.interval(position, loss.item(), group))
+            if votes.say_stop():
                 keeper.save_for_certain(run, group)
                 if stop.told():
                     total = progress.total_steps

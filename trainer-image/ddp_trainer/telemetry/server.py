@@ -45,22 +45,30 @@ def serve_status(port: int, file: StatusFile, pod: Pod) -> None:
     A port that cannot be had is logged, and nothing is served.
     """
     try:
-        server = _Server(port, file, pod)
+        server = _listen(port, file, pod)
     except OSError as error:
         _logger.warning("cannot serve /status on port %d: %s", port, error)
         return
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
 
 
+def _listen(port: int, file: StatusFile, pod: Pod) -> _Server:
+    """On IPv6 and IPv4, or on IPv4 alone where that is all there is."""
+    try:
+        return _Server(socket.AF_INET6, port, file, pod)
+    except OSError:
+        return _Server(socket.AF_INET, port, file, pod)
+
+
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, port: int, file: StatusFile, pod: Pod) -> None:
+    def __init__(self, family: socket.AddressFamily, port: int, file: StatusFile, pod: Pod) -> None:
         self.pod = pod
         self._file = file
         self._complaint = ""
-        self.address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        self.address_family = family
         super().__init__(("", port), _Handler)
 
     def server_bind(self) -> None:

@@ -1,0 +1,56 @@
+"""What people write by hand: the loop that the trainer is measured against.
+
+    torchrun --nproc-per-node 2 -m tests.bench.bare_ddp WORKLOAD EPOCHS
+
+It has nothing that it could do without: no checkpoints, no way to stop, no second chance.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+from ddp_trainer import workloads
+from ddp_trainer.workloads.base import Workload
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+BATCH_SIZE = 32
+LOG_EVERY_STEPS = 10
+
+
+def train(workload: Workload, *, epochs: int) -> list[float]:
+    """Train with AdamW and a cosine schedule in the default process group.
+
+    Returns when each step was complete, by `time.perf_counter`.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(workload.model(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    steps_of_an_epoch = -(-len(workload.train) // (BATCH_SIZE * world_size))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps_of_an_epoch)
+    complete: list[float] = []
+    for epoch in range(epochs):
+        generator = torch.Generator().manual_seed(epoch)
+        mine = torch.randperm(len(workload.train), generator=generator)[rank::world_size]
+        for first in range(0, len(mine), BATCH_SIZE):
+            batch = mine[first : first + BATCH_SIZE]
+            inputs, targets = workload.train.inputs[batch], workload.train.targets[batch]
+            loss = workload.loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            scheduler.step()
+            complete.append(time.perf_counter())
+            if rank == 0 and len(complete) % LOG_EVERY_STEPS == 0:
+                print(f"step {len(complete)} loss {loss.item():.4f}", flush=True)
+    return complete
+
+
+if __name__ == "__main__":
+    dist.init_process_group(os.environ["DDP_BACKEND"])
+    train(workloads.load(sys.argv[1]), epochs=int(sys.argv[2]))
+    dist.destroy_process_group()

@@ -1,0 +1,138 @@
+"""One rank that trains in turns with the trainer's loop and with one written by hand.
+
+    python -m ddp_trainer.launch -- python -m tests.bench.loop_rank WORKLOAD STEPS PAIRS FILE
+
+Both loops share processes and process group, so that all that differs between them is themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_trainer import workloads
+from ddp_trainer.config import Environment, Options
+from ddp_trainer.group import Group
+from ddp_trainer.logs import log_to_stdout
+from ddp_trainer.progress import Progress
+from ddp_trainer.resume import Keeper
+from ddp_trainer.state import Position
+from ddp_trainer.stop import StopSignal
+from ddp_trainer.telemetry.history import History
+from ddp_trainer.telemetry.publisher import Publisher
+from ddp_trainer.telemetry.status import StatusFile
+from ddp_trainer.telemetry.timing import StepTimer, moments_of
+from ddp_trainer.termination import RankReport
+from ddp_trainer.train import new_run, total_steps, train
+from ddp_trainer.workloads.base import Samples, Workload
+from ddp_trainer.world import World
+
+from tests.bench import bare_ddp
+
+_WARM_UP_STEPS = 5
+"""DDP lays out its buckets in the first; memory and threads are found in the next ones."""
+_TEST_SAMPLES = 32
+
+
+class StampedProgress(Progress):
+    """Notes when each step is complete."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        self.complete: list[float] = []
+
+    def step(self, position: Position) -> None:
+        super().step(position)
+        self.complete.append(time.perf_counter())
+
+
+def main(name: str, steps: int, pairs: int, results: Path) -> None:
+    """Measure; rank 0 writes pairs of milliseconds a step: by hand, and by the trainer."""
+    environment = Environment.from_env(os.environ)
+    log_to_stdout(f"rank {environment.rank}")
+    world_size = environment.placement.world_size
+    workload = cut(workloads.load(name), train=steps * bare_ddp.BATCH_SIZE * world_size)
+    world = World(environment, group_timeout_seconds=600, heartbeat_timeout_seconds=10)
+    found = []
+    with world.formed(timeout_seconds=600) as group:
+        for i in range(pairs):
+            times = {}
+            for ours in (i % 2 == 0, i % 2 == 1):  # neither is always the first
+                group.barrier()
+                complete = (
+                    trainer(workload, environment, group, world)
+                    if ours
+                    else bare_ddp.train(workload, epochs=1)
+                )
+                times[ours] = milliseconds_a_step(complete, steps)
+            found.append((times[False], times[True]))
+        group.barrier()
+    if environment.rank == 0:
+        results.write_text(json.dumps(found))
+
+
+def trainer(
+    workload: Workload, environment: Environment, group: Group, world: World
+) -> list[float]:
+    """One epoch as the trainer trains it, with all that it tells of it."""
+    flags = ["--epochs=1", f"--log-every-steps={bare_ddp.LOG_EVERY_STEPS}"]
+    options = Options.parse([*flags, f"--batch-size={bare_ddp.BATCH_SIZE}"])
+    run = new_run(workload, options, world_size=group.size, device=world.device)
+    timer = StepTimer(moments_of(world.device))
+    steps = total_steps(workload, options, world_size=group.size)
+    keeper = Keeper(None, rank=environment.rank)
+    with tempfile.TemporaryDirectory() as folder:
+        publisher = None
+        if group.rank == 0:
+            history = History(Path(folder, "metrics.jsonl"))
+            file = StatusFile.from_env(os.environ)
+            publisher = Publisher(file, history, timer, total_steps=steps)
+        progress = StampedProgress(
+            RankReport(os.environ, rank=group.rank),
+            timer,
+            keeper,
+            publisher,
+            log_every_steps=options.log_every_steps,
+            total_steps=steps,
+            epoch_length=len(workload.train),
+        )
+        progress.begin(run.position)
+        train(
+            group,
+            run,
+            workload,
+            options,
+            keeper=keeper,
+            stop=StopSignal(),
+            timer=timer,
+            progress=progress,
+        )
+        progress.close()
+    return progress.complete
+
+
+def cut(workload: Workload, *, train: int) -> Workload:
+    """The workload with so many training samples, repeated if need be, and few for tests."""
+    indices = [index % len(workload.train) for index in range(train)]
+    samples = Samples(
+        inputs=workload.train.inputs[indices], targets=workload.train.targets[indices]
+    )
+    tests = Samples(
+        inputs=workload.test.inputs[:_TEST_SAMPLES], targets=workload.test.targets[:_TEST_SAMPLES]
+    )
+    return replace(workload, train=samples, test=tests)
+
+
+def milliseconds_a_step(complete: list[float], steps: int) -> float:
+    """The mean, without the first ones."""
+    assert len(complete) == steps
+    return (complete[-1] - complete[_WARM_UP_STEPS]) / (steps - _WARM_UP_STEPS - 1) * 1e3
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,75 @@
+"""Two training processes on this machine: under the trainer's launcher, or started by torchrun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.bench.benchmark import BenchmarkError
+from tests.trainer.pods import contract, free_port
+
+RANKS = 2
+_DEADLINE_SECONDS = 1200.0
+
+
+def environment() -> dict[str, str]:
+    """What the operator would tell a pod of two processes, with one thread for each."""
+    told = contract(local_world_size=RANKS, port=free_port())
+    return {**os.environ, **told, "DDP_STATUS_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+
+
+def run_to_the_end(command: Sequence[str], variables: dict[str, str], *, log: Path) -> None:
+    """Run a command that starts the ranks.
+
+    Raises:
+        BenchmarkError: it failed, or took too long; with its last words.
+    """
+    with started(command, variables, log=log) as process:
+        wait_until(lambda: process.poll() is not None, process, log)
+        if process.returncode != 0:
+            raise _trouble(f"ended with {process.returncode}", log)
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait for a condition.
+
+    Raises:
+        BenchmarkError: the process ended before, or the deadline passed.
+    """
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while not condition():
+        if process.poll() is not None:
+            raise _trouble(f"ended with {process.returncode}", log)
+        if time.monotonic() > deadline:
+            raise _trouble(f"still ran after {_DEADLINE_SECONDS:.0f} s", log)
+        time.sleep(0.1)
+
+
+@contextmanager
+def started(
+    command: Sequence[str], variables: dict[str, str], *, log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Python with these arguments for the length of a `with` block."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *command], env=variables, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _trouble(what: str, log: Path) -> BenchmarkError:
+    return BenchmarkError(f"the ranks {what}: {log.read_text(errors='replace')[-1000:]}")
