@@ -49,6 +49,11 @@ def used(job: DDPJob, status: DDPJobStatus) -> int:
     return status.restarts_without_progress if refills else status.restarts
 
 
+def is_spent(job: DDPJob, status: DDPJobStatus) -> bool:
+    """Whether the next charged failure ends the job."""
+    return used(job, status) >= job.spec.restart.max_restarts
+
+
 def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
     """Count the restart that a failure brings."""
     update: dict[str, object]
@@ -60,6 +65,17 @@ def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
     if failure.class_ == "Infrastructure":
         update["node_failures_without_progress"] = status.node_failures_without_progress + 1
     return status.model_copy(update=update)
+
+
+def refund(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
+    """Take back the charge of the last restart, since `failure` turned out to be its cause."""
+    status = status.model_copy(
+        update={
+            "restarts": status.restarts - 1,
+            "restarts_without_progress": max(status.restarts_without_progress - 1, 0),
+        }
+    )
+    return count(status, failure)
 
 
 def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:

@@ -52,7 +52,7 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
     if hopeless := [p for p in present if classes.is_hopeless(p) and not p.disrupted]:
         return Cause(failures.of_pod(job, primary(hopeless), now), lost)
     first = primary(failed) if failed else None
-    secondary = first is not None and _is_consequence(first)
+    secondary = first is not None and _is_consequence(first) and job.spec.replicas > 1
     if vanished and (first is None or secondary):
         return Cause(failures.of_missing(job, vanished[0], now), lost)
     if first is not None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from ddp_operator.api.constants import EXIT_CONFIGURATION, EXIT_PEER_LOST, EXIT_SIGTERM
 from ddp_operator.api.spec import FailureClass
+from ddp_operator.api.status import Failure
 from ddp_operator.job import symptoms
 from ddp_operator.job.pods import PodState
 
@@ -17,6 +18,9 @@ its command's."""
 
 _NODE_REASONS: Final = frozenset({"UnexpectedAdmissionError"})
 """Kubelet's reasons for pods that it refuses since a device plugin fails on its node."""
+
+_CERTAIN: Final = frozenset({"OOMKilled", "DeadlineExceeded"})
+"""Kubelet's reasons for ends that no other rank brings about."""
 
 
 def of_pod(pod: PodState) -> FailureClass:
@@ -46,10 +50,18 @@ def is_secondary(pod: PodState) -> bool:
         return False
     if ended.code in (EXIT_PEER_LOST, EXIT_SIGTERM):
         return True
-    if ended.reason == "OOMKilled" or _is_of_node(pod):
+    if ended.reason in _CERTAIN or _is_of_node(pod):
         return False
     # A JSON object is the bundled launcher's, whose exit code has told.
     return not ended.message.startswith("{") and symptoms.is_of_another_rank(ended.message)
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Whether what is on record can only be another rank's failure seen from here."""
+    if failure.class_ != "Application" or failure.reason in _CERTAIN:
+        return False
+    known = failure.exit_code in (EXIT_PEER_LOST, EXIT_SIGTERM)
+    return known or symptoms.is_of_another_rank(failure.message)
 
 
 def _is_of_node(pod: PodState) -> bool:

@@ -16,6 +16,7 @@ from ddp_operator.job import (
     convergence,
     decisions,
     goodput,
+    hindsight,
     progress,
     recovery,
     restart_rules,
@@ -72,6 +73,7 @@ def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -
         return decisions.suspend(job, now)
     return (
         decisions.end_at_deadline(job, now)
+        or hindsight.correct(job, pods, now)
         or recovery.recover(job, pods, now)
         or _end_hang(job, pods, report, now)
         or release_half_placed(job, pods, now)

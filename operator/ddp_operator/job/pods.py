@@ -132,10 +132,15 @@ class PodState:
         if self.succeeded:
             return False
         if self.failed:
-            by_kubelet = self.reason in DISRUPTION_REASONS or self.reason.startswith("OutOf")
-            lost = self.exit is not None and self.exit.reason == CONTAINER_LOST
-            return bool(self.disruption) or by_kubelet or lost or self.ended_by_deletion
+            return self.lost_to_cluster or self.ended_by_deletion
         return self.deleting
+
+    @property
+    def lost_to_cluster(self) -> bool:
+        """The cluster says that it took the pod away, or has to, whoever deletes it besides."""
+        by_kubelet = self.reason in DISRUPTION_REASONS or self.reason.startswith("OutOf")
+        lost = self.exit is not None and self.exit.reason == CONTAINER_LOST
+        return bool(self.disruption) or by_kubelet or lost
 
     @property
     def in_dns(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
-from ddp_operator.job import budget, causes, failures, restart_rules
+from ddp_operator.job import budget, causes, classes, failures, restart_rules
 from ddp_operator.job.decisions import decided, fail, restarting
 from ddp_operator.job.model import Observed, Plan
 from ddp_operator.ports import Event
@@ -28,9 +28,8 @@ def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     cause = causes.find(job, pods, now)
     if cause is None:
         return None
-    # While new pods are held back, those that wait for them in vain have not failed once more.
-    paused = job.status.next_start_time is not None and now < job.status.next_start_time
-    return failed(job, pods, cause.failure, cause.lost, now, excused=paused and cause.secondary)
+    excused = cause.secondary and _is_excused(job, now)
+    return failed(job, pods, cause.failure, cause.lost, now, excused=excused)
 
 
 def failed(
@@ -45,8 +44,8 @@ def failed(
     """Decide about one failure, by the job's rules, its class, and what is left of the budget.
 
     `failure` says what happened and of what class it is; what is done about it is filled in here.
-    `lost`: indices of the pods that cannot go on; empty when none can. `excused`: it is part of a
-    failure that has been counted.
+    `lost`: indices of the pods that cannot go on; empty when none can. `excused`: it is not charged
+    unless a rule says so.
     """
     verdict = restart_rules.judge(job, failure)
     words = failures.in_words(failure)
@@ -61,7 +60,7 @@ def failed(
     if charged is None:
         charged = not excused and budget.is_charged(job, status, failure.class_)
     limit = job.spec.restart.max_restarts
-    if charged and budget.used(job, status) >= limit:
+    if charged and budget.is_spent(job, status):
         failure = failure.model_copy(update={"action": "FailJob"})
         told = f"spec.restart.maxRestarts ({limit}) is used up{by_rule}; {words}"
         return fail(job, "MaxRestartsExceeded", told, now, failure)
@@ -93,6 +92,18 @@ def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
         for failure, rule in new
     )
     return decided(status, *events)
+
+
+def _is_excused(job: DDPJob, now: datetime) -> bool:
+    """Whether a mere consequence, whose cause nobody saw, is not charged."""
+    paused = job.status.next_start_time is not None and now < job.status.next_start_time
+    if paused:
+        return True  # who waits in vain for pods that are held back has not failed once more
+    # A lost node is noticed only after its peers have failed. Such a failure shall not end a job by
+    # itself; two in a row do.
+    last = job.status.failures[-1] if job.status.failures else None
+    doubted = last is not None and not last.charged and classes.is_consequence(last)
+    return budget.is_spent(job, budget.after_progress(job.status)) and not doubted
 
 
 def _concerns_all(job: DDPJob, pods: Observed, lost: Sequence[int]) -> bool:

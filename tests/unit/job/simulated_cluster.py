@@ -102,7 +102,7 @@ class SimulatedCluster:
         after = self.job.status
         assert after == planned.status, "what is stored is what was decided"
         assert after.attempt >= before.attempt
-        assert after.restarts >= before.restarts
+        assert after.restarts + after.disruptions >= before.restarts + before.disruptions
         assert after.disruptions >= before.disruptions
         if (books := after.goodput) is not None:
             age = (books.accounted_until - self.job.created).total_seconds()
