@@ -68,6 +68,9 @@ class Verdicts:
         retried = max(new.scheduling_retries - old.scheduling_retries, 0)
         started = new.attempt - old.attempt
         replaced = new.replacements != old.replacements
+        if charged < 0:
+            self._correction(old, new)
+            return
         counts = (charged, disrupted, retried, started)
         self.require(all(count in (0, 1) for count in counts), f"counters jumped by {counts}")
         if charged or disrupted:
@@ -89,6 +92,19 @@ class Verdicts:
             saved = new.checkpoint.step if new.checkpoint else 0
             refilled = without != 1 and saved > old.checkpoint_step_at_restart
             self.require(without == 1 or refilled, "the budget was refilled without progress")
+
+    def _correction(self, old: DDPJobStatus, new: DDPJobStatus) -> None:
+        """A charge is taken back when its cause is seen late, and nothing else happens."""
+        counts = (new.restarts - old.restarts, new.disruptions - old.disruptions)
+        self.require(counts == (-1, 1), f"a correction counted {counts}")
+        same = (old.attempt, old.replacements) == (new.attempt, new.replacements)
+        self.require(same, "a correction started pods")
+        self.require(old.failures[:-1] == new.failures[:-1], "another record was corrected")
+        before, after = old.failures[-1], new.failures[-1]
+        self.require(before.charged and not after.charged, "nothing was to be taken back")
+        self.require(before.attempt == after.attempt, "the cause is of another attempt")
+        excuses = after.class_ in ("Disruption", "Infrastructure")
+        self.require(excuses, "a charge was taken back for nothing")
 
     def _cause(self, job: DDPJob, failure: Failure, *, charged: bool) -> None:
         self.require(failure.charged is charged, "the record and the counter differ")
