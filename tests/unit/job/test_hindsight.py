@@ -41,7 +41,7 @@ def after_consequence(
 @pytest.mark.parametrize(
     "how", [{"disruption": "DeletionByTaintManager"}, {"reason": "NodeLost"}], ids=str
 )
-def test_a_lost_node_takes_the_charge_back(how: dict[str, str], message: str) -> None:
+def test_a_lost_node_takes_the_charge_back(how: dict[str, Any], message: str) -> None:
     job, silent = after_consequence(message=message)
     assert (job.status.restarts, job.status.restarts_without_progress) == (1, 1)
     planned = plan(job, [replace(silent, phase="Failed", **how)], later(300))
