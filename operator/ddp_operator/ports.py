@@ -130,7 +130,8 @@ class Cluster(Protocol[PodT]):
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
     ) -> Manifest:
-        """Merge-patch the job's status and return the whole job as stored.
+        """Merge-patch the job's status and return the whole job as stored; an empty patch only
+        reads.
 
         With a resource version, `ConflictError` when the job has changed since.
         """

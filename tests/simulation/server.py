@@ -127,7 +127,7 @@ class ApiServer:
         if resource_version not in (None, job["metadata"]["resourceVersion"]):
             raise ConflictError("the job has changed", status=409)
         status = _merged(job.get("status") or {}, patch)
-        if status == job.get("status"):
+        if status == (job.get("status") or {}):
             return job
         written = self._put_job("MODIFIED", {**job, "status": status})
         self.judge.status_written(job, written)

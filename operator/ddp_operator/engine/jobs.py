@@ -34,6 +34,7 @@ class JobCache:
 
     def __init__(self) -> None:
         self._entries: dict[Key, Entry] = {}
+        self._doubtful: set[Key] = set()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -65,11 +66,37 @@ class JobCache:
         self._entries[key] = Entry(manifest, _parse(manifest), written_at or _NEVER)
         return True
 
+    def doubt(self, key: Key) -> None:
+        """Take note that nobody knows what is stored: a write may have been done or not."""
+        if key in self._entries:
+            self._doubtful.add(key)
+
+    def is_doubtful(self, key: Key) -> bool:
+        """Whether the job must be read before anything is planned from it."""
+        return key in self._doubtful
+
+    def read(self, manifest: Manifest, *, knowing: Entry) -> None:
+        """Take in a job that was read while `knowing` was what was known of it.
+
+        Unless there has been news meanwhile it is the truth, and an older version too: then the
+        server's storage was restored from a backup.
+        """
+        metadata = manifest["metadata"]
+        key = Key(metadata["namespace"], metadata["name"])
+        self._doubtful.discard(key)
+        if self._entries.get(key) is not knowing:
+            self.put(manifest)
+        elif manifest != knowing.manifest:
+            same = metadata["uid"] == knowing.uid
+            written_at = knowing.status_written_at if same else _NEVER
+            self._entries[key] = Entry(manifest, _parse(manifest), written_at)
+
     def remove(self, key: Key, *, uid: str | None = None) -> None:
         """Forget a job that is gone; with a UID, only that very job."""
         known = self._entries.get(key)
         if known is not None and uid in (None, known.uid):
             del self._entries[key]
+            self._doubtful.discard(key)
 
 
 def _parse(manifest: Manifest) -> DDPJob | InvalidJobError:

@@ -28,6 +28,7 @@ from ddp_operator.ports import (
     AlreadyExistsError,
     Cluster,
     ClusterError,
+    ConflictError,
     Event,
     ForbiddenError,
     InvalidError,
@@ -35,6 +36,7 @@ from ddp_operator.ports import (
     Manifest,
     NotFoundError,
     Trainers,
+    UnavailableError,
 )
 
 logger = logging.getLogger(__name__)
@@ -97,6 +99,9 @@ class Reconciler:
             entry = self._jobs.get(key)
             if entry is None:
                 return None
+            if self._jobs.is_doubtful(key):
+                await self._read(key, entry)
+                continue
             planned = self._plan(key, entry)
             try:
                 if planned.decided:
@@ -202,6 +207,10 @@ class Reconciler:
             version = entry.manifest["metadata"].get("resourceVersion")
             try:
                 stored = await self._cluster.patch_status(key, patch, resource_version=version)
+            except (ConflictError, UnavailableError):
+                # Pods created for what the job was would be wrong for what it has become.
+                self._jobs.doubt(key)
+                raise
             except NotFoundError:
                 self._jobs.remove(key, uid=entry.uid)
                 return  # of a job that is gone, its vanishing pods included, there is no news
@@ -209,6 +218,16 @@ class Reconciler:
             if isinstance(entry.job, DDPJob):
                 self._metrics.recorded(before=entry.job.status, after=status)
         await self._tell(entry, events)
+
+    async def _read(self, key: Key, entry: Entry) -> None:
+        """Learn what is stored, when a write has left that open."""
+        try:
+            # A patch of nothing changes nothing, and is answered with the whole job.
+            stored = await self._cluster.patch_status(key, {}, resource_version=None)
+        except NotFoundError:
+            self._jobs.remove(key, uid=entry.uid)
+        else:
+            self._jobs.read(stored, knowing=entry)
 
     async def _tell(self, entry: Entry, events: Iterable[Event]) -> None:
         metadata = entry.manifest["metadata"]

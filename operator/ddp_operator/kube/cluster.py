@@ -103,7 +103,7 @@ class KubeCluster(Generic[PodT]):
         self, job: Key, status: Manifest, *, resource_version: str | None
     ) -> Manifest:
         """See `ports.Cluster`."""
-        patch: dict[str, Any] = {"status": status}
+        patch: dict[str, Any] = {"status": status} if status else {}
         if resource_version is not None:
             # In a merge patch this is a precondition: the server refuses to change it.
             patch["metadata"] = {"resourceVersion": resource_version}

@@ -15,6 +15,7 @@ from ddp_operator.ports import (
     Manifest,
     Node,
     NotFoundError,
+    UnavailableError,
 )
 
 
@@ -30,6 +31,7 @@ class FakeCluster:
         self.graces: dict[Key, int | None] = {}
         self.calls: list[str] = []
         self.refuse: dict[str, ClusterError] = {}
+        self.lose_answers: set[str] = set()
         self._version = 0
 
     def store_job(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +83,7 @@ class FakeCluster:
         if merge_patch(stored.get("status") or {}, merged):
             stored["status"] = merged
             stored["metadata"]["resourceVersion"] = self._next_version()
+        self._answer("patch_status")
         return deepcopy(stored)
 
     async def delete_job(self, job: Key, *, uid: str) -> None:
@@ -105,6 +108,11 @@ class FakeCluster:
         self.calls.append(f"{name} {what}")
         if name in self.refuse:
             raise self.refuse[name]
+
+    def _answer(self, name: str) -> None:
+        """What was done may be told, or not."""
+        if name in self.lose_answers:
+            raise UnavailableError("no answer")
 
     def _next_version(self) -> str:
         self._version += 1

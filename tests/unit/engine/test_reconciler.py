@@ -277,3 +277,54 @@ async def test_progress_alone_is_written_once_in_an_interval() -> None:
     world.cluster.set_pod_status("train-0-1", CRASHED)
     assert "patch_status train" in await world.reconcile()
     assert world.status["progress"]["step"] == 3
+
+
+async def test_after_a_write_without_an_answer_it_reads_before_it_acts(world: World) -> None:
+    world.apply(job())
+    world.cluster.lose_answers = {"patch_status"}
+    with pytest.raises(UnavailableError):
+        await world.reconcile()
+    assert world.status["conditions"][0]["type"] == "PodsCreated", "it was done"
+    world.cluster.lose_answers = set()
+    del world.cluster.pods[Key("default", "train-0-0")]
+    calls = await world.reconcile()
+    assert calls[:2] == ["patch_status train", "patch_status train"]
+    assert world.status["disruptions"] == 1, "it is known to have existed"
+    assert "create_pod train-0-0" not in calls
+
+
+async def test_it_plans_from_nothing_that_it_knows_to_be_outdated(world: World) -> None:
+    world.apply(job())
+    await world.reconcile()
+    suspended = job(suspend=True)
+    suspended["metadata"]["generation"] = 2
+    world.cluster.store_job({**suspended, "status": world.status})
+    del world.cluster.pods[Key("default", "train-0-0")]
+    with pytest.raises(ConflictError):
+        await world.reconcile()
+    await world.reconcile()
+    assert world.status["phase"] == "Suspended"
+    assert world.cluster.pods == {}
+
+
+async def test_a_job_that_is_gone_is_not_read_for_ever(world: World) -> None:
+    world.apply(job())
+    world.cluster.refuse["patch_status"] = UnavailableError("no answer")
+    with pytest.raises(UnavailableError):
+        await world.reconcile()
+    del world.cluster.refuse["patch_status"]
+    del world.cluster.jobs[KEY]
+    assert await world.reconcile() == ["patch_status train"]
+    assert await world.reconcile() == []
+
+
+async def test_a_storage_that_was_restored_from_a_backup_is_believed(world: World) -> None:
+    world.apply(job())
+    await world.reconcile()
+    earlier = world.cluster.jobs[KEY]
+    earlier["metadata"]["resourceVersion"] = "0"
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    with pytest.raises(ConflictError):
+        await world.reconcile()
+    await world.reconcile()
+    assert world.status["attempt"] == 1
