@@ -6,6 +6,7 @@ that none pays for the others.
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -78,6 +79,9 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(asked: argparse.Namespace) -> int:
+    # The kernel ignores what the first process of a container does not handle; later on there are
+    # better handlers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from ddp_operator import service
 
     logging.basicConfig(

@@ -15,7 +15,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 import yaml
-from ddp_operator import service
+from ddp_operator import startup
 from ddp_operator.kube import LEASES, NODES, ApiClient, check_served, load_credentials
 from ddp_operator.ports import ClusterError, Key
 
@@ -127,8 +127,8 @@ async def complaint(kubeconfig: Path, lease_namespace: str) -> str:
     """What the start-up checks say; empty when nothing is missing."""
     async with ApiClient(load_credentials(kubeconfig=str(kubeconfig))) as client:
         try:
-            await service._check(client, None, lease=Key(lease_namespace, LEASE_NAME))
-        except service.StartupError as error:
+            await startup.check(client, None, lease=Key(lease_namespace, LEASE_NAME))
+        except startup.StartupError as error:
             return str(error)
     return ""
 
@@ -311,6 +311,39 @@ async def test_it_tells_when_it_is_alive_and_ready(
             session.get(f"http://127.0.0.1:{port}/metrics") as answer,
         ):
             assert "\nddp_operator_leader 1\n" in await answer.text()
+
+
+async def test_it_waits_for_a_server_that_is_away_and_may_be_told_to_end_meanwhile(
+    control_plane: cluster.ControlPlane, jobs: Jobs, tmp_path: Path
+) -> None:
+    port = await asyncio.to_thread(_free_port)
+    with (
+        running_operator(
+            control_plane.kubeconfig, tmp_path / "1", namespace=jobs.namespace, health_port=port
+        ) as patient,
+        running_operator(control_plane.kubeconfig, tmp_path / "2", namespace=None) as ended,
+    ):
+        await asyncio.to_thread(control_plane.stop_apiserver)
+        for process in (patient, ended):  # whether or not they had got that far
+            process.kill()
+            process.start()
+        try:
+            for process in (patient, ended):
+                await eventually(
+                    lambda log=process: "waiting for the API server" in log.log,  # type: ignore[misc]
+                    describe=lambda log=process: log.log,  # type: ignore[misc]
+                )
+            async with aiohttp.ClientSession() as session:
+                for path, status in (("healthz", 200), ("readyz", 503)):
+                    async with session.get(f"http://127.0.0.1:{port}/{path}") as answer:
+                        assert answer.status == status
+            ended.terminate()
+            assert await ended.exit_code() == 0
+        finally:
+            await asyncio.to_thread(control_plane.start_apiserver)
+        await jobs.create(job(replicas=1))
+        await jobs.until_pods("job-0-0")
+        assert patient.running
 
 
 def _free_port() -> int:

@@ -1,0 +1,55 @@
+"""How long a start waits for an API server that is away."""
+
+import logging
+
+import pytest
+from ddp_operator import startup
+from ddp_operator.ports import ForbiddenError, UnavailableError
+
+
+async def test_it_gives_up_at_its_deadline_with_the_last_answer() -> None:
+    async def look() -> None:
+        raise UnavailableError("connection refused")
+
+    with pytest.raises(UnavailableError, match="connection refused"):
+        await startup.when_reachable(look, seconds=0)
+
+
+async def test_it_says_that_it_waits_and_returns_the_first_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(startup, "_RETRY_SECONDS", 0.0)
+    refusals = [UnavailableError("connection refused")] * 2
+
+    async def look() -> str:
+        if refusals:
+            raise refusals.pop()
+        return "here"
+
+    with caplog.at_level(logging.WARNING):
+        assert await startup.when_reachable(look) == "here"
+    assert caplog.messages == ["waiting for the API server: connection refused"] * 2
+
+
+async def test_a_server_that_has_just_come_back_may_not_know_the_crd_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(startup, "_RETRY_SECONDS", 0.0)
+    answers = [UnavailableError("connection refused"), startup.StartupError("no CRD"), None]
+
+    async def look() -> None:
+        if answer := answers.pop(0):
+            raise answer
+
+    await startup.when_reachable(look)
+    answers = [startup.StartupError("no CRD")]
+    with pytest.raises(startup.StartupError, match="no CRD"):
+        await startup.when_reachable(look)
+
+
+async def test_what_time_will_not_heal_is_raised_at_once() -> None:
+    async def look() -> None:
+        raise ForbiddenError("no such user", status=401)
+
+    with pytest.raises(ForbiddenError):
+        await startup.when_reachable(look)
