@@ -85,30 +85,29 @@ def trainer(
     run = new_run(workload, options, world_size=group.size, device=world.device)
     timer = StepTimer(moments_of(world.device))
     steps = total_steps(workload, options, world_size=group.size)
-    keeper = Keeper(None, rank=environment.rank)
+    keeper = Keeper(None, options.checkpoint_every_steps, rank=environment.rank)
     with tempfile.TemporaryDirectory() as folder:
         publisher = None
         if group.rank == 0:
             history = History(Path(folder, "metrics.jsonl"))
             file = StatusFile.from_env(os.environ)
-            publisher = Publisher(file, history, timer, total_steps=steps)
+            publisher = Publisher(file, history, timer)
         progress = StampedProgress(
             RankReport(os.environ, rank=group.rank),
             timer,
             keeper,
             publisher,
             log_every_steps=options.log_every_steps,
-            total_steps=steps,
             epoch_length=len(workload.train),
         )
-        progress.begin(run.position)
+        progress.begin(run.position, total_steps=steps)
         train(
             group,
             run,
             workload,
             options,
             keeper=keeper,
-            stop=StopSignal(),
+            stop=StopSignal(within_seconds=options.stop_within_seconds),
             timer=timer,
             progress=progress,
         )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from ddp_trainer.checkpoint import CheckpointDirectory
+from ddp_trainer.storage import CancelledError, Recorder, Transfer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,9 +25,17 @@ OLD, NEW = b"old" * 1000, b"new" * 1000
 def two(tmp_path: Path) -> Path:
     """A directory with a checkpoint of step 10 and one of step 20."""
     directory = CheckpointDirectory(tmp_path, keep=2)
-    directory.save(OLD, step=10)
-    directory.save(NEW, step=20)
+    save(directory, OLD, step=10)
+    save(directory, NEW, step=20)
     return tmp_path
+
+
+def save(
+    directory: CheckpointDirectory, state: bytes, *, step: int, score: float | None = None
+) -> None:
+    directory.save(
+        lambda file: file.write(state), step=step, transfer=Transfer(len(state)), score=score
+    )
 
 
 def reopened(root: Path, *, keep: int = 2) -> CheckpointDirectory:
@@ -74,7 +86,7 @@ def truncate_manifest(checkpoint: Path) -> None:
 def come_from_the_future(checkpoint: Path) -> None:
     manifest = checkpoint / "manifest.json"
     content = json.loads(manifest.read_text())
-    content["checkpoint"]["format_version"] = 2
+    content["content"]["format_version"] = 2
     manifest.write_text(json.dumps(content))
 
 
@@ -110,28 +122,76 @@ def test_no_changed_byte_goes_unnoticed(two: Path, data: st.DataObject) -> None:
         file.write_bytes(good)
 
 
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(
+    two: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = two / "step-00000020" / "state.pt"
+    state.unlink()
+    state.mkdir()  # whoever runs the tests, root included, cannot read that
+    directory = reopened(two)
+    assert directory.load() == OLD
+    assert f"checkpoint {state.parent}: [Errno 21] Is a directory" in caplog.text
+
+
+def test_nothing_is_readable_unless_something_is(two: Path) -> None:
+    for state in two.glob("*/state.pt"):
+        state.unlink()
+        state.mkdir()
+    with pytest.raises(IsADirectoryError):
+        reopened(two).load()
+
+
 def test_only_the_last_are_kept(tmp_path: Path) -> None:
     directory = reopened(tmp_path, keep=2)
     for step in (5, 10, 15, 20):
-        directory.save(NEW, step=step)
+        save(directory, NEW, step=step)
     assert names(tmp_path) == ["step-00000015", "step-00000020"]
+
+
+def test_the_best_is_kept_too(tmp_path: Path) -> None:
+    directory = reopened(tmp_path)
+    for step, score in enumerate([0.5, 0.9, 0.9, 0.7, 0.8], start=1):
+        is_best = directory.is_best(score)
+        assert is_best == (step in (1, 2))
+        save(directory, NEW, step=step, score=score if is_best else None)
+    assert names(tmp_path) == ["step-00000002", "step-00000004", "step-00000005"]
+    assert reopened(tmp_path).is_best(0.91)
+    assert not reopened(tmp_path).is_best(float("nan"))
+    save(directory, NEW, step=6, score=1.0)
+    save(directory, NEW, step=7)
+    assert names(tmp_path) == ["step-00000006", "step-00000007"]
+
+
+def test_a_step_saved_before_gets_its_score_later(two: Path) -> None:
+    directory = reopened(two)
+    assert directory.load() == NEW
+    save(directory, OLD, step=20, score=0.5)
+    assert reopened(two).load() == NEW
+    assert not reopened(two).is_best(0.5)
+    (two / "step-00000020" / "score.json").write_text("{")
+    assert reopened(two).is_best(0.5)
+    assert reopened(two).load() == NEW
+
+
+def test_nothing_is_best_where_none_is_to_be_kept(tmp_path: Path) -> None:
+    assert not CheckpointDirectory(tmp_path, keep=1, keep_best=False).is_best(1.0)
 
 
 def test_damaged_ones_do_not_count_among_those_kept(two: Path) -> None:
     truncate(two / "step-00000020")
     directory = reopened(two)
     assert directory.load() == OLD
-    directory.save(NEW, step=20)  # trained again from step 10
+    save(directory, NEW, step=20)  # trained again from step 10
     assert names(two) == ["step-00000010", "step-00000020", "step-00000020-2"]
     assert reopened(two).load() == NEW
-    directory.save(NEW, step=30)
-    directory.save(NEW, step=40)
+    save(directory, NEW, step=30)
+    save(directory, NEW, step=40)
     assert names(two) == ["step-00000030", "step-00000040"]
 
 
 def test_other_files_are_left_alone(two: Path) -> None:
     (two / "step-by-step.txt").write_text("mine")
-    reopened(two, keep=1).save(NEW, step=30)
+    save(reopened(two, keep=1), NEW, step=30)
     assert names(two) == ["step-00000030", "step-by-step.txt"]
 
 
@@ -151,15 +211,98 @@ def test_a_failed_save_leaves_nothing_behind_and_the_old_ones_alone(two: Path, r
     directory = reopened(two)
     assert directory.load() == NEW
     with files_no_larger_than(room), pytest.raises(OSError, match="File too large"):
-        directory.save(NEW, step=30)
+        save(directory, NEW, step=30)
     assert names(two) == ["step-00000010", "step-00000020"]
     assert directory.newest is not None
     assert directory.newest.step == 20
     assert reopened(two).load() == NEW
 
 
+@contextmanager
+def no_permission(directory: Path) -> Iterator[None]:
+    """As for a user who may not write there; root may everywhere, and gives that up meanwhile."""
+    user = os.geteuid()
+    mode = directory.stat().st_mode
+    directory.chmod(0o500)
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        directory.chmod(mode)
+
+
+def test_no_permission_to_write(two: Path) -> None:
+    directory = reopened(two)
+    assert directory.load() == NEW
+    with no_permission(two), pytest.raises(PermissionError):
+        save(directory, NEW, step=30)
+    assert names(two) == ["step-00000010", "step-00000020"]
+    assert reopened(two).load() == NEW
+
+
+FILL_A_DISK = """
+import json, subprocess, sys
+from pathlib import Path
+from ddp_trainer.checkpoint import CheckpointDirectory
+from ddp_trainer.storage import CancelledError, Recorder, Transfer
+
+root = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", root], check=True)
+
+def save(step, size):
+    try:
+        directory.save(lambda file: file.write(b"x" * size), step=step, transfer=Transfer(size))
+    except OSError as error:
+        return error.strerror
+
+directory = CheckpointDirectory(root, keep=1)
+failures = [save(10, 100_000), save(20, 500_000), save(30, 350_000), save(40, 150_000)]
+again = CheckpointDirectory(root, keep=1)
+print(json.dumps({
+    "failures": failures,
+    "names": sorted(path.name for path in root.iterdir()),
+    "loaded": len(again.load()),
+}))
+"""
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A real one of 400 kB, seen by this one process alone."""
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    run = subprocess.run(
+        [*alone, sys.executable, "-c", FILL_A_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "unshare failed" in run.stderr:
+        pytest.skip(f"this machine lets nobody mount: {run.stderr}")
+    assert run.returncode == 0, run.stderr
+    full = "No space left on device"
+    assert json.loads(run.stdout) == {
+        # With 100 kB kept for the sake of safety, 350 kB do not fit either.
+        "failures": [None, full, full, None],
+        "names": ["step-00000040"],
+        "loaded": 150_000,
+    }
+
+
+def test_a_save_called_off_leaves_nothing_behind(two: Path) -> None:
+    transfer = Transfer(1)
+
+    def write(file: Recorder) -> None:
+        file.write(NEW)
+        transfer.cancel()
+
+    with pytest.raises(CancelledError):
+        reopened(two).save(write, step=30, transfer=transfer)
+    assert names(two) == ["step-00000010", "step-00000020"]
+
+
 def test_a_manifest_that_cannot_be_written_completes_nothing(two: Path) -> None:
     # Room for the state of 10 bytes, but not for the manifest.
     with files_no_larger_than(10), pytest.raises(OSError, match="File too large"):
-        reopened(two).save(b"0123456789", step=30)
+        save(reopened(two), b"0123456789", step=30)
     assert names(two) == ["step-00000010", "step-00000020"]

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from ddp_trainer.data import ShardedSampler, evaluation_shard
+from ddp_trainer.state import Position
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
@@ -73,6 +74,36 @@ def test_another_world_size_goes_on_where_the_first_stopped(
     first = interleaved(shares(length, before, seed, 0))[:start]
     second = interleaved(shares(length, after, seed, 0, start=start))[: length - start]
     assert sorted(first + second) == list(range(length))
+
+
+@given(st.data(), lengths, seeds)
+def test_an_epoch_with_ever_other_world_sizes_has_every_sample_once(
+    data: st.DataObject, length: int, seed: int
+) -> None:
+    """As a run trains and resumes: in batches, its position counting samples of all ranks."""
+    position = Position()
+    trained: list[int] = []
+    padding = 0
+    while position.samples < length:
+        world_size = data.draw(world_sizes, label="world size")
+        batch_size = data.draw(st.integers(1, 8), label="batch size")
+        batches = []
+        for rank in range(world_size):
+            sampler = ShardedSampler(length, rank=rank, world_size=world_size, seed=seed)
+            sampler.set_epoch(0, start=position.samples)
+            batches.append(list(sampler.batches(batch_size)))
+        for turn in range(data.draw(st.integers(1, 5), label="steps")):
+            if position.samples == length:
+                break
+            samples = interleaved([batches[rank][turn] for rank in range(world_size)])
+            before = position.samples
+            position.advance(len(samples), epoch_length=length)
+            new = position.samples - before
+            trained += samples[:new]
+            padding = len(samples) - new
+            assert padding == 0 or position.samples == length
+    assert sorted(trained) == list(range(length))
+    assert padding < world_size
 
 
 def test_epochs_differ_and_repeat() -> None:

@@ -83,7 +83,7 @@ elif point == "after the optimizer's step":
 elif point == "evaluation":
     patched(train, "evaluate", before=lambda *_: die())
 elif point == "within a save":
-    patched(checkpoint, "_write_file", after=lambda *_: die())
+    patched(checkpoint, "write_file", after=lambda *_: die())
 elif point == "the state's transfer":
     patched(Group, "broadcast", before=lambda *_: die())
 elif point == "rendezvous":

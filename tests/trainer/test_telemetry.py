@@ -315,7 +315,7 @@ def test_counters_go_on_in_the_next_process(tmp_path: Path) -> None:
     def publisher() -> Publisher:
         timer = StepTimer(moments_of(torch.device("cpu")))
         timer.lap(Phase.COMPUTE)
-        return Publisher(file, None, timer, total_steps=9)
+        return Publisher(file, None, timer)
 
     def measured() -> Measurements:
         status = file.read()
@@ -324,18 +324,18 @@ def test_counters_go_on_in_the_next_process(tmp_path: Path) -> None:
         return status.measurements
 
     first = publisher()
-    first.begin(0)
+    first.begin(0, total_steps=9)
     assert measured().reforms == 0
     first.step(1)
     first.step(2)
     first.pause()
-    first.begin(2)
+    first.begin(2, total_steps=9)
     first.close()
     before = measured()
     assert sum(before.step_counts) == 2
     assert before.reforms == 1
     second = publisher()
-    second.begin(2)
+    second.begin(2, total_steps=9)
     second.step(3)
     second.close()
     after = measured()

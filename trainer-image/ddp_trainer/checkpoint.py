@@ -11,37 +11,32 @@ Only rank 0 uses this module.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import os
+import math
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
-from typing import Any
 
-_FORMAT_VERSION = 1
-_STATE = "state.pt"
-_MANIFEST = "manifest.json"
+from ddp_trainer.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    SCORE,
+    DamagedError,
+    Manifest,
+    encode_score,
+    read_score,
+)
+from ddp_trainer.storage import Recorder, Transfer, read_content, sync_directory, write_file
+
+STATE = "state.pt"
 _DIRECTORY = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 """`step-<step>`, with `-2`, `-3`, … where the step has been saved before and found damaged."""
 
 _logger = logging.getLogger(__name__)
-
-
-class DamagedError(Exception):
-    """A checkpoint is incomplete or not what was written; the message says in which way."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """What a complete checkpoint consists of."""
-
-    format_version: int
-    step: int
-    state_bytes: int
-    state_sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +45,25 @@ class Checkpoint:
 
     path: Path
     step: int
+    time: datetime
+    """When it was written."""
+
+    @classmethod
+    def of(cls, path: Path, manifest: Manifest) -> Checkpoint:
+        """The checkpoint at `path`, which has this manifest."""
+        return cls(path=path, step=manifest.step, time=manifest.time)
 
     def __str__(self) -> str:
         return f"{self.path} (step {self.step})"
 
 
 class CheckpointDirectory:
-    """The checkpoints of one job, newest first, of which the last few are kept."""
+    """The checkpoints of one job, newest first: the last few are kept, and the best one."""
 
-    def __init__(self, root: Path, *, keep: int) -> None:
+    def __init__(self, root: Path, *, keep: int, keep_best: bool = True) -> None:
         self._root = root
         self._keep = keep
+        self._keep_best = keep_best
         self._damaged: set[Path] = set()
         self.newest: Checkpoint | None = None
         """The newest checkpoint known to be good; set by `load`, `look` and `save`."""
@@ -68,56 +71,102 @@ class CheckpointDirectory:
     def load(self) -> bytes | None:
         """The state of the newest checkpoint that is whole; None if there is none.
 
-        Damaged ones are passed over with a log line each.
+        Those that are damaged or cannot be read are passed over with a log line each.
 
         Raises:
-            OSError: the directory cannot be read; starting from scratch would hide that.
+            OSError: nothing can be read of what is there; starting from scratch would hide that.
         """
+        unreadable: OSError | None = None
         for path in self._paths():
             try:
                 manifest, state = _read(path)
             except DamagedError as error:
                 _logger.warning("checkpoint %s is damaged (%s): trying the one before", path, error)
                 self._damaged.add(path)
-                continue
-            self.newest = Checkpoint(path=path, step=manifest.step)
-            return state
+            except OSError as error:
+                _logger.warning("checkpoint %s: %s: trying the one before", path, error)
+                unreadable = error
+            else:
+                self.newest = Checkpoint.of(path, manifest)
+                return state
+        if unreadable is not None:
+            raise unreadable
         return None
 
     def look(self) -> None:
         """Find the newest checkpoint by its manifest and sizes, without reading its state."""
-        complete = (path for path in self._paths() if _looks_complete(path))
-        path = next(complete, None)
-        if path is not None:
-            self.newest = Checkpoint(path=path, step=_read_manifest(path).step)
+        try:
+            paths = self._paths()
+        except OSError as error:
+            _logger.warning("cannot look for checkpoints: %s", error)
+            return
+        for path in paths:
+            manifest = _complete(path)
+            if manifest is not None:
+                self.newest = Checkpoint.of(path, manifest)
+                return
 
-    def save(self, state: bytes, *, step: int) -> Checkpoint:
-        """Write a checkpoint, read it back, then delete the oldest ones.
+    def is_best(self, score: float) -> bool:
+        """Whether a model with this score, of which more is better, is worth keeping for it."""
+        if not self._keep_best or math.isnan(score):
+            return False
+        scores = [read_score(path) for path in self._paths() if _complete(path) is not None]
+        return all(score > other for other in scores if other is not None)
+
+    def save(
+        self,
+        write_state: Callable[[Recorder], object],
+        *,
+        step: int,
+        transfer: Transfer,
+        score: float | None = None,
+    ) -> Checkpoint:
+        """Write a checkpoint, read it back, then delete those no longer needed.
+
+        A step that is saved already is not written again, but gets the score.
 
         Raises:
             OSError: it could not be written (disk full, permissions); nothing is left of it.
             DamagedError: what was read back is not what was written; nothing is left of it.
+            CancelledError: the transfer was called off; nothing is left of it.
         """
+        saved = self.newest
+        if saved is None or saved.step != step:
+            saved = self._write(write_state, step=step, transfer=transfer)
+            self.newest = saved
+        if score is not None:
+            content = encode_score(score)
+            write_file(saved.path / SCORE, lambda file: file.write(content), transfer)
+        self._prune()
+        return saved
+
+    def _write(
+        self, write_state: Callable[[Recorder], object], *, step: int, transfer: Transfer
+    ) -> Checkpoint:
         self._root.mkdir(parents=True, exist_ok=True)
         path = self._make_directory(step)
-        manifest = Manifest(
-            format_version=_FORMAT_VERSION,
-            step=step,
-            state_bytes=len(state),
-            state_sha256=hashlib.sha256(state).hexdigest(),
-        )
         try:
-            _write_file(path / _STATE, state)
-            _write_file(path / _MANIFEST, _encode(manifest))
-            _sync_directory(path)
-            _sync_directory(self._root)
-            _read(path)
+            content = write_file(path / STATE, write_state, transfer)
+            manifest = Manifest(
+                format_version=FORMAT_VERSION,
+                step=step,
+                saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                state_bytes=content.size,
+                state_sha256=content.sha256,
+            )
+            encoded = manifest.encode()
+            write_file(path / MANIFEST, lambda file: file.write(encoded), transfer)
+            sync_directory(path)
+            sync_directory(self._root)
+            if read_content(path / STATE, transfer) != content:
+                raise DamagedError(f"{STATE} reads other than it was written")
+            if Manifest.read(path) != manifest:
+                raise DamagedError(f"{MANIFEST} reads other than it was written")
+            transfer.check()
         except BaseException:
             _delete(path)
             raise
-        self.newest = Checkpoint(path=path, step=step)
-        self._prune()
-        return self.newest
+        return Checkpoint.of(path, manifest)
 
     def _paths(self) -> list[Path]:
         """Directories that look like checkpoints, newest first."""
@@ -132,24 +181,26 @@ class CheckpointDirectory:
 
     def _make_directory(self, step: int) -> Path:
         """A new directory for the step: one that exists may hold what somebody still needs."""
-        name = f"step-{step:08d}"
-        taken = {path.name for path in self._paths()}
-        copy = 1
-        while name in taken:
-            copy += 1
-            name = f"step-{step:08d}-{copy}"
-        path = self._root / name
-        path.mkdir()
-        return path
+        for copy in count(1):
+            path = self._root / (f"step-{step:08d}" + (f"-{copy}" if copy > 1 else ""))
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return path
+        raise AssertionError("there is always a next number")
 
     def _prune(self) -> None:
-        """Delete all that is older than the newest `keep` good checkpoints."""
-        good = 0
-        for path in self._paths():
-            if good >= self._keep:
+        """Delete all that is older than the newest `keep` good checkpoints, but for the best."""
+        paths = self._paths()
+        good = [path for path in paths if path not in self._damaged and _complete(path)]
+        if len(good) <= self._keep:
+            return
+        scores = {path: score for path in good if (score := read_score(path)) is not None}
+        best = max(scores, key=lambda path: scores[path]) if scores and self._keep_best else None
+        for path in paths[paths.index(good[self._keep - 1]) + 1 :]:
+            if path != best:
                 _delete(path)
-            elif path not in self._damaged and _looks_complete(path):
-                good += 1
 
 
 def _read(path: Path) -> tuple[Manifest, bytes]:
@@ -159,74 +210,33 @@ def _read(path: Path) -> tuple[Manifest, bytes]:
         DamagedError: it is not whole.
         OSError: it cannot be read for another reason than being incomplete.
     """
-    manifest = _read_manifest(path)
+    manifest = Manifest.read(path)
     try:
-        state = (path / _STATE).read_bytes()
+        state = (path / STATE).read_bytes()
     except FileNotFoundError:
-        raise DamagedError(f"{_STATE} is missing") from None
+        raise DamagedError(f"{STATE} is missing") from None
     if len(state) != manifest.state_bytes:
-        raise DamagedError(f"{_STATE} has {len(state)} bytes instead of {manifest.state_bytes}")
+        raise DamagedError(f"{STATE} has {len(state)} bytes instead of {manifest.state_bytes}")
     if hashlib.sha256(state).hexdigest() != manifest.state_sha256:
-        raise DamagedError(f"the checksum of {_STATE} does not match")
+        raise DamagedError(f"the checksum of {STATE} does not match")
     return manifest, state
 
 
-def _read_manifest(path: Path) -> Manifest:
+def _complete(path: Path) -> Manifest | None:
+    """The manifest if it and the sizes are right; the state itself is not read again."""
     try:
-        text = (path / _MANIFEST).read_bytes()
-    except FileNotFoundError:
-        raise DamagedError(f"{_MANIFEST} is missing, so it was never completed") from None
-    try:
-        content: Any = json.loads(text)
-        body: Mapping[str, Any] = content["checkpoint"]
-        if content["sha256"] != _digest(body):
-            raise DamagedError(f"the checksum of {_MANIFEST} does not match")
-        if body["format_version"] != _FORMAT_VERSION:
-            raise DamagedError(
-                f"format version {body['format_version']} is not {_FORMAT_VERSION}, "
-                "the only one that this trainer reads"
-            )
-        return Manifest(**body)
-    except (ValueError, TypeError, KeyError) as error:
-        raise DamagedError(f"{_MANIFEST} cannot be read: {error}") from error
-
-
-def _looks_complete(path: Path) -> bool:
-    """Whether manifest and sizes are right; the state itself is not read again."""
-    try:
-        return (path / _STATE).stat().st_size == _read_manifest(path).state_bytes
-    except (OSError, DamagedError):
-        return False
-
-
-def _encode(manifest: Manifest) -> bytes:
-    body = asdict(manifest)
-    return json.dumps({"checkpoint": body, "sha256": _digest(body)}, indent=2).encode()
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        manifest = Manifest.read(path)
+        return manifest if (path / STATE).stat().st_size == manifest.state_bytes else None
+    except OSError:
+        return None
 
 
 def _delete(path: Path) -> None:
     """Remove a checkpoint, manifest first, so that half of it is never taken for the whole."""
     try:
-        (path / _MANIFEST).unlink(missing_ok=True)
+        (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path)
+    except FileNotFoundError:
+        pass  # somebody else was quicker
     except OSError as error:
         _logger.warning("cannot delete checkpoint %s: %s", path, error)

@@ -125,7 +125,14 @@ class Options:
     lr: float
     seed: int
     checkpoint_every_steps: int
+    """0: however many steps it has been."""
+    checkpoint_every_seconds: float
+    """0: however long it has been."""
+    checkpoint_sync: bool
+    checkpoint_timeout_seconds: float
     keep_checkpoints: int
+    keep_best: bool
+    stop_within_seconds: float
     log_every_steps: int
     rendezvous_timeout_seconds: float
     group_timeout_seconds: float
@@ -158,8 +165,11 @@ _MINIMA: Mapping[str, float] = {
     "batch_size": 1,
     "lr": 0,
     "seed": 0,
-    "checkpoint_every_steps": 1,
+    "checkpoint_every_steps": 0,
+    "checkpoint_every_seconds": 0,
+    "checkpoint_timeout_seconds": 1,
     "keep_checkpoints": 1,
+    "stop_within_seconds": 1,
     "log_every_steps": 1,
     "rendezvous_timeout_seconds": 1,
     "group_timeout_seconds": 1,
@@ -203,12 +213,7 @@ def parser() -> Parser:
     flags.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
     flags.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
     flags.add_argument("--seed", type=int, default=0, help="seeds weights, order and dropout")
-    flags.add_argument(
-        "--checkpoint-every-steps", type=int, default=50, help="steps between checkpoints"
-    )
-    flags.add_argument(
-        "--keep-checkpoints", type=int, default=3, help="checkpoints kept; older ones are deleted"
-    )
+    _add_checkpoint_flags(flags)
     flags.add_argument("--log-every-steps", type=int, default=10, help="steps between log lines")
     flags.add_argument(
         "--rendezvous-timeout-seconds",
@@ -254,6 +259,48 @@ def _name_and_value(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
     return name, value
+
+
+def _add_checkpoint_flags(flags: Parser) -> None:
+    flags.add_argument(
+        "--checkpoint-every-steps",
+        type=int,
+        default=50,
+        help="steps between checkpoints; 0: do not count steps",
+    )
+    flags.add_argument(
+        "--checkpoint-every-seconds",
+        type=float,
+        default=0.0,
+        help="save, too, when the last save began so long ago; 0: do not look at the clock",
+    )
+    flags.add_argument(
+        "--checkpoint-sync",
+        action="store_true",
+        help="let training wait for each save, which takes no memory for a copy of the state",
+    )
+    flags.add_argument(
+        "--checkpoint-timeout-seconds",
+        type=float,
+        default=300.0,
+        help="how long a save may take before training goes on without it",
+    )
+    flags.add_argument(
+        "--keep-checkpoints", type=int, default=3, help="checkpoints kept; older ones are deleted"
+    )
+    flags.add_argument(
+        "--keep-best",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also save and keep the model with the best score on the test set",
+    )
+    flags.add_argument(
+        "--stop-within-seconds",
+        type=float,
+        default=14.0,
+        help="how long saving may take once told to stop; less than the pod's grace period, "
+        "which is 15 s where a spot node is reclaimed",
+    )
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

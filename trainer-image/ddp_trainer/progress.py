@@ -32,7 +32,6 @@ class Progress:
         publisher: Publisher | None,
         *,
         log_every_steps: int,
-        total_steps: int,
         epoch_length: int,
     ) -> None:
         self._report = report
@@ -40,8 +39,8 @@ class Progress:
         self._keeper = keeper
         self._publisher = publisher
         self._log_every_steps = log_every_steps
-        self.total_steps = total_steps
-        """Of the whole run."""
+        self.total_steps = 0
+        """Of the whole run, as far as is known: with another world size it is another number."""
         self._epoch_length = epoch_length
         self._checkpoint: Checkpoint | None = None
         self._bar = ProgressBar.on_stdout() if publisher is not None else None
@@ -49,13 +48,14 @@ class Progress:
         self._begun = _Mark(step=0, samples=0)
         self._told = self._begun
 
-    def begin(self, position: Position) -> None:
+    def begin(self, position: Position, *, total_steps: int) -> None:
         """A group has formed, and trains on from `position`."""
+        self.total_steps = total_steps
         self._begun = self._told = self._mark(position)
         self._timer.restart()
         self._timer.own_seconds()  # counts from here on
         if self._publisher is not None:
-            self._publisher.begin(position.step)
+            self._publisher.begin(position.step, total_steps=total_steps)
         self._report.update(step=position.step, total_steps=self.total_steps)
         self._look_for_checkpoint()
 

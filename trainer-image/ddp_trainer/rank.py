@@ -20,6 +20,7 @@ from ddp_trainer.failures import is_lost_peer
 from ddp_trainer.heartbeat import interval
 from ddp_trainer.progress import Progress
 from ddp_trainer.resume import Keeper
+from ddp_trainer.saver import Saver
 from ddp_trainer.stop import StopSignal
 from ddp_trainer.telemetry.history import FILE_NAME, History
 from ddp_trainer.telemetry.publisher import Publisher
@@ -64,11 +65,7 @@ def run_rank(environment: Environment, options: Options) -> ExitCode:
 def _train(environment: Environment, options: Options, report: RankReport) -> None:
     placement = environment.placement
     workload = workloads.load(options.workload, options.workload_options)
-    directory = (
-        CheckpointDirectory(placement.checkpoint_dir, keep=options.keep_checkpoints)
-        if placement.checkpoint_dir is not None
-        else None
-    )
+    stop = StopSignal(within_seconds=options.stop_within_seconds)
     # A broken collective of NCCL has to raise in this process, not to end it, and before the
     # optimizer can take what it left for a gradient.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
@@ -78,28 +75,29 @@ def _train(environment: Environment, options: Options, report: RankReport) -> No
         heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
     )
     run = new_run(workload, options, world_size=placement.world_size, device=world.device)
-    keeper = Keeper(directory, rank=environment.rank)
+    saver = _saver(environment, options, stop)
+    keeper = Keeper(saver, options.checkpoint_every_steps, rank=environment.rank)
     timer = StepTimer(moments_of(world.device))
-    steps = total_steps(workload, options, world_size=placement.world_size)
     progress = Progress(
         report,
         timer,
         keeper,
-        _publisher(environment, timer, total_steps=steps),
+        _publisher(environment, timer),
         log_every_steps=options.log_every_steps,
-        total_steps=steps,
         epoch_length=len(workload.train),
     )
-    stop = StopSignal()
     patience = _Patience(options.max_reforms)
     timeout_seconds = options.rendezvous_timeout_seconds
-    with contextlib.closing(progress):
+    with contextlib.closing(progress), contextlib.closing(keeper):
         while True:
             try:
                 with world.formed(timeout_seconds=timeout_seconds, told_to_stop=stop.told) as group:
                     keeper.agree(run, group)
                     stop.listen()  # from here on there is something to save
-                    progress.begin(run.position)
+                    steps = total_steps(
+                        workload, options, world_size=group.size, position=run.position
+                    )
+                    progress.begin(run.position, total_steps=steps)
                     train(
                         group,
                         run,
@@ -121,16 +119,26 @@ def _train(environment: Environment, options: Options, report: RankReport) -> No
                 # Where the group is gone, the others cannot agree on a step; this rank's is as
                 # good.
                 if not run.is_fresh:
-                    keeper.save(run)
+                    keeper.save_alone(run, within_seconds=stop.within_seconds)
                 raise
 
 
-def _publisher(environment: Environment, timer: StepTimer, *, total_steps: int) -> Publisher | None:
+def _publisher(environment: Environment, timer: StepTimer) -> Publisher | None:
     if environment.rank != 0:
         return None
     directory = environment.placement.checkpoint_dir
     history = History(directory / FILE_NAME) if directory is not None else None
-    return Publisher(StatusFile.from_env(os.environ), history, timer, total_steps=total_steps)
+    return Publisher(StatusFile.from_env(os.environ), history, timer)
+
+
+def _saver(environment: Environment, options: Options, stop: StopSignal) -> Saver | None:
+    root = environment.placement.checkpoint_dir
+    if environment.rank != 0 or root is None:
+        return None
+    directory = CheckpointDirectory(
+        root, keep=options.keep_checkpoints, keep_best=options.keep_best
+    )
+    return Saver(directory, options, stop=stop)
 
 
 class _Patience:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import time
 
-from ddp_trainer.checkpoint import Checkpoint, CheckpointDirectory, DamagedError
+from ddp_trainer.checkpoint import Checkpoint
 from ddp_trainer.exit_codes import ConfigurationError, LostPeerError
 from ddp_trainer.group import Group
+from ddp_trainer.saver import Saver
 from ddp_trainer.state import Run
 
 _NOTHING = -1
@@ -24,13 +25,18 @@ _logger = logging.getLogger(__name__)
 class Keeper:
     """Restores and saves a run; all ranks must call the same methods at the same steps."""
 
-    def __init__(self, directory: CheckpointDirectory | None, *, rank: int) -> None:
-        self._directory = directory if rank == 0 else None
-        self._rank = rank
+    def __init__(self, saver: Saver | None, every_steps: int, *, rank: int) -> None:
+        """Save with `saver`, rank 0's, every so many steps if that is not 0.
+
+        `saver`: None on other ranks, and where there is no place to save to.
+        """
+        self._saver = saver
+        self._every_steps = every_steps
+        self._directory = saver.directory if saver is not None else None
         # Rank 0's word counts, once there is a group: were ranks to disagree whether to confirm a
         # save to each other, they would wait for ever.
         self._keeps = self._directory is not None
-        if rank == 0 and directory is None:
+        if rank == 0 and saver is None:
             _logger.warning("DDP_CHECKPOINT_DIR is not set: nothing will be saved")
 
     @property
@@ -58,26 +64,60 @@ class Keeper:
             self._take_over(run, group, source=steps.index(max(steps)), steps=steps)
         run.is_fresh = False
 
+    def is_due(self, step: int) -> bool:
+        """Whether to save after `step` because of its number; the same answer on all ranks."""
+        return self._every_steps > 0 and step % self._every_steps == 0
+
+    def is_overdue(self) -> bool:
+        """Whether rank 0 wants to save because of its clock."""
+        return self._saver is not None and self._saver.is_overdue()
+
     def save(self, run: Run) -> None:
-        """Save the run on rank 0, unless its step is saved already; waits for no other rank.
+        """Save the run on rank 0, as a rule in the background; waits for no other rank.
 
         A failure is logged, and training goes on with the checkpoint before.
         """
-        self._write(run)
+        if self._saver is not None:
+            self._saver.save(run)
 
-    def save_for_certain(self, run: Run, group: Group) -> None:
-        """The same, and all ranks know that it is done.
+    def evaluated(self, run: Run, score: float) -> None:
+        """Save the run on rank 0 if no checkpoint kept has as good a score on the test set."""
+        if self._saver is not None:
+            self._saver.save_if_best(run, score)
+
+    def save_alone(self, run: Run, *, within_seconds: float) -> None:
+        """Save the run on rank 0 and wait for that, but for no other rank.
 
         Raises:
             OSError: rank 0 could not write.
-            DamagedError: rank 0 read back something else than it wrote.
+        """
+        if self._saver is not None:
+            self._saver.save_for_certain(run, within_seconds=within_seconds)
+
+    def save_for_certain(
+        self, run: Run, group: Group, *, within_seconds: float | None = None
+    ) -> None:
+        """Save the run on rank 0; all ranks wait for that.
+
+        Raises:
+            OSError: rank 0 could not write, or not in time.
             LostPeerError: on the other ranks, when rank 0 failed.
         """
         if not self._keeps:
             return
-        failure = self._write(run)
+        failure: Exception | None = None
+        if self._saver is not None:
+            try:
+                self._saver.save_for_certain(run, within_seconds=within_seconds)
+            except Exception as error:  # whatever it is, the others must not wait in vain
+                failure = error
         if group.sum(float(failure is not None))[0] > 0:
             raise failure or LostPeerError("rank 0 could not save the last checkpoint")
+
+    def close(self) -> None:
+        """Let a save under way come to its end: this rank trains no more."""
+        if self._saver is not None:
+            self._saver.close()
 
     def _take_over(self, run: Run, group: Group, *, source: int, steps: list[int]) -> None:
         begin = time.monotonic()
@@ -111,24 +151,3 @@ class Keeper:
             ) from error
         if group.rank == 0:
             _logger.info("resuming from checkpoint %s", self.newest)
-
-    def _write(self, run: Run) -> OSError | DamagedError | None:
-        if self._directory is None:
-            return None
-        step = run.position.step
-        newest = self._directory.newest
-        if newest is not None and newest.step == step:
-            return None
-        begin = time.monotonic()
-        try:
-            saved = self._directory.save(run.serialise(), step=step)
-        except (OSError, DamagedError) as error:
-            _logger.error(
-                "saving the checkpoint of step %d failed (%s); the newest good one is %s",
-                step,
-                error,
-                self.newest or "none",
-            )
-            return error
-        _logger.info("saved checkpoint %s in %.2f s", saved, time.monotonic() - begin)
-        return None

@@ -46,11 +46,26 @@ class Position:
         self.samples = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What decides which samples come in which order, and which random numbers are drawn."""
+
+    seed: int
+    samples: int
+    """In the training set."""
+
+    def __str__(self) -> str:
+        return f"--seed {self.seed} and {self.samples} training samples"
+
+
 class Run:
     """The parts of a training run that change from step to step; they outlive broken groups."""
 
-    def __init__(self, *, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler) -> None:
+    def __init__(
+        self, *, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler, order: Order
+    ) -> None:
         """`model` is the model itself, not its DDP wrapper, of which each group has its own."""
+        self.order = order
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
@@ -58,7 +73,7 @@ class Run:
         self.is_fresh = True
         """Whether this holds nothing yet that another rank could go on from."""
 
-    def complete_step(self, samples: int, *, epoch_length: int) -> None:
+    def complete_step(self, samples: int) -> None:
         """Apply the averaged gradients of `samples` samples over all ranks, padding included.
 
         Nothing in here waits for another rank: a run is at a boundary between steps whenever a
@@ -66,7 +81,7 @@ class Run:
         """
         self.optimizer.step()
         self.scheduler.step()
-        self.position.advance(samples, epoch_length=epoch_length)
+        self.position.advance(samples, epoch_length=self.order.samples)
 
     @contextmanager
     def attempt(self, *, rehearsal: bool = False) -> Iterator[None]:
@@ -85,24 +100,34 @@ class Run:
                     buffer.copy_(value)
                 self.optimizer.zero_grad()
 
+    def state(self) -> dict[str, Any]:
+        """The whole state, in the very tensors that the next step changes."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "position": asdict(self.position),
+            "order": asdict(self.order),
+        }
+
     def serialise(self) -> bytes:
-        """The whole state."""
+        """The whole state, as `restore` reads it."""
         buffer = io.BytesIO()
-        torch.save(
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
-                "position": asdict(self.position),
-            },
-            buffer,
-        )
+        torch.save(self.state(), buffer)
         return buffer.getvalue()
 
     def restore(self, data: bytes) -> None:
-        """Take over a serialised state, in the same tensors that the model has now."""
+        """Take over a serialised state, in the same tensors that the model has now.
+
+        Raises:
+            ValueError: it is of another order of samples, in which the position means nothing.
+            RuntimeError, KeyError: it is of another model or optimizer.
+        """
         # weights_only: a checkpoint is data and must not be able to run code.
         state: Any = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        order = Order(**state["order"])
+        if order != self.order:
+            raise ValueError(f"it is of a run with {order}, this one has {self.order}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from ddp_trainer.config import Options
 from ddp_trainer.data import SampleTrace, ShardedSampler, evaluation_shard
-from ddp_trainer.exit_codes import BrokenGroupError, StoppedError
+from ddp_trainer.exit_codes import BrokenGroupError, LostPeerError, StoppedError
 from ddp_trainer.group import Group
 from ddp_trainer.progress import Progress
 from ddp_trainer.resume import Keeper
-from ddp_trainer.state import Run, seed_everything, seed_step
-from ddp_trainer.stop import StopSignal, StopVotes
+from ddp_trainer.state import Order, Position, Run, seed_everything, seed_step
+from ddp_trainer.stop import StopSignal, Votes
 from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.workloads.base import Samples, Workload
 
@@ -30,13 +31,27 @@ def new_run(workload: Workload, options: Options, *, world_size: int, device: to
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, T_max=total_steps(workload, options, world_size=world_size)
     )
-    return Run(model=model, optimizer=optimizer, scheduler=scheduler)
+    order = Order(seed=options.seed, samples=len(workload.train))
+    return Run(model=model, optimizer=optimizer, scheduler=scheduler, order=order)
 
 
-def total_steps(workload: Workload, options: Options, *, world_size: int) -> int:
-    """Optimizer steps of a whole run."""
-    samples_of_a_rank = math.ceil(len(workload.train) / world_size)
-    return options.epochs * math.ceil(samples_of_a_rank / options.batch_size)
+def total_steps(
+    workload: Workload, options: Options, *, world_size: int, position: Position | None = None
+) -> int:
+    """Optimizer steps of a whole run, of which those before `position` are done.
+
+    They may have been done with another world size.
+    """
+
+    def steps(samples: int) -> int:
+        return math.ceil(math.ceil(samples / world_size) / options.batch_size)
+
+    done = position or Position()
+    epochs_left = options.epochs - done.epoch
+    if epochs_left <= 0:
+        return done.step
+    length = len(workload.train)
+    return done.step + steps(length - done.samples) + (epochs_left - 1) * steps(length)
 
 
 def train(
@@ -60,10 +75,12 @@ def train(
         OSError: the state had to be saved and could not be.
     """
     model = group.wrap(run.model)
-    position, length = run.position, len(workload.train)
-    sampler = ShardedSampler(length, rank=group.rank, world_size=group.size, seed=options.seed)
+    position = run.position
+    sampler = ShardedSampler(
+        len(workload.train), rank=group.rank, world_size=group.size, seed=options.seed
+    )
     trace = SampleTrace(options.trace_samples, rank=group.rank)
-    votes = StopVotes(stop, group)
+    votes = Votes(group, stop=stop.told, save=keeper.is_overdue)
     rehearsed = group.size <= 2
     if position.epoch >= options.epochs:  # it was finished when it came here
         progress.evaluated(position, accuracy=evaluate(group, run.model, workload))
@@ -85,25 +102,38 @@ def train(
                 timer.lap_before_waiting(loss)
                 loss.backward()  # type: ignore[no-untyped-call]
             timer.lap(Phase.COMMUNICATION)
-            run.complete_step(len(indices) * group.size, epoch_length=length)
+            run.complete_step(len(indices) * group.size)
             progress.step(position)
             if options.step_delay_seconds:
                 time.sleep(options.step_delay_seconds)
             timer.lap(Phase.COMPUTE)
-            if position.step % options.checkpoint_every_steps == 0:
+            votes.read()
+            if votes.save or keeper.is_due(position.step):
                 keeper.save(run)
                 timer.lap(Phase.CHECKPOINT)
             if progress.wants_interval(position):
                 votes.pace(progress.interval(position, loss.item(), group))
-            if votes.say_stop():
-                keeper.save_for_certain(run, group)
-                if stop.told():
-                    total = progress.total_steps
-                    raise StoppedError(f"told to stop at step {position.step} of {total}")
-                raise BrokenGroupError("another pod was told to stop")
-        progress.evaluated(position, accuracy=evaluate(group, run.model, workload))
+            if votes.stop:
+                _stop(group, run, keeper, stop, progress)
+        score = evaluate(group, run.model, workload)
+        progress.evaluated(position, accuracy=score)
         position.next_epoch()
+        keeper.evaluated(run, score)
     keeper.save_for_certain(run, group)
+
+
+def _stop(group: Group, run: Run, keeper: Keeper, stop: StopSignal, progress: Progress) -> NoReturn:
+    """Save, since whoever was told to stop leaves, then leave too or go on without them."""
+    try:
+        keeper.save_for_certain(run, group, within_seconds=stop.within_seconds)
+    except (OSError, LostPeerError):
+        if stop.told():
+            raise
+        # Logged where it happened. This rank lives on, and in its memory so does the run.
+    if stop.told():
+        total = progress.total_steps
+        raise StoppedError(f"told to stop at step {run.position.step} of {total}")
+    raise BrokenGroupError("another pod was told to stop")
 
 
 def _rehearse(

@@ -30,8 +30,6 @@ class Publisher:
         file: StatusFile | None,
         history: History | None,
         timer: StepTimer,
-        *,
-        total_steps: int,
     ) -> None:
         """`file`: None where nobody serves it; `history`: None where nothing is saved."""
         self._file = file
@@ -48,10 +46,11 @@ class Publisher:
         self._step = 0
         self._step_began = 0.0
         self._due = 0.0
-        self._status = Status(step=0, total_steps=total_steps)
+        self._status = Status(step=0)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, *, total_steps: int) -> None:
         """A group has formed, and trains on from `step`."""
+        self._status = replace(self._status, total_steps=total_steps)
         now = time.monotonic()
         if self._paused_at is not None:
             self._reforms += 1

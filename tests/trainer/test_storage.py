@@ -1,0 +1,61 @@
+"""Files that cannot be written, and files that are not what was written: real faults throughout."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from ddp_trainer.storage import (
+    CancelledError,
+    Content,
+    Transfer,
+    read_content,
+    sync,
+    sync_directory,
+    write_file,
+)
+
+TEXT = b"0123456789" * 1_000_000
+CONTENT = Content(size=len(TEXT), sha256=hashlib.sha256(TEXT).hexdigest())
+
+
+def test_what_is_written_is_counted_and_hashed(tmp_path: Path) -> None:
+    transfer = Transfer(2 * len(TEXT))
+    path = tmp_path / "file"
+    assert write_file(path, lambda file: file.write(TEXT), transfer) == CONTENT
+    assert path.read_bytes() == TEXT
+    assert transfer.fraction == 0.5
+    assert read_content(path, transfer) == CONTENT
+    assert transfer.fraction == 1.0
+
+
+def test_a_full_device_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_file(tmp_path / "file", lambda file: file.write(TEXT), Transfer(1))
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_transfer_called_off_ends_soon(tmp_path: Path) -> None:
+    transfer = Transfer(len(TEXT))
+    transfer.cancel()
+    with pytest.raises(CancelledError):
+        write_file(tmp_path / "file", lambda file: file.write(TEXT), transfer)
+    assert (tmp_path / "file").stat().st_size < len(TEXT)
+
+
+def test_what_knows_no_fsync_is_none_the_worse(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.fsync(writing)  # a pipe cannot be synced, like files of some file systems
+        sync(writing)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    with pytest.raises(OSError, match="Bad file descriptor"):  # any other trouble is reported
+        sync(writing)
+    sync_directory(tmp_path)

@@ -1,0 +1,75 @@
+"""A copy of a run's state in this machine's memory, so that training can go on while it is saved.
+
+The memory is used again for the next copy: getting it from the kernel takes longer than copying.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Snapshot:
+    """Holds one copy of a state; page-locked where the state is on a GPU, which is faster."""
+
+    def __init__(self) -> None:
+        self._buffers: list[tuple[object, Tensor]] = []
+        """Each with the layout of the tensors that fit into it."""
+
+    def take(self, state: Any) -> Any:
+        """A copy of a state; the one taken before is overwritten.
+
+        Tensors that share their memory, such as tied weights, share it in the copy too.
+        """
+        copies: dict[int, Tensor] = {}  # by the identity of the tensor object, as deepcopy wants
+        by_memory: dict[object, Tensor] = {}
+        buffers: list[tuple[object, Tensor]] = []
+        for tensor in tensors(state):
+            memory = _memory(tensor)
+            if memory not in by_memory:
+                buffers.append(self._copy(tensor, number=len(buffers)))
+                by_memory[memory] = buffers[-1][1]
+            copies[id(tensor)] = by_memory[memory]
+        self._buffers = buffers
+        for device in {tensor.device for tensor in tensors(state)}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        return copy.deepcopy(state, dict[int, Any](copies))
+
+    def _copy(self, tensor: Tensor, *, number: int) -> tuple[object, Tensor]:
+        layout = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+        kept, buffer = self._buffers[number] if number < len(self._buffers) else (None, None)
+        if buffer is None or kept != layout:
+            on_gpu = tensor.device.type == "cuda"
+            buffer = torch.empty_like(tensor, device="cpu", pin_memory=on_gpu, requires_grad=False)
+        # From a GPU, all copies are under way before one is waited for.
+        buffer.copy_(tensor.detach(), non_blocking=True)
+        return layout, buffer
+
+
+def tensors(state: Any) -> Iterator[Tensor]:
+    """All tensors in nested dictionaries, lists and tuples."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from tensors(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from tensors(value)
+
+
+def size_of(state: Any) -> int:
+    """Bytes of all tensors, about what a file of the state takes."""
+    return sum(tensor.nbytes for tensor in tensors(state))
+
+
+def _memory(tensor: Tensor) -> object:
+    if tensor.numel() == 0:
+        return id(tensor)
+    place = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+    return *place, tensor.dtype, tensor.device, tensor.shape, tensor.stride()
