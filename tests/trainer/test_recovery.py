@@ -10,6 +10,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -168,6 +170,44 @@ def test_told_to_stop_all_ranks_save_the_same_step(tmp_path: Path, undisturbed: 
             assert pod.wait() == 0, pod.log
         assert_same_run(stopped, undisturbed)
         assert_nothing_repeated(stopped, failures=0)
+
+
+def test_resumed_with_another_number_of_ranks_no_sample_is_repeated_or_left_out(
+    tmp_path: Path,
+) -> None:
+    with job(tmp_path) as resized:
+        pods = resized.start_all(*flags(resized))
+        resized.wait_for_step(random.randrange(3, LAST_STEP[2] // EPOCHS - 5))
+        for pod in pods:
+            pod.stop()
+        for pod in pods:
+            assert pod.wait() == 143, pod.log
+        resized.nodes = 1
+        [alone] = resized.start_all(*flags(resized))
+        assert alone.wait() == 0, alone.log
+        assert alone.message["step"] == alone.message["totalSteps"] > LAST_STEP[2]
+        trained = Counter(
+            sample
+            for rank in range(2)
+            for samples in resized.steps_of(rank).values()
+            for sample in samples
+        )
+        assert trained == dict.fromkeys(range(SAMPLES), EPOCHS)
+
+
+def test_a_full_disk_is_reported_and_no_reason_to_stop_training(tmp_path: Path) -> None:
+    """A real one, in front of the checkpoints of this one pod."""
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*alone, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("this machine lets nobody mount")
+    mount = 'mount -t tmpfs -o size=32k none "$DDP_CHECKPOINT_DIR" && exec "$@"'
+    with job(tmp_path, nodes=1, command_prefix=[*alone, "sh", "-c", mount, "sh"]) as full:
+        full.checkpoints.mkdir()
+        [pod] = full.start_all(*flags(full, "--max-restarts", "0"))
+        assert pod.wait() == 1
+        assert "saving the checkpoint of step 7 failed ([Errno 28] No space left" in pod.log
+        assert pod.message["step"] == pod.message["totalSteps"]
+        assert "No space left on device" in pod.message["error"]
 
 
 def test_one_pod_told_to_stop_the_other_waits_for_its_successor(

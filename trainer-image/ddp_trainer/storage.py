@@ -69,17 +69,27 @@ class Recorder:
         self._transfer = transfer
         self._hash = hashlib.sha256()
         self._size = 0
+        self.failure: OSError | CancelledError | None = None
+        """Why not all could be written; torch.save makes errors of its own out of it."""
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of `data`."""
         view = memoryview(data)
         for first in range(0, len(view), _CHUNK_BYTES):
-            chunk = view[first : first + _CHUNK_BYTES]
-            self._file.write(chunk)
-            self._hash.update(chunk)
-            self._size += len(chunk)
-            self._transfer.advance(len(chunk))
+            self._write(view[first : first + _CHUNK_BYTES])
         return len(view)
+
+    def _write(self, chunk: memoryview) -> None:
+        try:
+            self._file.write(chunk)
+            self._transfer.advance(len(chunk))
+        except (OSError, CancelledError) as error:
+            if isinstance(error, OSError):
+                error.filename = error.filename or self._file.name
+            self.failure = self.failure or error
+            raise
+        self._hash.update(chunk)
+        self._size += len(chunk)
 
     def flush(self) -> None:
         """Hand to the kernel what is buffered."""
@@ -100,7 +110,10 @@ def write_file(path: Path, produce: Callable[[Recorder], object], transfer: Tran
     """
     with path.open("wb") as file:
         recorder = Recorder(file, transfer)
-        produce(recorder)
+        try:
+            produce(recorder)
+        except Exception as error:
+            raise (recorder.failure or error) from None
         file.flush()
         sync(file.fileno())
     return recorder.content
