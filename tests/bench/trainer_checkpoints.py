@@ -109,7 +109,7 @@ def _save(saver: Saver, run: Run, *, step_seconds: float) -> Saved:
         _steps(run, 1)
         steps += 1
     complete = time.perf_counter() - began
-    saver.finish(within_seconds=_LONGEST_SECONDS)
+    saver.close()
     return Saved(stall=stall, lost=complete - steps * step_seconds, complete=complete)
 
 
