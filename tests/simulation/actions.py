@@ -37,6 +37,8 @@ _RULES: tuple[list[dict[str, Any]], ...] = (
 _FAILURE_CODES = (1, 137, 75, 143, 2, 139, 1, 137, 75, 1, 64)
 
 
+_WHY_NOT = ("Unschedulable", *3 * ("Unschedulable", "ErrImagePull"), "InvalidImageName")
+
 _LAST_WORDS = (
     "",
     "CUDA error: out of memory",
@@ -137,6 +139,8 @@ def a_trainer_exits(simulation: "Simulation", choices: Choices) -> None:
         side_car_runs = choices.upto(7) == 7
         simulation.end_trainer(pod, code, message=message, side_car_runs=side_car_runs)
         simulation.tell(f"the trainer of {_name(pod)} exits with {code} {message}")
+    else:
+        pods_progress(simulation, choices)
 
 
 def a_trainer_takes_its_peers_along(simulation: "Simulation", choices: Choices) -> None:
@@ -151,14 +155,26 @@ def a_trainer_takes_its_peers_along(simulation: "Simulation", choices: Choices) 
 
 
 def training_proceeds(simulation: "Simulation", choices: Choices) -> None:
-    """Or hangs: whoever trains moves by some steps, or by none, and then may be asked."""
-    steps, save, asked = choices.of((10, 0, 1)), choices.of((False, True)), choices.upto(3) < 3
+    """Whoever trains moves by some steps, and mostly the operator asks how far."""
+    steps, save, asked = choices.of((10, 1)), choices.of((False, True)), choices.upto(3) < 3
     for pod in simulation.pods():
-        if steps and kubelet.is_running(pod) and not kubelet.is_deleting(pod):
+        if kubelet.is_running(pod) and not kubelet.is_deleting(pod):
             step = simulation.training.proceed(pod, steps=steps, save=save)
             simulation.invariants.truth_of(pod).moved_at = simulation.clock.seconds
             simulation.tell(f"{_name(pod)} comes to step {step}{', which is saved' * save}")
-    if asked and simulation.operator is not None:
+    if asked:
+        _ask_for_progress(simulation)
+
+
+def training_hangs(simulation: "Simulation", choices: Choices) -> None:
+    """Asked twice, the trainer tells of the same step."""
+    _ask_for_progress(simulation)
+    simulation.advance(choices.of((70.0, 25.0)))
+    _ask_for_progress(simulation)
+
+
+def _ask_for_progress(simulation: "Simulation") -> None:
+    if simulation.operator is not None:
         simulation.operator.ask_for_progress()
         simulation.tell("the operator asks for progress")
 
@@ -217,7 +233,7 @@ def a_pod_cannot_start(simulation: "Simulation", choices: Choices) -> None:
     pod = _pick(simulation, choices)
     if pod is None or pod["status"]["phase"] != "Pending":
         return
-    why = choices.of(("Unschedulable", "ErrImagePull", "ImagePullBackOff", "InvalidImageName"))
+    why = choices.of(_WHY_NOT)
     if why == "Unschedulable":
         if not kubelet.node_of(pod):
             simulation.change(pod, kubelet.unschedulable(pod))
@@ -386,27 +402,28 @@ def strangers_go(simulation: "Simulation") -> None:
 
 _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (time_passes, 14),
-    (pods_progress, 41),
-    (training_proceeds, 20),
+    (pods_progress, 54),
+    (training_proceeds, 22),
+    (training_hangs, 6),
     (a_trainer_exits, 22),
     (a_trainer_takes_its_peers_along, 10),
     (training_ends_well, 4),
     (a_pod_is_evicted, 10),
-    (a_person_deletes_a_pod, 10),
+    (a_person_deletes_a_pod, 7),
     (terminating_pods_go, 16),
-    (a_pod_cannot_start, 8),
-    (a_node_dies, 6),
-    (dead_nodes_come_back, 10),
-    (the_operator_crashes, 14),
-    (writes_fail, 14),
+    (a_pod_cannot_start, 6),
+    (a_node_dies, 5),
+    (dead_nodes_come_back, 8),
+    (the_operator_crashes, 11),
+    (writes_fail, 10),
     (quota_is_used_up, 4),
-    (a_watch_has_trouble, 10),
+    (a_watch_has_trouble, 8),
     (the_job_is_suspended, 4),
-    (the_job_is_resumed, 12),
+    (the_job_is_resumed, 10),
     (the_template_changes, 3),
     (the_budget_changes, 3),
     (the_job_is_deleted, 3),
-    (garbage_is_collected, 8),
+    (garbage_is_collected, 6),
     (a_stranger_takes_a_name, 2),
     (a_job_is_applied, 8),
 )

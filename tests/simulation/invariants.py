@@ -74,6 +74,7 @@ class Invariants:
     def pod_deleted(self, pod: Manifest) -> None:
         owner = PodState.project(pod).owner_uid
         self.require(owner.startswith("job-"), f"deleted a pod of {owner!r}")
+        self.truth_of(pod).given_up = True
 
     # The job
 

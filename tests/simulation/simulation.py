@@ -1,7 +1,7 @@
 """One history: the world, the operator in it, and the calm after the storm."""
 
 import logging
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
@@ -113,7 +113,8 @@ class Simulation:
 
     def start_trainer(self, pod: Manifest, *, ready: bool) -> None:
         """The trainer of a pod runs."""
-        self.invariants.truth_of(pod).moved_at = self.clock.seconds
+        if not kubelet.is_running(pod):
+            self.invariants.truth_of(pod).moved_at = self.clock.seconds
         self.change(pod, kubelet.started(pod, ready=ready))
 
     def end_trainer(
@@ -159,11 +160,26 @@ class Simulation:
             assert self.operator is not None
             self.operator.heal()
             self.advance(_CALM_ROUND_SECONDS)
+            self._require_only_current_pods()
             if self._at_rest():
                 break
             self._kubelets_catch_up()
         self.require(self._at_rest(), f"not at rest in the end: {self._status_in_words()}")
         self._idle()
+
+    def _require_only_current_pods(self) -> None:
+        """Nothing of the past runs on, and nothing of a suspended job."""
+        job = self.job()
+        if job is None:
+            return
+        status = job.status
+        for pod in map(PodState.project, self.pods(live=False)):
+            if pod.owner_uid != job.uid or pod.deleting or pod.failed or pod.succeeded:
+                continue
+            index, attempt, replacement = astuple(pod.identity)
+            wanted = (status.attempt, status.replacements.get(str(index), 0))
+            self.require((attempt, replacement) == wanted, f"{pod.key.name} was left running")
+            self.require(not status.is_true("Suspended"), f"{pod.key.name} outlived the suspension")
 
     def _kubelets_catch_up(self) -> None:
         self.server.collect_garbage()

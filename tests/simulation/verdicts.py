@@ -25,6 +25,8 @@ class Truth:
     exit_code: int | None = None
     taken_away: bool = False
     """By the cluster or a person, before it ended."""
+    given_up: bool = False
+    """Deleted by the operator."""
     moved_at: float = 0.0
     """When its training began or came a step further, in seconds of the history."""
 
@@ -118,8 +120,10 @@ class Verdicts:
         elif charged:
             by_itself = truth.exit_code not in (None, 0) and not truth.taken_away
             self.require(by_rule or by_itself, f"{failure.pod} was charged, but in truth: {truth}")
-            disrupted = failure.class_ == "Disruption"
-            self.require(by_rule or not disrupted, "a disruption was charged")
+            self.require(by_rule or not failure.disruption, "a disruption was charged")
+        if failure.disruption:
+            own_doing = truth.given_up and not truth.taken_away
+            self.require(not own_doing, f"{failure.pod}, which was given up, counts as disrupted")
 
     def _success(self, job: DDPJob) -> None:
         ignored = [
