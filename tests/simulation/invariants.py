@@ -31,6 +31,7 @@ class Invariants:
         self.clock_is_right = True
         self._truth: dict[str, Truth] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
+        self._recorded: set[tuple[str, str]] = set()
 
     def truth_of(self, pod: Manifest) -> Truth:
         """What is known of a pod, to be told by whoever does something to it."""
@@ -45,7 +46,10 @@ class Invariants:
 
     def pod_created(self, pod: Manifest) -> None:
         state = PodState.project(pod)
-        self._uid_of[state.owner_uid, state.key.name] = pod["metadata"]["uid"]
+        name = (state.owner_uid, state.key.name)
+        self._uid_of[name] = pod["metadata"]["uid"]
+        recorded = name in self._recorded
+        self.require(not recorded, f"{state.key.name} is made anew although it was on record")
         job = self._server.job
         if job is not None and job["metadata"]["uid"] == state.owner_uid:
             self._judge_creation(state.identity, self._parse(job).status)
@@ -90,3 +94,10 @@ class Invariants:
             seconds=self._clock.seconds,
         )
         verdicts.judge(old, new)
+        status = new.status
+        identities = [
+            Identity(index, status.attempt, status.replacements.get(str(index), 0))
+            for index in range(new.spec.replicas)
+            if status.is_true("PodsCreated")
+        ]
+        self._recorded = {(new.uid, identity.pod_name(new.name)) for identity in identities}
