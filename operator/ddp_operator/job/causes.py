@@ -49,7 +49,8 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
     failed = [pod for pod in present if pod.failed or pod.disrupted]
     vanished = _vanished(job, pods)
     lost = (*(pod.identity.index for pod in failed), *(gone.index for gone in vanished))
-    if hopeless := [p for p in present if classes.is_hopeless(p) and not p.disrupted]:
+    at_fault = (pod for pod in present if not pod.succeeded and not pod.disrupted)
+    if hopeless := [pod for pod in at_fault if classes.is_hopeless(pod)]:
         return Cause(failures.of_pod(job, primary(hopeless), now), lost)
     first = primary(failed) if failed else None
     secondary = first is not None and _is_consequence(first) and job.spec.replicas > 1

@@ -5,9 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job import failures
 from ddp_operator.job.classes import is_hopeless, is_secondary, of_pod
 from ddp_operator.job.pods import PodState
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.job.builders import NOW, ended, fresh_job, pod
 
@@ -135,3 +138,27 @@ class TestRecord:
         assert (record.reason, record.message) == ("ImagePullBackOff", "no such image")
         words = failures.in_words(record)
         assert words == "pod digits-0-0 (node rank 0) cannot start: ImagePullBackOff: no such image"
+
+
+@given(
+    charged=st.lists(st.booleans(), min_size=1, max_size=40),
+    attempts=st.lists(st.integers(0, 2), min_size=40, max_size=40).map(sorted),
+)
+def test_ten_are_remembered_and_how_the_present_trouble_began(
+    charged: list[bool], attempts: list[int]
+) -> None:
+    status, told = DDPJobStatus(), []
+    for at, (counts, attempt) in enumerate(zip(charged, attempts, strict=False)):
+        status = status.model_copy(update={"attempt": attempt})
+        failed = ended(fresh_job(), 0, code=1, at=at, attempt=attempt)
+        record = failures.of_pod(fresh_job(), failed, NOW).model_copy(update={"charged": counts})
+        told.append(record)
+        status = failures.remember(status, record)
+    kept = list(status.failures)
+    assert len(kept) == min(len(told), failures.MAX_FAILURES)
+    assert kept == sorted(kept, key=lambda failure: failure.time)
+    assert kept[-1] == told[-1]
+    began = [f for f in told if f.charged and f.attempt == status.attempt]
+    assert not began or began[0] in kept
+    rest = [failure for failure in kept if failure not in began[:1]]
+    assert rest == [f for f in told if f not in began[:1]][len(told) - len(began[:1]) - len(rest) :]

@@ -178,6 +178,12 @@ class TestIgnore:
         assert planned.status.phase == "Succeeded"
         assert "1 of them by spec.restart.rules" in planned.status.message
 
+    def test_even_what_would_fail_the_job_at_once(self) -> None:
+        job, pods = running_job(restart={"rules": [{"exitCodes": [64], "action": "Ignore"}]})
+        seen = [pods[0], ended(job, 1, code=64)]
+        job = stored(job, plan(job, seen, later(60)))
+        assert not plan(job, seen, later(61)).decided
+
     def test_another_pods_failure_still_counts(self) -> None:
         job, _ = self.start()
         seen = [ended(job, 0, code=42), ended(job, 1, code=42)]
