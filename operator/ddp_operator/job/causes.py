@@ -51,6 +51,8 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
     lost = (*(pod.identity.index for pod in failed), *(gone.index for gone in vanished))
     at_fault = (pod for pod in present if not pod.succeeded and not pod.disrupted)
     if hopeless := [pod for pod in at_fault if classes.is_hopeless(pod)]:
+        hopeless_ones = {pod.identity.index for pod in hopeless}
+        lost = tuple(sorted(hopeless_ones.union(lost)))
         return Cause(failures.of_pod(job, primary(hopeless), now), lost)
     first = primary(failed) if failed else None
     secondary = first is not None and _is_consequence(first) and job.spec.replicas > 1

@@ -10,7 +10,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job import budget, causes, classes, failures, restart_rules
-from ddp_operator.job.decisions import decided, fail, restarting
+from ddp_operator.job.decisions import fail, restarting
 from ddp_operator.job.model import Observed, Plan
 from ddp_operator.ports import Event
 
@@ -71,7 +71,8 @@ def failed(
     status = budget.count(failures.remember(status, failure), failure)
     pause = _pause(job, status, failure)
     if pause:
-        status = status.model_copy(update={"next_start_time": now + pause})
+        until = max(status.next_start_time or now, now + pause)
+        status = status.model_copy(update={"next_start_time": until})
     status = _next_attempt(status) if gang else _replacing(status, lost)
     cost = f"restart {budget.used(job, status)} of {limit}" if charged else "not charged"
     wait = f" after {int(pause.total_seconds())} s" if pause else ""
@@ -91,7 +92,7 @@ def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
         Event("FailureIgnored", f"{rule} (Ignore): {failures.in_words(failure)}")
         for failure, rule in new
     )
-    return decided(status, *events)
+    return Plan(status, decided=True, events=tuple(events))
 
 
 def _is_excused(job: DDPJob, now: datetime) -> bool:

@@ -109,6 +109,17 @@ class TestBackoff:
             job = running_again(job, fails(job))
         assert fails(job, disruption="PreemptionByScheduler").status.next_start_time is None
 
+    def test_what_is_lost_meanwhile_does_not_shorten_it(self) -> None:
+        job = start(scope="Pod", backoff={"initialSeconds": 300, "maxSeconds": 300})
+        job = with_status(job, restarts=1, restarts_without_progress=1)
+        job = stored(job, fails(job))
+        assert job.status.next_start_time == later(360)
+        planned = plan(job, [], later(61))
+        assert planned.decided is False, "nothing vanishes that is not there yet"
+        gone = ready(job, 0, deleting=True)
+        planned = plan(job, [gone], later(61))
+        assert (planned.decided, planned.status.next_start_time) == (True, later(360))
+
     def test_it_is_announced(self) -> None:
         job = start()
         job = running_again(job, fails(job))

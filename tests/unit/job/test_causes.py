@@ -149,6 +149,12 @@ class TestCannotStart:
         planned = plan(job, [pod(job, 0), self.stuck(job, "InvalidImageName")], later(1))
         assert (planned.status.phase, planned.status.reason) == ("Failed", "InvalidImageName")
 
+    def test_a_rule_may_replace_it(self) -> None:
+        rules = [{"reasons": ["InvalidImageName"], "action": "RestartPod", "charged": True}]
+        job, pods = running_job(restart={"rules": rules})
+        planned = plan(job, [pods[0], self.stuck(job, "InvalidImageName")], later(60))
+        assert (planned.status.attempt, planned.status.replacements) == (0, {"1": 1})
+
     def test_a_runtime_that_fails_for_long_is_the_nodes_fault(self) -> None:
         job = self.waiting(since=later(0), why="RunContainerError")
         pods = [ready(job, 0), self.stuck(job, "RunContainerError")]
