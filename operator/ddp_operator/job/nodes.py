@@ -11,7 +11,7 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
-from ddp_operator.job import manifests
+from ddp_operator.job import classes, manifests
 from ddp_operator.job.pods import Identity
 from ddp_operator.ports import Node
 
@@ -50,7 +50,12 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> 
 
 
 def _is_charged_to_node(failure: Failure) -> bool:
-    return bool(failure.node) and failure.class_ in ("Application", "Infrastructure")
+    """What a rank suffered because of another one says nothing of its own node, and what a rule
+    ignores is no failure.
+    """
+    if not failure.node or failure.action == "Ignore" or classes.is_consequence(failure):
+        return False
+    return failure.class_ in ("Application", "Infrastructure")
 
 
 def _fits(job: DDPJob, node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
@@ -52,6 +53,13 @@ def test_training_that_fails_on_one_node_only_is_blamed_on_the_node() -> None:
 @pytest.mark.parametrize("class_", ["Disruption", "Configuration"])
 def test_what_is_not_the_nodes_doing_is_not_charged_to_it(class_: FailureClass) -> None:
     status = judged(fresh_job(), *[failure("node-a", class_)] * 5)
+    assert (status.node_failures, status.excluded_nodes) == ({}, ())
+
+
+@pytest.mark.parametrize("how", [{"exit_code": 75}, {"exit_code": 42, "action": "Ignore"}], ids=str)
+def test_nor_is_a_mere_consequence_or_what_a_rule_ignores(how: dict[str, Any]) -> None:
+    other = failure("node-a", "Application").model_copy(update=how)
+    status = judged(fresh_job(), *[other] * 5)
     assert (status.node_failures, status.excluded_nodes) == ({}, ())
 
 
