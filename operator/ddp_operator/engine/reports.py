@@ -4,10 +4,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Final
 
-from ddp_operator.api.job import DDPJob
+from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.engine.jobs import JobCache
 from ddp_operator.job.model import observe
 from ddp_operator.job.pods import PodState
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 10.0
 """How often a running job's trainer is asked how far it is, and its progress written at most."""
 
-_AT_ONCE: Final = 16
+_AT_ONCE: Final = 64
 """Trainers asked at the same time; each answers in milliseconds, or not within two seconds."""
 _ROUND_SECONDS: Final = 0.5
 """How often to look which jobs are due."""
@@ -53,8 +54,10 @@ class ProgressReports:
         self._clock = clock
         self._on_report = on_report
         self._reports: dict[Key, Report] = {}
+        self._heard_at: dict[Key, float] = {}
         self._due: dict[Key, float] = {}
         self._troubles: dict[Key, str] = {}
+        self._asking: set[Key] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     def of(self, job: Key) -> Report | None:
@@ -77,30 +80,28 @@ class ProgressReports:
         due: list[Key] = []
         for key in self._jobs.keys():  # noqa: SIM118 - no dict
             entry = self._jobs.get(key)
-            if (
-                entry is None
-                or not isinstance(entry.job, DDPJob)
-                or not entry.job.status.start_time
-            ):
-                continue
-            if entry.job.status.finished or entry.job.deleting or entry.job.spec.suspend:
+            if entry is None or not _may_train(entry.job):
                 continue
             # A job that is new here comes up at any moment of its first interval.
             self._due[key] = known.get(key, now + random.uniform(0, interval))
-            if self._due[key] <= now:
+            if self._due[key] <= now and key not in self._asking:
                 self._due[key] = now + interval * random.uniform(1 - _JITTER, 1 + _JITTER)
                 due.append(key)
-        for memory in (self._reports, self._troubles):
-            for key in memory.keys() - self._due.keys():
-                del memory[key]
+        for forgotten in self._troubles.keys() - self._due.keys():
+            del self._troubles[forgotten]
+            self._reports.pop(forgotten, None)
+            self._heard_at.pop(forgotten, None)
         return due
 
     async def _ask(self, key: Key) -> None:
+        self._asking.add(key)
         try:
             await self._ask_pod_0(key)
         except Exception:
             # One job must never stop the others; this one is asked again in its turn.
             logger.exception("%s: asking for progress failed", key)
+        finally:
+            self._asking.discard(key)
 
     async def _ask_pod_0(self, key: Key) -> None:
         entry = self._jobs.get(key)
@@ -120,7 +121,18 @@ class ProgressReports:
             self._note(key, f"the progress that {pod.key.name} reports is ignored: {error}")
             return
         self._note(key, "")
-        self._reports[key] = Report(entry.uid, pod.identity, said, self._clock())
+        self._hear(key, Report(entry.uid, pod.identity, said, self._clock()))
+
+    def _hear(self, key: Key, report: Report) -> None:
+        """Keep a report; the time that a step stands is measured, lest a clock that is set makes
+        hangs.
+        """
+        known, now = self._reports.get(key), asyncio.get_running_loop().time()
+        if known is not None and _same_step(known, report):
+            passed = timedelta(seconds=now - self._heard_at[key])
+            report = replace(report, received=known.received + passed)
+        self._reports[key] = report
+        self._heard_at[key] = now
         self._on_report(key)
 
     def _note(self, key: Key, trouble: str) -> None:
@@ -129,3 +141,14 @@ class ProgressReports:
         self._troubles[key] = trouble
         level = logging.DEBUG if known == trouble else logging.INFO
         logger.log(level, "%s: %s", key, trouble or "progress is reported")
+
+
+def _may_train(job: DDPJob | InvalidJobError) -> bool:
+    if not isinstance(job, DDPJob) or job.status.start_time is None:
+        return False
+    return not (job.status.finished or job.deleting or job.spec.suspend)
+
+
+def _same_step(one: Report, other: Report) -> bool:
+    by_the_same = (one.owner_uid, one.identity) == (other.owner_uid, other.identity)
+    return by_the_same and one.said.step == other.said.step

@@ -78,12 +78,13 @@ class TrainerStatus(ReportedProgress):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the trainer of one pod said, and when it was heard."""
+    """What the trainer of one pod said last."""
 
     owner_uid: str
     identity: Identity
     said: TrainerStatus
     received: datetime
+    """By a clock that does not jump for as long as the step stays the same."""
 
     def concerns(self, job: DDPJob) -> bool:
         """Whether the pod that said it is the one that speaks for the job now."""

@@ -49,7 +49,8 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
         index=index,
         rank=rank,
         pod=pod.key.name if pod else "",
-        node=pod.node if pod else "",
+        # Without a rank to name there is no node to blame.
+        node=pod.node if pod and rank is not None else "",
         reason=NO_PROGRESS,
         message=message,
         class_="Application",
@@ -98,8 +99,9 @@ def watched(job: DDPJob, planned: Plan, report: Report | None, now: datetime) ->
                 status, "Running", True, PODS_READY, "progress is reported", now
             )
         status = with_phase(status, pods_scheduled=True)
-    waits = [moment for moment in (planned.look_again_at, due) if moment and moment > now]
-    return replace(planned, status=status, events=events, look_again_at=min(waits, default=None))
+    waits = [planned.look_again_at, due if due and due > now else None]
+    soonest = min((moment for moment in waits if moment), default=None)
+    return replace(planned, status=status, events=events, look_again_at=soonest)
 
 
 def with_stacks(job: DDPJob, pods: Observed, planned: Plan) -> Plan:

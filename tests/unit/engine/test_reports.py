@@ -158,14 +158,22 @@ async def test_a_hang_is_ended_after_its_stacks_were_asked_for(
         await delete_pod(pod, grace_seconds=grace_seconds)
 
     world.cluster.delete_pod = note  # type: ignore[method-assign]
-    await world.run("train", server, progressDeadlineSeconds=60)
-    await world.until(lambda: world.step("train") == 1)
-    assert deleted == []
-    world.ahead = timedelta(seconds=90)
+    await world.run("train", server, progressDeadlineSeconds=1)
     await world.until(lambda: world.pods("train") == ["train-1-0", "train-1-1"])
     assert deleted == [2, 2]
     status = world.status("train")
     assert (status["restarts"], status["failures"][0]["reason"]) == (1, "NoProgress")
+
+
+async def test_a_clock_that_is_set_makes_no_hang(world: World, server: TrainerServer) -> None:
+    await world.run("train", server, progressDeadlineSeconds=600)
+    await world.until(lambda: world.step("train") == 1)
+    world.ahead = timedelta(hours=1)
+    asked = len(server.asked)
+    await world.until(lambda: len(server.asked) >= asked + 3)
+    server.answer = {"step": 2}
+    await world.until(lambda: world.step("train") == 2)
+    assert world.status("train")["restarts"] == 0
 
 
 async def test_polling_ends_with_the_engine(world: World, server: TrainerServer) -> None:

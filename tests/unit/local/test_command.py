@@ -87,7 +87,7 @@ def test_a_script_that_hangs_shows_its_stacks_and_starts_again(run: Run) -> None
     trainer["command"] = ["python", "-c", HANGING]
     code, output = run(manifest, arguments=("--progress-poll-seconds", "0.2"))
     assert code == 0
-    assert "NoProgress on node localhost: step 7 has not moved" in output
+    assert "NoProgress: step 7 has not moved" in output
     assert "rank 0 | stacks of rank 0" in output
     assert "rank 1 | stacks of rank 1" in output
     assert "1 of 3 allowed" in output
