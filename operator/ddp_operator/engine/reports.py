@@ -121,7 +121,8 @@ class ProgressReports:
             self._note(key, f"the progress that {pod.key.name} reports is ignored: {error}")
             return
         self._note(key, "")
-        self._hear(key, Report(entry.uid, pod.identity, said, self._clock()))
+        heard_at = self._clock()
+        self._hear(key, Report(entry.uid, pod.identity, said, heard_at, heard_at))
 
     def _hear(self, key: Key, report: Report) -> None:
         """Keep a report; the time that a step stands is measured, lest a clock that is set makes
@@ -130,7 +131,9 @@ class ProgressReports:
         known, now = self._reports.get(key), asyncio.get_running_loop().time()
         if known is not None and _same_step(known, report):
             passed = timedelta(seconds=now - self._heard_at[key])
-            report = replace(report, received=known.received + passed)
+            report = replace(
+                report, first_received=known.first_received, received=known.received + passed
+            )
         self._reports[key] = report
         self._heard_at[key] = now
         self._on_report(key)

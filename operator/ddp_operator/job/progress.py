@@ -83,8 +83,10 @@ class Report:
     owner_uid: str
     identity: Identity
     said: TrainerStatus
+    first_received: datetime
+    """When this pod was first heard to be at this step."""
     received: datetime
-    """By a clock that does not jump for as long as the step stays the same."""
+    """When it said so last; by a clock that has not been set since it said so first."""
 
     def concerns(self, job: DDPJob) -> bool:
         """Whether the pod that said it is the one that speaks for the job now."""

@@ -23,7 +23,7 @@ NO_REPORTS = "NoProgressReports"
 def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Failure | None:
     """Return the failure of a job whose step has not moved for too long; None while it moves.
 
-    The time counts from when the step was first seen, or from when all pods of this attempt ran.
+    The time counts from when the step was first seen in this attempt, all of whose pods ran.
     """
     limit, running_since = _deadline(job), _running_since(job)
     progress = job.status.progress
@@ -31,7 +31,10 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
         return None
     if report is None or not report.concerns(job) or report.said.step != progress.step:
         return None
-    stood = report.received - max(progress.updated_at, running_since)
+    # An earlier attempt may have been at that step too, which says nothing of this one.
+    known_since = progress.updated_at
+    since = known_since if known_since > running_since else report.first_received
+    stood = report.received - max(since, running_since)
     if stood < limit:
         return None
     rank = progress.slowest_rank

@@ -257,7 +257,7 @@ async def test_progress_alone_is_written_once_in_an_interval() -> None:
     said = {"step": 1}
 
     def report_of(_: Key) -> Report:
-        return Report("u1", Identity(0, 0), parse(json.dumps(said).encode()), world.now)
+        return Report("u1", Identity(0, 0), parse(json.dumps(said).encode()), NOW, world.now)
 
     world.reconciler = Reconciler(
         world.cluster, world.jobs, clock=lambda: world.now, report_of=report_of

@@ -169,7 +169,7 @@ class DDPJobHistories(RuleBasedStateMachine):
             checkpoint = None if saved is None else ReportedCheckpoint(step=saved)
             said = TrainerStatus(step=step, checkpoint=checkpoint)
             self.cluster.report = Report(
-                speaker.owner_uid, speaker.identity, said, self.cluster.now
+                speaker.owner_uid, speaker.identity, said, self.cluster.now, self.cluster.now
             )
 
     @rule(data=st.data())

@@ -37,10 +37,20 @@ FULL = {
 }
 
 
-def report(step: int, *, received: float = 0, attempt: int = 0, **said: Any) -> Report:
-    """What the trainer of pod 0 says, `received` seconds after NOW."""
+def report(
+    step: int,
+    *,
+    received: float = 0,
+    first_received: float | None = None,
+    attempt: int = 0,
+    **said: Any,
+) -> Report:
+    """What the trainer of pod 0 says, `received` seconds after NOW; for the first time, unless
+    another is given.
+    """
+    first = later(received if first_received is None else first_received)
     document = json.dumps({"step": step, **said}).encode()
-    return Report(UID, Identity(0, attempt), parse(document), later(received))
+    return Report(UID, Identity(0, attempt), parse(document), first, later(received))
 
 
 def test_a_full_report_is_read() -> None:
@@ -105,7 +115,7 @@ def test_whatever_is_believed_can_be_stored(answer: dict[str, Any]) -> None:
         said = parse(json.dumps(answer).encode())
     except InvalidReportError:
         return
-    heard = Report(UID, Identity(0, 0), said, NOW)
+    heard = Report(UID, Identity(0, 0), said, NOW, NOW)
     stored = json.dumps(as_stored(with_report(fresh_job(), heard)), allow_nan=False)
     assert json.loads(stored)["progress"]["step"] == answer["step"]
 
@@ -126,8 +136,8 @@ def test_a_step_keeps_the_time_at_which_it_was_first_seen() -> None:
     "stale",
     [
         report(9, attempt=1),
-        Report("another", Identity(0, 0), TrainerStatus(step=9), NOW),
-        Report(UID, Identity(0, 0, replacement=1), TrainerStatus(step=9), NOW),
+        Report("another", Identity(0, 0), TrainerStatus(step=9), NOW, NOW),
+        Report(UID, Identity(0, 0, replacement=1), TrainerStatus(step=9), NOW, NOW),
     ],
 )
 def test_only_the_present_pod_0_of_this_very_job_is_heard(stale: Report) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Progress
 from ddp_operator.job.plan import plan
 from ddp_operator.job.pods import PodState
 from ddp_operator.job.progress import Report
@@ -18,6 +19,7 @@ from tests.unit.job.builders import (
     ready,
     running_job,
     stored,
+    with_status,
 )
 from tests.unit.job.test_progress import report
 
@@ -56,8 +58,19 @@ def test_the_time_counts_from_when_this_attempt_ran() -> None:
     job, pods = watched_job()
     early = report(7, received=2)  # pod 0 came up before the others
     job = stored(job, plan(job, pods, early.received, report=early))
-    assert does_nothing(plan(job, pods, later(70), report=report(7, received=70)))
-    assert plan(job, pods, later(71), report=report(7, received=71)).decided
+    assert does_nothing(plan(job, pods, later(70), report=report(7, first_received=2, received=70)))
+    hang = report(7, first_received=2, received=71)
+    assert plan(job, pods, later(71), report=hang).decided
+
+
+def test_a_step_that_an_earlier_attempt_was_at_is_new_to_this_one() -> None:
+    job, pods = watched_job()
+    job = with_status(job, progress=Progress(step=7, updated_at=later(2)))
+    assert does_nothing(plan(job, pods, later(400), report=report(7, received=400)))
+    heard = report(7, first_received=400, received=460)
+    assert does_nothing(plan(job, pods, later(460), report=heard))
+    heard = report(7, first_received=400, received=461)
+    assert plan(job, pods, later(461), report=heard).decided
 
 
 def test_silence_is_no_evidence() -> None:
