@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import dataclass
 
 import torch
 from ddp_trainer import workloads
@@ -21,10 +22,24 @@ BATCH_SIZE = 32
 LOG_EVERY_STEPS = 10
 
 
-def train(workload: Workload, *, epochs: int) -> list[float]:
+@dataclass(frozen=True)
+class Moment:
+    """By two clocks, in seconds."""
+
+    wall: float
+    cpu: float
+    """Of this process, all threads together."""
+
+
+def now() -> Moment:
+    """This moment."""
+    return Moment(time.perf_counter(), time.process_time())
+
+
+def train(workload: Workload, *, epochs: int) -> list[Moment]:
     """Train with AdamW and a cosine schedule in the default process group.
 
-    Returns when each step was complete, by `time.perf_counter`.
+    Returns when each step was complete.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -32,7 +47,7 @@ def train(workload: Workload, *, epochs: int) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     steps_of_an_epoch = -(-len(workload.train) // (BATCH_SIZE * world_size))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps_of_an_epoch)
-    complete: list[float] = []
+    complete: list[Moment] = []
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(epoch)
         mine = torch.randperm(len(workload.train), generator=generator)[rank::world_size]
@@ -44,7 +59,7 @@ def train(workload: Workload, *, epochs: int) -> list[float]:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             scheduler.step()
-            complete.append(time.perf_counter())
+            complete.append(now())
             if rank == 0 and len(complete) % LOG_EVERY_STEPS == 0:
                 print(f"step {len(complete)} loss {loss.item():.4f}", flush=True)
     return complete

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,8 +33,8 @@ from ddp_trainer.world import World
 
 from tests.bench import bare_ddp
 
-_WARM_UP_STEPS = 5
-"""DDP lays out its buckets in the first; memory and threads are found in the next ones."""
+_WARM_UP_STEPS = 15
+"""DDP lays out its buckets in the first; votes find their pace at the end of the first interval."""
 _TEST_SAMPLES = 32
 
 
@@ -44,15 +43,15 @@ class StampedProgress(Progress):
 
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
-        self.complete: list[float] = []
+        self.complete: list[bare_ddp.Moment] = []
 
     def step(self, position: Position) -> None:
         super().step(position)
-        self.complete.append(time.perf_counter())
+        self.complete.append(bare_ddp.now())
 
 
 def main(name: str, steps: int, pairs: int, results: Path) -> None:
-    """Measure; rank 0 writes pairs of milliseconds a step: by hand, and by the trainer."""
+    """Measure; rank 0 writes what a step of either loop takes, for each pair."""
     environment = Environment.from_env(os.environ)
     log_to_stdout(f"rank {environment.rank}")
     world_size = environment.placement.world_size
@@ -69,8 +68,8 @@ def main(name: str, steps: int, pairs: int, results: Path) -> None:
                     if ours
                     else bare_ddp.train(workload, epochs=1)
                 )
-                times[ours] = milliseconds_a_step(complete, steps)
-            found.append((times[False], times[True]))
+                times[ours] = a_step(complete, steps)
+            found.append({"bare": times[False], "trainer": times[True]})
         group.barrier()
     if environment.rank == 0:
         results.write_text(json.dumps(found))
@@ -78,7 +77,7 @@ def main(name: str, steps: int, pairs: int, results: Path) -> None:
 
 def trainer(
     workload: Workload, environment: Environment, group: Group, world: World
-) -> list[float]:
+) -> list[bare_ddp.Moment]:
     """One epoch as the trainer trains it, with all that it tells of it."""
     flags = ["--epochs=1", f"--log-every-steps={bare_ddp.LOG_EVERY_STEPS}"]
     options = Options.parse([*flags, f"--batch-size={bare_ddp.BATCH_SIZE}"])
@@ -127,10 +126,14 @@ def cut(workload: Workload, *, train: int) -> Workload:
     return replace(workload, train=samples, test=tests)
 
 
-def milliseconds_a_step(complete: list[float], steps: int) -> float:
-    """The mean, without the first ones."""
+def a_step(complete: list[bare_ddp.Moment], steps: int) -> dict[str, float]:
+    """Milliseconds that a step takes: the mean, without the first ones."""
     assert len(complete) == steps
-    return (complete[-1] - complete[_WARM_UP_STEPS]) / (steps - _WARM_UP_STEPS - 1) * 1e3
+    first, last, count = complete[_WARM_UP_STEPS], complete[-1], steps - _WARM_UP_STEPS - 1
+    return {
+        "wall": (last.wall - first.wall) / count * 1e3,
+        "cpu": (last.cpu - first.cpu) / count * 1e3,
+    }
 
 
 if __name__ == "__main__":

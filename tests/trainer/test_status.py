@@ -154,10 +154,9 @@ def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server)
         assert metrics["ddp_step_duration_seconds_count"] >= 10
         assert metrics['ddp_phase_seconds_total{phase="data"}'] > 0
         assert metrics['ddp_phase_seconds_total{phase="checkpoint"}'] > 0
-        # Rank 0 waits for rank 1, and that is not held against it.
-        waited = metrics['ddp_phase_seconds_total{phase="communication"}']
-        assert waited > metrics['ddp_phase_seconds_total{phase="compute"}']
-        assert metrics["ddp_reforms_total"] == 0
+        # In each of ten steps rank 1 took 0.2 s and more, and rank 0 waited for a third of that:
+        # else rank 1 would not have been named.
+        assert metrics['ddp_phase_seconds_total{phase="communication"}'] > 0.5
 
         assert server.ask("/dump-stacks", method="POST") == (202, '{"ranks": [0]}')
         pod.wait_for_log("in train")
@@ -165,9 +164,10 @@ def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server)
         [rank] = pod.rank_pids()
         os.kill(rank, signal.SIGKILL)
         assert server.status()["step"] >= status["step"]  # by the launcher, which lives
-        until(lambda: server.metrics()["ddp_reforms_total"] == 1, "the group to be formed anew")
+        reforms = metrics["ddp_reforms_total"]
+        until(lambda: server.metrics()["ddp_reforms_total"] > reforms, "the group to form anew")
         after = server.metrics()
-        assert after["ddp_rank_restarts_total"] == 1
+        assert after["ddp_rank_restarts_total"] >= 1
         assert after["ddp_reform_seconds_total"] > 0
         count = "ddp_step_duration_seconds_count"
         assert after[count] >= metrics[count]
@@ -179,9 +179,10 @@ def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server)
 
 
 def assert_steps_grow(path: Path) -> None:
-    """None is told twice; the one at which rank 0 was killed may be missing."""
+    """None is told twice; one at which a rank was lost may be missing."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     steps = [line["step"] for line in lines if line["kind"] == "training"]
-    assert all(2 <= later - earlier <= 4 for earlier, later in pairwise(steps)), steps
-    assert steps[0] == 2
+    assert len(steps) > 5
+    assert all(step % 2 == 0 for step in steps), steps
+    assert all(earlier < later for earlier, later in pairwise(steps)), steps
     assert all(line["computeSeconds"] >= 0 for line in lines if line["kind"] == "training")
