@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.simulation.simulation import run
+from tests.simulation.run import run
 
 
 def main() -> int:

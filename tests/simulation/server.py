@@ -176,6 +176,12 @@ class ApiServer:
             if owner_of(pod).startswith("job-") and owner_of(pod) not in alive:
                 self.end_pod(key)
 
+    def remove_strangers(self) -> None:
+        """Remove the pods of nobody."""
+        for key, pod in list(self.pods.items()):
+            if not owner_of(pod):
+                self.remove_pod(key)
+
     def found_pod(self, key: Key) -> Manifest:
         """A pod; raises `NotFoundError` when there is none of that name."""
         if key not in self.pods:

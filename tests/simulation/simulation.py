@@ -1,6 +1,5 @@
 """One history: the world, the operator in it, and the calm after the storm."""
 
-import logging
 from dataclasses import astuple, replace
 
 from ddp_operator.api.job import DDPJob
@@ -8,10 +7,9 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.pods import PodState
 from ddp_operator.ports import Key, Manifest
 
-from tests.simulation import actions, kubelet
+from tests.simulation import kubelet
 from tests.simulation.clock import Clock
 from tests.simulation.cluster import NODES, Weather
-from tests.simulation.history import Choices, spec_choices, steps
 from tests.simulation.invariants import Invariants
 from tests.simulation.process import OperatorProcess
 from tests.simulation.server import ApiServer
@@ -29,7 +27,7 @@ _MOST_PLANS_PER_STEP = 40
 class Simulation:
     """A cluster in which anything may happen; `tale` says in words what did."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self) -> None:
         self.clock = Clock()
         self.server = ApiServer(self.clock)
         self.weather = Weather()
@@ -45,9 +43,6 @@ class Simulation:
         self._restart_at = 0.0
         self.operator: OperatorProcess | None = None
         self.start_operator()
-        spec = actions.new_spec(choices)
-        self.server.create_job(spec)
-        self.tell(f"a user applies {spec}")
 
     # What actions use
 
@@ -152,7 +147,7 @@ class Simulation:
         self.clock.operator_skew_seconds = 0.0
         self.server.no_quota_until = 0.0
         self.down_seconds = 0.0  # a write under way may still be its last
-        actions.strangers_go(self)
+        self.server.remove_strangers()
         if self.operator is None:
             self.start_operator()
         for _ in range(_CALM_ROUNDS):
@@ -226,42 +221,11 @@ class Simulation:
         self.require(self.plans <= limit, f"{self.plans} plans in {self.steps} steps")
 
     def require(self, holds: object, claim: str) -> None:
-        """Raise when this claim, or any before it, does not hold."""
+        """Raise `AssertionError` when this claim, or any before it, does not hold."""
         self.invariants.require(holds, claim)
+        self.check()
+
+    def check(self) -> None:
+        """Raise `AssertionError` when any claim has turned out not to hold."""
         if self.invariants.violation:
             raise AssertionError("\n".join((self.invariants.violation, *self.tale)))
-
-
-class _BugReports(logging.Handler):
-    """The engine survives every error and logs it: here each one is a violation."""
-
-    def __init__(self, invariants: Invariants) -> None:
-        super().__init__(logging.ERROR)
-        self._invariants = invariants
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        self._invariants.require(False, f"{record.getMessage()}: {error!r}")
-
-
-def run(history: bytes) -> Simulation:
-    """Live through one history; raises `AssertionError` with the tale when something is wrong."""
-    simulation = Simulation(spec_choices(history))
-    reports = _BugReports(simulation.invariants)
-    logger = logging.getLogger("ddp_operator")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    logger.addHandler(reports)
-    try:
-        for number, choices in steps(history):
-            simulation.steps += 1
-            actions.TABLE[number](simulation, choices)
-            simulation.advance(choices.of(actions.PAUSES))
-            simulation.require(True, "nothing else")
-        simulation.calm()
-    finally:
-        logger.removeHandler(reports)
-        logger.setLevel(level)
-        if simulation.operator is not None:
-            simulation.operator.kill()
-    return simulation

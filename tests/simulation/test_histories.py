@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
 from tests.simulation.history import SPEC_BYTES, STEP_BYTES
-from tests.simulation.simulation import run
+from tests.simulation.run import run
 
 LEAST_STEPS, MOST_STEPS = 30, 34
 SHARDS = 25

@@ -156,8 +156,9 @@ class Reconciler:
         if not isinstance(entry.job, DDPJob) or status == entry.job.status:
             return None
         interval = self._intervals.get(news(entry.job.status, status), timedelta())
-        written_at = entry.status_written_at
-        return written_at + interval if self._clock() - written_at < interval else None
+        since = self._clock() - entry.status_written_at
+        # A clock that was set back must not make news wait for as long.
+        return entry.status_written_at + interval if timedelta() <= since < interval else None
 
     async def _act(self, entry: Entry, planned: Plan) -> None:
         cluster, job = self._cluster, entry.job

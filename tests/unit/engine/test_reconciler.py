@@ -209,6 +209,14 @@ async def test_minor_news_are_written_no_more_often_than_the_interval_allows(wor
     assert world.status["ready"] == "1/3"
 
 
+async def test_minor_news_do_not_wait_for_a_clock_that_was_set_back(world: World) -> None:
+    world.apply(job(replicas=3))
+    await world.reconcile()
+    world.cluster.set_pod_status("train-0-0", READY)
+    world.now = NOW - timedelta(minutes=10)
+    assert await world.reconcile() == ["patch_status train"]
+
+
 async def test_running_is_told_at_once(world: World) -> None:
     world.apply(job())
     await world.reconcile()

@@ -1,0 +1,90 @@
+"""How often each action is taken, and how a history of them is lived through.
+
+An action that finds nothing to act on does nothing. The first option of each of its choices is the
+plainest one, since histories shrink towards it.
+"""
+
+import logging
+from collections.abc import Callable
+
+from tests.simulation import cluster_actions as cluster
+from tests.simulation import pod_actions as pods
+from tests.simulation import user_actions as user
+from tests.simulation.history import Choices, spec_choices, steps
+from tests.simulation.invariants import Invariants
+from tests.simulation.simulation import Simulation
+
+Action = Callable[[Simulation, Choices], None]
+
+_PAUSES = (0.05, 1.0, 0.0, 4.0, 15.0, 0.01)
+"""Seconds between two steps; short ones leave the operator's writes under way."""
+
+_WEIGHTS: tuple[tuple[Action, int], ...] = (
+    (cluster.time_passes, 14),
+    (cluster.the_operators_clock_jumps, 5),
+    (pods.pods_progress, 49),
+    (pods.training_proceeds, 22),
+    (pods.training_hangs, 6),
+    (pods.a_trainer_exits, 22),
+    (pods.a_trainer_takes_its_peers_along, 10),
+    (pods.training_ends_well, 4),
+    (pods.a_pod_is_evicted, 10),
+    (pods.a_person_deletes_a_pod, 7),
+    (pods.terminating_pods_go, 16),
+    (pods.a_pod_cannot_start, 6),
+    (cluster.a_node_dies, 5),
+    (cluster.dead_nodes_come_back, 8),
+    (cluster.the_operator_crashes, 11),
+    (cluster.writes_fail, 10),
+    (cluster.quota_is_used_up, 4),
+    (cluster.a_watch_has_trouble, 8),
+    (user.the_job_is_suspended, 4),
+    (user.the_job_is_resumed, 10),
+    (user.the_template_changes, 3),
+    (user.the_budget_changes, 3),
+    (user.the_job_is_deleted, 3),
+    (user.garbage_is_collected, 6),
+    (user.a_stranger_takes_a_name, 2),
+    (user.a_job_is_applied, 8),
+)
+
+_TABLE: tuple[Action, ...] = tuple(action for action, weight in _WEIGHTS for _ in range(weight))
+"""The action of each byte; more bytes for what happens more often."""
+
+assert len(_TABLE) == 256, f"weights must sum to 256, not {len(_TABLE)}"
+
+
+class _BugReports(logging.Handler):
+    """The engine survives every error and logs it: here each one is a violation."""
+
+    def __init__(self, invariants: Invariants) -> None:
+        super().__init__(logging.ERROR)
+        self._invariants = invariants
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self._invariants.require(False, f"{record.getMessage()}: {error!r}")
+
+
+def run(history: bytes) -> Simulation:
+    """Live through one history; raises `AssertionError` with the tale when something is wrong."""
+    simulation = Simulation()
+    reports = _BugReports(simulation.invariants)
+    logger = logging.getLogger("ddp_operator")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    logger.addHandler(reports)
+    try:
+        user.a_job_is_applied(simulation, spec_choices(history))
+        for number, choices in steps(history):
+            simulation.steps += 1
+            _TABLE[number](simulation, choices)
+            simulation.advance(choices.of(_PAUSES))
+            simulation.check()
+        simulation.calm()
+    finally:
+        logger.removeHandler(reports)
+        logger.setLevel(level)
+        if simulation.operator is not None:
+            simulation.operator.kill()
+    return simulation

@@ -1,0 +1,121 @@
+"""What users do to jobs, and to the names that jobs need."""
+
+from typing import Any
+
+from ddp_operator.api.constants import LABEL_JOB_NAME, LABEL_SERVING
+from ddp_operator.job import manifests
+from ddp_operator.job.pods import Identity
+
+from tests.good_manifests import container, template
+from tests.simulation.history import Choices
+from tests.simulation.simulation import Simulation
+
+_RULES: tuple[list[dict[str, Any]], ...] = (
+    [],
+    [],
+    [{"exitCodes": [2], "action": "Ignore"}, {"messageRegex": "CUDA", "action": "RestartGang"}],
+    [{"exitCodes": [139], "action": "FailJob"}, {"ranks": [0], "action": "RestartPod"}],
+    [{"classes": ["Disruption"], "action": "RestartGang", "charged": True}],
+    [{"reasons": ["Error"], "action": "RestartPod", "charged": False}],
+)
+
+
+def new_spec(choices: Choices) -> dict[str, Any]:
+    """A job as a user may write it."""
+    spec: dict[str, Any] = {
+        "replicas": 1 + choices.upto(2),
+        "restart": {
+            "scope": choices.of(("Gang", "Pod")),
+            "maxRestarts": choices.upto(3),
+            "resetAfterProgress": choices.of((True, False)),
+            "rules": choices.of(_RULES),
+        },
+        "cleanPodPolicy": choices.of(("Running", "All", "None")),
+        "suspend": choices.upto(7) == 7,
+    }
+    if choices.upto(3) == 3:
+        spec["activeDeadlineSeconds"] = 1500
+    if choices.upto(3) == 3:
+        spec["ttlSecondsAfterFinished"] = choices.of((300, 0))
+    if choices.upto(1):
+        spec["progressDeadlineSeconds"] = 60
+    if choices.upto(1):
+        spec["schedulingTimeoutSeconds"] = 30
+    if choices.upto(1):
+        spec["template"] = template(container(resources={"limits": {"memory": "1Gi"}}))
+    return spec
+
+
+def the_job_is_suspended(simulation: Simulation, choices: Choices) -> None:
+    del choices
+    if simulation.server.job and not simulation.server.job["spec"].get("suspend"):
+        simulation.server.edit_job({"suspend": True})
+        simulation.tell("a user suspends the job")
+
+
+def the_job_is_resumed(simulation: Simulation, choices: Choices) -> None:
+    """Maybe with other replicas."""
+    if simulation.server.job and simulation.server.job["spec"].get("suspend"):
+        if choices.upto(1):
+            replicas = 1 + choices.upto(2)
+            simulation.server.edit_job({"replicas": replicas})
+            simulation.tell(f"a user edits replicas: {replicas}")
+        simulation.server.edit_job({"suspend": False})
+        simulation.tell("a user lets the job go on")
+
+
+def the_template_changes(simulation: Simulation, choices: Choices) -> None:
+    if simulation.server.job:
+        image = choices.of(("registry.example/trainer:2", "registry.example/trainer:1"))
+        simulation.server.edit_job({"template": template(container(image=image))})
+        simulation.tell(f"a user edits the template: {image}")
+
+
+def the_budget_changes(simulation: Simulation, choices: Choices) -> None:
+    if simulation.server.job:
+        limit = choices.upto(4)
+        restart = {**simulation.server.job["spec"]["restart"], "maxRestarts": limit}
+        simulation.server.edit_job({"restart": restart})
+        simulation.tell(f"a user edits maxRestarts: {limit}")
+
+
+def the_job_is_deleted(simulation: Simulation, choices: Choices) -> None:
+    """And, mostly, applied again at once, before its pods are gone."""
+    if simulation.server.job is not None:
+        simulation.server.remove_job()
+        simulation.tell("a user deletes the job")
+        if choices.upto(3):
+            a_job_is_applied(simulation, choices)
+
+
+def a_job_is_applied(simulation: Simulation, choices: Choices) -> None:
+    """Where none is, under the name of those before."""
+    if simulation.server.job is None:
+        spec = new_spec(choices)
+        simulation.server.create_job(spec)
+        simulation.tell(f"a user applies {spec}")
+
+
+def garbage_is_collected(simulation: Simulation, choices: Choices) -> None:
+    """Pods of jobs that are gone go, too, and so do strangers."""
+    del choices
+    simulation.server.collect_garbage()
+    simulation.server.remove_strangers()
+
+
+def a_stranger_takes_a_name(simulation: Simulation, choices: Choices) -> None:
+    """A pod of nobody bears a name that the job may need, with its labels or without."""
+    job = simulation.job()
+    if job is None:
+        return
+    status = job.status
+    identity = Identity(choices.upto(2), status.attempt + choices.upto(1))
+    manifest = manifests.pod(job, identity)
+    labels = {**manifest["metadata"]["labels"], LABEL_SERVING: "false"}
+    if choices.upto(1):
+        del labels[LABEL_JOB_NAME]
+    metadata = {**manifest["metadata"], "labels": labels, "ownerReferences": []}
+    if simulation.key_of(manifest) not in simulation.server.pods:
+        stranger = {**manifest, "metadata": metadata, "status": {"phase": "Running"}}
+        simulation.server.store_pod(stranger)
+        simulation.tell(f"a stranger takes the name {identity.pod_name(job.name)}")
