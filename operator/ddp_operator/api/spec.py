@@ -4,13 +4,13 @@ The CRD's schema is generated from these models, so a field's description, defau
 written once. Rules that concern more than one field stand in `rules`.
 """
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from ddp_operator.api.constants import MAX_GPUS, MAX_REPLICAS
+from ddp_operator.api.expressions import valid
 
 
 class ApiModel(BaseModel):
@@ -86,14 +86,6 @@ class Checkpoint(ApiModel):
     )
 
 
-def _compiles(expression: str) -> str:
-    try:
-        re.compile(expression)
-    except re.error as error:
-        raise ValueError(f"not a regular expression of Python: {error}") from None
-    return expression
-
-
 class Backoff(ApiModel):
     """Pauses between restarts that bring no progress; each is twice as long as the one before."""
 
@@ -125,11 +117,11 @@ class RestartRule(ApiModel):
         | None
     ) = Field(default=None, description="Kubernetes' words for it, such as OOMKilled or Evicted.")
     message_regex: (
-        Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_compiles)] | None
+        Annotated[str, Field(min_length=1, max_length=256), AfterValidator(valid)] | None
     ) = Field(
         default=None,
         description=(
-            "Regular expression, in Python's syntax, that is searched for in the failure's message."
+            "Regular expression (RE2's syntax) that is searched for in the failure's message."
         ),
     )
     ranks: (

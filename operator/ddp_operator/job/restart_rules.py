@@ -1,10 +1,10 @@
 """Applies `spec.restart.rules`: what to do about a failure, and whether it is charged."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from ddp_operator.api.expressions import search
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import RestartRule
 from ddp_operator.api.status import Failure, FailureAction
@@ -75,9 +75,7 @@ def _matches(job: DDPJob, rule: RestartRule, failure: Failure) -> bool:
         and (rule.reasons is None or failure.reason in rule.reasons)
         and (rule.classes is None or failure.class_ in rule.classes)
         and (rule.ranks is None or not _ranks(job, failure).isdisjoint(rule.ranks))
-        and (
-            rule.message_regex is None or re.search(rule.message_regex, failure.message) is not None
-        )
+        and (rule.message_regex is None or search(rule.message_regex, failure.message))
     )
 
 

@@ -1,0 +1,31 @@
+"""Users' regular expressions: found, refused in words, and never busy for ever."""
+
+import pytest
+from ddp_operator.api.expressions import search, valid
+
+
+@pytest.mark.parametrize(
+    ("expression", "text", "found"),
+    [
+        ("loss is nan", "step 7: loss is nan", True),
+        (r"\bnan\b", "banana", False),
+        ("(?i)CUDA", "cuda error", True),
+        ("^Traceback", "Traceback (most recent call last)", True),
+        ("second$", "first\nsecond", True),
+        ("first.*second", "first\nsecond", False),
+    ],
+)
+def test_an_expression_is_searched_for(expression: str, text: str, *, found: bool) -> None:
+    assert search(valid(expression), text) is found
+
+
+@pytest.mark.parametrize("expression", ["(", "(?=look-ahead)", r"(a)\1", "a{1000}{1000}{1000}"])
+def test_what_cannot_be_searched_for_is_refused(expression: str) -> None:
+    with pytest.raises(ValueError, match="not a regular expression"):
+        valid(expression)
+
+
+@pytest.mark.timeout(60)
+def test_no_expression_takes_for_ever() -> None:
+    """Python's own engine would try 2 to the power of 1000 ways."""
+    assert not search("(a+)+$", "a" * 1000 + "b")
