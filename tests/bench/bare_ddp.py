@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from ddp_trainer import workloads
-from ddp_trainer.workloads.base import Workload
+from ddp_trainer.workloads.base import Samples, Workload
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,13 +47,15 @@ def train(workload: Workload, *, epochs: int) -> list[Moment]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     steps_of_an_epoch = -(-len(workload.train) // (BATCH_SIZE * world_size))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps_of_an_epoch)
+    samples = workload.train
+    assert isinstance(samples, Samples)
     complete: list[Moment] = []
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(epoch)
         mine = torch.randperm(len(workload.train), generator=generator)[rank::world_size]
         for first in range(0, len(mine), BATCH_SIZE):
             batch = mine[first : first + BATCH_SIZE]
-            inputs, targets = workload.train.inputs[batch], workload.train.targets[batch]
+            inputs, targets = samples.inputs[batch], samples.targets[batch]
             loss = workload.loss(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -117,12 +117,10 @@ def trainer(
 def cut(workload: Workload, *, train: int) -> Workload:
     """The workload with so many training samples, repeated if need be, and few for tests."""
     indices = [index % len(workload.train) for index in range(train)]
-    samples = Samples(
-        inputs=workload.train.inputs[indices], targets=workload.train.targets[indices]
-    )
-    tests = Samples(
-        inputs=workload.test.inputs[:_TEST_SAMPLES], targets=workload.test.targets[:_TEST_SAMPLES]
-    )
+    inputs, targets = workload.train.batch(indices)
+    samples = Samples(inputs=inputs, targets=targets)
+    inputs, targets = workload.test.batch(range(_TEST_SAMPLES))
+    tests = Samples(inputs=inputs, targets=targets)
     return replace(workload, train=samples, test=tests)
 
 

@@ -12,6 +12,7 @@ from statistics import median
 import torch
 from ddp_trainer.checkpoint import CheckpointDirectory
 from ddp_trainer.config import Options
+from ddp_trainer.optimization import Optimization
 from ddp_trainer.saver import Saver
 from ddp_trainer.snapshot import size_of
 from ddp_trainer.state import Order, Run
@@ -79,7 +80,7 @@ def _new_run() -> Run:
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10**6)
     order = Order(seed=0, samples=10**9)
-    return Run(model=model, optimizer=optimizer, scheduler=scheduler, order=order)
+    return Run(model=model, optimization=Optimization(optimizer, scheduler), order=order)
 
 
 def _saver(root: Path, flags: list[str]) -> Saver:
@@ -92,7 +93,7 @@ def _steps(run: Run, count: int) -> float:
     began = time.perf_counter()
     for _ in range(count):
         inputs = torch.randn(BATCH, WIDTH)
-        run.optimizer.zero_grad()
+        run.optimization.optimizer.zero_grad()
         run.model(inputs).square().mean().backward()
         run.complete_step(BATCH)
     return (time.perf_counter() - began) / count

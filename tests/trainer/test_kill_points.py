@@ -62,7 +62,7 @@ def count(*_):
     steps += 1
 
 
-def hook_parameters(group, model):
+def hook_parameters(group, model, *_):
     # The gradient of one parameter in the middle is ready: some buckets may be on their way.
     parameters = list(model.parameters())
     parameters[len(parameters) // 2].register_hook(die_if_due)

@@ -14,6 +14,7 @@ import torch
 from ddp_trainer.background_save import is_worth_overtaking
 from ddp_trainer.checkpoint import Checkpoint, CheckpointDirectory
 from ddp_trainer.config import Options
+from ddp_trainer.optimization import Optimization
 from ddp_trainer.resume import Keeper
 from ddp_trainer.saver import Saver
 from ddp_trainer.state import Order, Run
@@ -60,15 +61,14 @@ def new_run() -> Run:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     return Run(
         model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
+        optimization=Optimization(optimizer, scheduler),
         order=Order(seed=0, samples=1000),
     )
 
 
 def advance(run: Run) -> None:
     """One more step."""
-    run.optimizer.zero_grad()
+    run.optimization.optimizer.zero_grad()
     run.model(torch.randn(4, 3)).square().sum().backward()
     run.complete_step(4)
 

@@ -10,9 +10,10 @@ import torch
 from ddp_trainer import workloads
 from ddp_trainer.config import Options
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.workloads.base import Workload
+from ddp_trainer.workloads.base import MapSamples, Workload
 from ddp_trainer.workloads.gpt import GPT, causal_attention, read_text
 from torch.nn import functional
+from torch.utils.data import Dataset
 
 SMALL_GPT = {"layers": "1", "width": "32", "context": "32", "text_bytes": "40000", "dropout": "0"}
 
@@ -34,8 +35,8 @@ def losses(workload: Workload, *, steps: int, batch_size: int = 32) -> list[floa
     found = []
     for step in range(steps):
         first = step * batch_size % (len(workload.train) - batch_size)
-        chosen = slice(first, first + batch_size)
-        loss = workload.loss(model(workload.train.inputs[chosen]), workload.train.targets[chosen])
+        inputs, targets = workload.train.batch(range(first, first + batch_size))
+        loss = workload.loss(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -55,7 +56,8 @@ def test_bundled_workloads_learn(name: str, options: dict[str, str]) -> None:
     workload = workloads.load(name, options)
     found = losses(workload, steps=40)
     assert sum(found[-5:]) < 0.75 * sum(found[:5])
-    scores = workload.score(workload.model()(workload.test.inputs[:20]), workload.test.targets[:20])
+    inputs, targets = workload.test.batch(range(20))
+    scores = workload.score(workload.model()(inputs), targets)
     assert scores.shape == (20,)
     assert bool(((scores >= 0) & (scores <= 1)).all())
 
@@ -91,10 +93,10 @@ def test_gpt_sees_nothing_of_the_future() -> None:
 def test_gpt_predicts_the_byte_that_follows_and_tests_on_text_of_its_own() -> None:
     workload = workloads.load("gpt", SMALL_GPT)
     text = read_text(None, most=40_000)
-    windows = torch.cat([workload.train.inputs, workload.test.inputs]).flatten()
-    assert torch.equal(windows, text[: len(windows)])
-    following = torch.cat([workload.train.targets, workload.test.targets]).flatten()
-    assert torch.equal(following, text[1 : len(windows) + 1])
+    parts = [part.batch(range(len(part))) for part in (workload.train, workload.test)]
+    inputs, targets = (torch.cat(tensors).flatten() for tensors in zip(*parts, strict=True))
+    assert torch.equal(inputs, text[: len(inputs)])
+    assert torch.equal(targets, text[1 : len(targets) + 1])
     assert b"import" in bytes(text.numpy())
 
 
@@ -102,8 +104,9 @@ def test_gpt_reads_any_file(tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_bytes(b"abcdefgh" * 8)
     workload = workloads.load("gpt", {"data": str(file), "context": "3"})
-    assert bytes(workload.train.inputs[1].numpy()) == b"def"
-    assert bytes(workload.train.targets[1].numpy()) == b"efg"
+    (inputs, targets) = workload.train.batch([1])
+    assert bytes(inputs[0].numpy()) == b"def"
+    assert bytes(targets[0].numpy()) == b"efg"
 
 
 def test_sizes_of_the_synthetic_model() -> None:
@@ -143,12 +146,17 @@ def test_a_workload_of_ones_own_with_typed_options(own_module: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("gpt", {"depth": "3"}, "depth is unknown: workload gpt takes layers, heads, "),
+        (
+            "gpt",
+            {"depth": "3"},
+            "option depth is not for workload gpt, whose .* layers, heads",
+        ),
         (
             "digits",
             {"depth": "3"},
-            "depth is unknown: workload digits takes none",
+            "depth is not for workload digits, whose options are none",
         ),
+        ("digits", {"data": "/data"}, "--data is not for workload digits"),
         ("gpt", {"layers": "two"}, "--workload-option layers=two: set it to a whole number"),
         ("gpt", {"layers": "0"}, "--workload-option layers=0: set it to 1 or more"),
         ("gpt", {"width": "30"}, "--workload-option width=30: set it to a multiple of heads"),
@@ -196,3 +204,23 @@ def test_flags() -> None:
 def test_bad_flags(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Options.parse(flags)
+
+
+class Squares(Dataset[tuple[torch.Tensor, int]]):
+    """A dataset as users have them."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((2,), float(index)), index**2
+
+
+def test_map_style_datasets() -> None:
+    samples = MapSamples(Squares())
+    inputs, targets = samples.batch([3, 1])
+    assert inputs.tolist() == [[3.0, 3.0], [1.0, 1.0]]
+    assert targets.tolist() == [9, 1]
+    assert len(samples) == 10
+    padded = MapSamples(Squares(), collate=lambda pairs: (torch.ones(len(pairs)), torch.zeros(1)))
+    assert padded.batch([0, 1])[0].shape == (2,)

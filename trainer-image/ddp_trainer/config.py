@@ -9,10 +9,17 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn, cast
+from typing import Any, Literal, cast
 
 from ddp_trainer import workloads
 from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.flags import Parser, add_flags, check_range, take
+from ddp_trainer.training_options import (
+    DDPOptions,
+    HardwareOptions,
+    OptimizationOptions,
+    StagingOptions,
+)
 
 Backend = Literal["nccl", "gloo"]
 
@@ -121,9 +128,12 @@ class Options:
     """Arguments of the workload's factory, as text."""
     epochs: int
     batch_size: int
-    """Samples per rank and step."""
-    lr: float
+    """Samples that a rank computes on at a time."""
     seed: int
+    optimization: OptimizationOptions
+    ddp: DDPOptions
+    hardware: HardwareOptions
+    staging: StagingOptions
     checkpoint_every_steps: int
     """0: however many steps it has been."""
     checkpoint_every_seconds: float
@@ -141,6 +151,11 @@ class Options:
     step_delay_seconds: float
     trace_samples: Path | None
 
+    @property
+    def step_size(self) -> int:
+        """Samples per rank and optimizer step."""
+        return self.batch_size * self.optimization.accumulate_steps
+
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Options:
         """Read and check the flags.
@@ -152,18 +167,25 @@ class Options:
         workloads.check_name(values.workload)
         values.workload_options = dict(values.workload_options)
         for name, minimum in _MINIMA.items():
-            if getattr(values, name) < minimum:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigurationError(
-                    f"{flag} is {getattr(values, name)}: set it to {minimum} or more"
-                )
-        return cls(**vars(values))
+            check_range(name, getattr(values, name), minimum=minimum)
+        if values.data is not None and "data" in values.workload_options:
+            raise ConfigurationError("--data and --workload-option data say the same: give one")
+        kinds = {name: take(values, kind) for name, kind in _KINDS.items()}
+        return cls(**vars(values), **kinds)
+
+
+_KINDS: Mapping[str, type[Any]] = {
+    "optimization": OptimizationOptions,
+    "ddp": DDPOptions,
+    "hardware": HardwareOptions,
+    "staging": StagingOptions,
+}
+"""Fields of Options whose own fields are flags."""
 
 
 _MINIMA: Mapping[str, float] = {
     "epochs": 1,
     "batch_size": 1,
-    "lr": 0,
     "seed": 0,
     "checkpoint_every_steps": 0,
     "checkpoint_every_seconds": 0,
@@ -177,14 +199,6 @@ _MINIMA: Mapping[str, float] = {
     "max_reforms": 0,
     "step_delay_seconds": 0,
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, except that a wrong flag is a ConfigurationError and not exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise what argparse would have printed."""
-        raise ConfigurationError(f"{message} (--help lists the flags)")
 
 
 def parser() -> Parser:
@@ -210,8 +224,9 @@ def parser() -> Parser:
         help="an argument of the workload's factory, such as layers=4; may be given several times",
     )
     flags.add_argument("--epochs", type=int, default=12, help="passes over the training set")
-    flags.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
-    flags.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
+    flags.add_argument(
+        "--batch-size", type=int, default=32, help="samples that a rank computes on at a time"
+    )
     flags.add_argument("--seed", type=int, default=0, help="seeds weights, order and dropout")
     _add_checkpoint_flags(flags)
     flags.add_argument("--log-every-steps", type=int, default=10, help="steps between log lines")
@@ -251,6 +266,8 @@ def parser() -> Parser:
         metavar="FILE",
         help="append each step's sample indices to FILE.rank<RANK>, one JSON line a step",
     )
+    for kind in _KINDS.values():
+        add_flags(flags, kind)
     return flags
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_trainer.training_options import DDPOptions
+
 
 class Group:
     """One formed group, as seen by one of its ranks; of no more use once it broke."""
@@ -21,10 +23,21 @@ class Group:
         self.size = size
         self.device = device
 
-    def wrap(self, model: nn.Module) -> DistributedDataParallel:
+    def wrap(self, model: nn.Module, options: DDPOptions) -> DistributedDataParallel:
         """Average the gradients of a model on this rank's device over the ranks of this group."""
-        devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+        return DistributedDataParallel(
+            model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            bucket_cap_mb=options.bucket_cap_mb,
+            find_unused_parameters=options.find_unused_parameters,
+            static_graph=options.static_graph,
+            gradient_as_bucket_view=options.gradient_as_bucket_view,
+            broadcast_buffers=options.broadcast_buffers,
+        )
+
+    def share(self, tensor: Tensor, *, source: int = 0) -> None:
+        """Fill a tensor, on this rank's device or the CPU, with rank `source`'s; in place."""
+        dist.broadcast(tensor, src=source)
 
     def sum(self, *values: float) -> list[float]:
         """Each value summed over all ranks."""

@@ -21,10 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_trainer.config import Options, Parser, Placement
+from ddp_trainer.config import Options, Placement
 from ddp_trainer.config import parser as trainer_parser
 from ddp_trainer.cores import available_cores
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.flags import Parser
 from ddp_trainer.logs import log_to_stdout
 from ddp_trainer.processes import Supervisor
 from ddp_trainer.starting import CommandStarter, ForkserverStarter, Starter

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
+from functools import partial
 
-from ddp_trainer import workloads
 from ddp_trainer.checkpoint import CheckpointDirectory
 from ddp_trainer.config import Environment, Options
 from ddp_trainer.exit_codes import (
@@ -18,16 +17,11 @@ from ddp_trainer.exit_codes import (
 )
 from ddp_trainer.failures import is_lost_peer
 from ddp_trainer.heartbeat import interval
-from ddp_trainer.progress import Progress
 from ddp_trainer.resume import Keeper
 from ddp_trainer.saver import Saver
 from ddp_trainer.stop import StopSignal
-from ddp_trainer.telemetry.history import FILE_NAME, History
-from ddp_trainer.telemetry.publisher import Publisher
-from ddp_trainer.telemetry.status import StatusFile
-from ddp_trainer.telemetry.timing import StepTimer, moments_of
 from ddp_trainer.termination import RankReport
-from ddp_trainer.train import new_run, total_steps, train
+from ddp_trainer.training import Training, staged
 from ddp_trainer.world import World
 
 _FAREWELL_SECONDS = 30.0
@@ -63,8 +57,6 @@ def run_rank(environment: Environment, options: Options) -> ExitCode:
 
 
 def _train(environment: Environment, options: Options, report: RankReport) -> None:
-    placement = environment.placement
-    workload = workloads.load(options.workload, options.workload_options)
     stop = StopSignal(within_seconds=options.stop_within_seconds)
     # A broken collective of NCCL has to raise in this process, not to end it, and before the
     # optimizer can take what it left for a gradient.
@@ -73,62 +65,43 @@ def _train(environment: Environment, options: Options, report: RankReport) -> No
         environment,
         group_timeout_seconds=options.group_timeout_seconds,
         heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
+        device_ids=options.hardware.device_ids,
     )
-    run = new_run(workload, options, world_size=placement.world_size, device=world.device)
     saver = _saver(environment, options, stop)
     keeper = Keeper(saver, options.checkpoint_every_steps, rank=environment.rank)
-    timer = StepTimer(moments_of(world.device))
-    progress = Progress(
-        report,
-        timer,
-        keeper,
-        _publisher(environment, timer),
-        log_every_steps=options.log_every_steps,
-        epoch_length=len(workload.train),
-    )
+    begin = partial(Training.begin, environment, options, report, keeper, device=world.device)
+    in_the_group = options.staging.stage == "broadcast"
+    # Before meeting anybody where it can be: wrong options need not wait for other ranks.
+    training = None if in_the_group else begin(staged(environment, options))
     patience = _Patience(options.max_reforms)
     timeout_seconds = options.rendezvous_timeout_seconds
-    with contextlib.closing(progress), contextlib.closing(keeper):
+    try:
         while True:
             try:
                 with world.formed(timeout_seconds=timeout_seconds, told_to_stop=stop.told) as group:
-                    keeper.agree(run, group)
+                    if in_the_group:  # each time: one of the ranks may be new, and without data
+                        data = staged(environment, options, group)
+                        training = training or begin(data)
+                    assert training is not None
+                    keeper.agree(training.run, group)
                     stop.listen()  # from here on there is something to save
-                    steps = total_steps(
-                        workload, options, world_size=group.size, position=run.position
-                    )
-                    progress.begin(run.position, total_steps=steps)
-                    train(
-                        group,
-                        run,
-                        workload,
-                        options,
-                        keeper=keeper,
-                        stop=stop,
-                        timer=timer,
-                        progress=progress,
-                    )
-                    progress.finished()
+                    training.go_on(group, options, keeper, stop)
                     timeout_seconds = min(timeout_seconds, _FAREWELL_SECONDS)
                     group.barrier()
                     return
             except BrokenGroupError as error:
-                progress.pause()
-                patience.tried(step=run.position.step, reason=str(error))
+                step = training.pause() if training is not None else 0
+                patience.tried(step=step, reason=str(error))
             except StoppedError:
                 # Where the group is gone, the others cannot agree on a step; this rank's is as
                 # good.
-                if not run.is_fresh:
-                    keeper.save_alone(run, within_seconds=stop.within_seconds)
+                if training is not None and not training.run.is_fresh:
+                    keeper.save_alone(training.run, within_seconds=stop.within_seconds)
                 raise
-
-
-def _publisher(environment: Environment, timer: StepTimer) -> Publisher | None:
-    if environment.rank != 0:
-        return None
-    directory = environment.placement.checkpoint_dir
-    history = History(directory / FILE_NAME) if directory is not None else None
-    return Publisher(StatusFile.from_env(os.environ), history, timer)
+    finally:
+        keeper.close()
+        if training is not None:
+            training.progress.close()
 
 
 def _saver(environment: Environment, options: Options, stop: StopSignal) -> Saver | None:

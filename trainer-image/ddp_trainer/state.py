@@ -21,8 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+
+from ddp_trainer.compression import PowerSGD
+from ddp_trainer.optimization import Optimization
+
+_ONLY_WITH_OPTIONS = ("scaler", "compression")
+"""Parts that a run may be saved without and go on with."""
 
 
 @dataclass(kw_only=True)
@@ -62,13 +66,18 @@ class Run:
     """The parts of a training run that change from step to step; they outlive broken groups."""
 
     def __init__(
-        self, *, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler, order: Order
+        self,
+        *,
+        model: nn.Module,
+        optimization: Optimization,
+        order: Order,
+        compression: PowerSGD | None = None,
     ) -> None:
         """`model` is the model itself, not its DDP wrapper, of which each group has its own."""
         self.order = order
         self.model = model
-        self.optimizer = optimizer
-        self.scheduler = scheduler
+        self.optimization = optimization
+        self.compression = compression
         self.position = Position()
         self.is_fresh = True
         """Whether this holds nothing yet that another rank could go on from."""
@@ -79,17 +88,18 @@ class Run:
         Nothing in here waits for another rank: a run is at a boundary between steps whenever a
         collective fails.
         """
-        self.optimizer.step()
-        self.scheduler.step()
+        self.optimization.step()
         self.position.advance(samples, epoch_length=self.order.samples)
 
     @contextmanager
     def attempt(self, *, rehearsal: bool = False) -> Iterator[None]:
         """Take back what a forward pass does to the model's buffers, should its step fail.
 
-        A `rehearsal` leaves no trace even when it succeeds.
+        The same holds for what the backward pass does to the memory of a compression. A `rehearsal`
+        leaves no trace even when it succeeds.
         """
         before = [buffer.clone() for buffer in self.model.buffers()]
+        memory = self.compression.memory() if self.compression is not None else None
         counts = False
         try:
             yield
@@ -98,17 +108,14 @@ class Run:
             if not counts:
                 for buffer, value in zip(self.model.buffers(), before, strict=True):
                     buffer.copy_(value)
-                self.optimizer.zero_grad()
+                self.optimization.optimizer.zero_grad()
+                if self.compression is not None and memory is not None:
+                    self.compression.restore(memory)
 
     def state(self) -> dict[str, Any]:
         """The whole state, in the very tensors that the next step changes."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-            "position": asdict(self.position),
-            "order": asdict(self.order),
-        }
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        return {**parts, "position": asdict(self.position), "order": asdict(self.order)}
 
     def serialise(self) -> bytes:
         """The whole state, as `restore` reads it."""
@@ -128,11 +135,22 @@ class Run:
         order = Order(**state["order"])
         if order != self.order:
             raise ValueError(f"it is of a run with {order}, this one has {self.order}")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
+        for name, part in self._parts().items():
+            if name in state or name not in _ONLY_WITH_OPTIONS:
+                part.load_state_dict(state[name])
         for name, value in state["position"].items():
             setattr(self.position, name, value)
+
+    def _parts(self) -> dict[str, Any]:
+        """All that has a state of its own, by its name in the serialised state."""
+        parts: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimization.optimizer,
+            "scheduler": self.optimization.scheduler,
+            "scaler": self.optimization.scaler,
+            "compression": self.compression,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
 
 def seed_everything(seed: int) -> None:

@@ -9,30 +9,57 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
+from ddp_trainer.compression import PowerSGD
 from ddp_trainer.config import Options
 from ddp_trainer.data import SampleTrace, ShardedSampler, evaluation_shard
 from ddp_trainer.exit_codes import BrokenGroupError, LostPeerError, StoppedError
 from ddp_trainer.group import Group
+from ddp_trainer.hardware import check_abilities, make_deterministic, prepare_model
+from ddp_trainer.optimization import Optimization
+from ddp_trainer.precision import autocast, gradient_scaler
 from ddp_trainer.progress import Progress
+from ddp_trainer.replica import Replica
 from ddp_trainer.resume import Keeper
+from ddp_trainer.schedule import scheduler
 from ddp_trainer.state import Order, Position, Run, seed_everything, seed_step
 from ddp_trainer.stop import StopSignal, Votes
 from ddp_trainer.telemetry.timing import Phase, StepTimer
-from ddp_trainer.workloads.base import Samples, Workload
+from ddp_trainer.training_options import Precision
+from ddp_trainer.workloads.base import SampleSet, Workload
 
 _EVALUATION_BATCH = 256
 
 
 def new_run(workload: Workload, options: Options, *, world_size: int, device: torch.device) -> Run:
-    """A run at step 0, the same on all ranks."""
+    """A run at step 0, the same on all ranks.
+
+    Raises:
+        ConfigurationError: the device, or this machine, cannot do what the options ask for.
+    """
+    check_abilities(options, device)
+    if options.hardware.deterministic:
+        make_deterministic()
     seed_everything(options.seed)
-    model = workload.model().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, T_max=total_steps(workload, options, world_size=world_size)
+    model = prepare_model(workload.model(), options, device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.optimization.lr)
+    schedule = scheduler(
+        optimizer,
+        options.optimization,
+        total_steps=total_steps(workload, options, world_size=world_size),
     )
-    order = Order(seed=options.seed, samples=len(workload.train))
-    return Run(model=model, optimizer=optimizer, scheduler=scheduler, order=order)
+    optimization = Optimization(
+        optimizer,
+        schedule,
+        scaler=gradient_scaler(options.optimization.precision, device),
+        clip_grad_norm=options.optimization.clip_grad_norm,
+        skip_zero_grads=options.optimization.skip_zero_grads,
+    )
+    return Run(
+        model=model,
+        optimization=optimization,
+        order=Order(seed=options.seed, samples=len(workload.train)),
+        compression=PowerSGD.from_options(options.ddp),
+    )
 
 
 def total_steps(
@@ -44,7 +71,7 @@ def total_steps(
     """
 
     def steps(samples: int) -> int:
-        return math.ceil(math.ceil(samples / world_size) / options.batch_size)
+        return math.ceil(math.ceil(samples / world_size) / options.step_size)
 
     done = position or Position()
     epochs_left = options.epochs - done.epoch
@@ -74,33 +101,27 @@ def train(
         BrokenGroupError: another rank was told so, and leaves; the state is saved.
         OSError: the state had to be saved and could not be.
     """
-    model = group.wrap(run.model)
+    precision = options.optimization.precision
+    replica = Replica(run, group, workload.loss, options)
     position = run.position
     sampler = ShardedSampler(
         len(workload.train), rank=group.rank, world_size=group.size, seed=options.seed
     )
     trace = SampleTrace(options.trace_samples, rank=group.rank)
     votes = Votes(group, stop=stop.told, save=keeper.is_overdue)
-    rehearsed = group.size <= 2
     if position.epoch >= options.epochs:  # it was finished when it came here
-        progress.evaluated(position, accuracy=evaluate(group, run.model, workload))
+        progress.evaluated(position, accuracy=evaluate(group, run.model, workload, precision))
 
     while position.epoch < options.epochs:
         sampler.set_epoch(position.epoch, start=position.samples)
-        for indices in sampler.batches(options.batch_size):
+        for indices in sampler.batches(options.step_size):
             votes.begin(position.step)
             inputs, targets = _batch(workload.train, indices, group.device)
             timer.lap(Phase.DATA)
-            if not rehearsed:
-                _rehearse(run, model, workload, inputs, targets)
-                rehearsed = True
+            replica.rehearse(inputs, targets)
             seed_step(options.seed, rank=group.rank, step=position.step)
             trace.write(step=position.step + 1, epoch=position.epoch, samples=indices)
-            with run.attempt():
-                loss = workload.loss(model(inputs), targets)
-                run.optimizer.zero_grad()
-                timer.lap_before_waiting(loss)
-                loss.backward()  # type: ignore[no-untyped-call]
+            loss = replica.backward(inputs, targets, before_waiting=timer.lap_before_waiting)
             timer.lap(Phase.COMMUNICATION)
             run.complete_step(len(indices) * group.size)
             progress.step(position)
@@ -109,13 +130,16 @@ def train(
             timer.lap(Phase.COMPUTE)
             votes.read()
             if votes.save or keeper.is_due(position.step):
+                replica.equalise()
                 keeper.save(run)
                 timer.lap(Phase.CHECKPOINT)
             if progress.wants_interval(position):
                 votes.pace(progress.interval(position, loss.item(), group))
             if votes.stop:
+                replica.equalise()
                 _stop(group, run, keeper, stop, progress)
-        score = evaluate(group, run.model, workload)
+        replica.equalise()
+        score = evaluate(group, run.model, workload, precision)
         progress.evaluated(position, accuracy=score)
         position.next_epoch()
         keeper.evaluated(run, score)
@@ -136,22 +160,10 @@ def _stop(group: Group, run: Run, keeper: Keeper, stop: StopSignal, progress: Pr
     raise BrokenGroupError("another pod was told to stop")
 
 
-def _rehearse(
-    run: Run, model: nn.Module, workload: Workload, inputs: Tensor, targets: Tensor
-) -> None:
-    """One pass that counts for nothing, before the first step of a group of more than two ranks.
-
-    DDP lays out its gradient buckets anew after its first pass, and the layout decides in which
-    order the ranks' numbers are added. Without a rehearsal, the first step after a group has broken
-    would round differently from the same step of a run that nothing happened to. Two numbers have
-    one sum, so two ranks need none.
-    """
-    with run.attempt(rehearsal=True):
-        workload.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-
-
 @torch.no_grad()
-def evaluate(group: Group, model: nn.Module, workload: Workload) -> float:
+def evaluate(
+    group: Group, model: nn.Module, workload: Workload, precision: Precision = "fp32"
+) -> float:
     """Mean score over the whole test set, each sample counted once however the set divides."""
     model.eval()
     score, count = 0.0, 0
@@ -159,16 +171,15 @@ def evaluate(group: Group, model: nn.Module, workload: Workload) -> float:
     for first in range(0, len(shard), _EVALUATION_BATCH):
         indices = list(shard[first : first + _EVALUATION_BATCH])
         inputs, targets = _batch(workload.test, indices, group.device)
-        score += workload.score(model(inputs), targets).sum().item()
+        with autocast(precision, group.device):
+            outputs = model(inputs)
+        score += workload.score(outputs, targets).sum().item()
         count += len(indices)
     model.train()
     score, count_everywhere = group.sum(score, count)
     return score / count_everywhere
 
 
-def _batch(samples: Samples, indices: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    chosen = torch.tensor(indices)
-    return (
-        samples.inputs[chosen].to(device, non_blocking=True),
-        samples.targets[chosen].to(device, non_blocking=True),
-    )
+def _batch(samples: SampleSet, indices: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    inputs, targets = samples.batch(indices)
+    return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)

@@ -20,9 +20,10 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
 from ddp_trainer.config import Environment
-from ddp_trainer.exit_codes import BrokenGroupError, ConfigurationError
+from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.failures import is_lost_peer
 from ddp_trainer.group import Group
+from ddp_trainer.hardware import pin_device
 from ddp_trainer.heartbeat import Heartbeat
 from ddp_trainer.network import interface_towards
 from ddp_trainer.rendezvous import Membership, Rendezvous
@@ -42,10 +43,12 @@ class World:
         *,
         group_timeout_seconds: float,
         heartbeat_timeout_seconds: float,
+        device_ids: tuple[int, ...] | None = None,
     ) -> None:
         """Pin this rank's device; nobody is met yet.
 
         `heartbeat_timeout_seconds`: after this time a silent rank counts as lost; 0: never.
+        `device_ids`: the GPU of each local rank; None: the one with the same number.
 
         Raises:
             ConfigurationError: this pod has not the GPUs that its ranks need.
@@ -55,7 +58,9 @@ class World:
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
         self._rendezvous = Rendezvous(environment)
         self._broken: dist.ProcessGroup | None = None
-        self.device = _pin_device(environment)
+        self.device = pin_device(
+            environment.placement, local_rank=environment.local_rank, device_ids=device_ids
+        )
 
     @contextmanager
     def formed(
@@ -191,23 +196,6 @@ class _Connection:
         # The names of groups are counted, and part of their keys in the store. Ranks that failed
         # to form a group must count like those that never tried.
         distributed_c10d._world.group_count = 0
-
-
-def _pin_device(environment: Environment) -> torch.device:
-    placement = environment.placement
-    if placement.backend == "gloo":
-        return torch.device("cpu")
-    gpus = torch.cuda.device_count()
-    if gpus < placement.local_world_size:
-        raise ConfigurationError(
-            f"{placement.local_world_size} processes in this pod need as many GPUs, but {gpus} "
-            f"{'is' if gpus == 1 else 'are'} visible: raise the pod's nvidia.com/gpu limit, lower "
-            "nprocPerNode, or set the backend to gloo to train on CPUs"
-        )
-    device = torch.device("cuda", environment.local_rank)
-    # Before any group or model exists: whoever touches CUDA unpinned takes memory on GPU 0.
-    torch.cuda.set_device(device)
-    return device
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
 
 from ddp_trainer.exit_codes import ConfigurationError
 
 
+class SampleSet(Protocol):
+    """Samples by index."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of some samples; the first dimension of both counts samples."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """A set of samples held in memory; the first dimension of both counts samples."""
+    """Samples held in memory; the first dimension of both tensors counts them."""
 
     inputs: Tensor
     targets: Tensor
@@ -20,13 +33,40 @@ class Samples:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of some samples."""
+        chosen = torch.as_tensor(indices)
+        return self.inputs[chosen], self.targets[chosen]
+
+
+class MapSamples:
+    """A map-style dataset of pairs (input, target), as `torch.utils.data.DataLoader` takes it."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        collate: Callable[[list[Any]], tuple[Tensor, Tensor]] = default_collate,
+    ) -> None:
+        """`dataset` needs a length. `collate`: list of pairs → inputs and targets, as tensors."""
+        self._dataset = dataset
+        self._collate = collate
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]  # Dataset does not promise a length
+
+    def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of some samples."""
+        inputs, targets = self._collate([self._dataset[index] for index in indices])
+        return inputs, targets
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """All that the training loop needs to know."""
 
-    train: Samples
-    test: Samples
+    train: SampleSet
+    test: SampleSet
     model: Callable[[], nn.Module]
     """Builds the model with fresh weights from torch's current seed."""
     loss: Callable[[Tensor, Tensor], Tensor]
