@@ -22,7 +22,7 @@ from torch import nn
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
 
 AIM_RATIO = 0.1
-LAYERS, WIDTH, BATCH = 10, 1024, 64
+LAYERS, WIDTH, BATCH = 10, 1024, 8
 """With AdamW's two averages, a state of 126 MB."""
 SAVES = 3
 """Of each kind in a repetition."""

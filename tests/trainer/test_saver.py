@@ -17,7 +17,7 @@ from ddp_trainer.config import Options
 from ddp_trainer.optimization import Optimization
 from ddp_trainer.resume import Keeper
 from ddp_trainer.saver import Saver
-from ddp_trainer.state import Order, Run
+from ddp_trainer.state import Order, Position, Run
 from ddp_trainer.stop import StopSignal
 from ddp_trainer.storage import Recorder, Transfer
 from torch import nn
@@ -258,6 +258,20 @@ def test_restored_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
         for _ in range(3):
             advance(each)
     assert_same(other.state(), run.state())
+
+
+def test_evaluated_or_not_the_same_step_is_the_same_checkpoint() -> None:
+    run = new_run()
+    run.order = Order(seed=0, samples=4)
+    advance(run)
+    before = copy.deepcopy(run.state())
+    run.position.next_epoch()
+    assert_same(run.state(), before)
+    assert before["position"] == {"step": 1, "epoch": 0, "samples": 4}
+    other = new_run()
+    other.order = run.order
+    other.restore(run.serialise())
+    assert other.position == Position(step=1, epoch=1, samples=0)
 
 
 def test_a_checkpoint_of_other_data_is_refused() -> None:

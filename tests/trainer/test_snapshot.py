@@ -61,7 +61,9 @@ def test_a_state_of_another_shape_gets_other_memory() -> None:
     snapshot.take({"a": torch.zeros(3), "b": torch.zeros(2, 2)})
     for state in (
         {"b": torch.ones(2, 2), "c": torch.ones(3, dtype=torch.bfloat16)},
-        {"a": torch.ones(5), "b": [torch.ones(2, 3).T, torch.zeros(0)]},
+        {"a": torch.ones(5), "b": [torch.rand(2, 3).T, torch.zeros(0)]},
+        {"a": torch.tensor(3.0), "b": torch.rand(2, dtype=torch.complex64).conj()},
+        {"a": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last), "b": torch.arange(3)},
         {},
     ):
         assert_same(snapshot.take(state), state)

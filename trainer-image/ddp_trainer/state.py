@@ -44,6 +44,15 @@ class Position:
         self.step += 1
         self.samples = min(self.samples + samples, epoch_length)
 
+    def before_evaluation(self, *, epoch_length: int) -> Position:
+        """The same place, but the end of an epoch where it is the beginning of the next one.
+
+        Whoever goes on from there evaluates, again if need be.
+        """
+        if self.epoch == 0 or self.samples > 0:
+            return self
+        return Position(step=self.step, epoch=self.epoch - 1, samples=epoch_length)
+
     def next_epoch(self) -> None:
         """The epoch is complete."""
         self.epoch += 1
@@ -113,14 +122,18 @@ class Run:
                     self.compression.restore(memory)
 
     def state(self) -> dict[str, Any]:
-        """The whole state, in the very tensors that the next step changes."""
+        """The whole state, in the very tensors that the next step changes.
+
+        The same for everybody who has completed the same step, evaluated or not.
+        """
         parts = {name: part.state_dict() for name, part in self._parts().items()}
-        return {**parts, "position": asdict(self.position), "order": asdict(self.order)}
+        position = self.position.before_evaluation(epoch_length=self.order.samples)
+        return {**parts, "position": asdict(position), "order": asdict(self.order)}
 
     def serialise(self) -> bytes:
-        """The whole state, as `restore` reads it."""
+        """The whole state as `restore` reads it, for ranks that go on together from here."""
         buffer = io.BytesIO()
-        torch.save(self.state(), buffer)
+        torch.save(self.state() | {"position": asdict(self.position)}, buffer)
         return buffer.getvalue()
 
     def restore(self, data: bytes) -> None:
