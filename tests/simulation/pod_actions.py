@@ -85,7 +85,7 @@ def training_proceeds(simulation: Simulation, choices: Choices) -> None:
     for pod in simulation.pods():
         if kubelet.is_running(pod) and not kubelet.is_deleting(pod):
             step = simulation.training.proceed(pod, steps=steps, save=save)
-            simulation.invariants.truth_of(pod).moved_at = simulation.clock.seconds
+            simulation.invariants.truth_of(pod).move(simulation.clock.seconds)
             simulation.tell(f"{_name(pod)} comes to step {step}{', which is saved' * save}")
     if asked:
         _ask_for_progress(simulation)

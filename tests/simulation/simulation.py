@@ -109,7 +109,7 @@ class Simulation:
     def start_trainer(self, pod: Manifest, *, ready: bool) -> None:
         """The trainer of a pod runs."""
         if not kubelet.is_running(pod):
-            self.invariants.truth_of(pod).moved_at = self.clock.seconds
+            self.invariants.truth_of(pod).move(self.clock.seconds)
         self.change(pod, kubelet.started(pod, ready=ready))
 
     def end_trainer(

@@ -10,7 +10,7 @@ from ddp_operator.job.failures import NO_PROGRESS
 from ddp_operator.job.nodes import MAX_SHARE
 from ddp_operator.job.pods import Identity
 
-from tests.simulation.cluster import NODES
+from tests.simulation.cluster import LONGEST_WRITE_SECONDS, NODES
 
 _OBSERVED = frozenset({"observed_generation", "ready_replicas", "ready"})
 """What is simply seen, and may differ after a job has finished."""
@@ -29,6 +29,12 @@ class Truth:
     """Deleted by the operator."""
     moved_at: float = 0.0
     """When its training began or came a step further, in seconds of the history."""
+    stood_seconds: float = 0.0
+    """How long it had stood still before that."""
+
+    def move(self, seconds: float) -> None:
+        """Its training begins, or comes a step further."""
+        self.stood_seconds, self.moved_at = seconds - self.moved_at, seconds
 
 
 @dataclass(frozen=True)
@@ -114,9 +120,11 @@ class Verdicts:
         truth = self.truth_of(failure.pod)
         if failure.reason == NO_PROGRESS:
             still = self.seconds - truth.moved_at
+            if still <= LONGEST_WRITE_SECONDS:  # it moved while the decision was on its way
+                still = max(still, truth.stood_seconds)
             deadline = job.spec.progress_deadline_seconds or 0
             hung = still >= deadline - 1 or not self.clock_is_right
-            self.require(hung, f"taken for hung although {failure.pod} moved {still:.1f} s ago")
+            self.require(hung, f"taken for hung although {failure.pod} stood for {still:.1f} s")
         elif charged:
             by_itself = truth.exit_code not in (None, 0) and not truth.taken_away
             self.require(by_rule or by_itself, f"{failure.pod} was charged, but in truth: {truth}")
