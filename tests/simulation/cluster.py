@@ -39,10 +39,6 @@ class Fault:
     seconds: float = LATENCY_SECONDS
 
 
-LONGEST_WRITE_SECONDS = 30.0
-"""What bad weather makes of a write, be it one that takes effect in the end."""
-
-
 @dataclass
 class Weather:
     """Faults that wait for the next writes, and the write at which the operator dies."""

@@ -3,7 +3,7 @@
 from ddp_operator.ports import ConflictError, UnavailableError
 
 from tests.simulation import kubelet
-from tests.simulation.cluster import LONGEST_WRITE_SECONDS, Fault
+from tests.simulation.cluster import Fault
 from tests.simulation.history import Choices
 from tests.simulation.simulation import Simulation
 
@@ -60,8 +60,8 @@ def writes_fail(simulation: Simulation, choices: Choices) -> None:
             Fault(UnavailableError("500", status=500)),
             Fault(ConflictError("409", status=409)),
             Fault(UnavailableError("429", status=429, retry_after_seconds=7)),
-            Fault(UnavailableError("timeout"), done=True, seconds=LONGEST_WRITE_SECONDS),
-            Fault(UnavailableError("timeout"), seconds=LONGEST_WRITE_SECONDS),
+            Fault(UnavailableError("timeout"), done=True, seconds=30),
+            Fault(UnavailableError("timeout"), seconds=30),
             Fault(seconds=6),
         )
     )

@@ -20,8 +20,9 @@ _CALM_ROUND_SECONDS = 330
 """Longer than any pause that the operator makes by itself."""
 
 _IDLE_SECONDS = 1000
-_MOST_IDLE_PLANS = 12
-_MOST_PLANS_PER_STEP = 40
+_MOST_IDLE_PLANS = 4
+_MOST_PLANS_PER_STEP = 6
+_MOST_WRITES_PER_STEP = 6
 
 
 class Simulation:
@@ -38,7 +39,7 @@ class Simulation:
         self._trainers = SimulatedTrainers(self.training, self.pods)
         self.dead_nodes: set[str] = set()
         self.tale: list[str] = []
-        self.steps = self.plans = 0
+        self.steps = self.plans = self.writes = 0
         self.down_seconds = 0.0
         self._restart_at = 0.0
         self.operator: OperatorProcess | None = None
@@ -72,6 +73,7 @@ class Simulation:
         if self.operator is not None:
             self.operator.kill()
             self.plans += self.operator.cluster.plans
+            self.writes += self.operator.cluster.writes
             self.operator = None
             self._restart_at = self.clock.seconds + self.down_seconds
             self.tell(f"the operator is dead for {self.down_seconds} s")
@@ -216,9 +218,10 @@ class Simulation:
         if job_was_there == (self.server.job is not None):  # else its time to live was over
             self.require(cluster.writes == writes, "it writes although nothing has changed")
         self.require(cluster.plans - plans <= _MOST_IDLE_PLANS, "it plans without end")
-        self.plans += cluster.plans
-        limit = _MOST_PLANS_PER_STEP * (self.steps + _CALM_ROUNDS)
-        self.require(self.plans <= limit, f"{self.plans} plans in {self.steps} steps")
+        steps = self.steps + _CALM_ROUNDS
+        plans, writes = self.plans + cluster.plans, self.writes + cluster.writes
+        self.require(plans <= _MOST_PLANS_PER_STEP * steps, f"{plans} plans in {steps} steps")
+        self.require(writes <= _MOST_WRITES_PER_STEP * steps, f"{writes} writes in {steps} steps")
 
     def require(self, holds: object, claim: str) -> None:
         """Raise `AssertionError` when this claim, or any before it, does not hold."""

@@ -8,6 +8,7 @@ from ddp_operator.job.pods import Identity
 
 from tests.good_manifests import container, template
 from tests.simulation.history import Choices
+from tests.simulation.server import REFUSED_IMAGE
 from tests.simulation.simulation import Simulation
 
 _RULES: tuple[list[dict[str, Any]], ...] = (
@@ -18,6 +19,9 @@ _RULES: tuple[list[dict[str, Any]], ...] = (
     [{"classes": ["Disruption"], "action": "RestartGang", "charged": True}],
     [{"reasons": ["Error"], "action": "RestartPod", "charged": False}],
 )
+
+
+_PLAIN_IMAGE = "registry.example/trainer:1"
 
 
 def new_spec(choices: Choices) -> dict[str, Any]:
@@ -66,7 +70,7 @@ def the_job_is_resumed(simulation: Simulation, choices: Choices) -> None:
 
 def the_template_changes(simulation: Simulation, choices: Choices) -> None:
     if simulation.server.job:
-        image = choices.of(("registry.example/trainer:2", "registry.example/trainer:1"))
+        image = choices.of((*2 * ("registry.example/trainer:2", _PLAIN_IMAGE), REFUSED_IMAGE))
         simulation.server.edit_job({"template": template(container(image=image))})
         simulation.tell(f"a user edits the template: {image}")
 
