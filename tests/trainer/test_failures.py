@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from ddp_trainer.exit_codes import RendezvousTimeoutError
-from ddp_trainer.failures import is_lost_peer
+from ddp_trainer.failures import is_lost_peer, reason
 from torch import distributed as dist
 
 
@@ -36,3 +36,24 @@ def test_own_errors(error: Exception) -> None:
 )
 def test_errors_of_others(error: Exception) -> None:
     assert is_lost_peer(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError(
+                "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+                "[10.0.0.7]:20615. This is typically caused by a remote worker crashing. Check it."
+            ),
+            "Connection closed by peer [10.0.0.7]:20615",
+        ),
+        (
+            dist.DistNetworkError("Failed to recv, got 0 bytes.\nstack"),
+            "Failed to recv, got 0 bytes.",
+        ),
+        (RuntimeError(), "RuntimeError"),
+    ],
+)
+def test_reasons_in_a_few_words(error: Exception, words: str) -> None:
+    assert reason(error) == words

@@ -7,10 +7,10 @@ from queue import Queue
 
 import pytest
 from ddp_trainer.heartbeat import Heartbeat
-from ddp_trainer.rendezvous import Membership, Rendezvous
+from ddp_trainer.rendezvous import Membership
 
 from tests.trainer.pods import DEADLINE_SECONDS, free_port
-from tests.trainer.test_rendezvous import environment, meet, ranks, start, start_again
+from tests.trainer.test_rendezvous import environment, meet, ranks, start
 
 SIZE = 3
 
@@ -19,9 +19,8 @@ SIZE = 3
 def memberships() -> Iterator[list[Membership]]:
     port = free_port()
     with ranks() as pool:
-        host = Rendezvous(environment(0, port=port, size=SIZE))
-        others = [start(pool, environment(rank, port=port, size=SIZE)) for rank in range(1, SIZE)]
-        yield [future.result() for future in (start_again(pool, host), *others)]
+        found = [start(pool, environment(rank, port=port, size=SIZE)) for rank in range(SIZE)]
+        yield [future.result() for future in found]
 
 
 def beat(membership: Membership, rank: int, *, timeout_seconds: float = 1.0) -> Queue[str]:

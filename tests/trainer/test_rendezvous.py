@@ -40,11 +40,13 @@ def meet(of: Environment, *, timeout_seconds: float) -> Membership:
 
 
 def start(pool: ThreadPoolExecutor, of: Environment) -> Future[Membership]:
-    return pool.submit(meet, of, timeout_seconds=DEADLINE_SECONDS)
+    return start_again(pool, Rendezvous(of))
 
 
 def start_again(pool: ThreadPoolExecutor, rank: Rendezvous) -> Future[Membership]:
-    return pool.submit(rank.meet, timeout_seconds=DEADLINE_SECONDS)
+    future = pool.submit(rank.meet, timeout_seconds=DEADLINE_SECONDS)
+    future.rank = rank  # type: ignore[attr-defined]  # rank 0's store lives as long as the rank
+    return future
 
 
 def message(of: Membership) -> str:
@@ -87,8 +89,8 @@ def test_survivors_meet_a_new_rank_0_under_the_old_name_and_port() -> None:
         again = start_again(pool, survivor)
         old.clear()  # and with it rank 0's store
         gc.collect()
-        successor = start(pool, environment(0, port=port)).result()
-        assert again.result().name == successor.name
+        successor = start(pool, environment(0, port=port))
+        assert again.result().name == successor.result().name
 
 
 def test_whoever_is_told_to_stop_waits_no_longer() -> None:

@@ -20,6 +20,7 @@ _GLOO = re.compile(
     r"|^Application timeout caused pair closure|^Gloo connectFullMesh failed",
     re.DOTALL,
 )
+_GLOO_NOISE = re.compile(r"^\[[^]]*gloo/[^]]*\] |\. This is typically caused by .*$")
 _NCCL = re.compile(
     r"ncclRemoteError|ncclSystemError|remote process exited|[Tt]imeout|communicator was aborted"
 )
@@ -38,3 +39,9 @@ def is_lost_peer(error: BaseException) -> bool:
     if isinstance(error, dist.DistBackendError):
         return bool(_NCCL.search(text) or _STORE.search(text))
     return type(error) is RuntimeError and bool(_GLOO.search(text))
+
+
+def reason(error: BaseException) -> str:
+    """What happened, in one line without gloo's source lines and good wishes."""
+    first_line = next(iter(str(error).splitlines()), type(error).__name__)
+    return _GLOO_NOISE.sub("", first_line).strip()

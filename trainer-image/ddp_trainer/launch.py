@@ -33,6 +33,9 @@ from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, StatusFile, statu
 from ddp_trainer.termination import TerminationReport, write_termination_message
 from ddp_trainer.verdict import RestartBudget, Verdict, judge, judge_script
 
+_WITHOUT_WARNINGS = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""torch warns of every lost connection with a stack of C++; the trainer says it in a line."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -118,7 +121,7 @@ def _supervise(plan: LaunchPlan, placement: Placement, environment: Mapping[str,
     starter: Starter = (
         CommandStarter(plan.command, environment)
         if plan.is_script
-        else ForkserverStarter(plan.command, environment)
+        else ForkserverStarter(plan.command, {**_WITHOUT_WARNINGS, **environment})
     )
     supervisor = Supervisor(
         starter,

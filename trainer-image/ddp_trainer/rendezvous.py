@@ -25,6 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
+from ddp_trainer.failures import reason
 from ddp_trainer.sockets import Connections
 
 _RETRY_SECONDS = 0.05
@@ -148,6 +149,8 @@ class Rendezvous:
             self._server.set("identity", json.dumps(asdict(_identity(self._environment))))
         store = self._server
         connections = Connections()
+        # The group's waits are on a connection that can be cut without harm to the store.
+        root = _client(address, port, timedelta(seconds=_STORE_REQUEST_SECONDS))
         number = int(store.add("round", 1))
         _register(store, 0, number=number, is_new=False)
         missing = list(range(1, placement.world_size))
@@ -161,7 +164,7 @@ class Rendezvous:
         declared = {"group": name, "members": members, "newcomers": newcomers}
         store.set(_group_key(number), json.dumps(declared))
         return Membership(
-            root=store,
+            root=root,
             address=address,
             port=port,
             name=name,
@@ -192,7 +195,7 @@ class Rendezvous:
                         raise _NotYetError("rank 0 has begun another round")
                 wait.pause(f"rank 0 at {placement.master_addr} waits for the other ranks")
         except (DistNetworkError, DistStoreError) as error:
-            raise _NotYetError(f"rank 0's store went away: {_first_line(error)}") from error
+            raise _NotYetError(f"rank 0's store went away: {reason(error)}") from error
         if declared["members"][rank] != registration:
             # It counted this rank's predecessor, and is about to break for want of it.
             raise _NotYetError("rank 0 has not left its old group yet")
@@ -267,7 +270,7 @@ def _listen(port: int) -> TCPStore:
         return TCPStore("localhost", port, is_master=True, wait_for_workers=False)
     except DistNetworkError as error:
         raise _NotYetError(
-            f"rank 0 cannot listen on MASTER_PORT {port}: {_first_line(error)}"
+            f"rank 0 cannot listen on MASTER_PORT {port}: {reason(error)}"
         ) from error
 
 
@@ -304,7 +307,3 @@ def _group_key(number: int) -> str:
 def _some_ranks(ranks: list[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{', …' if len(ranks) > 8 else ''}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d
 
 from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import BrokenGroupError
-from ddp_trainer.failures import is_lost_peer
+from ddp_trainer.failures import is_lost_peer, reason
 from ddp_trainer.group import Group
 from ddp_trainer.hardware import pin_device
 from ddp_trainer.heartbeat import Heartbeat
@@ -100,7 +100,7 @@ class World:
                 heartbeat.stop()
             self._broken = connection.abort()
             if isinstance(error, Exception) and is_lost_peer(error):
-                raise BrokenGroupError(connection.lost or _first_line(error)) from error
+                raise BrokenGroupError(connection.lost or reason(error)) from error
             raise
         else:
             heartbeat.stop()
@@ -196,7 +196,3 @@ class _Connection:
         # The names of groups are counted, and part of their keys in the store. Ranks that failed
         # to form a group must count like those that never tried.
         distributed_c10d._world.group_count = 0
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
