@@ -22,10 +22,11 @@ from ddp_trainer.replica import Replica
 from ddp_trainer.staging import Stage
 from ddp_trainer.state import Run
 from ddp_trainer.train import evaluate, new_run
+from ddp_trainer.waits import Waits
 from ddp_trainer.workloads.base import Samples, Workload
 from ddp_trainer.world import World
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.futures import Future
 from torch.nn import functional
 
 Json = Any
@@ -69,6 +70,16 @@ def workload(model: Callable[[], nn.Module] = Net) -> Workload:
     )
 
 
+class CountingWaits(Waits):
+    """Waits that count the buckets of gradients."""
+
+    buckets = 0
+
+    def guard(self, future: Future[Tensor]) -> Future[Tensor]:
+        self.buckets += 1
+        return super().guard(future)
+
+
 class Trial:
     """A run of some steps with some flags."""
 
@@ -79,17 +90,10 @@ class Trial:
         self.run: Run = new_run(
             self.workload, self.options, world_size=group.size, device=group.device
         )
-        self.replica = Replica(self.run, group, self.workload.loss, self.options)
-        self.buckets = 0
-
-    def count_buckets(self) -> None:
-        """Count what travels from here on."""
-
-        def count(bucket: Any) -> Any:
-            self.buckets += 1
-            return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
-
-        self.replica._model.register_comm_hook(None, lambda _, bucket: count(bucket))
+        self.travelled = CountingWaits()
+        counted = copy.copy(group)
+        counted._waits = self.travelled
+        self.replica = Replica(self.run, counted, self.workload.loss, self.options)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         size = self.options.step_size
@@ -125,7 +129,6 @@ def flat(tensors: Any) -> list[float]:
 def accumulation(group: Group) -> Json:
     whole = Trial(group, "--batch-size=16")
     parts = Trial(group, "--accumulate-steps=2")
-    parts.count_buckets()
     for trial in (whole, parts):
         trial.steps(0, 3)
     uneven = Trial(group, "--accumulate-steps=2")
@@ -135,7 +138,7 @@ def accumulation(group: Group) -> Json:
     return {
         "whole": whole.parameters(),
         "parts": parts.parameters(),
-        "buckets": parts.buckets,
+        "buckets": parts.travelled.buckets,
         "uneven": loss.item(),
         "plain": plain.replica.backward(*uneven_batch).item(),
     }
@@ -203,9 +206,9 @@ def buckets(group: Group) -> Json:
     for megabytes in ("25", "0.001"):
         trial = Trial(group, f"--bucket-cap-mb={megabytes}")
         trial.steps(0, 1)  # DDP makes its buckets anew after the first pass
-        trial.count_buckets()
+        before = trial.travelled.buckets
         trial.steps(1, 2)
-        counts[megabytes] = trial.buckets
+        counts[megabytes] = trial.travelled.buckets - before
     return counts
 
 

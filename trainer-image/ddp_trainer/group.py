@@ -7,25 +7,36 @@ to wait for the GPU, and NCCL notices a dead peer much later than gloo's broken 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_trainer.compression import Hook
 from ddp_trainer.training_options import DDPOptions
+from ddp_trainer.waits import Waits
 
 
 class Group:
     """One formed group, as seen by one of its ranks; of no more use once it broke."""
 
-    def __init__(self, *, rank: int, size: int, device: torch.device) -> None:
+    def __init__(self, *, rank: int, size: int, device: torch.device, waits: Waits) -> None:
         self.rank = rank
         self.size = size
         self.device = device
+        self._waits = waits
 
-    def wrap(self, model: nn.Module, options: DDPOptions) -> DistributedDataParallel:
+    def wrap(
+        self, model: nn.Module, options: DDPOptions, hook: Hook = allreduce_hook
+    ) -> DistributedDataParallel:
         """Average the gradients of a model on this rank's device over the ranks of this group."""
-        return DistributedDataParallel(
+        # Not left to DDP, which would wait in gloo.
+        for tensor in (*model.parameters(), *model.buffers()):
+            self.share(tensor.detach())
+        wrapped = DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             bucket_cap_mb=options.bucket_cap_mb,
@@ -33,42 +44,55 @@ class Group:
             static_graph=options.static_graph,
             gradient_as_bucket_view=options.gradient_as_bucket_view,
             broadcast_buffers=options.broadcast_buffers,
+            init_sync=False,
         )
+        if self.device.type == "cpu":
+            # DDP takes annotations that are text, as here, for wrong ones; a lambda has none.
+            wrapped.register_comm_hook(
+                None, lambda _, bucket: self._waits.guard(hook(None, bucket))
+            )
+        elif hook is not allreduce_hook:  # NCCL's work can be aborted, and needs no guard
+            wrapped.register_comm_hook(None, lambda _, bucket: hook(None, bucket))
+        return wrapped
 
     def share(self, tensor: Tensor, *, source: int = 0) -> None:
         """Fill a tensor, on this rank's device or the CPU, with rank `source`'s; in place."""
-        dist.broadcast(tensor, src=source)
+        work: dist.Work = dist.broadcast(tensor, src=source, async_op=True)
+        if tensor.device.type == "cpu":
+            self._waits.wait(work)
+        else:
+            work.wait()
 
     def sum(self, *values: float) -> list[float]:
         """Each value summed over all ranks."""
         total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total)
+        self._waits.wait(dist.all_reduce(total, async_op=True))
         return [float(value) for value in total]
 
-    def start_sum(self, value: Tensor) -> dist.Work:
-        """Begin to sum a CPU tensor over all ranks, in place; its `wait` ends it."""
+    def start_sum(self, value: Tensor) -> Callable[[], None]:
+        """Begin to sum a CPU tensor over all ranks, in place; returns what waits for its end."""
         work: dist.Work = dist.all_reduce(value, async_op=True)
-        return work
+        return lambda: self._waits.wait(work)
 
     def broadcast(self, data: bytes | None, *, source: int = 0) -> bytes:
         """The `data` of rank `source`, on all ranks."""
         size = torch.tensor([len(data or b"")])
-        dist.broadcast(size, src=source)
+        self._waits.wait(dist.broadcast(size, src=source, async_op=True))
         buffer = torch.empty(int(size), dtype=torch.uint8)
         if self.rank == source and data:
             buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if len(buffer):
-            dist.broadcast(buffer, src=source)
+            self._waits.wait(dist.broadcast(buffer, src=source, async_op=True))
         return bytes(buffer.numpy().data)
 
     def gather(self, data: bytes) -> list[bytes]:
         """Every rank's `data`, by rank, on all ranks."""
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(data)]))
+        self._waits.wait(dist.all_gather(sizes, torch.tensor([len(data)]), async_op=True))
         longest = max(int(size) for size in sizes)
         padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
+        self._waits.wait(dist.all_gather(parts, padded, async_op=True))
         return [
             bytes(part.numpy().data)[: int(size)] for part, size in zip(parts, sizes, strict=True)
         ]
@@ -77,7 +101,7 @@ class Group:
         """Every rank's values, by rank, on all ranks: as many on each of them."""
         mine = torch.tensor(values, dtype=torch.float64)
         parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine)
+        self._waits.wait(dist.all_gather(parts, mine, async_op=True))
         return [part.tolist() for part in parts]
 
     def barrier(self) -> None:

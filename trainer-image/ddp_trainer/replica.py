@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ddp_trainer.compression import stateless_hook
+from ddp_trainer.compression import hook_of
 from ddp_trainer.config import Options
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.group import Group
@@ -30,11 +30,8 @@ class Replica:
         self._loss = loss
         self._group = group
         self._options = options
-        self._model = group.wrap(run.model, options.ddp)
-        hook = run.compression.hook if run.compression is not None else stateless_hook(options.ddp)
-        if hook is not None:
-            # DDP takes annotations that are text, as here, for wrong ones; a lambda has none.
-            self._model.register_comm_hook(None, lambda _, bucket: hook(None, bucket))
+        hook = run.compression.hook if run.compression is not None else hook_of(options.ddp)
+        self._model = group.wrap(run.model, options.ddp, hook)
         # The first pass of a static graph must not be one without an exchange of gradients.
         begins_alone = options.ddp.static_graph and options.optimization.accumulate_steps > 1
         self._rehearsed = group.size <= 2 and run.compression is None and not begins_alone

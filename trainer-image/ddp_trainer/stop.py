@@ -14,7 +14,6 @@ from collections.abc import Callable
 from types import FrameType
 
 import torch
-from torch import distributed as dist
 
 from ddp_trainer.group import Group
 
@@ -58,7 +57,7 @@ class Votes:
         self._wants = stop, save
         self._every_steps = 1
         self._counts = torch.zeros(2)
-        self._work: dist.Work | None = None
+        self._wait: Callable[[], None] | None = None
         self.stop = False
         """Whether any rank had to stop when the last vote began; the same on all ranks."""
         self.save = False
@@ -69,14 +68,14 @@ class Votes:
         if step % self._every_steps == 0:
             for i, wants in enumerate(self._wants):
                 self._counts[i] = wants()
-            self._work = self._group.start_sum(self._counts)
+            self._wait = self._group.start_sum(self._counts)
 
     def read(self) -> None:
         """Wait for the answers, if any were asked for; without, nobody wants anything."""
         self.stop = self.save = False
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        if self._wait is not None:
+            self._wait()
+            self._wait = None
             self.stop, self.save = (count > 0 for count in self._counts.tolist())
 
     def pace(self, step_seconds: float) -> None:

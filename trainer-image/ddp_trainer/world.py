@@ -10,6 +10,7 @@ import contextlib
 import gc
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from ddp_trainer.hardware import pin_device
 from ddp_trainer.heartbeat import Heartbeat
 from ddp_trainer.network import interface_towards
 from ddp_trainer.rendezvous import Membership, Rendezvous
+from ddp_trainer.waits import Waits
 
 _FORMING_TIMEOUT = timedelta(seconds=15)
 """For the first contact, when all ranks have just been seen alive: if one died since, it shows."""
@@ -57,7 +59,8 @@ class World:
         self._group_timeout = timedelta(seconds=group_timeout_seconds)
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
         self._rendezvous = Rendezvous(environment)
-        self._broken: dist.ProcessGroup | None = None
+        self._broken: list[dist.ProcessGroup] = []
+        """What is left of the last group, if it broke."""
         self.device = pin_device(
             environment.placement, local_rank=environment.local_rank, device_ids=device_ids
         )
@@ -98,7 +101,7 @@ class World:
         except BaseException as error:
             if heartbeat is not None:
                 heartbeat.stop()
-            self._broken = connection.abort()
+            connection.abort(self._broken)
             if isinstance(error, Exception) and is_lost_peer(error):
                 raise BrokenGroupError(connection.lost or reason(error)) from error
             raise
@@ -110,9 +113,11 @@ class World:
         # The remains of a broken group hang together in cycles. As long as its DDP wrapper lives,
         # it answers to the gradients of the model, which is its successor's part.
         gc.collect()
-        # Only now, and from here: whoever lets go of a process group last waits for its threads,
-        # and these may wait for Python's lock, which the DDP wrapper would not release meanwhile.
-        self._broken = None
+        # Only now, and by a thread of its own: whoever lets go of a process group last waits for
+        # its threads. These may wait for Python's lock, which the DDP wrapper would not release
+        # meanwhile, or for half a message that gloo has forgotten, until the group's timeout.
+        threading.Thread(target=self._broken.clear, name="burial", daemon=True).start()
+        self._broken = []
 
     def _start_heartbeat(self, membership: Membership, connection: _Connection) -> Heartbeat:
         heartbeat = Heartbeat(
@@ -137,6 +142,7 @@ class _Connection:
         self._membership = membership
         self._device = device
         self._nccl = environment.placement.backend == "nccl"
+        self._waits = Waits()
         self.lost: str | None = None
         """Who is lost, if the heartbeats told so."""
 
@@ -159,6 +165,7 @@ class _Connection:
             rank=self._environment.rank,
             size=self._environment.placement.world_size,
             device=self._device,
+            waits=self._waits,
         )
         group.barrier()
         self._membership.connections.complete()
@@ -172,22 +179,23 @@ class _Connection:
         self.lost = reason
         _logger.warning("%s: leaving the group", reason)
         self._membership.connections.cut()
+        self._waits.give_up(reason)
         if self._nccl and dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 distributed_c10d._get_default_group()._get_backend(self._device).abort()
 
-    def abort(self) -> dist.ProcessGroup | None:
+    def abort(self, left: list[dist.ProcessGroup]) -> None:
         """Leave a group that may be broken; never waits for the others.
 
-        Returns what is left of it, to be kept until all that used it is gone.
+        What is left of it goes to `left`, to be kept until all that used it is gone.
         """
         # Work under way may wait for ranks that are alive and in turn wait for this one.
         self._membership.connections.cut()
-        left: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
-        if left is not None and self._nccl:
-            distributed_c10d._abort_process_group()
+        if dist.is_initialized():
+            left.append(distributed_c10d._get_default_group())
+            if self._nccl:
+                distributed_c10d._abort_process_group()
         self.close()
-        return left
 
     def close(self) -> None:
         """Leave a group in which nothing is under way."""

@@ -1,0 +1,106 @@
+"""Nobody waits for a message that will never be whole."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ddp_trainer.failures import is_lost_peer
+from ddp_trainer.waits import Waits
+from torch.futures import Future
+
+from tests.trainer.pods import job
+
+
+def test_a_guarded_future_has_the_result_of_its_own() -> None:
+    future: Future[torch.Tensor] = Future()
+    guarded = Waits().guard(future)
+    assert not guarded.done()
+    future.set_result(torch.ones(1))
+    assert guarded.wait() == 1
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["given up before", "given up after"])
+def test_a_guarded_future_ends_with_the_group(before: bool) -> None:
+    waits, future = Waits(), Future[torch.Tensor]()
+    if before:
+        waits.give_up("rank 1 is gone")
+    guarded = waits.guard(future)
+    if not before:
+        waits.give_up("rank 1 is gone")
+    with pytest.raises(RuntimeError, match="BrokenGroupError: rank 1 is gone") as caught:
+        guarded.wait()
+    assert is_lost_peer(caught.value)
+    future.set_result(torch.ones(1))  # as when gloo's own timeout ends it, long after
+    assert guarded.done()
+
+
+def test_an_error_stays_the_error_that_it_is() -> None:
+    source: Future[torch.Tensor] = Future()
+
+    def fail(_: Future[torch.Tensor]) -> torch.Tensor:
+        raise ValueError("a hook's own mistake")
+
+    guarded = Waits().guard(source.then(fail))
+    source.set_result(torch.ones(1))
+    with pytest.raises(RuntimeError, match="a hook's own mistake") as caught:
+        guarded.wait()
+    assert not is_lost_peer(caught.value)
+
+
+RANK_PROGRAM = """
+import os, signal, sys, time
+import torch
+from torch import distributed as dist
+from ddp_trainer.config import Environment
+from ddp_trainer.exit_codes import BrokenGroupError
+from ddp_trainer.training_options import DDPOptions
+from ddp_trainer.world import World
+
+environment = Environment.from_env(os.environ)
+world = World(environment, group_timeout_seconds=600, heartbeat_timeout_seconds=2)
+large = torch.zeros(100_000_000)
+
+
+class Large(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(large)
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
+try:
+    with world.formed(timeout_seconds=60) as group:
+        if sys.argv[1] == "wrapping":
+            if environment.rank == 0:
+                dist.broadcast(large, src=0, async_op=True)
+                time.sleep(0.02)
+                os.kill(os.getpid(), signal.SIGKILL)
+            group.wrap(Large(), DDPOptions())
+        else:
+            model = group.wrap(Large(), DDPOptions())
+            loss = model(torch.ones(1))
+            if environment.rank == 0:
+                dist.all_reduce(large, async_op=True)
+                time.sleep(0.02)
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss.backward()
+except BrokenGroupError as error:
+    print("broken:", error, flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("moment", ["wrapping", "backward"])
+def test_a_rank_that_dies_with_a_message_half_sent(moment: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(RANK_PROGRAM)
+    with job(tmp_path) as large:
+        pods = large.start_all("--", sys.executable, str(program), moment)
+        assert pods[0].wait() == 128 + 9, pods[0].log
+        assert pods[1].wait() == 0, pods[1].log
+        assert "broken: " in pods[1].log
