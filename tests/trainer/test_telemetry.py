@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import sys
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,10 @@ def test_metrics_of_a_whole_status() -> None:
     assert full["ddp_reforms_total"] == 2
     assert full["ddp_reform_seconds_total"] == 0.75
     assert full['ddp_straggler_ratio{rank="3"}'] == 1.75
+    foreign = replace(MEASURED, step_counts=(1, 2))
+    fewer = parse(render(Status(step=120, measurements=foreign), rank_restarts=0))
+    assert "ddp_step_duration_seconds_count" not in fewer
+    assert fewer["ddp_reforms_total"] == 2
     assert parse(render(None, rank_restarts=0)) == {"ddp_rank_restarts_total": 0}
 
 

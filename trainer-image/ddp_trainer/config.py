@@ -229,7 +229,12 @@ def parser() -> Parser:
     )
     flags.add_argument("--seed", type=int, default=0, help="seeds weights, order and dropout")
     _add_checkpoint_flags(flags)
-    flags.add_argument("--log-every-steps", type=int, default=10, help="steps between log lines")
+    flags.add_argument(
+        "--log-every-steps",
+        type=int,
+        default=10,
+        help="steps between log lines, lines of metrics.jsonl and comparisons of ranks",
+    )
     flags.add_argument(
         "--rendezvous-timeout-seconds",
         type=float,

@@ -47,7 +47,8 @@ def _training(status: Status) -> Iterator[str]:
 
 
 def _measured(measured: Measurements, *, slowest_rank: int | None) -> Iterator[str]:
-    yield from _histogram(measured)
+    if len(measured.step_counts) == len(BOUNDS) + 1:  # else whoever wrote it has other buckets
+        yield from _histogram(measured)
     text = "Time of rank 0 by what it was spent on; communication includes waiting for others."
     yield from _labelled(
         "ddp_phase_seconds_total", "counter", text, "phase", measured.phase_seconds
