@@ -8,6 +8,7 @@ to wait for the GPU, and NCCL notices a dead peer much later than gloo's broken 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,8 @@ class Group:
         # Not left to DDP, which would wait in gloo.
         for tensor in (*model.parameters(), *model.buffers()):
             self.share(tensor.detach())
+        # Newer torch warns of the name, and has no other one that older torch knows, too.
+        buffers: dict[str, Any] = {} if options.broadcast_buffers else {"broadcast_buffers": False}
         wrapped = DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
@@ -43,8 +46,8 @@ class Group:
             find_unused_parameters=options.find_unused_parameters,
             static_graph=options.static_graph,
             gradient_as_bucket_view=options.gradient_as_bucket_view,
-            broadcast_buffers=options.broadcast_buffers,
             init_sync=False,
+            **buffers,
         )
         if self.device.type == "cpu":
             # DDP takes annotations that are text, as here, for wrong ones; a lambda has none.

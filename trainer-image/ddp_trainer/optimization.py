@@ -37,11 +37,10 @@ class Optimization:
         # Limits are meant for true gradients, not for scaled ones.
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        parameters = self._with_gradients()
         if self._clip_grad_norm is not None:
-            clip_grad_norm_(parameters, self._clip_grad_norm)
+            clip_grad_norm_(self._with_gradients(), self._clip_grad_norm)
         if self._skip_zero_grads:
-            _drop_zero_gradients(parameters)
+            _drop_zero_gradients(self._with_gradients())
         if self.scaler is None:
             self.optimizer.step()
         else:

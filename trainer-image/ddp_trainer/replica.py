@@ -89,7 +89,9 @@ class Replica:
         before_waiting: Callable[[Tensor], None] = lambda _: None,
     ) -> Tensor:
         size = self._options.batch_size
-        passes = list(zip(torch.split(inputs, size), torch.split(targets, size), strict=True))
+        passes = [(inputs, targets)]
+        if len(inputs) > size:
+            passes = list(zip(torch.split(inputs, size), torch.split(targets, size), strict=True))
         self._run.optimization.optimizer.zero_grad()
         losses: list[Tensor] = []
         for some, their_targets in passes:
