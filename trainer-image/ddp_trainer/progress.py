@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from datetime import timedelta
@@ -135,9 +134,7 @@ class Progress:
         self._checkpoint = found
         self._report.update(checkpoint=str(found))
         if self._publisher is not None:
-            saved_at = None
-            with contextlib.suppress(OSError):  # deleted by hand
-                saved_at = utc(found.path.stat().st_mtime)
+            saved_at = utc(found.time.timestamp())
             self._publisher.saved(
                 CheckpointStatus(step=found.step, path=str(found.path), time=saved_at)
             )
