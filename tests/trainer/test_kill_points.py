@@ -6,8 +6,6 @@ of it, or one survivor more than another.
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.chaos.blows import blows
+from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
 from tests.trainer.pods import Job, Pod, assert_same, job
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -23,6 +23,7 @@ RANKS = 3
 LAST_STEP = 30  # 2 epochs of ceil(ceil(1438 / 3) / 32) steps
 FATAL_STEP = 9
 EVERY_STEP = 3
+SEED = 7
 
 SUICIDAL_RANK = """
 import os, signal, sys
@@ -183,20 +184,11 @@ def test_a_successor_dies_while_the_group_forms_anew(
         assert_same_run(wounded, undisturbed)
 
 
-def test_kills_at_random_moments(tmp_path: Path, undisturbed: Job) -> None:
-    """Of one rank or of two, at any moment: re-forming and saving included."""
-    with job(tmp_path, nodes=RANKS) as wounded:
-        settings = [*flags(wounded), "--max-restarts", "100", "--step-delay-seconds", "0.05"]
-        pods = wounded.start_all(*settings)
-        kills = 0
-        for moment in sorted(random.choices(range(1, LAST_STEP - 3), k=8)):
-            wounded.wait_for_step(moment)
-            for victim in random.sample(range(RANKS), random.choice([1, 1, 2])):
-                for pid in pods[victim].rank_pids():  # none while it is being started again
-                    os.kill(pid, signal.SIGKILL)
-                    kills += 1
-        for pod in pods:
-            assert pod.wait() == 0, pod.log
-        print(f"{kills} kills")
-        assert kills >= 4
+def test_a_score_of_kills_at_random_moments(tmp_path: Path, undisturbed: Job) -> None:
+    """The same few of those that `make chaos` draws by the hundred."""
+    with job(tmp_path, nodes=RANKS, extra_environment=STACKS) as wounded:
+        wounded.start_all(*flags(wounded), *PATIENCE)
+        disturbance = Disturbance(wounded)
+        disturbance.strike(blows(SEED, ranks=RANKS), at_most=20)
+        assert disturbance.toll.kills >= 5, disturbance.toll.story
         assert_same_run(wounded, undisturbed)

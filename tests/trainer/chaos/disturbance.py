@@ -15,8 +15,6 @@ from pathlib import Path
 from tests.trainer.chaos.blows import Blow, Deed, Moment
 from tests.trainer.pods import Job
 
-LAST_EPOCH = 4
-HEARTBEAT_SECONDS = 2.0
 _HANG_SECONDS = 150.0
 """Without a new step, or an end. Far more than any wait that a blow can cause."""
 
@@ -27,22 +25,11 @@ STACKS = {"PYTHONFAULTHANDLER": "1"}
 """Makes a rank tell where it stands when it gets SIGABRT."""
 
 
-def flags(of: Job, *more: str) -> list[str]:
-    """Of a run that saves all the time."""
-    return [
-        *("--epochs", str(LAST_EPOCH), "--checkpoint-every-steps", "3"),
-        *("--trace-samples", str(of.traces)),
-        *more,
-    ]
-
-
-def patient_flags(of: Job) -> list[str]:
-    """The same, for as many blows as there may be."""
-    return flags(
-        of,
-        *("--max-restarts", "10000", "--max-reforms", "10000", "--step-delay-seconds", "0.03"),
-        *("--heartbeat-timeout-seconds", str(HEARTBEAT_SECONDS)),
-    )
+PATIENCE = (
+    *("--max-restarts", "10000", "--max-reforms", "10000"),
+    *("--step-delay-seconds", "0.03", "--heartbeat-timeout-seconds", "2"),
+)
+"""Flags for a run that bears as many blows as there may be, and whose frozen ranks are missed."""
 
 
 @dataclass

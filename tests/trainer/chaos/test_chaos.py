@@ -13,13 +13,21 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.chaos.blows import blows
-from tests.trainer.chaos.disturbance import STACKS, Disturbance, flags, patient_flags
+from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
 from tests.trainer.pods import Job, assert_same, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 VICTIMS = 100
 """Of each group, over as many runs as it takes."""
+
+
+def flags(of: Job) -> list[str]:
+    """Of a run that saves all the time."""
+    return [
+        *("--epochs", "4", "--checkpoint-every-steps", "3"),
+        *("--trace-samples", str(of.traces)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +45,7 @@ def test_all_runs_end_the_same(nodes: int, local_world_size: int, tmp_path: Path
     victims = 0
     for number in itertools.count(1):
         with job(tmp_path / str(number), **shape) as wounded:
-            wounded.start_all(*patient_flags(wounded))
+            wounded.start_all(*flags(wounded), *PATIENCE)
             disturbance = Disturbance(wounded)
             disturbance.strike(schedule, at_most=VICTIMS - victims)
             assert_same_end(wounded, undisturbed)
