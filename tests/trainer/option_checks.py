@@ -75,9 +75,9 @@ class CountingWaits(Waits):
 
     buckets = 0
 
-    def guard(self, future: Future[Tensor]) -> Future[Tensor]:
+    def guard(self, future: Future[Any], value: Callable[[], Tensor]) -> Future[Tensor]:
         self.buckets += 1
-        return super().guard(future)
+        return super().guard(future, value)
 
 
 class Trial:

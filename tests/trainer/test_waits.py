@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.failures import is_lost_peer
 from ddp_trainer.waits import Waits
 from torch.futures import Future
@@ -14,12 +15,14 @@ from torch.futures import Future
 from tests.trainer.pods import job
 
 
-def test_a_guarded_future_has_the_result_of_its_own() -> None:
+def test_a_guarded_future_has_the_result_that_is_due() -> None:
     future: Future[torch.Tensor] = Future()
-    guarded = Waits().guard(future)
+    waits = Waits()
+    guarded = waits.guard(future, lambda: torch.full((1,), 7.0))
     assert not guarded.done()
     future.set_result(torch.ones(1))
-    assert guarded.wait() == 1
+    assert guarded.wait() == 7
+    assert waits.failure is None
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["given up before", "given up after"])
@@ -27,27 +30,30 @@ def test_a_guarded_future_ends_with_the_group(before: bool) -> None:
     waits, future = Waits(), Future[torch.Tensor]()
     if before:
         waits.give_up("rank 1 is gone")
-    guarded = waits.guard(future)
+    guarded = waits.guard(future, future.value)
     if not before:
         waits.give_up("rank 1 is gone")
-    with pytest.raises(RuntimeError, match="BrokenGroupError: rank 1 is gone") as caught:
+    with pytest.raises(BrokenGroupError, match="rank 1 is gone"):
         guarded.wait()
-    assert is_lost_peer(caught.value)
+    assert isinstance(waits.failure, BrokenGroupError)
     future.set_result(torch.ones(1))  # as when gloo's own timeout ends it, long after
     assert guarded.done()
 
 
-def test_an_error_stays_the_error_that_it_is() -> None:
+def test_the_first_failure_is_kept() -> None:
     source: Future[torch.Tensor] = Future()
 
     def fail(_: Future[torch.Tensor]) -> torch.Tensor:
         raise ValueError("a hook's own mistake")
 
-    guarded = Waits().guard(source.then(fail))
+    waits, failing = Waits(), source.then(fail)
+    guarded = waits.guard(failing, failing.value)
     source.set_result(torch.ones(1))
-    with pytest.raises(RuntimeError, match="a hook's own mistake") as caught:
+    waits.give_up("rank 1 is gone")
+    with pytest.raises(RuntimeError, match="a hook's own mistake"):
         guarded.wait()
-    assert not is_lost_peer(caught.value)
+    assert waits.failure is not None
+    assert not is_lost_peer(waits.failure)
 
 
 RANK_PROGRAM = """

@@ -33,13 +33,13 @@ Hook = Callable[[Any, "GradBucket"], Future[Tensor]]
 logging.getLogger(powerSGD_hook.__name__).setLevel(logging.WARNING)
 
 
-def hook_of(options: DDPOptions) -> Hook:
-    """The hook of a compression that remembers nothing, or of none."""
+def stateless_hook(options: DDPOptions) -> Hook | None:
+    """The hook of a compression that remembers nothing; None: none, or powersgd."""
     hooks: dict[str, Hook] = {
         "fp16": default_hooks.fp16_compress_hook,
         "bf16": default_hooks.bf16_compress_hook,
     }
-    return hooks.get(options.gradient_compression, default_hooks.allreduce_hook)
+    return hooks.get(options.gradient_compression)
 
 
 @dataclass(frozen=True)

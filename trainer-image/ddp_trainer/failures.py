@@ -11,7 +11,7 @@ import re
 
 from torch import distributed as dist
 
-from ddp_trainer.exit_codes import BrokenGroupError, LostPeerError
+from ddp_trainer.exit_codes import LostPeerError
 
 # What torch 2.13 says when the other side of a connection goes away or stays silent.
 _GLOO = re.compile(
@@ -20,9 +20,7 @@ _GLOO = re.compile(
     r"|^Application timeout caused pair closure|^Gloo connectFullMesh failed",
     re.DOTALL,
 )
-_IN_A_CALLBACK = "Got the following error when running the callback: "
-"""What a C++ future of torch puts before an error that Python raised in it."""
-_GLOO_NOISE = re.compile(r"\[[^]]*gloo/[^]]*\] |\. This is typically caused by .*$")
+_GLOO_NOISE = re.compile(r"^\[[^]]*gloo/[^]]*\] |\. This is typically caused by .*$")
 _NCCL = re.compile(
     r"ncclRemoteError|ncclSystemError|remote process exited|[Tt]imeout|communicator was aborted"
 )
@@ -40,11 +38,10 @@ def is_lost_peer(error: BaseException) -> bool:
         return True
     if isinstance(error, dist.DistBackendError):
         return bool(_NCCL.search(text) or _STORE.search(text))
-    given_up = text.startswith(f"{_IN_A_CALLBACK}{BrokenGroupError.__name__}")
-    return type(error) is RuntimeError and (given_up or bool(_GLOO.search(text)))
+    return type(error) is RuntimeError and bool(_GLOO.search(text))
 
 
 def reason(error: BaseException) -> str:
     """What happened, in one line without gloo's source lines and good wishes."""
     first_line = next(iter(str(error).splitlines()), type(error).__name__)
-    return _GLOO_NOISE.sub("", first_line.removeprefix(_IN_A_CALLBACK)).strip()
+    return _GLOO_NOISE.sub("", first_line).strip()

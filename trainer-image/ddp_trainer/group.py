@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.compression import Hook
@@ -31,9 +32,12 @@ class Group:
         self._waits = waits
 
     def wrap(
-        self, model: nn.Module, options: DDPOptions, hook: Hook = allreduce_hook
+        self, model: nn.Module, options: DDPOptions, hook: Hook | None = None
     ) -> DistributedDataParallel:
-        """Average the gradients of a model on this rank's device over the ranks of this group."""
+        """Average the gradients of a model on this rank's device over the ranks of this group.
+
+        `hook`: does it in another way than by a sum.
+        """
         # Not left to DDP, which would wait in gloo.
         for tensor in (*model.parameters(), *model.buffers()):
             self.share(tensor.detach())
@@ -51,12 +55,18 @@ class Group:
         )
         if self.device.type == "cpu":
             # DDP takes annotations that are text, as here, for wrong ones; a lambda has none.
-            wrapped.register_comm_hook(
-                None, lambda _, bucket: self._waits.guard(hook(None, bucket))
-            )
-        elif hook is not allreduce_hook:  # NCCL's work can be aborted, and needs no guard
+            wrapped.register_comm_hook(None, lambda _, bucket: self._guarded(hook, bucket))
+        elif hook is not None:  # NCCL's work can be aborted, and needs no guard
             wrapped.register_comm_hook(None, lambda _, bucket: hook(None, bucket))
         return wrapped
+
+    def _guarded(self, hook: Hook | None, bucket: GradBucket) -> Future[Tensor]:
+        if hook is not None:
+            future = hook(None, bucket)
+            return self._waits.guard(future, future.value)
+        gradients = bucket.buffer().div_(self.size)
+        work: dist.Work = dist.all_reduce(gradients, async_op=True)
+        return self._waits.guard(work.get_future(), lambda: gradients)
 
     def share(self, tensor: Tensor, *, source: int = 0) -> None:
         """Fill a tensor, on this rank's device or the CPU, with rank `source`'s; in place."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ddp_trainer.compression import hook_of
+from ddp_trainer.compression import stateless_hook
 from ddp_trainer.config import Options
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.group import Group
@@ -30,7 +30,7 @@ class Replica:
         self._loss = loss
         self._group = group
         self._options = options
-        hook = run.compression.hook if run.compression is not None else hook_of(options.ddp)
+        hook = run.compression.hook if run.compression is not None else stateless_hook(options.ddp)
         self._model = group.wrap(run.model, options.ddp, hook)
         # The first pass of a static graph must not be one without an exchange of gradients.
         begins_alone = options.ddp.static_graph and options.optimization.accumulate_steps > 1

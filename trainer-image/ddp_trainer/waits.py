@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent import futures
+from typing import Any
 
 from torch import Tensor
 from torch import distributed as dist
@@ -27,15 +28,19 @@ class Waits:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: set[_Settle] = set()
-        self._reason: str | None = None
+        self._given_up = False
+        self.failure: Exception | None = None
+        """What ended the first wait that ended badly: DDP tells nothing of why a hook failed."""
 
     def give_up(self, reason: str) -> None:
         """End all waits, those to come too, with a BrokenGroupError; from any thread."""
+        error = BrokenGroupError(reason)
         with self._lock:
-            self._reason = reason
+            self._given_up = True
+            self.failure = self.failure or error
             pending, self._pending = self._pending, set()
         for settle in pending:
-            settle(BrokenGroupError(reason))
+            settle(error)
 
     def wait(self, work: dist.Work) -> None:
         """Wait until a collective has ended.
@@ -58,37 +63,42 @@ class Waits:
         self._settle_at_the_end(work.get_future(), settle)
         ended.result()
 
-    def guard(self, future: Future[Tensor]) -> Future[Tensor]:
-        """The same result for whoever waits for a future, such as DDP for a hook's."""
-        ended: Future[Exception | None] = Future()
+    def guard(self, future: Future[Any], value: Callable[[], Tensor]) -> Future[Tensor]:
+        """What DDP may wait for instead of a future: `value` when that ends.
 
-        def value(_: Future[Exception | None]) -> Tensor:
-            error = ended.value()
-            if error is not None:
-                raise error
-            return future.value()
+        If it ends badly, or not before the group, the result is no tensor, and DDP fails of that;
+        `failure` says why.
+        """
+        ended: Future[Tensor] = Future()
 
-        self._settle_at_the_end(future, ended.set_result)
-        return ended.then(value)
+        def settle(error: Exception | None) -> None:
+            if error is None:
+                ended.set_result(value())
+            else:
+                ended.set_exception(error)  # type: ignore[arg-type]  # torch's hint is wrong
 
-    def _settle_at_the_end(self, future: Future[Tensor], settle: _Settle) -> None:
+        self._settle_at_the_end(future, settle)
+        return ended
+
+    def _settle_at_the_end(self, future: Future[Any], settle: _Settle) -> None:
         with self._lock:
-            reason = self._reason
-            if reason is None:
+            given_up = self._given_up
+            if not given_up:
                 self._pending.add(settle)
-        if reason is not None:
-            settle(BrokenGroupError(reason))
+        if given_up:
+            settle(self.failure)
         else:
             future.add_done_callback(lambda done: self._end(done, settle))
 
-    def _end(self, future: Future[Tensor], settle: _Settle) -> None:
+    def _end(self, future: Future[Any], settle: _Settle) -> None:
+        error: Exception | None = None
+        try:
+            future.value()
+        except Exception as failure:
+            error = failure
         with self._lock:
             if settle not in self._pending:
                 return
             self._pending.discard(settle)
-        try:
-            future.value()
-        except Exception as error:
-            settle(error)
-        else:
-            settle(None)
+            self.failure = self.failure or error
+        settle(error)

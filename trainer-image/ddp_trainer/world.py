@@ -102,8 +102,11 @@ class World:
             if heartbeat is not None:
                 heartbeat.stop()
             connection.abort(self._broken)
-            if isinstance(error, Exception) and is_lost_peer(error):
-                raise BrokenGroupError(connection.lost or reason(error)) from error
+            cause = connection.cause_of(error)
+            if isinstance(cause, Exception) and is_lost_peer(cause):
+                raise BrokenGroupError(reason(cause)) from error
+            if cause is not error:
+                raise cause from error
             raise
         else:
             heartbeat.stop()
@@ -143,8 +146,6 @@ class _Connection:
         self._device = device
         self._nccl = environment.placement.backend == "nccl"
         self._waits = Waits()
-        self.lost: str | None = None
-        """Who is lost, if the heartbeats told so."""
 
     def open(self, timeout: timedelta) -> Group:
         if "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -169,14 +170,20 @@ class _Connection:
         )
         group.barrier()
         self._membership.connections.complete()
-        if self.lost is not None:  # perhaps before there was anything to cut
-            raise BrokenGroupError(self.lost)
+        if self._waits.failure is not None:  # perhaps before there was anything to cut
+            raise self._waits.failure
         distributed_c10d._set_pg_timeout(timeout)
         return group
 
+    def cause_of(self, error: BaseException) -> BaseException:
+        """What made torch raise an error: it may be the last one to learn of it."""
+        from_torch = type(error) is RuntimeError or (
+            isinstance(error, RuntimeError) and is_lost_peer(error)
+        )
+        return self._waits.failure or error if from_torch else error
+
     def give_up(self, reason: str) -> None:
         """Make every collective under way fail, from any thread."""
-        self.lost = reason
         _logger.warning("%s: leaving the group", reason)
         self._membership.connections.cut()
         self._waits.give_up(reason)
