@@ -18,7 +18,7 @@ from tests.trainer.pods import Job, assert_same, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-VICTIMS = 100
+VICTIMS = 75
 """Of each group, over as many runs as it takes."""
 
 
