@@ -7,8 +7,9 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,29 @@ class ApiClient:
         timeout_s: float = 10,
     ) -> bytes:
         """Send one request and return the answer's body; raises OSError (HTTPError included)."""
+        with self._open(
+            method, path, body, content_type=content_type, timeout_s=timeout_s
+        ) as response:
+            answer: bytes = response.read()
+            return answer
+
+    def lines(self, path: str, *, timeout_s: float) -> Iterator[bytes]:
+        """Yield the lines of an answer that goes on, such as a watch, as they come.
+
+        Raises OSError when it breaks, or is silent for ``timeout_s``.
+        """
+        with self._open("GET", path, timeout_s=timeout_s) as response:
+            yield from response
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        body: object | None = None,
+        *,
+        content_type: str = "application/json",
+        timeout_s: float,
+    ) -> HTTPResponse:
         request = urllib.request.Request(
             self.server + path,
             method=method,
@@ -44,9 +68,8 @@ class ApiClient:
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
-        with opener.open(request, timeout=timeout_s) as response:
-            answer: bytes = response.read()
-            return answer
+        response: HTTPResponse = opener.open(request, timeout=timeout_s)
+        return response
 
     def get(self, path: str) -> Any:
         """Return the decoded JSON object at ``path``."""

@@ -22,10 +22,10 @@ from tests.cluster.cache import cache_dir
 from tests.cluster.cgroups import cgroup_path, make_cgroups
 from tests.cluster.client import ApiClient, wait_until
 from tests.cluster.components import START_DEADLINE_S, admin_client, last_words
-from tests.cluster.control_plane_config import ControlPlaneConfig
+from tests.cluster.control_plane_config import ControlPlaneConfig, apiserver_argv
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.node_config import SANDBOX_IMAGE, NodeConfig
-from tests.cluster.processes import ProcessId, spawn
+from tests.cluster.processes import ProcessId, marked, spawn, stop
 from tests.cluster.state import Instance, create, registry
 
 # Fixed in the kubelet (its device plugins) and in CNI's library.
@@ -144,6 +144,35 @@ class Node:
             except urllib.error.HTTPError as error:
                 if error.code != HTTPStatus.CONFLICT:
                     raise
+
+    def kill_container(self, container_id: str) -> None:
+        """Kill a container's first process, and all others with it, behind the kubelet's back.
+
+        Raises ClusterError when it has ended already.
+        """
+        self._ctr("tasks", "kill", "--signal", "SIGKILL", container_id)
+
+    def stop_apiserver(self) -> None:
+        """Kill the API server without warning; connections to it break."""
+        program = str(self._config.control_plane.binaries.path("kube-apiserver"))
+        running = {p for p in marked(self._instance.folder) if p.command().startswith(program)}
+        if not running:
+            raise ClusterError("no API server runs")
+        if left := stop(running):
+            raise ClusterError(f"the API server survived SIGKILL: {left}")
+
+    def start_apiserver(self) -> None:
+        """Start the API server again, in the node's namespaces, and wait until it is ready."""
+        init = self._instance.processes["node-init"]
+        spawn(
+            [
+                *("nsenter", "--target", str(init.pid), "--mount", "--net", "--pid"),
+                *apiserver_argv(self._config.control_plane),
+            ],
+            log=self._instance.logs / "kube-apiserver.log",
+            marker=self._instance.folder,
+        )
+        wait_until(self.client.ready, what="API server", deadline_s=START_DEADLINE_S)
 
     def wait_until_ready(self) -> None:
         """Wait until pods can run: the images' base is there, and so is the default account."""

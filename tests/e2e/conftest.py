@@ -11,8 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests import cluster
-from tests.cluster import images
+from tests.cluster import ClusterUnavailableError
 from tests.e2e import environment as environments
 from tests.e2e.environment import OPERATOR_NAMESPACE, Environment
 from tests.e2e.jobs import dump
@@ -64,17 +63,13 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Environment]:
     """The cluster with today's images and the operator, ready."""
     with ExitStack() as stack:
         try:
-            running = stack.enter_context(cluster.cluster())
-            for source in (images.OPERATOR, images.TRAINER):
-                images.load(images.build(source), running)
-        except cluster.ClusterUnavailableError as reason:
+            running = stack.enter_context(environments.cluster_with_images())
+        except ClusterUnavailableError as reason:
             request.config.stash[_UNAVAILABLE] = str(reason)
             skip_or_fail("TEST CLUSTER", reason)
-        kubectl = Kubectl(running.kubeconfig)
-        made = Environment(kubectl)
+        made = Environment(Kubectl(running.kubeconfig))
         request.session.stash[_ENVIRONMENT] = made
-        environments.install_operator(kubectl)
-        stack.enter_context(made.storage())
+        stack.enter_context(made.installed())
         yield made
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tests.cluster import Cluster, cluster, images
 from tests.e2e.jobs import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl, wait_for
 
@@ -21,6 +22,18 @@ _BUDGETS_SINCE: Final = (1, 21)
 """The first Kubernetes with today's version of PodDisruptionBudget."""
 _VOLUMES_PARENT: Final = "/var/tmp"
 """On the node: its folders outlive pods."""
+
+
+@contextmanager
+def cluster_with_images() -> Iterator[Cluster]:
+    """A cluster that has the images of this checkout.
+
+    Raises ClusterUnavailableError, with the reason, when this machine can have none.
+    """
+    with cluster() as running:
+        for source in (images.OPERATOR, images.TRAINER):
+            images.load(images.build(source), running)
+        yield running
 
 
 def install_operator(kubectl: Kubectl) -> None:
@@ -137,7 +150,14 @@ class Environment:
         return self.kubectl.within(f"{self.name}-storage")
 
     @contextmanager
-    def storage(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
+        """Install the operator, which stays, and have storage for the length of the block."""
+        install_operator(self.kubectl)
+        with self._storage_running():
+            yield
+
+    @contextmanager
+    def _storage_running(self) -> Iterator[None]:
         """Run a pod that makes folders on the node, wherever that is; remove them at the end."""
         self._make_namespace(self._storage.namespace, {})
         self._storage.apply(_storage_pod())

@@ -14,7 +14,7 @@ import yaml
 from ddp_operator.api.constants import API_VERSION, KIND, LABEL_JOB_NAME
 from ddp_operator.api.status import DDPJobStatus
 
-from tests.e2e.kubectl import Kubectl, KubectlError, Manifest, wait_for
+from tests.e2e.kubectl import DEADLINE_SECONDS, Kubectl, KubectlError, Manifest, wait_for
 
 TRAINER_IMAGE = "ddp-trainer:dev"
 RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -60,7 +60,7 @@ class Job:
         """What the operator says of it."""
         return DDPJobStatus.model_validate(self.kubectl.get("ddpjob", self.name).get("status", {}))
 
-    def wait_until(self, phase: str) -> DDPJobStatus:
+    def wait_until(self, phase: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> DDPJobStatus:
         """Wait for a phase; a job that ends in another one will never have it."""
 
         def look() -> DDPJobStatus | None:
@@ -70,7 +70,12 @@ class Job:
             )
             return status if status.phase == phase else None
 
-        return wait_for(look, what=f"{self.name} {phase}", describe=self.status)
+        return wait_for(
+            look,
+            what=f"{self.name} {phase}",
+            deadline_seconds=deadline_seconds,
+            describe=self.status,
+        )
 
     def pods(self) -> list[Any]:
         """Its pods, by name."""
