@@ -40,7 +40,7 @@ test-e2e: $(STAMP) ## Real pods on a real cluster, the operator running in it
 
 .PHONY: chaos
 chaos: $(STAMP) ## Kill, freeze and take away at random for minutes: everything must end well
-	$(PY) -m pytest tests/trainer/chaos
+	$(PY) -m pytest tests/chaos tests/trainer/chaos
 
 .PHONY: lint
 lint: $(STAMP) ## ruff, mypy --strict, import contracts

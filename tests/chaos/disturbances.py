@@ -1,0 +1,127 @@
+"""Carries out what a schedule says, on whatever pods there are at that moment."""
+
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from ddp_operator.api.constants import LABEL_JOB_NAME
+
+from tests.chaos.journal import Journal
+from tests.chaos.schedule import Kind
+from tests.cluster import ClusterError
+from tests.cluster.node import Node
+from tests.e2e.environment import OPERATOR_NAMESPACE, operator_pods
+from tests.e2e.jobs import Job, kill_rank
+from tests.e2e.kubectl import Kubectl, KubectlError
+
+OUTAGE_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """Disturbs jobs of one namespace, the operator, and the cluster below them."""
+
+    node: Node
+    kubectl: Kubectl
+    random: Random
+    journal: Journal
+
+    def disturb(self, kind: Kind) -> None:
+        """Do one thing; what cannot be done just now is noted."""
+        try:
+            self._disturb(kind)
+        except (KubectlError, ClusterError, subprocess.TimeoutExpired) as refused:
+            # Whatever was to be disturbed has not begun yet, or has ended in this very moment.
+            self.journal.note(f"could not {kind.value}: {refused}")
+
+    def _disturb(self, kind: Kind) -> None:
+        match kind:
+            case Kind.KILL_OPERATOR:
+                self._kill_container(kind, self._choose(_running(operator_pods(self.kubectl))))
+            case Kind.DELETE_OPERATOR:
+                self._delete_operator()
+            case Kind.KILL_API_SERVER:
+                self.node.stop_apiserver()
+                self.node.start_apiserver()
+                self.journal.did(kind)
+            case Kind.OUTAGE:
+                self._outage()
+            case Kind.KILL_RANK:
+                self._kill_rank()
+            case _:
+                self._disturb_pod(kind)
+
+    def _disturb_pod(self, kind: Kind) -> None:
+        pod = self._choose(_running(self.kubectl.items("pods", "--selector", LABEL_JOB_NAME)))
+        job, name = _job_of(pod), pod["metadata"]["name"]
+        match kind:
+            case Kind.DELETE_POD:
+                self.kubectl.run("delete", "pod", name, "--wait=false")
+                self.journal.did(kind, job=job, pod=name)
+            case Kind.FORCE_DELETE_POD:
+                self.kubectl.run("delete", "pod", name, "--force", "--grace-period=0")
+                self.journal.did(kind, job=job, pod=name)
+            case _:
+                self._kill_container(kind, pod)
+
+    def _kill_rank(self) -> None:
+        pods = _running(self.kubectl.items("pods", "--selector", LABEL_JOB_NAME))
+        for pod in self.random.sample(pods, len(pods)):
+            job, name = _job_of(pod), pod["metadata"]["name"]
+            try:
+                kill_rank(Job(self.kubectl, job), name)
+            except AssertionError as refused:  # no process trains there yet
+                self.journal.note(f"not in {name}: {refused}")
+            else:
+                self.journal.did(Kind.KILL_RANK, job=job, pod=name)
+                return
+
+    def _delete_operator(self) -> None:
+        name = self._choose(operator_pods(self.kubectl))["metadata"]["name"]
+        self.kubectl.within(OPERATOR_NAMESPACE).run("delete", "pod", name, "--wait=false")
+        self.journal.did(Kind.DELETE_OPERATOR, pod=name)
+
+    def _outage(self) -> None:
+        pods = _running(self.kubectl.items("pods", "--selector", LABEL_JOB_NAME))
+        victims = [self._choose(pods), self._choose(pods)]
+        self.node.stop_apiserver()
+        self.journal.did(Kind.OUTAGE)
+        try:
+            for pod in victims:
+                time.sleep(OUTAGE_SECONDS / 3)
+                try:
+                    self._kill_container(Kind.KILL_CONTAINER, pod)
+                except ClusterError as refused:
+                    self.journal.note(f"could not kill {pod['metadata']['name']}: {refused}")
+            time.sleep(OUTAGE_SECONDS / 3)
+        finally:
+            self.node.start_apiserver()
+            self.journal.note("the API server is back")
+
+    def _kill_container(self, kind: Kind, pod: Any) -> None:
+        (status,) = pod["status"]["containerStatuses"]
+        self.node.kill_container(status["containerID"].removeprefix("containerd://"))
+        self.journal.did(kind, job=_job_of(pod), pod=pod["metadata"]["name"])
+
+    def _choose(self, pods: Sequence[Any]) -> Any:
+        if not pods:
+            raise ClusterError("no pod runs that could be disturbed")
+        return self.random.choice(pods)
+
+
+def _running(pods: Sequence[Any]) -> list[Any]:
+    """Those whose container runs, and that nobody has taken away yet."""
+    return [
+        pod
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"]
+        and any("running" in s["state"] for s in pod["status"].get("containerStatuses", ()))
+    ]
+
+
+def _job_of(pod: Any) -> str:
+    name: str = pod["metadata"]["labels"].get(LABEL_JOB_NAME, "")
+    return name

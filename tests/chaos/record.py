@@ -1,0 +1,118 @@
+"""All pods that ever were, seen by a watch of its own that outlives the API server."""
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any, Self
+
+from ddp_operator.api.constants import (
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_JOB_NAME,
+    LABEL_SERVING,
+)
+
+from tests.cluster.client import ApiClient
+
+_WATCH_SECONDS = 60
+_RETRY_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A pod, as far as it matters who it is and whether it is alive."""
+
+    uid: str
+    name: str
+    job: str
+    attempt: int
+    index: int
+    serving: bool
+    """DNS names it, and it has not ended: its peers would take it for the rank that it bears."""
+
+    @classmethod
+    def of(cls, manifest: dict[str, Any]) -> Self:
+        """Take it from a pod as the API server has it."""
+        metadata = manifest["metadata"]
+        labels = metadata["labels"]
+        ended = manifest["status"].get("phase") in ("Succeeded", "Failed")
+        return cls(
+            uid=metadata["uid"],
+            name=metadata["name"],
+            job=labels[LABEL_JOB_NAME],
+            attempt=int(labels[LABEL_ATTEMPT]),
+            index=int(labels[LABEL_INDEX]),
+            serving=labels.get(LABEL_SERVING) == "true" and not ended,
+        )
+
+
+class PodRecord:
+    """What `recording` has seen so far."""
+
+    def __init__(self) -> None:
+        self.uids: dict[str, set[str]] = defaultdict(set)
+        """Of each name, all pods that ever bore it."""
+        self.doubles: set[str] = set()
+        """What must never be: two pods that serve as the same rank at the same time."""
+        self.attempts: dict[str, set[int]] = defaultdict(set)
+        """Of each job, the attempts that pods belonged to."""
+        self._alive: dict[str, Seen] = {}
+
+    def names_of(self, job: str) -> set[str]:
+        """All names that pods of a job ever had."""
+        prefix = f"{job}-"
+        return {name for name in self.uids if name.startswith(prefix)}
+
+    def follow(self, client: ApiClient, path: str, stop: threading.Event) -> None:
+        """List and watch until told to stop; a broken watch begins anew with a list."""
+        while not stop.is_set():
+            try:
+                listed = client.get(path)
+                self._alive = {}
+                for manifest in listed["items"]:
+                    self.see(manifest)
+                version = listed["metadata"]["resourceVersion"]
+                query = f"watch=1&resourceVersion={version}&timeoutSeconds={_WATCH_SECONDS}"
+                for line in client.lines(f"{path}&{query}", timeout_s=_WATCH_SECONDS + 10):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        break
+                    if event["type"] == "DELETED":
+                        self._alive.pop(event["object"]["metadata"]["uid"], None)
+                    else:
+                        self.see(event["object"])
+            except (OSError, HTTPException, json.JSONDecodeError):
+                time.sleep(_RETRY_SECONDS)
+
+    def see(self, manifest: dict[str, Any]) -> None:
+        """Take in a pod as the API server has it."""
+        pod = Seen.of(manifest)
+        self.uids[pod.name].add(pod.uid)
+        self.attempts[pod.job].add(pod.attempt)
+        self._alive[pod.uid] = pod
+        same = [
+            other.name
+            for other in self._alive.values()
+            if other.serving
+            and (other.job, other.attempt, other.index) == (pod.job, pod.attempt, pod.index)
+        ]
+        if len(same) > 1:
+            self.doubles.add(" and ".join(sorted(same)))
+
+
+@contextmanager
+def recording(client: ApiClient, namespace: str) -> Iterator[PodRecord]:
+    """Record a namespace's pods of jobs, in the background."""
+    record, stop = PodRecord(), threading.Event()
+    path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={LABEL_JOB_NAME}"
+    watcher = threading.Thread(target=record.follow, args=(client, path, stop), daemon=True)
+    watcher.start()
+    try:
+        yield record
+    finally:
+        stop.set()  # the thread ends with its watch, or with the process

@@ -1,0 +1,183 @@
+"""Five jobs on a bad day: pods, processes, operator and API server die at random moments.
+
+All jobs finish, none fails, and their statuses account for every restart.
+"""
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.chaos.accounts import Account
+from tests.chaos.conftest import Victim
+from tests.chaos.disturbances import Chaos
+from tests.chaos.journal import Journal
+from tests.chaos.record import PodRecord, recording
+from tests.chaos.schedule import TIMES, schedule
+from tests.e2e.environment import OPERATOR_NAMESPACE, Environment, operator_pods
+from tests.e2e.jobs import Job, accuracy, digits_job, dump
+from tests.e2e.kubectl import Kubectl, Manifest, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]  # it may have to build everything
+
+RESTARTS_AT_MOST = 100
+"""None may fail: how budgets are spent is shown elsewhere."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A job by the way it recovers."""
+
+    name: str
+    scope: str
+    replicas: int
+    epochs: int
+    rank_restarts: int
+    """How many processes of a pod its launcher starts again before it gives the pod up."""
+
+
+# Epochs such that each trains for three minutes and more when nothing happens to it, and so is
+# there until the last disturbance.
+JOBS = (
+    Shape(name="gang-2", scope="Gang", replicas=2, epochs=16, rank_restarts=0),
+    Shape(name="gang-3", scope="Gang", replicas=3, epochs=24, rank_restarts=3),
+    Shape(name="pod-2", scope="Pod", replicas=2, epochs=16, rank_restarts=0),
+    Shape(name="pod-3", scope="Pod", replicas=3, epochs=24, rank_restarts=3),
+    Shape(name="pod-1", scope="Pod", replicas=1, epochs=8, rank_restarts=0),
+)
+STEP_SECONDS = 0.5
+"""They wait more than they compute: eleven pods share two cores."""
+FINISH_SECONDS = 900.0
+"""Of all jobs, from the last disturbance on; on a machine with nothing else to do one minute."""
+
+
+@pytest.fixture
+def seed() -> int:
+    """Anything, unless CHAOS_SEED says what."""
+    return int(os.environ.get("CHAOS_SEED") or random.randrange(10**6))
+
+
+@pytest.fixture
+def namespace(victim: Victim) -> Iterator[Kubectl]:
+    """kubectl in a fresh namespace."""
+    kubectl = victim.environment.new_namespace()
+    yield kubectl
+    victim.environment.delete_namespace(kubectl)
+
+
+def test_all_jobs_come_through_a_bad_day(
+    victim: Victim, namespace: Kubectl, journal: Journal
+) -> None:
+    random_ = random.Random(journal.seed)
+    chaos = Chaos(victim.node, namespace, random_, journal)
+    jobs = [Job(namespace, shape.name) for shape in JOBS]
+    with (
+        _explained(journal, victim.environment, namespace),
+        recording(victim.node.client, namespace.namespace) as record,
+    ):
+        for shape in JOBS:
+            namespace.apply(_manifest(shape, victim.environment.make_claim(namespace, shape.name)))
+        for job in jobs:
+            job.wait_until("Running")
+
+        for step in schedule(random_):
+            time.sleep(step.pause_seconds)
+            chaos.disturb(step.kind)
+
+        journal.note("calm from now on")
+        _wait_until_all_succeed(jobs)
+        _wait_until_nothing_is_terminating(jobs)
+        complaints = [text for shape in JOBS for text in _audit(namespace, shape, journal, record)]
+        complaints += [f"two pods of one rank at once: {double}" for double in record.doubles]
+        assert not complaints, "\n".join(complaints)
+        assert {deed.kind for deed in journal.deeds} == set(TIMES), "not everything was tried"
+        _wait_until_operator_is_well(namespace)
+
+
+def _manifest(shape: Shape, claim: str) -> Manifest:
+    return digits_job(
+        shape.name,
+        f"--epochs={shape.epochs}",
+        f"--step-delay-seconds={STEP_SECONDS}",
+        f"--max-restarts={shape.rank_restarts}",
+        "--checkpoint-every-steps=10",
+        "--log-every-steps=10",
+        replicas=shape.replicas,
+        checkpoint={"persistentVolumeClaim": claim},
+        restart={
+            "scope": shape.scope,
+            "maxRestarts": RESTARTS_AT_MOST,
+            # Longer pauses would only make the test longer.
+            "backoff": {"initialSeconds": 1, "maxSeconds": 2},
+        },
+    )
+
+
+def _wait_until_all_succeed(jobs: list[Job]) -> None:
+    deadline = time.monotonic() + FINISH_SECONDS
+    for job in jobs:
+        job.wait_until("Succeeded", deadline_seconds=max(deadline - time.monotonic(), 1.0))
+
+
+def _wait_until_nothing_is_terminating(jobs: list[Job]) -> None:
+    def terminating() -> list[str]:
+        pods = [pod["metadata"] for job in jobs for pod in job.pods()]
+        return [metadata["name"] for metadata in pods if "deletionTimestamp" in metadata]
+
+    wait_for(lambda: not terminating(), what="end of terminating pods", describe=terminating)
+
+
+def _audit(namespace: Kubectl, shape: Shape, journal: Journal, record: PodRecord) -> list[str]:
+    job = Job(namespace, shape.name)
+    status = job.status()
+    account = Account(
+        name=shape.name,
+        scope=shape.scope,
+        replicas=shape.replicas,
+        status=status,
+        pods=job.pods(),
+        deeds=journal.deeds,
+        record=record,
+    )
+    journal.note(
+        f"{shape.name}: {status.restarts} restarts, {status.disruptions} disruptions, "
+        f"attempt {status.attempt}, replacements {status.replacements}"
+    )
+    learned = accuracy(status)
+    return [
+        *account.complaints(),
+        *([] if learned >= 0.9 else [f"{shape.name}: it has learned no more than {learned:.2f}"]),
+    ]
+
+
+def _wait_until_operator_is_well(kubectl: Kubectl) -> None:
+    """Both replicas recover, and what they have logged is no crash of their own."""
+    operator = kubectl.within(OPERATOR_NAMESPACE)
+
+    def status() -> Any:
+        return operator.get("deployment", "ddp-operator")["status"]
+
+    wait_for(lambda: status().get("readyReplicas") == 2, what="two replicas", describe=status)
+    for pod in operator_pods(kubectl):
+        name = pod["metadata"]["name"]
+        for words in (["logs", name], ["logs", name, "--previous"]):
+            log = operator.attempt(*words).stdout  # not every one had a predecessor
+            assert "Traceback" not in log, log
+
+
+@contextmanager
+def _explained(journal: Journal, environment: Environment, kubectl: Kubectl) -> Iterator[None]:
+    """Print what was done, and after a failure what the cluster looks like."""
+    print(f"chaos seed {journal.seed}")
+    try:
+        yield
+    except BaseException:
+        print(dump(environment.kubectl, [kubectl.namespace], OPERATOR_NAMESPACE))
+        raise
+    finally:
+        print(journal.text())

@@ -1,0 +1,136 @@
+"""The audit of a bad day finds what does not fit: a chaos test that forgives all shows nothing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB_NAME, LABEL_SERVING
+from ddp_operator.api.status import DDPJobStatus
+
+from tests.chaos.accounts import Account
+from tests.chaos.journal import Deed
+from tests.chaos.record import PodRecord
+from tests.chaos.schedule import TIMES, Kind, schedule
+
+KILLED = {
+    "time": "2026-01-01T00:00:00Z",
+    "attempt": 0,
+    "index": 1,
+    "pod": "train-0-1",
+    "signal": 9,
+    "reason": "Error",
+    "class": "Application",
+    "charged": True,
+}
+DELETED = {
+    "time": "2026-01-01T00:01:00Z",
+    "attempt": 1,
+    "index": 0,
+    "pod": "train-1-0",
+    "reason": "Deleted",
+    "class": "Disruption",
+}
+STATUS: dict[str, Any] = {
+    "attempt": 2,
+    "restarts": 1,
+    "disruptions": 1,
+    "failures": [KILLED, DELETED],
+}
+DEEDS = (
+    Deed(1.0, Kind.KILL_CONTAINER, "train", "train-0-1"),
+    Deed(2.0, Kind.DELETE_POD, "train", "train-1-0"),
+    Deed(3.0, Kind.DELETE_POD, "other", "other-0-0"),
+)
+
+
+def pod(name: str, *, uid: str = "", phase: str = "Running", serving: bool = True) -> Any:
+    """A pod as the API server shows it; its name says who it is."""
+    _, attempt, index, *_ = name.split("-")
+    labels = {LABEL_JOB_NAME: "train", LABEL_ATTEMPT: attempt, LABEL_INDEX: index}
+    if serving:
+        labels[LABEL_SERVING] = "true"
+    metadata = {"name": name, "uid": uid or f"uid of {name}", "labels": labels}
+    return {"metadata": metadata, "status": {"phase": phase}}
+
+
+def account(
+    *, status: dict[str, Any] | None = None, names: Sequence[str] = (), scope: str = "Gang"
+) -> Account:
+    """A gang of two that started anew twice, for one kill and one deletion."""
+    record = PodRecord()
+    seen = [f"train-{attempt}-{index}" for attempt in range(3) for index in range(2)]
+    for name in [*seen, *names]:
+        record.see(pod(name))
+    return Account(
+        name="train",
+        scope=scope,
+        replicas=2,
+        status=DDPJobStatus.model_validate(STATUS | (status or {})),
+        pods=[pod(f"train-2-{index}", phase="Succeeded") for index in range(2)],
+        deeds=DEEDS,
+        record=record,
+    )
+
+
+def test_nothing_to_complain_about() -> None:
+    assert account().complaints() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "complaint"),
+    [
+        ({"restarts": 2}, "2 charged restarts of 1 kills"),
+        ({"disruptions": 2}, "2 disruptions of 1 removals"),
+        ({"restarts": 0}, "but 2 new attempts and 0 replacements"),
+        ({"attempt": 3}, "pods of attempts [0, 1, 2] were seen"),
+        ({"failures": [KILLED]}, "1 failures on record instead of 2"),
+        ({"failures": [KILLED, DELETED | {"charged": True}]}, "nothing was done that explains"),
+        ({"failures": [KILLED | {"pod": "train-0-0"}, DELETED]}, "nothing was done that explains"),
+        ({"failures": [KILLED | {"signal": 15}, DELETED]}, "nothing was done that explains"),
+        ({"excludedNodes": ["node"]}, "there is no other node"),
+    ],
+)
+def test_a_status_that_does_not_fit_is_found(status: dict[str, Any], complaint: str) -> None:
+    assert any(complaint in text for text in account(status=status).complaints())
+
+
+def test_pods_that_should_not_be_there_are_found() -> None:
+    good = account()
+    left = replace(good, pods=[*good.pods, pod("train-1-1")])
+    assert "its pods should be" in left.complaints()[0]
+    unfinished = replace(good, pods=[pod("train-2-0"), pod("train-2-1")])
+    assert "its pods should be" in unfinished.complaints()[0]
+
+
+def test_replacements_count_for_single_pods_alone() -> None:
+    three = {"disruptions": 1, "restarts": 1, "attempt": 1}
+    one_replaced = account(status=three, names=["train-1-0-r1"], scope="Pod")
+    (complaint,) = one_replaced.complaints()[:1]
+    assert "attempt 1, but pods of attempts [0, 1, 2] were seen" in complaint
+    gang = account(status={"attempt": 1}, names=["train-1-0-r1"])
+    assert any("but 1 new attempts and 1 replacements" in text for text in gang.complaints())
+
+
+def test_a_pod_that_is_created_twice_is_found() -> None:
+    doubled = account()
+    doubled.record.see(pod("train-2-1", uid="another"))
+    assert doubled.complaints() == ["train: train-2-1 was created more than once"]
+
+
+def test_two_pods_that_serve_as_one_rank_are_found() -> None:
+    record = PodRecord()
+    record.see(pod("train-0-1"))
+    record.see(pod("train-0-1", serving=False))
+    record.see(pod("train-0-1-r1"))
+    assert not record.doubles, "the first one was taken out of DNS"
+    record.see(pod("train-0-1-r2"))
+    assert record.doubles == {"train-0-1-r1 and train-0-1-r2"}
+
+
+def test_a_seed_gives_the_same_schedule_again() -> None:
+    steps = schedule(Random(7))
+    assert steps == schedule(Random(7))
+    assert steps != schedule(Random(8))
+    assert {kind: [step.kind for step in steps].count(kind) for kind in TIMES} == TIMES
