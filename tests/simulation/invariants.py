@@ -98,6 +98,6 @@ class Invariants:
         identities = [
             Identity(index, status.attempt, status.replacements.get(str(index), 0))
             for index in range(new.spec.replicas)
-            if status.is_true("PodsCreated")
+            if status.is_true("PodsCreated") or (status.replacing and index not in status.replacing)
         ]
         self._recorded = {(new.uid, identity.pod_name(new.name)) for identity in identities}

@@ -129,6 +129,10 @@ class DDPJobStatus(StatusModel):
         default_factory=dict,
         description="By replica index: how often this attempt's pod was replaced, where it was.",
     )
+    replacing: tuple[int, ...] = Field(
+        default=(),
+        description="Replica indices whose replacements may not exist yet; all other pods do.",
+    )
     restarts: int = Field(default=0, description="Restarts charged against restart.maxRestarts.")
     disruptions: int = Field(default=0, description="Restarts that were not charged.")
     ready_replicas: int = 0

@@ -107,7 +107,11 @@ def unstartable_due(job: DDPJob) -> datetime | None:
 
 
 def _vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:
-    return pods.missing if job.status.is_true("PodsCreated") else ()
+    """Those that were there: while single pods are being replaced, all others were."""
+    status = job.status
+    if not status.is_true("PodsCreated") and not status.replacing:
+        return ()
+    return tuple(gone for gone in pods.missing if gone.index not in status.replacing)
 
 
 def _is_consequence(pod: PodState) -> bool:

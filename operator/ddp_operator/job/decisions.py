@@ -86,7 +86,8 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     if status.start_time or pods.current:
         # A pod of before may still be terminating: the new ones need names of their own.
         attempt = status.attempt + 1
-        status = status.model_copy(update={"attempt": attempt, "replacements": {}})
+        update = {"attempt": attempt, "replacements": {}, "replacing": ()}
+        status = status.model_copy(update=update)
     status = with_condition(status, "Suspended", False, "Resumed", message, now)
     status = with_condition(status, "PodsCreated", False, "Resumed", message, now)
     return decided(_clear(status, "Resumed", message, now), Event("Resumed", message))

@@ -262,10 +262,14 @@ def _deletion_asked_for(metadata: Manifest) -> datetime | None:
 
 
 def _ended_by_deletion(deleted_at: datetime | None, ended: ContainerExit | None) -> bool:
-    """Whether the trainer ended only after somebody had asked for the pod's deletion."""
-    if deleted_at is None or ended is None or ended.finished is None:
-        return False
-    return ended.finished >= deleted_at
+    """Whether the trainer ended only after somebody had asked for the pod's deletion.
+
+    Of a container that it kept from starting the kubelet reports no end at all, only that the pod
+    has failed.
+    """
+    if deleted_at is None or ended is None:
+        return deleted_at is not None
+    return ended.finished is not None and ended.finished >= deleted_at
 
 
 def _time_of(condition: Manifest) -> datetime | None:

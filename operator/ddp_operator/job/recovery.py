@@ -122,14 +122,19 @@ def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
 
 
 def _next_attempt(status: DDPJobStatus) -> DDPJobStatus:
-    return status.model_copy(update={"attempt": status.attempt + 1, "replacements": {}})
+    update = {"attempt": status.attempt + 1, "replacements": {}, "replacing": ()}
+    return status.model_copy(update=update)
 
 
 def _replacing(status: DDPJobStatus, indices: Sequence[int]) -> DDPJobStatus:
     replacements = dict(status.replacements)
     for index in indices:
         replacements[str(index)] = replacements.get(str(index), 0) + 1
-    return status.model_copy(update={"replacements": replacements})
+    replacing: set[int] = set()  # before all pods of the attempt existed, nobody knows which do
+    if status.replacing or status.is_true("PodsCreated"):
+        replacing = {*status.replacing, *indices}
+    update = {"replacements": replacements, "replacing": tuple(sorted(replacing))}
+    return status.model_copy(update=update)
 
 
 def _what(job: DDPJob, status: DDPJobStatus, lost: Sequence[int], *, gang: bool) -> str:

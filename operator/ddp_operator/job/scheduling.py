@@ -49,6 +49,7 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
         update={
             "attempt": job.status.attempt + 1,
             "replacements": {},
+            "replacing": (),
             "scheduling_retries": retries + 1,
             "next_start_time": now + timedelta(seconds=pause),
         }

@@ -1,5 +1,6 @@
 """What restarts cost, how progress pays, and how long a job waits between them."""
 
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -114,11 +115,11 @@ class TestBackoff:
         job = with_status(job, restarts=1, restarts_without_progress=1)
         job = stored(job, fails(job))
         assert job.status.next_start_time == later(360)
-        planned = plan(job, [], later(61))
-        assert planned.decided is False, "nothing vanishes that is not there yet"
-        gone = ready(job, 0, deleting=True)
-        planned = plan(job, [gone], later(61))
-        assert (planned.decided, planned.status.next_start_time) == (True, later(360))
+        other = ready(job, 0)
+        assert plan(job, [other], later(61)).decided is False, "its replacement is not there yet"
+        for left in ([replace(other, deleting=True)], []):
+            planned = plan(job, left, later(61))
+            assert (planned.decided, planned.status.next_start_time) == (True, later(360))
 
     def test_it_is_announced(self) -> None:
         job = start()

@@ -229,6 +229,29 @@ class TestPodReplacement:
             job = stored(job, plan(job, [pods[0]], later(61)))
         assert [pod.key.name for pod in self.current(job, code=1)] == ["digits-0-1-r3"]
 
+    def test_a_pod_that_vanishes_while_another_is_being_replaced_is_lost_too(self) -> None:
+        job, pods = running_job(replicas=3, restart={"scope": "Pod"})
+        job = stored(job, plan(job, [pods[0], *self.current(job, code=1), pods[2]], later(60)))
+        assert job.status.replacing == (1,)
+        job = stored(job, plan(job, [pods[0]], later(61)))  # before the replacement exists
+        assert (job.status.replacements, job.status.replacing) == ({"1": 1, "2": 1}, (1, 2))
+        assert (job.status.restarts, job.status.disruptions) == (1, 1)
+        created = plan(job, [pods[0]], later(120))
+        assert created.create == (Identity(1, 0, 1), Identity(2, 0, 1))
+        assert created.status.replacing == ()
+
+    def test_pods_of_a_new_attempt_do_not_count_as_lost_before_they_exist(self) -> None:
+        job, pods = running_job(replicas=3, restart={"scope": "Pod"})
+        job = stored(job, plan(job, [pods[0], *self.current(job, code=1), pods[2]], later(60)))
+        job = stored(job, plan(job, [], later(61)))
+        assert job.status.replacements == {"1": 1, "0": 1, "2": 1}
+        job = stored(job, plan(job, [], later(120)))
+        job = stored(job, plan(job, [], later(121)))
+        assert (job.status.attempt, job.status.replacing) == (1, ())
+        planned = plan(job, [], later(180))
+        assert not planned.decided
+        assert len(planned.create) == 3
+
     @staticmethod
     def current(job: DDPJob, *, code: int) -> list[PodState]:
         replaced = job.status.replacements.get("1", 0)

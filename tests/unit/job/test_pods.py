@@ -227,6 +227,15 @@ class TestDisruption:
         assert read.failed
         assert read.disrupted is disrupted
 
+    @pytest.mark.parametrize("deleted", [True, False])
+    def test_by_deletion_of_a_pod_of_which_no_end_is_reported(self, *, deleted: bool) -> None:
+        """Deleted while its container was about to start, it just fails."""
+        metadata = {"deletionTimestamp": T0} if deleted else {}
+        waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
+        status = {"phase": "Failed", "containerStatuses": [waiting]}
+        read = PodState.project(manifest(status=status, metadata=metadata))
+        assert (read.failed, read.disrupted) == (True, deleted)
+
     def test_a_pod_that_ended_well_was_not_disrupted(self) -> None:
         status = {
             "phase": "Succeeded",
