@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from ddp_trainer.manifest import MANIFEST, Manifest
 
 from tests.trainer.pods import is_alive, job, until
 
@@ -203,13 +205,13 @@ def test_wrong_settings_are_not_tried_again(tmp_path: Path) -> None:
         assert digits.start(0, "--epochs", "1").wait() == 0
         state = next(digits.checkpoints.glob("step-*")) / "state.pt"
         torch.save({"model": {}}, state)
-        manifest = state.with_name("manifest.json")
-        content = json.loads(manifest.read_text())
-        body = content["checkpoint"]
-        body["state_bytes"] = state.stat().st_size
-        body["state_sha256"] = hashlib.sha256(state.read_bytes()).hexdigest()
-        content["sha256"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        manifest.write_text(json.dumps(content))
+        content = state.read_bytes()
+        changed = replace(
+            Manifest.read(state.parent),
+            state_bytes=len(content),
+            state_sha256=hashlib.sha256(content).hexdigest(),
+        )
+        state.with_name(MANIFEST).write_bytes(changed.encode())
         pod = digits.start(0)
         assert pod.wait() == 64
         assert "does not fit this run" in pod.message["error"]
