@@ -197,8 +197,9 @@ class Job:
         until(reached, f"step {step}")
 
     def state(self, step: int) -> Any:
-        """What the checkpoint of a step holds."""
-        return torch.load(self.checkpoints / f"step-{step:08d}" / "state.pt", weights_only=True)
+        """What the checkpoint of a step holds; a rank that died may have left half of another."""
+        whole = self.checkpoints.glob(f"step-{step:08d}*/manifest.json")
+        return torch.load(max(whole).with_name("state.pt"), weights_only=True)
 
 
 @contextmanager
