@@ -144,7 +144,8 @@ def test_examples_notice_wrong_results(example: str, complaint: str, tmp_path: P
     program.write_text(SABOTAGE)
     with job(tmp_path, nodes=1, local_world_size=2) as started:
         pod = started.start(0, "--", sys.executable, str(program), str(FOLDER / example))
-        assert pod.wait() == 1, pod.log
+        # 134: a thread of the group was caught unawares by a process that ends in an error.
+        assert pod.wait() in (1, 134), pod.log
         assert complaint in pod.log
 
 
