@@ -1,8 +1,8 @@
-"""Runs all rings in two lanes at a time: `python -m tests.run`, which is `make test`.
+"""Runs all rings in lanes beside each other: `python -m tests.run`, which is `make test`.
 
-One lane waits for pods most of its time, the other computes most of its time, so that together
-they take little longer than the slower one. Each lane is an ordinary pytest run; the report of one
-is printed when that of the other is complete.
+One lane waits for pods most of its time, one starts processes, one computes and talks to an API
+server, so that together they take little longer than the slowest. Each lane is an ordinary pytest
+run; the report of the first is printed as it comes, those of the others when they are complete.
 """
 
 import os
@@ -13,43 +13,44 @@ import time
 from pathlib import Path
 
 LANES = {
+    "decisions and API server": ["tests/unit", "tests/simulation", "tests/integration"],
+    "processes": ["tests/local", "tests/trainer"],
     "real pods": ["tests/cluster", "tests/e2e"],
-    "processes and API server": [
-        "tests/unit",
-        "tests/simulation",
-        "tests/local",
-        "tests/trainer",
-        "tests/integration",
-    ],
 }
-"""The first one is printed last."""
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def main(extra: list[str]) -> int:
-    """Run both lanes with extra arguments for pytest; return 0 when both pass."""
+    """Run all lanes with extra arguments for pytest; return 0 when all pass."""
     began = time.monotonic()
-    (hidden, hidden_paths), (shown, shown_paths) = LANES.items()
-    with tempfile.TemporaryFile("w+") as log:
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, "-m", "pytest", *extra]
-        with subprocess.Popen(
-            [*command, *hidden_paths], cwd=ROOT, env=environment, stdout=log, stderr=log
-        ) as beside:
-            print(f"== {shown}: {' '.join(shown_paths)} (beside it, reported below: {hidden})")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "pytest", *extra]
+    first, *others = LANES
+    with tempfile.TemporaryDirectory(prefix="ddp-tests-") as folder:
+        logs = {name: Path(folder, f"{number}.log") for number, name in enumerate(others)}
+        beside = {}
+        for name, log in logs.items():
+            with log.open("w") as output:
+                beside[name] = subprocess.Popen(
+                    [*command, *LANES[name]],
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=output,
+                    stderr=output,
+                )
+        print(f"== {first}: {' '.join(LANES[first])} (beside it, below: {', '.join(others)})")
+        sys.stdout.flush()
+        worst = subprocess.run(
+            [*command, *LANES[first]], cwd=ROOT, env=environment, check=False
+        ).returncode
+        for name, process in beside.items():
+            print(f"== {name}: {' '.join(LANES[name])}")
             sys.stdout.flush()
-            first = subprocess.run(
-                [*command, *shown_paths], cwd=ROOT, env=environment, check=False
-            ).returncode
-            print(f"== {hidden}: {' '.join(hidden_paths)}")
-            sys.stdout.flush()
-            second = beside.wait()
-        log.seek(0)
-        sys.stdout.write(log.read())
-    verdict = "passed" if first == second == 0 else "FAILED"
-    print(f"== {verdict} in {time.monotonic() - began:.0f} s")
-    return max(first, second)
+            worst = max(worst, process.wait())
+            sys.stdout.write(logs[name].read_text())
+    print(f"== {'passed' if worst == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s")
+    return worst
 
 
 if __name__ == "__main__":

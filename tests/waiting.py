@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 async def eventually(
     condition: Callable[[], bool | Awaitable[bool]],
     *,
-    timeout_seconds: float = 60.0,
+    timeout_seconds: float = 180.0,
     interval_seconds: float = 0.01,
     describe: Callable[[], object] = lambda: "",
 ) -> None:
