@@ -35,7 +35,13 @@ def run_to_the_end(command: Sequence[str], variables: dict[str, str], *, log: Pa
             raise _trouble(f"ended with {process.returncode}", log)
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until(
+    condition: Callable[[], bool],
+    process: subprocess.Popen[bytes],
+    log: Path,
+    *,
+    poll_seconds: float = 0.1,
+) -> None:
     """Wait for a condition.
 
     Raises:
@@ -47,7 +53,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], 
             raise _trouble(f"ended with {process.returncode}", log)
         if time.monotonic() > deadline:
             raise _trouble(f"still ran after {_DEADLINE_SECONDS:.0f} s", log)
-        time.sleep(0.1)
+        time.sleep(poll_seconds)
 
 
 @contextmanager

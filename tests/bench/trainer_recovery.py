@@ -1,0 +1,164 @@
+"""From `kill -9` of a rank to the next step of all ranks: the trainer against torchrun's restart.
+
+The trainer's launcher forks the rank anew and the survivor hands it the state; torchrun starts all
+processes of the node again, and these read a checkpoint. Both train the same model on the same
+machine, with steps of the same length, and are hit half way between two checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tests.bench.benchmark import Outcome, Settings, spread
+from tests.bench.ranks import RANKS, environment, started, wait_until
+from tests.bench.resuming_ddp import CHECKPOINT_EVERY_STEPS, STEP_SECONDS
+
+AIM_SECONDS = 1.0
+"""Of our own, on top of a new process's start."""
+KILL_AFTER_STEP = CHECKPOINT_EVERY_STEPS * 5 // 2
+_POLL_SECONDS = 0.002
+_STEPS = 100_000
+"""Never reached: what was measured is stopped."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What one kill cost."""
+
+    seconds: float
+    """Until every rank had begun a step that none had begun before: so all before it were done."""
+    steps_again: int
+    """Steps that were complete and had to be done again."""
+
+
+def measure(settings: Settings) -> Outcome:
+    """Kill a rank of either, in turns."""
+    starts: list[float] = []
+    found: dict[str, list[Recovery]] = {}
+    for i in range(settings.repeat):
+        starts.append(_start_of_a_process())
+        for name, kill in (
+            ("trainer, rank 1", lambda folder: _of_trainer(folder, victim=1)),
+            ("trainer, rank 0", lambda folder: _of_trainer(folder, victim=0)),
+            ("torchrun, rank 1", _of_torchrun),
+        ):
+            folder = settings.scratch / f"{name.replace(', ', '-').replace(' ', '-')}-{i}"
+            folder.mkdir()
+            found.setdefault(name, []).append(kill(folder))
+    met = all(
+        recovery.seconds <= AIM_SECONDS + start and not recovery.steps_again
+        for name, recoveries in found.items()
+        if name.startswith("trainer")
+        for recovery, start in zip(recoveries, starts, strict=True)
+    )
+    lines = [
+        f"torch        {torch.__version__}, {RANKS} ranks in one pod, gloo, one thread each",
+        f"repetitions  {settings.repeat}, in turns; shown: median (min-max)",
+        f"a step takes {STEP_SECONDS} s and more; checkpoints every {CHECKPOINT_EVERY_STEPS} steps",
+        "",
+        f"{'killed':24}{'s to the next step':>24}{'steps done again':>24}",
+        *(_row(name, recoveries) for name, recoveries in found.items()),
+        f"{'a new Python with torch':24}{spread(starts, 2):>24}",
+        "",
+        f"aim: trainer ≤ {AIM_SECONDS} s and a process's start, no step again: "
+        f"{'met' if met else 'MISSED'}",
+    ]
+    data = {
+        "processStartSeconds": starts,
+        **{
+            name: [{"seconds": r.seconds, "stepsAgain": r.steps_again} for r in recoveries]
+            for name, recoveries in found.items()
+        },
+    }
+    return Outcome("\n".join(lines), data)
+
+
+def _row(name: str, recoveries: list[Recovery]) -> str:
+    seconds = spread([recovery.seconds for recovery in recoveries], 2)
+    again = spread([float(recovery.steps_again) for recovery in recoveries], 0)
+    return f"{name:24}{seconds:>24}{again:>24}"
+
+
+def _of_trainer(folder: Path, *, victim: int) -> Recovery:
+    command = [
+        *("-m", "ddp_trainer.launch", f"--epochs={_STEPS}", f"--trace-samples={folder}/begun"),
+        f"--checkpoint-every-steps={CHECKPOINT_EVERY_STEPS}",
+        f"--step-delay-seconds={STEP_SECONDS}",
+    ]
+    variables = {**environment(), "DDP_CHECKPOINT_DIR": str(folder / "checkpoints")}
+    log = folder / "log"
+    with started(command, variables, log=log) as launcher:
+        return _killed(launcher, folder, log, lambda: _child_named(launcher, f"ddp-rank-{victim}"))
+
+
+def _of_torchrun(folder: Path) -> Recovery:
+    # One is not enough: new processes find the addresses of dead ones in the store, and fail.
+    command = [
+        *("-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--max-restarts=20"),
+        *("--standalone", "-m", "tests.bench.resuming_ddp", str(folder), str(_STEPS)),
+    ]
+    log = folder / "log"
+    with started(command, {**os.environ, "OMP_NUM_THREADS": "1"}, log=log) as agent:
+        return _killed(agent, folder, log, lambda: int(_begun(folder, 1)[-1]["pid"]))
+
+
+def _killed(
+    process: subprocess.Popen[bytes], folder: Path, log: Path, victim: Callable[[], int]
+) -> Recovery:
+    ranks = range(RANKS)
+    wait_until(
+        lambda: min(_last_step(folder, rank) for rank in ranks) >= KILL_AFTER_STEP, process, log
+    )
+    pid = victim()
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    before = {rank: len(_begun(folder, rank)) for rank in ranks}
+    highest = max(_last_step(folder, rank) for rank in ranks)
+
+    def new(rank: int) -> list[int]:
+        return [entry["step"] for entry in _begun(folder, rank)[before[rank] :]]
+
+    wait_until(
+        lambda: all(max(new(rank), default=0) > highest for rank in ranks),
+        process,
+        log,
+        poll_seconds=_POLL_SECONDS,
+    )
+    seconds = time.monotonic() - killed
+    # Who begins a step has completed the one before.
+    return Recovery(seconds, max(highest - min(new(0)), 0))
+
+
+def _begun(folder: Path, rank: int) -> list[dict[str, int]]:
+    path = folder / f"begun.rank{rank}"
+    if not path.exists():
+        return []
+    # A line that is being written is none yet.
+    lines = path.read_text().rpartition("\n")[0].splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def _last_step(folder: Path, rank: int) -> int:
+    return max((entry["step"] for entry in _begun(folder, rank)), default=0)
+
+
+def _child_named(parent: subprocess.Popen[bytes], name: str) -> int:
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    (found,) = [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+    return int(found)
+
+
+def _start_of_a_process() -> float:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import ddp_trainer.train"], check=True)
+    return time.monotonic() - began
