@@ -66,7 +66,8 @@ def test_digits_example_learns(jobs: dict[str, Job]) -> None:
     assert status.ready == "2/2"
     assert status.start_time
     assert status.completion_time
-    jobs[DIGITS].log_with("digits-gloo-0-0", "group of 2 ranks formed: gloo")
+    log = jobs[DIGITS].log_with("digits-gloo-0-0", "group of 2 ranks formed")
+    assert re.search(r"group of 2 ranks formed in [\d.]+ s: gloo", log)
     assert [pod["status"]["phase"] for pod in jobs[DIGITS].pods()] == ["Succeeded", "Succeeded"]
 
 
