@@ -85,16 +85,25 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         status = status.model_copy(update={"suspended_seconds": total})
     if status.start_time or pods.current:
         # A pod of before may still be terminating: the new ones need names of their own.
-        attempt = status.attempt + 1
-        update = {"attempt": attempt, "replacements": {}, "replacing": ()}
-        status = status.model_copy(update=update)
+        status = next_attempt(status)
     status = with_condition(status, "Suspended", False, "Resumed", message, now)
     status = with_condition(status, "PodsCreated", False, "Resumed", message, now)
     return decided(_clear(status, "Resumed", message, now), Event("Resumed", message))
 
 
-def restarting(status: DDPJobStatus, reason: str, message: str, now: datetime) -> Plan:
-    """Decide that the pods which `status` names (its attempt, its replacements) are created."""
+def next_attempt(status: DDPJobStatus) -> DDPJobStatus:
+    """Return the status that names the pods of another start of the whole gang."""
+    update = {"attempt": status.attempt + 1, "replacements": {}, "replacing": ()}
+    return status.model_copy(update=update)
+
+
+def restarting(
+    status: DDPJobStatus, reason: str, message: str, now: datetime, *, event: str = "Restarting"
+) -> Plan:
+    """Decide that the pods which `status` names (its attempt, its replacements) are created.
+
+    `event`: the reason of the Event that tells of it.
+    """
     # New pods have not shown yet whether they can start.
     status = status.model_copy(update={"unstartable_since": None})
     status = with_condition(status, "Restarting", True, reason, message, now)
@@ -102,7 +111,7 @@ def restarting(status: DDPJobStatus, reason: str, message: str, now: datetime) -
     if status.condition("Running"):
         status = with_condition(status, "Running", False, reason, message, now)
     warning = reason not in ("Disrupted", "SpecChanged")
-    return decided(status, Event("Restarting", message, warning=warning))
+    return decided(status, Event(event, message, warning=warning))
 
 
 def decided(status: DDPJobStatus, *events: Event) -> Plan:

@@ -44,7 +44,7 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> 
     names = {node.name for node in nodes}
     ordered = dict.fromkeys([*status.excluded_nodes, *bad])
     known = [node for node in ordered if node in names] if limit else []
-    most = sum(_fits(job, node) for node in nodes) // MAX_SHARE if known else 0
+    most = _fitting(job, nodes) // MAX_SHARE if known else 0
     excluded = tuple(known[max(len(known) - most, 0) :])
     return status.model_copy(update={"excluded_nodes": excluded})
 
@@ -58,16 +58,20 @@ def _is_charged_to_node(failure: Failure) -> bool:
     return failure.class_ in ("Application", "Infrastructure")
 
 
-def _fits(job: DDPJob, node: Node) -> bool:
-    """Whether the job's pods may run on a node, as far as its selector and tolerations tell."""
+def _fitting(job: DDPJob, nodes: Sequence[Node]) -> int:
+    """How many nodes the job's pods may run on, as far as their selector and tolerations tell."""
     spec = manifests.pod(job, Identity(index=0, attempt=0))["spec"]
     selector: Mapping[str, str] = spec.get("nodeSelector") or {}
     tolerations: Sequence[Mapping[str, Any]] = spec.get("tolerations") or ()
-    return (
-        node.schedulable
-        and all(node.labels.get(key) == value for key, value in selector.items())
-        and all(any(_tolerates(t, taint) for t in tolerations) for taint in node.taints)
-    )
+
+    def fits(node: Node) -> bool:
+        return (
+            node.schedulable
+            and all(node.labels.get(key) == value for key, value in selector.items())
+            and all(any(_tolerates(t, taint) for t in tolerations) for taint in node.taints)
+        )
+
+    return sum(map(fits, nodes))
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:

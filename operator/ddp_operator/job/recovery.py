@@ -10,7 +10,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job import budget, causes, classes, failures, restart_rules
-from ddp_operator.job.decisions import fail, restarting
+from ddp_operator.job.decisions import fail, next_attempt, restarting
 from ddp_operator.job.model import Observed, Plan
 from ddp_operator.ports import Event
 
@@ -24,7 +24,7 @@ def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide about what failed or went missing; None when nothing did, or its cause is awaited."""
     if any(pod.spec_hash != job.spec_hash for pod in pods.current.values()):
         what = f"starting all {job.spec.replicas} pods anew: spec changed"
-        return restarting(_next_attempt(job.status), "SpecChanged", what, now)
+        return restarting(next_attempt(job.status), "SpecChanged", what, now)
     cause = causes.find(job, pods, now)
     if cause is None:
         return None
@@ -73,7 +73,7 @@ def failed(
     if pause:
         until = max(status.next_start_time or now, now + pause)
         status = status.model_copy(update={"next_start_time": until})
-    status = _next_attempt(status) if gang else _replacing(status, lost)
+    status = next_attempt(status) if gang else _replacing(status, lost)
     cost = f"restart {budget.used(job, status)} of {limit}" if charged else "not charged"
     wait = f" after {int(pause.total_seconds())} s" if pause else ""
     message = f"{_what(job, status, lost, gang=gang)}{wait} ({cost}{by_rule}): {words}"
@@ -119,11 +119,6 @@ def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
     if not failure.charged and not job.status.is_true("Running"):
         pause = max(pause, timedelta(seconds=DISRUPTED_START_PAUSE_SECONDS))
     return pause
-
-
-def _next_attempt(status: DDPJobStatus) -> DDPJobStatus:
-    update = {"attempt": status.attempt + 1, "replacements": {}, "replacing": ()}
-    return status.model_copy(update=update)
 
 
 def _replacing(status: DDPJobStatus, indices: Sequence[int]) -> DDPJobStatus:

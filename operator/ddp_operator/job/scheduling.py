@@ -8,10 +8,9 @@ again later.
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.conditions import with_condition, with_phase
+from ddp_operator.job.decisions import next_attempt, restarting
 from ddp_operator.job.model import Observed, Plan
 from ddp_operator.job.pods import PodState
-from ddp_operator.ports import Event
 
 SCHEDULING_TIMEOUT = "SchedulingTimeout"
 
@@ -45,23 +44,12 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
     retries = job.status.scheduling_retries
     pause = min(FIRST_PAUSE_SECONDS * 2 ** min(retries, 10), LONGEST_PAUSE_SECONDS)
     message = _in_words(job, _waiting(pods))
-    status = job.status.model_copy(
-        update={
-            "attempt": job.status.attempt + 1,
-            "replacements": {},
-            "replacing": (),
-            "scheduling_retries": retries + 1,
-            "next_start_time": now + timedelta(seconds=pause),
-        }
-    )
-    status = with_condition(status, "Restarting", True, SCHEDULING_TIMEOUT, message, now)
-    status = with_condition(status, "PodsCreated", False, SCHEDULING_TIMEOUT, message, now)
-    status = with_condition(status, "Running", False, SCHEDULING_TIMEOUT, message, now)
-    return Plan(
-        with_phase(status, pods_scheduled=False),
-        decided=True,
-        events=(Event(SCHEDULING_TIMEOUT, message, warning=True),),
-    )
+    update = {
+        "scheduling_retries": retries + 1,
+        "next_start_time": now + timedelta(seconds=pause),
+    }
+    status = next_attempt(job.status).model_copy(update=update)
+    return restarting(status, SCHEDULING_TIMEOUT, message, now, event=SCHEDULING_TIMEOUT)
 
 
 def _waiting(pods: Observed) -> list[PodState]:
