@@ -20,6 +20,7 @@ from ddp_operator.ports import (
 )
 
 from tests.good_manifests import job as job_manifest
+from tests.mergepatch import merged
 from tests.simulation.clock import Clock
 
 JOB = Key("research", "digits")
@@ -113,8 +114,8 @@ class ApiServer:
 
     def patch_pod_labels(self, key: Key, labels: Mapping[str, str | None]) -> Manifest:
         pod = self.found_pod(key)
-        merged = _merged(pod["metadata"]["labels"], labels)
-        changed = self.change_pod(key, {**pod, "metadata": {**pod["metadata"], "labels": merged}})
+        metadata = {**pod["metadata"], "labels": merged(pod["metadata"]["labels"], labels)}
+        changed = self.change_pod(key, {**pod, "metadata": metadata})
         self.judge.pod_changed()
         return changed
 
@@ -128,7 +129,7 @@ class ApiServer:
         job = self.found_job()
         if resource_version not in (None, job["metadata"]["resourceVersion"]):
             raise ConflictError("the job has changed", status=409)
-        status = _merged(job.get("status") or {}, patch)
+        status = merged(job.get("status") or {}, patch)
         if status == (job.get("status") or {}):
             return job
         written = self._put_job("MODIFIED", {**job, "status": status})
@@ -235,17 +236,3 @@ def owner_of(manifest: Manifest) -> str:
     references = manifest["metadata"].get("ownerReferences") or [{"uid": ""}]
     uid: str = references[0]["uid"]
     return uid
-
-
-def _merged(target: Manifest, patch: Manifest) -> dict[str, Any]:
-    """Apply a JSON merge patch (RFC 7386)."""
-    result = dict(target)
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        elif isinstance(value, Mapping):
-            inner = result.get(name)
-            result[name] = _merged(inner if isinstance(inner, Mapping) else {}, value)
-        else:
-            result[name] = value
-    return result

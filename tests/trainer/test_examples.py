@@ -124,7 +124,11 @@ def wrong(tensor, *args, **kwargs):
 dist.all_reduce = wrong
 parallel.DistributedDataParallel = lambda model, device_ids=None: model
 sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:  # threads of a group that is alive may abort a process that ends in an error
+    if dist.is_initialized():
+        dist.destroy_process_group()
 """
 
 
@@ -144,8 +148,7 @@ def test_examples_notice_wrong_results(example: str, complaint: str, tmp_path: P
     program.write_text(SABOTAGE)
     with job(tmp_path, nodes=1, local_world_size=2) as started:
         pod = started.start(0, "--", sys.executable, str(program), str(FOLDER / example))
-        # 134: a thread of the group was caught unawares by a process that ends in an error.
-        assert pod.wait() in (1, 134), pod.log
+        assert pod.wait() == 1, pod.log
         assert complaint in pod.log
 
 

@@ -18,6 +18,8 @@ from ddp_operator.ports import (
     UnavailableError,
 )
 
+from tests.mergepatch import merged
+
 
 class FakeCluster:
     """Implements `ports.Cluster`; `refuse` maps a call's name to the error that it raises."""
@@ -64,11 +66,8 @@ class FakeCluster:
 
     async def patch_pod_labels(self, pod: Key, labels: Mapping[str, str | None]) -> None:
         self._called("patch_pod_labels", pod.name)
-        stored = self.pods[pod]["metadata"]["labels"]
-        for name, value in labels.items():
-            stored.pop(name, None)
-            if value is not None:
-                stored[name] = value
+        metadata = self.pods[pod]["metadata"]
+        metadata["labels"] = merged(metadata["labels"], labels)
 
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
@@ -79,9 +78,9 @@ class FakeCluster:
             raise NotFoundError("no such job", status=404)
         if resource_version not in (None, stored["metadata"]["resourceVersion"]):
             raise ConflictError("the job has changed", status=409)
-        merged = _merged(stored.get("status") or {}, status)
-        if merge_patch(stored.get("status") or {}, merged):
-            stored["status"] = merged
+        status = merged(stored.get("status") or {}, status)
+        if merge_patch(stored.get("status") or {}, status):
+            stored["status"] = status
             stored["metadata"]["resourceVersion"] = self._next_version()
         self._answer("patch_status")
         return deepcopy(stored)
@@ -121,17 +120,3 @@ class FakeCluster:
 
 def _key(manifest: Manifest) -> Key:
     return Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
-
-
-def _merged(target: Manifest, patch: Manifest) -> dict[str, Any]:
-    """RFC 7386, as the API server applies it."""
-    result = dict(target)
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        elif isinstance(value, Mapping):
-            inner = result.get(name)
-            result[name] = _merged(inner if isinstance(inner, Mapping) else {}, value)
-        else:
-            result[name] = value
-    return result

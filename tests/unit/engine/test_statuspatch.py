@@ -8,7 +8,7 @@ from ddp_operator.engine.statuspatch import News, as_stored, merge_patch, news
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.engine.fakes import _merged
+from tests.mergepatch import merged
 
 values = st.recursive(
     st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2),
@@ -20,7 +20,7 @@ objects = st.dictionaries(st.sampled_from("abcd"), values, max_size=4)
 
 @given(old=objects, new=objects)
 def test_the_patch_turns_old_into_new(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert _merged(old, merge_patch(old, new)) == new
+    assert merged(old, merge_patch(old, new)) == new
 
 
 @given(old=objects)
