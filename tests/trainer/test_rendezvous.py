@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from ddp_trainer import rendezvous
@@ -91,6 +92,19 @@ def test_survivors_meet_a_new_rank_0_under_the_old_name_and_port() -> None:
         gc.collect()
         successor = start(pool, environment(0, port=port))
         assert again.result().name == successor.result().name
+
+
+def test_rank_0_needs_nobody_at_the_address_that_its_own_name_still_has() -> None:
+    port = free_port()
+    with ranks() as pool:
+        predecessor = "192.0.2.1"  # set apart for examples: nobody answers there
+        host = start(pool, environment(0, port=port, master_addr=predecessor))
+        guest = start(pool, environment(1, port=port))
+        memberships = [future.result() for future in (host, guest)]
+        assert memberships[0].name == memberships[1].name
+        again = memberships[0].connect(timedelta(seconds=DEADLINE_SECONDS))
+        again.store.set("message", "heard")
+        assert message(memberships[1]) == "heard"
 
 
 def test_whoever_is_told_to_stop_waits_no_longer() -> None:

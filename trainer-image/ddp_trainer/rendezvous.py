@@ -33,6 +33,8 @@ _FIRST_LOG_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 5.0
 _STORE_REQUEST_SECONDS = 10.0
 """A store that takes longer to answer a request is gone, or something else listens there."""
+_OWN_STORE = "localhost"
+"""Rank 0 is not to look for itself by name: for a while, DNS names the pod that it replaces."""
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -45,7 +47,9 @@ class Membership:
     root: Store
     """The store of the job, which outlives its groups."""
     address: str
-    """Numeric address of rank 0, as this rank reaches it."""
+    """Numeric address of rank 0 by its name; at rank 0 itself perhaps that of its predecessor."""
+    store_address: str
+    """Where this rank reaches the store."""
     port: int
     name: str
     """Of this group, and of no other of the job."""
@@ -63,7 +67,7 @@ class Membership:
 
     def connect(self, timeout: timedelta) -> Membership:
         """The same over a connection of its own: others may be busy in a wait."""
-        return replace(self, root=_client(self.address, self.port, timeout))
+        return replace(self, root=_client(self.store_address, self.port, timeout))
 
     def has_successor(self) -> bool:
         """Whether a new process has come since, in the place of a member that must be dead."""
@@ -150,7 +154,7 @@ class Rendezvous:
         store = self._server
         connections = Connections()
         # The group's waits are on a connection that can be cut without harm to the store.
-        root = _client(address, port, timedelta(seconds=_STORE_REQUEST_SECONDS))
+        root = _client(_OWN_STORE, port, timedelta(seconds=_STORE_REQUEST_SECONDS))
         number = int(store.add("round", 1))
         _register(store, 0, number=number, is_new=False)
         missing = list(range(1, placement.world_size))
@@ -166,6 +170,7 @@ class Rendezvous:
         return Membership(
             root=root,
             address=address,
+            store_address=_OWN_STORE,
             port=port,
             name=name,
             connections=connections,
@@ -202,6 +207,7 @@ class Rendezvous:
         return Membership(
             root=store,
             address=address,
+            store_address=address,
             port=placement.master_port,
             name=declared["group"],
             connections=connections,
@@ -267,7 +273,7 @@ def _answering(name: str, port: int) -> str:
 
 def _listen(port: int) -> TCPStore:
     try:
-        return TCPStore("localhost", port, is_master=True, wait_for_workers=False)
+        return TCPStore(_OWN_STORE, port, is_master=True, wait_for_workers=False)
     except DistNetworkError as error:
         raise _NotYetError(
             f"rank 0 cannot listen on MASTER_PORT {port}: {reason(error)}"
