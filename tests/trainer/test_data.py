@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from ddp_trainer.data import ShardedSampler, evaluation_shard
+from ddp_trainer.data import ShardedSampler, evaluation_batches
 from ddp_trainer.state import Position
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,11 +126,15 @@ def test_a_start_outside_the_epoch_is_refused(start: int) -> None:
         sampler.set_epoch(0, start=start)
 
 
-@given(st.integers(0, 200), world_sizes)
-def test_each_sample_is_evaluated_by_exactly_one_rank(length: int, world_size: int) -> None:
-    evaluated = [
-        index
+@given(st.integers(0, 200), st.integers(1, 70), world_sizes)
+def test_each_sample_is_evaluated_by_exactly_one_rank(
+    length: int, batch_size: int, world_size: int
+) -> None:
+    ranks = [
+        evaluation_batches(length, batch_size, rank=rank, world_size=world_size)
         for rank in range(world_size)
-        for index in evaluation_shard(length, rank=rank, world_size=world_size)
     ]
+    assert len({len(batches) for batches in ranks}) == 1, "one rank would wait for another"
+    assert all(len(batch) <= batch_size for batches in ranks for batch in batches)
+    evaluated = [index for batches in ranks for batch in batches for index in batch]
     assert sorted(evaluated) == list(range(length))

@@ -70,6 +70,11 @@ def assert_nothing_repeated(of: Job, *, failures: int) -> None:
         assert len(begun) - len(set(begun)) <= failures, begun
 
 
+def _path_with(folder: Path) -> str:
+    """PYTHONPATH with one more folder in it."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def history(of: Job) -> list[tuple[int, float]]:
     """Step, and loss or accuracy, of each line of metrics.jsonl."""
     lines = map(json.loads, (of.checkpoints / "metrics.jsonl").read_text().splitlines())
@@ -226,6 +231,44 @@ def test_one_pod_told_to_stop_the_other_waits_for_its_successor(
         assert pods[0].wait() == 0, pods[0].log
         assert_same_run(evicted, undisturbed)
         assert_nothing_repeated(evicted, failures=0)
+
+
+SLOW_TO_EVALUATE = """
+import time
+from dataclasses import replace
+from ddp_trainer.workloads import digits
+from ddp_trainer.workloads.base import Samples
+
+def load():
+    workload = digits.load()
+    inputs, targets = workload.test.batch(list(range(len(workload.test))) * 1000)
+    samples = Samples(inputs=inputs, targets=targets)
+    def score(outputs, targets):
+        print("evaluating", flush=True)
+        time.sleep(0.5)
+        return workload.score(outputs, targets)
+    return replace(workload, test=samples, score=score)
+"""
+"""With two ranks, it takes them six minutes."""
+
+
+def test_a_pod_told_to_stop_does_not_evaluate_to_the_end(tmp_path: Path, undisturbed: Job) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_TO_EVALUATE)
+    with job(tmp_path, extra_environment={"PYTHONPATH": _path_with(tmp_path)}) as stopped:
+        pods = stopped.start_all(*without_checkpoints(stopped, "--workload=slow:load"))
+        for pod in pods:
+            pod.wait_for_log("evaluating")
+        for pod in pods:
+            pod.stop()
+        for pod in pods:
+            assert pod.wait() == 143, pod.log
+            assert pod.message["step"] == LAST_STEP[2] / EPOCHS
+            assert "accuracy" not in pod.message
+        for pod in stopped.start_all(*flags(stopped)):
+            assert pod.wait() == 0, pod.log
+        assert_same_run(stopped, undisturbed)
+        assert_nothing_repeated(stopped, failures=0)
+        assert [step for step, _ in history(stopped)].count(LAST_STEP[2] // EPOCHS) == 1
 
 
 def test_a_pod_told_to_stop_while_it_waits_still_knows_what_was_saved(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,10 +119,19 @@ def test_sizes_of_the_synthetic_model() -> None:
 OWN_WORKLOAD = """
 from __future__ import annotations
 from pathlib import Path
+from dataclasses import replace
 from ddp_trainer.workloads import load as bundled
+from ddp_trainer.workloads.base import Samples
 
 def make(*, shout: bool = False, scale: float = 1.0, where: Path | None = None, samples: int = 100):
-    return (shout, scale, where, bundled("synthetic", {"samples": str(samples)}))
+    global made
+    made = shout, scale, where
+    return bundled("synthetic", {"samples": str(samples)})
+
+def without(*, purpose: str):
+    workload = make()
+    none = Samples(inputs=workload.test.inputs[:0], targets=workload.test.targets[:0])
+    return replace(workload, **{purpose: none})
 """
 
 
@@ -136,10 +146,8 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_workload_of_ones_own_with_typed_options(own_module: str) -> None:
     options = {"shout": "true", "scale": "2.5", "where": "/data", "samples": "50"}
-    loaded = workloads.load(f"{own_module}:make", options)
-    assert isinstance(loaded, tuple)
-    shout, scale, where, workload = loaded
-    assert (shout, scale, where) == (True, 2.5, Path("/data"))
+    workload = workloads.load(f"{own_module}:make", options)
+    assert importlib.import_module(own_module).made == (True, 2.5, Path("/data"))
     assert len(workload.train) == 45
 
 
@@ -167,6 +175,8 @@ def test_a_workload_of_ones_own_with_typed_options(own_module: str) -> None:
         ("own_workload:make", {"shout": "loud"}, "shout=loud: set it to true or false"),
         ("own_workload:make", {"scale": "big"}, "scale=big: set it to a number"),
         ("own_workload:mke", {}, "--workload own_workload:mke: own_workload has no function mke"),
+        ("own_workload:without", {"purpose": "train"}, "without has no train samples: it needs"),
+        ("own_workload:without", {"purpose": "test"}, "without has no test samples: it needs one"),
         ("no.such:thing", {}, "--workload no.such:thing: there is no module no; install it"),
         ("ddp_trainer.none:thing", {}, "there is no module ddp_trainer.none; install it"),
     ],

@@ -32,6 +32,19 @@ def workload(size):
     )
 
 
+evaluated = 0
+
+
+def evaluate_until_rank_1_is_told_to_stop(group):
+    def told():  # asked once before each of the three batches
+        global evaluated
+        evaluated += 1
+        return group.rank == 1 and evaluated == 2
+
+    score = evaluate(group, torch.nn.Identity(), workload(1800), told_to_stop=told)
+    return [score, evaluated]
+
+
 environment = Environment.from_env(os.environ)
 world = World(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=10)
 with world.formed(timeout_seconds=60) as group:
@@ -40,6 +53,7 @@ with world.formed(timeout_seconds=60) as group:
             size: evaluate(group, torch.nn.Identity(), workload(size))
             for size in (1, 2, 3, 10, 700)
         },
+        "stopped": evaluate_until_rank_1_is_told_to_stop(group),
         "sum": group.sum(1.0, group.rank),
         "broadcast": [
             group.broadcast(f"from rank {source}".encode() * (group.rank == source), source=source)
@@ -65,6 +79,7 @@ def test_collectives_and_exact_evaluation_on_three_ranks(tmp_path: Path) -> None
                 str(size): pytest.approx(sum(i**2 for i in range(size)) / size)
                 for size in (1, 2, 3, 10, 700)
             },
+            "stopped": [None, 2],
             "sum": [3.0, 3.0],
             "broadcast": ["from rank 0", "from rank 1", "from rank 2"],
             "nothing": "",

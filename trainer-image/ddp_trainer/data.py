@@ -62,13 +62,17 @@ class ShardedSampler:
             yield indices[first : first + batch_size]
 
 
-def evaluation_shard(length: int, *, rank: int, world_size: int) -> range:
+def evaluation_batches(
+    length: int, batch_size: int, *, rank: int, world_size: int
+) -> list[list[int]]:
     """The samples that `rank` evaluates: every sample falls to exactly one rank.
 
-    Shares differ by up to one sample and may be empty, so evaluation must not run collectives
-    inside its loop.
+    Shares differ by up to one sample and may be empty. All ranks have as many batches, so that they
+    can talk to each other in between; the last one may be empty.
     """
-    return range(rank, length, world_size)
+    share = range(rank, length, world_size)
+    longest = math.ceil(length / world_size)
+    return [list(share[first : first + batch_size]) for first in range(0, longest, batch_size)]
 
 
 class SampleTrace:

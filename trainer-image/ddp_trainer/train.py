@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ddp_trainer.compression import PowerSGD
 from ddp_trainer.config import Options
-from ddp_trainer.data import SampleTrace, ShardedSampler, evaluation_shard
+from ddp_trainer.data import SampleTrace, ShardedSampler, evaluation_batches
 from ddp_trainer.exit_codes import BrokenGroupError, LostPeerError, StoppedError
 from ddp_trainer.group import Group
 from ddp_trainer.hardware import check_abilities, make_deterministic, prepare_model
@@ -110,7 +111,9 @@ def train(
     trace = SampleTrace(options.trace_samples, rank=group.rank)
     votes = Votes(group, stop=stop.told, save=keeper.is_overdue)
     if position.epoch >= options.epochs:  # it was finished when it came here
-        progress.evaluated(position, accuracy=evaluate(group, run.model, workload, precision))
+        score = evaluate(group, run.model, workload, precision, told_to_stop=stop.told)
+        if score is not None:
+            progress.evaluated(position, accuracy=score)
 
     while position.epoch < options.epochs:
         sampler.set_epoch(position.epoch, start=position.samples)
@@ -139,7 +142,9 @@ def train(
                 replica.equalise()
                 _stop(group, run, keeper, stop, progress)
         replica.equalise()
-        score = evaluate(group, run.model, workload, precision)
+        score = evaluate(group, run.model, workload, precision, told_to_stop=stop.told)
+        if score is None:
+            _stop(group, run, keeper, stop, progress)
         progress.evaluated(position, accuracy=score)
         position.next_epoch()
         keeper.evaluated(run, score)
@@ -162,22 +167,37 @@ def _stop(group: Group, run: Run, keeper: Keeper, stop: StopSignal, progress: Pr
 
 @torch.no_grad()
 def evaluate(
-    group: Group, model: nn.Module, workload: Workload, precision: Precision = "fp32"
-) -> float:
-    """Mean score over the whole test set, each sample counted once however the set divides."""
+    group: Group,
+    model: nn.Module,
+    workload: Workload,
+    precision: Precision = "fp32",
+    *,
+    told_to_stop: Callable[[], bool] = lambda: False,
+) -> float | None:
+    """Mean score over the whole test set, each sample counted once however the set divides.
+
+    None when a rank was told to stop meanwhile; the same on all ranks.
+    """
     model.eval()
     score, count = 0.0, 0
-    shard = evaluation_shard(len(workload.test), rank=group.rank, world_size=group.size)
-    for first in range(0, len(shard), _EVALUATION_BATCH):
-        indices = list(shard[first : first + _EVALUATION_BATCH])
-        inputs, targets = _batch(workload.test, indices, group.device)
-        with autocast(precision, group.device):
-            outputs = model(inputs)
-        score += workload.score(outputs, targets).sum().item()
-        count += len(indices)
+    votes = Votes(group, stop=told_to_stop, save=lambda: False)
+    batches = evaluation_batches(
+        len(workload.test), _EVALUATION_BATCH, rank=group.rank, world_size=group.size
+    )
+    for number, indices in enumerate(batches):
+        votes.begin(number)
+        if indices:
+            inputs, targets = _batch(workload.test, indices, group.device)
+            with autocast(precision, group.device):
+                outputs = model(inputs)
+            score += workload.score(outputs, targets).sum().item()
+            count += len(indices)
+        votes.read()
+        if votes.stop:
+            break
     model.train()
     score, count_everywhere = group.sum(score, count)
-    return score / count_everywhere
+    return None if votes.stop else score / count_everywhere
 
 
 def _batch(samples: SampleSet, indices: list[int], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -47,10 +47,14 @@ def load(name: str, options: Mapping[str, str] | None = None) -> Workload:
     annotations (int, float, bool, str or Path, any of them optional).
 
     Raises:
-        ConfigurationError: there is no such factory, or it does not take these options.
+        ConfigurationError: there is no such factory, or it does not take these options, or nothing
+            can be trained or evaluated with what it returns.
     """
     factory = _factory(name)
     workload: Workload = factory(**_arguments(name, factory, options or {}))
+    for purpose, samples in (("train", workload.train), ("test", workload.test)):
+        if len(samples) < 1:
+            raise ConfigurationError(f"--workload {name} has no {purpose} samples: it needs one")
     return workload
 
 
