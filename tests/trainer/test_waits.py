@@ -60,6 +60,7 @@ RANK_PROGRAM = """
 import os, signal, sys, time
 import torch
 from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.training_options import DDPOptions
@@ -88,7 +89,8 @@ try:
                 os.kill(os.getpid(), signal.SIGKILL)
             group.wrap(Large(), DDPOptions())
         else:
-            model = group.wrap(Large(), DDPOptions())
+            hook = allreduce_hook if sys.argv[1] == "one at a time" else None
+            model = group.wrap(Large(), DDPOptions(), hook, one_at_a_time=hook is not None)
             loss = model(torch.ones(1))
             if environment.rank == 0:
                 dist.all_reduce(large, async_op=True)
@@ -101,7 +103,7 @@ except BrokenGroupError as error:
 """
 
 
-@pytest.mark.parametrize("moment", ["wrapping", "backward"])
+@pytest.mark.parametrize("moment", ["wrapping", "backward", "one at a time"])
 def test_a_rank_that_dies_with_a_message_half_sent(moment: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(RANK_PROGRAM)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from ddp_trainer.network import interface_towards
 
 from tests.trainer.pods import job
@@ -45,6 +46,19 @@ def evaluate_until_rank_1_is_told_to_stop(group):
     return [score, evaluated]
 
 
+def shared_by_rank_1(group):
+    tensors = [
+        torch.full((2, 2), 1.0 + group.rank).t(),
+        torch.arange(24.0).view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
+        * (group.rank == 1),
+        torch.tensor(group.rank == 1),
+        torch.tensor([10, 20]) + group.rank,
+        torch.tensor([30]) + group.rank,
+    ]
+    group.share(*tensors, source=1)
+    return [tensor.tolist() for tensor in tensors]
+
+
 environment = Environment.from_env(os.environ)
 world = World(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=10)
 with world.formed(timeout_seconds=60) as group:
@@ -54,6 +68,7 @@ with world.formed(timeout_seconds=60) as group:
             for size in (1, 2, 3, 10, 700)
         },
         "stopped": evaluate_until_rank_1_is_told_to_stop(group),
+        "shared": shared_by_rank_1(group),
         "sum": group.sum(1.0, group.rank),
         "broadcast": [
             group.broadcast(f"from rank {source}".encode() * (group.rank == source), source=source)
@@ -80,6 +95,13 @@ def test_collectives_and_exact_evaluation_on_three_ranks(tmp_path: Path) -> None
                 for size in (1, 2, 3, 10, 700)
             },
             "stopped": [None, 2],
+            "shared": [
+                [[2.0, 2.0], [2.0, 2.0]],
+                torch.arange(24.0).view(1, 2, 3, 4).tolist(),
+                True,
+                [11, 21],
+                [31],
+            ],
             "sum": [3.0, 3.0],
             "broadcast": ["from rank 0", "from rank 1", "from rank 2"],
             "nothing": "",

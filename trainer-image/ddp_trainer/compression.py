@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.futures import Future
 
@@ -54,7 +53,11 @@ class Memory:
 
 
 class PowerSGD:
-    """The hook and its memory, which outlives the groups that it serves."""
+    """The hook and its memory, which outlives the groups that it serves.
+
+    The hook begins its second and third collectives in gloo's threads. Were two buckets under way
+    at once, ranks could begin them in different orders: on a CPU each has to wait for the last.
+    """
 
     def __init__(self, *, rank: int, start_step: int) -> None:
         self._state = powerSGD_hook.PowerSGDState(
@@ -84,18 +87,14 @@ class PowerSGD:
         ):
             if bucket.index() in memory:
                 memory[bucket.index()] = memory[bucket.index()].to(gradients.device)
-        averaged = powerSGD_hook.powerSGD_hook(self._state, bucket)
-        if gradients.device.type == "cpu":
-            # The hook's second and third collectives begin in gloo's threads. Were two buckets
-            # under way at once, ranks could begin them in different orders.
-            averaged.wait()
-        return averaged
+        return powerSGD_hook.powerSGD_hook(self._state, bucket)
 
-    def average_memory(self) -> None:
-        """Give all ranks the mean of what they left out; a collective."""
-        for index in sorted(self._state.error_dict):
-            left_out = self._state.error_dict[index]
-            dist.all_reduce(left_out.div_(dist.get_world_size()))
+    def left_out(self) -> list[Tensor]:
+        """What this rank's gradients were not averaged with yet, by bucket; as many on all ranks.
+
+        Whoever changes these tensors changes what is remembered.
+        """
+        return [self._state.error_dict[index] for index in sorted(self._state.error_dict)]
 
     def memory(self) -> Memory:
         """What it remembers now; later steps do not change it."""

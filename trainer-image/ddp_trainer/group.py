@@ -8,7 +8,6 @@ to wait for the GPU, and NCCL notices a dead peer much later than gloo's broken 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,17 +31,21 @@ class Group:
         self._waits = waits
 
     def wrap(
-        self, model: nn.Module, options: DDPOptions, hook: Hook | None = None
+        self,
+        model: nn.Module,
+        options: DDPOptions,
+        hook: Hook | None = None,
+        *,
+        one_at_a_time: bool = False,
     ) -> DistributedDataParallel:
         """Average the gradients of a model on this rank's device over the ranks of this group.
 
-        `hook`: does it in another way than by a sum.
+        `hook`: does it in another way than by a sum. `one_at_a_time`: on a CPU a bucket begins only
+        when the one before is done. Buffers are left to the caller.
         """
-        # Not left to DDP, which would wait in gloo.
+        # None of this is left to DDP, which would wait in gloo.
         for tensor in (*model.parameters(), *model.buffers()):
             self.share(tensor.detach())
-        # Newer torch warns of the name, and has no other one that older torch knows, too.
-        buffers: dict[str, Any] = {} if options.broadcast_buffers else {"broadcast_buffers": False}
         wrapped = DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
@@ -51,29 +54,56 @@ class Group:
             static_graph=options.static_graph,
             gradient_as_bucket_view=options.gradient_as_bucket_view,
             init_sync=False,
-            **buffers,
         )
+        wrapped.broadcast_buffers = False
         if self.device.type == "cpu":
             # DDP takes annotations that are text, as here, for wrong ones; a lambda has none.
-            wrapped.register_comm_hook(None, lambda _, bucket: self._guarded(hook, bucket))
+            wrapped.register_comm_hook(
+                None, lambda _, bucket: self._guarded(hook, bucket, wait=one_at_a_time)
+            )
         elif hook is not None:  # NCCL's work can be aborted, and needs no guard
             wrapped.register_comm_hook(None, lambda _, bucket: hook(None, bucket))
         return wrapped
 
-    def _guarded(self, hook: Hook | None, bucket: GradBucket) -> Future[Tensor]:
+    def _guarded(self, hook: Hook | None, bucket: GradBucket, *, wait: bool) -> Future[Tensor]:
         if hook is not None:
             future = hook(None, bucket)
+            if wait:
+                self._waits.wait(future)
             return self._waits.guard(future, future.value)
         gradients = bucket.buffer().div_(self.size)
         work: dist.Work = dist.all_reduce(gradients, async_op=True)
         return self._waits.guard(work.get_future(), lambda: gradients)
 
-    def share(self, tensor: Tensor, *, source: int = 0) -> None:
-        """Fill a tensor, on this rank's device or the CPU, with rank `source`'s; in place."""
-        work: dist.Work = dist.broadcast(tensor, src=source, async_op=True)
-        if tensor.device.type == "cpu":
+    def share(self, *tensors: Tensor, source: int = 0) -> None:
+        """Fill tensors, on this rank's device or the CPU, with rank `source`'s; in place.
+
+        Those of one type travel together.
+        """
+        alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for tensor in tensors:
+            alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for some in alike.values():
+            if len(some) == 1 and some[0].is_contiguous():
+                self._share(some[0], source)
+                continue
+            together = torch.cat([tensor.reshape(-1) for tensor in some])
+            self._share(together, source)
+            parts = torch.split(together, [tensor.numel() for tensor in some])
+            for tensor, part in zip(some, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+    def _share(self, tensor: Tensor, source: int) -> None:
+        self._wait(dist.broadcast(tensor, src=source, async_op=True), tensor.device)
+
+    def average(self, tensor: Tensor) -> None:
+        """Replace a tensor, on this rank's device or the CPU, by its mean over all ranks."""
+        self._wait(dist.all_reduce(tensor.div_(self.size), async_op=True), tensor.device)
+
+    def _wait(self, work: dist.Work, device: torch.device) -> None:
+        if device.type == "cpu":
             self._waits.wait(work)
-        else:
+        else:  # NCCL's work can be aborted
             work.wait()
 
     def sum(self, *values: float) -> list[float]:

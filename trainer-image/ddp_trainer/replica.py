@@ -31,7 +31,10 @@ class Replica:
         self._group = group
         self._options = options
         hook = run.compression.hook if run.compression is not None else stateless_hook(options.ddp)
-        self._model = group.wrap(run.model, options.ddp, hook)
+        self._model = group.wrap(
+            run.model, options.ddp, hook, one_at_a_time=run.compression is not None
+        )
+        self._buffers = list(run.model.buffers()) if group.size > 1 else []
         # The first pass of a static graph must not be one without an exchange of gradients.
         begins_alone = options.ddp.static_graph and options.optimization.accumulate_steps > 1
         self._rehearsed = group.size <= 2 and run.compression is None and not begins_alone
@@ -76,11 +79,10 @@ class Replica:
 
         Due before what the state of one rank decides for all: a save, an evaluation.
         """
-        if self._group.size > 1:
-            for buffer in self._run.model.buffers():
-                self._group.share(buffer)
-            if self._run.compression is not None:
-                self._run.compression.average_memory()
+        self._group.share(*self._buffers)
+        if self._run.compression is not None:
+            for left_out in self._run.compression.left_out():
+                self._group.average(left_out)
 
     def _all_passes(
         self,
@@ -93,6 +95,8 @@ class Replica:
         if len(inputs) > size:
             passes = list(zip(torch.split(inputs, size), torch.split(targets, size), strict=True))
         self._run.optimization.optimizer.zero_grad()
+        if self._options.ddp.broadcast_buffers:
+            self._group.share(*self._buffers)
         losses: list[Tensor] = []
         for some, their_targets in passes:
             last = len(losses) == len(passes) - 1

@@ -42,15 +42,16 @@ class Waits:
         for settle in pending:
             settle(error)
 
-    def wait(self, work: dist.Work) -> None:
-        """Wait until a collective has ended.
+    def wait(self, work: dist.Work | Future[Any]) -> None:
+        """Wait until a collective has ended, or what follows from one.
 
         Raises:
             BrokenGroupError: the group was given up meanwhile.
             RuntimeError: whatever the collective failed of.
         """
-        if work.is_completed():
-            work.wait()
+        future = work.get_future() if isinstance(work, dist.Work) else work
+        if future.done():
+            future.value()
             return
         ended: futures.Future[None] = futures.Future()
 
@@ -60,7 +61,7 @@ class Waits:
             else:
                 ended.set_exception(error)
 
-        self._settle_at_the_end(work.get_future(), settle)
+        self._settle_at_the_end(future, settle)
         ended.result()
 
     def guard(self, future: Future[Any], value: Callable[[], Tensor]) -> Future[Tensor]:
