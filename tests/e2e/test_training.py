@@ -62,6 +62,8 @@ def test_digits_example_learns(jobs: dict[str, Job]) -> None:
     assert accuracy(status) >= 0.97
     words = last_words(status)
     assert words["step"] == words["totalSteps"] > 0
+    assert status.checkpoint is not None
+    assert status.checkpoint.step == words["step"]
     assert (status.restarts, status.disruptions, status.attempt) == (0, 0, 0)
     assert status.ready == "2/2"
     assert status.start_time

@@ -264,5 +264,5 @@ def test_a_full_disk_does_not_end_training_but_is_no_success(tmp_path: Path) -> 
         assert "saving the checkpoint of step 60 failed" in pod.log
         assert "step 90/90" in pod.log
         assert "File too large" in pod.message["error"]
-        assert "step-00000045" in pod.message["checkpoint"]
+        assert "step-00000045" in pod.message["checkpoint"]["path"]
         assert [path.name for path in disk.checkpoints.glob("step-*")] == ["step-00000045"]

@@ -169,7 +169,7 @@ def test_told_to_stop_all_ranks_save_the_same_step(tmp_path: Path, undisturbed: 
         assert pods[1].message["step"] == step
         assert step < LAST_STEP[2]
         assert stopped.state(step)["position"]["step"] == step
-        assert f"step-{step:08d}" in pods[0].message["checkpoint"]
+        assert f"step-{step:08d}" in pods[0].message["checkpoint"]["path"]
         assert max(stopped.steps_of(0)) == max(stopped.steps_of(1)) == step
         for pod in stopped.start_all(*flags(stopped)):
             assert pod.wait() == 0, pod.log
@@ -282,7 +282,7 @@ def test_a_pod_told_to_stop_while_it_waits_still_knows_what_was_saved(tmp_path: 
         assert pods[0].wait() == 143, pods[0].log
         message = pods[0].message
         assert message["step"] == pods[1].message["step"]
-        assert f"step-{message['step']:08d}" in message["checkpoint"]
+        assert f"step-{message['step']:08d}" in message["checkpoint"]["path"]
         assert "error" not in message
         assert message["exitCode"] == 143
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from ddp_trainer.telemetry.status import CheckpointStatus
 from ddp_trainer.termination import TerminationReport
 from ddp_trainer.verdict import RankEnd, RestartBudget, judge, judge_script
 
@@ -81,7 +84,8 @@ def test_ranks_that_cannot_do_better_are_not_started_again(exit_code: int) -> No
 
 
 def test_a_report_fits_a_termination_message() -> None:
-    report = TerminationReport(step=3, error="ä" * 10_000, checkpoint="/checkpoints/x")
+    checkpoint = CheckpointStatus(step=2, path="/checkpoints/x")
+    report = TerminationReport(step=3, error="ä" * 10_000, checkpoint=checkpoint, finished=True)
     line = report.to_json()
     assert len(line.encode()) <= 4096
-    assert TerminationReport.from_json(line).step == 3
+    assert TerminationReport.from_json(line) == replace(report, error="ä" * 600)

@@ -120,7 +120,7 @@ def test_digits_are_learned(tmp_path: Path) -> None:
             assert pod.message["rank"] == rank
             assert pod.message["exitCode"] == 0
             assert 0 < pod.message["loss"] < 0.5
-        assert "step-00000276" in pods[0].message["checkpoint"]
+        assert "step-00000276" in pods[0].message["checkpoint"]["path"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])

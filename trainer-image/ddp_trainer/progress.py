@@ -132,12 +132,11 @@ class Progress:
         if found is None or found is self._checkpoint:
             return
         self._checkpoint = found
-        self._report.update(checkpoint=str(found))
+        saved_at = utc(found.time.timestamp())
+        checkpoint = CheckpointStatus(step=found.step, path=str(found.path), time=saved_at)
+        self._report.update(checkpoint=checkpoint)
         if self._publisher is not None:
-            saved_at = utc(found.time.timestamp())
-            self._publisher.saved(
-                CheckpointStatus(step=found.step, path=str(found.path), time=saved_at)
-            )
+            self._publisher.saved(checkpoint)
 
     def _left(self, now: _Mark) -> timedelta:
         seconds_a_step = (now.time - self._begun.time) / max(now.step - self._begun.step, 1)

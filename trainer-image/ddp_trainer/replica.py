@@ -34,7 +34,6 @@ class Replica:
         self._model = group.wrap(
             run.model, options.ddp, hook, one_at_a_time=run.compression is not None
         )
-        self._buffers = list(run.model.buffers()) if group.size > 1 else []
         # The first pass of a static graph must not be one without an exchange of gradients.
         begins_alone = options.ddp.static_graph and options.optimization.accumulate_steps > 1
         self._rehearsed = group.size <= 2 and run.compression is None and not begins_alone
@@ -79,7 +78,7 @@ class Replica:
 
         Due before what the state of one rank decides for all: a save, an evaluation.
         """
-        self._group.share(*self._buffers)
+        self._share_buffers()
         if self._run.compression is not None:
             for left_out in self._run.compression.left_out():
                 self._group.average(left_out)
@@ -96,7 +95,7 @@ class Replica:
             passes = list(zip(torch.split(inputs, size), torch.split(targets, size), strict=True))
         self._run.optimization.optimizer.zero_grad()
         if self._options.ddp.broadcast_buffers:
-            self._group.share(*self._buffers)
+            self._share_buffers()
         losses: list[Tensor] = []
         for some, their_targets in passes:
             last = len(losses) == len(passes) - 1
@@ -112,6 +111,10 @@ class Replica:
             losses.append(loss.detach())
         self._check_all_parameters_took_part()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _share_buffers(self) -> None:
+        if self._group.size > 1:
+            self._group.share(*self._run.model.buffers())
 
     def _check_all_parameters_took_part(self) -> None:
         try:

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
 import os
 import struct
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from ddp_trainer.telemetry.status import CheckpointStatus
+from ddp_trainer.telemetry.wire import from_json, to_json
 
 REPORT_FD_VARIABLE = "DDP_REPORT_FD"
 """Names the inherited file descriptor that a rank reports to."""
@@ -49,8 +51,7 @@ class TerminationReport:
     """Mean over ranks at the last logged step."""
     accuracy: float | None = None
     """On the whole test set, 0 to 1."""
-    checkpoint: str | None = None
-    """The newest complete checkpoint, with its step."""
+    checkpoint: CheckpointStatus | None = None
     error: str | None = None
     exit_code: int | None = None
     rank: int | None = None
@@ -59,11 +60,8 @@ class TerminationReport:
 
     def to_json(self) -> str:
         """One line that fits a termination message; keys in camel case, unknown values left out."""
-        values = {_camel_case(field.name): getattr(self, field.name) for field in fields(self)}
-        if self.error is not None:
-            values["error"] = self.error[:_MAX_ERROR_CHARACTERS]
-        known = {key: value for key, value in values.items() if value is not None}
-        return json.dumps(known, ensure_ascii=False)
+        error = self.error[:_MAX_ERROR_CHARACTERS] if self.error is not None else None
+        return to_json(replace(self, error=error))
 
     @classmethod
     def from_json(cls, text: str) -> TerminationReport:
@@ -72,11 +70,7 @@ class TerminationReport:
         Raises:
             ValueError: the text is no report, or only a part of one.
         """
-        values: Any = json.loads(text)
-        if not isinstance(values, Mapping):
-            raise ValueError("a termination report is a JSON object")
-        names = {_camel_case(field.name): field.name for field in fields(cls)}
-        return cls(**{names[key]: value for key, value in values.items() if key in names})
+        return from_json(cls, text)
 
 
 class RankReport:
@@ -155,8 +149,3 @@ def write_termination_message(report: TerminationReport, env: Mapping[str, str])
         path.write_bytes((report.to_json() + "\n").encode(errors="replace"))
     except OSError as error:
         _logger.warning("cannot write the termination message to %s: %s", path, error)
-
-
-def _camel_case(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)

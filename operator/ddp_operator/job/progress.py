@@ -124,23 +124,25 @@ def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
 
 
 def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -> DDPJobStatus:
-    """Return the status with the last step of a trainer that has ended.
+    """Return the status with the last step and checkpoint of a trainer that has ended.
 
     The bundled trainer leaves its progress as its termination message, in the same words as its
-    reports; so the last steps, and trainings shorter than the polling interval, are told too.
+    reports; so the last steps, what was saved on being told to stop, and trainings shorter than the
+    polling interval are told too.
     """
     message = pod.exit.message if pod and pod.exit else ""
     if not message.lstrip().startswith("{"):
         return status
     try:
         document = json.loads(message, parse_constant=lambda _: None)
-        said = ReportedProgress.model_validate(document)
+        said = TrainerStatus.model_validate(document)
     except (ValueError, RecursionError):
         return status
-    known = status.progress
-    if known is not None and said.step <= known.step:
-        return status
-    return status.model_copy(update={"progress": _progress(known, said, now)})
+    progress = status.progress
+    if progress is None or said.step > progress.step:
+        progress = _progress(progress, said, now)
+    checkpoint = _checkpoint(status.checkpoint, said)
+    return status.model_copy(update={"progress": progress, "checkpoint": checkpoint})
 
 
 def _progress(known: Progress | None, said: ReportedProgress, received: datetime) -> Progress:

@@ -168,20 +168,31 @@ def test_the_checkpoint_goes_back_only_where_training_does(
 
 
 @pytest.mark.parametrize(
-    ("message", "step"),
+    ("message", "step", "saved"),
     [
-        ('{"step": 960, "totalSteps": 960, "checkpoint": "/checkpoints/step-960"}', 960),
-        ('{"step": 7}', 100),
-        ('{"step": "960"}', 100),
-        ('{"step": 960', 100),
-        ("[" * 4096, 100),
-        ("Traceback", 100),
-        ("", 100),
+        ('{"step": 960, "checkpoint": {"step": 950, "path": "/c/950"}}', 960, 950),
+        ('{"step": 100, "checkpoint": {"step": 100, "path": "/c/100"}}', 100, 100),
+        ('{"step": 100, "checkpoint": {"step": 80}}', 100, 90),
+        ('{"step": 960}', 960, 90),
+        ('{"step": 7}', 100, 90),
+        ('{"step": "960"}', 100, 90),
+        ('{"step": 960, "checkpoint": "/c/960"}', 100, 90),
+        ('{"step": 960', 100, 90),
+        ("[" * 4096, 100, 90),
+        ("Traceback", 100, 90),
+        ("", 100, 90),
     ],
 )
-def test_the_last_words_of_a_trainer_tell_its_last_step(message: str, step: int) -> None:
+def test_the_last_words_of_a_trainer_tell_its_last_step_and_checkpoint(
+    message: str, step: int, saved: int
+) -> None:
     job, _ = running_job()
-    status = job.status.model_copy(update={"progress": Progress(step=100, updated_at=NOW)})
-    found = with_last_words(status, ended(job, code=0, message=message), later(5)).progress
-    assert found is not None
-    assert found.step == step
+    known = {
+        "progress": Progress(step=100, updated_at=NOW),
+        "checkpoint": CheckpointRecord(step=90, path="/c/90"),
+    }
+    status = job.status.model_copy(update=known)
+    found = with_last_words(status, ended(job, code=0, message=message), later(5))
+    assert found.progress is not None
+    assert found.checkpoint is not None
+    assert (found.progress.step, found.checkpoint.step) == (step, saved)

@@ -83,7 +83,12 @@ def _checked(hint: Any, value: Any, name: str) -> Any:
         return float(value)
     if hint is int and isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    if hint is str and isinstance(value, str):
+    if hint in (str, bool) and isinstance(value, hint):
         return value
-    wanted = {int: "a whole number from 0 on", float: "a number", str: "a string"}
+    wanted = {
+        bool: "true or false",
+        int: "a whole number from 0 on",
+        float: "a number",
+        str: "a string",
+    }
     raise ValueError(f"{name} must be {wanted.get(hint, 'of another type')}, not {value!r:.80}")
