@@ -30,9 +30,7 @@ def victim() -> Iterator[Victim]:
     """The node and what is installed on it."""
     with ExitStack() as stack:
         try:
-            running = stack.enter_context(environments.cluster_with_images())
-            if not isinstance(running, Node):
-                raise ClusterUnavailableError("only the processes of a bare node can be killed")
+            running = stack.enter_context(environments.node_with_images())
         except ClusterUnavailableError as reason:
             skip_or_fail("TEST CLUSTER TO DISTURB", reason)
         environment = Environment(Kubectl(running.kubeconfig))

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.cluster import Cluster, cluster, images
+from tests.cluster import Cluster, ClusterUnavailableError, cluster, images
+from tests.cluster.node import Node
 from tests.e2e.jobs import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl, wait_for
 
@@ -33,6 +34,18 @@ def cluster_with_images() -> Iterator[Cluster]:
     with cluster() as running:
         for source in (images.OPERATOR, images.TRAINER):
             images.load(images.build(source), running)
+        yield running
+
+
+@contextmanager
+def node_with_images() -> Iterator[Node]:
+    """The same, but only where the processes of its node can be killed.
+
+    Raises ClusterUnavailableError, with the reason, when this machine can have none.
+    """
+    with cluster_with_images() as running:
+        if not isinstance(running, Node):
+            raise ClusterUnavailableError("only the processes of a bare node can be killed")
         yield running
 
 
@@ -115,16 +128,19 @@ class Environment:
 
     def read_volume(self, kubectl: Kubectl, *, claim: str, file: str) -> str:
         """What a file holds in the volume of a claim."""
-        path = f"{self._path_of(kubectl, claim)}/{file}"
+        path = str(self.volume_path(kubectl, claim) / file)
         return self._storage.run("exec", "storage", "--", "cat", path)
 
-    def _path_of(self, kubectl: Kubectl, claim: str) -> str:
-        return f"{_VOLUMES_PARENT}/{self.name}/{kubectl.namespace}-{claim}"
+    def volume_path(self, kubectl: Kubectl, claim: str) -> Path:
+        """The folder on the node that a claim's volume is; a bare node's folders are this
+        machine's.
+        """
+        return Path(_VOLUMES_PARENT, self.name, f"{kubectl.namespace}-{claim}")
 
     def make_volume(self, kubectl: Kubectl, *, claim: str) -> None:
         """Make the volume that a claim of a namespace will be bound to."""
         name = f"{kubectl.namespace}-{claim}"
-        path = self._path_of(kubectl, claim)
+        path = str(self.volume_path(kubectl, claim))
         # Pods are nobody in particular: whoever mounts it may write, as in /tmp.
         self._storage.run("exec", "storage", "--", "mkdir", "-p", "-m", "1777", path)
         spec = {
