@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,15 +12,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from ddp_trainer import rendezvous
+from ddp_trainer.announcement import AnnouncedAddress
 from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
 from ddp_trainer.rendezvous import Membership, Rendezvous
 from torch.distributed.distributed_c10d import PrefixStore
 
 from tests.trainer.pods import DEADLINE_SECONDS, contract, free_port
+
+NOBODY = "192.0.2.1"
+"""Set apart for examples (RFC 5737): nobody answers there."""
 
 
 def environment(rank: int, *, port: int, size: int = 2, **placement: object) -> Environment:
@@ -97,14 +104,53 @@ def test_survivors_meet_a_new_rank_0_under_the_old_name_and_port() -> None:
 def test_rank_0_needs_nobody_at_the_address_that_its_own_name_still_has() -> None:
     port = free_port()
     with ranks() as pool:
-        predecessor = "192.0.2.1"  # set apart for examples: nobody answers there
-        host = start(pool, environment(0, port=port, master_addr=predecessor))
+        host = start(pool, environment(0, port=port, master_addr=NOBODY))
         guest = start(pool, environment(1, port=port))
         memberships = [future.result() for future in (host, guest)]
         assert memberships[0].name == memberships[1].name
         again = memberships[0].connect(timedelta(seconds=DEADLINE_SECONDS))
         again.store.set("message", "heard")
         assert message(memberships[1]) == "heard"
+
+
+def test_rank_0_waits_for_no_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
+        if host == "digits-0-0.digits":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return original(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    port = free_port()
+    with ranks() as pool:
+        host = start(pool, environment(0, port=port, master_addr="digits-0-0.digits"))
+        guest = start(pool, environment(1, port=port))
+        assert host.result().name == guest.result().name
+
+
+def test_a_rank_beside_rank_0_needs_no_name_either() -> None:
+    port = free_port()
+    with ranks() as pool:
+        both = [environment(0, port=port, master_addr=NOBODY) for _ in range(2)]
+        placement = replace(both[0].placement, local_world_size=2)
+        host = replace(both[0], placement=placement)
+        guest = replace(host, rank=1, local_rank=1)
+        memberships = [future.result() for future in [start(pool, of) for of in (guest, host)]]
+        assert memberships[0].name == memberships[1].name
+
+
+@pytest.mark.parametrize(("announced", "by_name"), [("127.0.0.1", NOBODY), (NOBODY, "127.0.0.1")])
+def test_rank_0_is_where_it_says_or_where_its_name_says(
+    announced: str, by_name: str, tmp_path: Path
+) -> None:
+    port, told = free_port(), AnnouncedAddress(tmp_path / "status.json")
+    told.write(announced)
+    with ranks() as pool:
+        guest = start_again(pool, Rendezvous(environment(1, port=port, master_addr=by_name), told))
+        host = start(pool, environment(0, port=port))
+        assert guest.result().name == host.result().name
+        assert guest.result().address == "127.0.0.1"
 
 
 def test_whoever_is_told_to_stop_waits_no_longer() -> None:

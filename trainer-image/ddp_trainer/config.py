@@ -6,6 +6,7 @@ Nothing here imports torch, so that a wrong flag or variable is reported at once
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from ddp_trainer.training_options import (
 
 Backend = Literal["nccl", "gloo"]
 
+_MASTER_HOST = re.compile(r"(?P<stem>[^.]*-)0(?P<domain>(\..*)?)")
 _REMEDY = "the DDPJob operator sets it in its pods; by hand, export it"
 
 
@@ -89,6 +91,18 @@ class Placement:
     def rank_of(self, local_rank: int) -> int:
         """The rank in the whole job of this pod's process `local_rank`."""
         return self.node_rank * self.local_world_size + local_rank
+
+    def node_rank_of(self, rank: int) -> int:
+        """The pod that holds a rank of the job."""
+        return rank // self.local_world_size
+
+    def host_of(self, node_rank: int) -> str | None:
+        """The name of a pod of the job; None where MASTER_ADDR is not of the operator's form.
+
+        There the pods' hostnames end in their node rank.
+        """
+        master = _MASTER_HOST.fullmatch(self.master_addr)
+        return f"{master['stem']}{node_rank}{master['domain']}" if master else None
 
 
 @dataclass(frozen=True, kw_only=True)

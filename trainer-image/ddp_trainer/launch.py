@@ -29,7 +29,7 @@ from ddp_trainer.flags import Parser
 from ddp_trainer.logs import log_to_stdout
 from ddp_trainer.processes import Supervisor
 from ddp_trainer.starting import CommandStarter, ForkserverStarter, Starter
-from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, StatusFile, status_file
+from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, status_file
 from ddp_trainer.termination import TerminationReport, write_termination_message
 from ddp_trainer.verdict import RestartBudget, Verdict, judge, judge_script
 
@@ -134,8 +134,8 @@ def _supervise(plan: LaunchPlan, placement: Placement, environment: Mapping[str,
         # for it takes as much memory as half of the launcher.
         from ddp_trainer.telemetry.server import serve_status  # noqa: PLC0415
 
-        file = StatusFile(Path(environment[STATUS_FILE_VARIABLE]))
-        serve_status(placement.status_port, file, supervisor)
+        path = Path(environment[STATUS_FILE_VARIABLE])
+        serve_status(placement.status_port, path, supervisor, placement)
     ranks = {
         placement.rank_of(local_rank): {
             "RANK": str(placement.rank_of(local_rank)),

@@ -14,7 +14,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -23,7 +23,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ddp_trainer.config import Environment
+from ddp_trainer.announcement import AnnouncedAddress, Announcer
+from ddp_trainer.config import Environment, Placement
 from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
 from ddp_trainer.failures import reason
 from ddp_trainer.sockets import Connections
@@ -31,10 +32,11 @@ from ddp_trainer.sockets import Connections
 _RETRY_SECONDS = 0.05
 _FIRST_LOG_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 5.0
+_CONNECT_SECONDS = 2.0
 _STORE_REQUEST_SECONDS = 10.0
 """A store that takes longer to answer a request is gone, or something else listens there."""
 _OWN_STORE = "localhost"
-"""Rank 0 is not to look for itself by name: for a while, DNS names the pod that it replaces."""
+"""Rank 0's pod is not to look for itself by name: for a while, DNS names the one it replaces."""
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -47,7 +49,7 @@ class Membership:
     root: Store
     """The store of the job, which outlives its groups."""
     address: str
-    """Numeric address of rank 0 by its name; at rank 0 itself perhaps that of its predecessor."""
+    """Numeric address of rank 0; in its own pod perhaps that of its predecessor."""
     store_address: str
     """Where this rank reaches the store."""
     port: int
@@ -120,8 +122,11 @@ class _Wait:
 class Rendezvous:
     """Where one rank meets the others; rank 0's holds the store."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, announced: AnnouncedAddress | None = None) -> None:
+        """`announced`: where rank 0's pod, or its successor, says that it is."""
         self._environment = environment
+        self._announced = announced
+        self._announcer = Announcer(environment.placement)
         self._server: TCPStore | None = None
         self._is_new = True
 
@@ -147,7 +152,7 @@ class Rendezvous:
     def _host(self, wait: _Wait) -> Membership:
         placement = self._environment.placement
         port = placement.master_port
-        address = _retry(lambda: _resolve(placement.master_addr, port)[0], wait)
+        address = _retry(self._own_address, wait)
         if self._server is None:
             self._server = _retry(lambda: _listen(port), wait)
             self._server.set("identity", json.dumps(asdict(_identity(self._environment))))
@@ -161,6 +166,7 @@ class Rendezvous:
         while missing := [
             rank for rank in missing if not store.check([_registrations_key(rank, number=number)])
         ]:
+            self._announcer.tell(sorted({placement.node_rank_of(rank) for rank in missing}))
             wait.pause(f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}")
         name = secrets.token_hex(8)
         newcomers = _newcomers(store, number=number)  # before the ranks, so that none is missed
@@ -179,14 +185,45 @@ class Rendezvous:
         )
 
     def _try_to_join(self, wait: _Wait) -> Membership:
-        """Register with the store that answers now, and see whether its group counts this rank."""
+        """Join the first store of the job that answers, wherever rank 0 may be."""
+        if self._environment.placement.node_rank == 0:
+            return self._join(_OWN_STORE, self._own_address(), wait)
+        refusal: _NotYetError | None = None
+        for address in self._known_addresses():
+            try:
+                return self._join(address, address, wait)
+            except _NotYetError as error:
+                refusal = error
+        assert refusal is not None  # names without an address do not resolve
+        raise refusal
+
+    def _known_addresses(self) -> Iterator[str]:
+        """Where rank 0 may be: what it says itself comes before what DNS remembers of it."""
+        announced = self._announced.read() if self._announced is not None else None
+        if announced is not None:
+            yield announced
+        placement = self._environment.placement
+        resolved = _resolve(placement.master_addr, placement.master_port)
+        yield from (address for address in resolved if address != announced)
+
+    def _own_address(self) -> str:
+        """An address of rank 0's pod, in this pod."""
+        placement = self._environment.placement
+        try:
+            return _resolve(placement.master_addr, placement.master_port)[0]
+        except _NotYetError:
+            # The kubelet writes each pod's hostname into its /etc/hosts.
+            return _resolve(socket.gethostname(), placement.master_port)[0]
+
+    def _join(self, store_address: str, address: str, wait: _Wait) -> Membership:
+        """Register with a store, and see whether its group counts this rank."""
         placement, rank = self._environment.placement, self._environment.rank
-        address = _answering(placement.master_addr, placement.master_port)
+        _expect_answer(store_address, placement)
         connections = Connections()
         try:
             with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS):
                 store = _client(
-                    address, placement.master_port, timedelta(seconds=_STORE_REQUEST_SECONDS)
+                    store_address, placement.master_port, timedelta(seconds=_STORE_REQUEST_SECONDS)
                 )
                 self._compare(json.loads(store.get("identity")))
                 number = int(store.add("round", 0))
@@ -207,7 +244,7 @@ class Rendezvous:
         return Membership(
             root=store,
             address=address,
-            store_address=address,
+            store_address=store_address,
             port=placement.master_port,
             name=declared["group"],
             connections=connections,
@@ -256,19 +293,15 @@ def _resolve(name: str, port: int) -> list[str]:
     return [str(address[0]) for *_, address in found]
 
 
-def _answering(name: str, port: int) -> str:
-    """The first of the name's addresses that accepts a connection."""
-    refusal = _NotYetError(f"MASTER_ADDR {name} has no address")
-    for address in _resolve(name, port):
-        try:
-            socket.create_connection((address, port), timeout=2.0).close()
-        except OSError as error:
-            refusal = _NotYetError(
-                f"rank 0 does not answer at {name} ({address}) port {port}: {error}"
-            )
-        else:
-            return address
-    raise refusal
+def _expect_answer(address: str, placement: Placement) -> None:
+    """See whether anybody listens there."""
+    name, port = placement.master_addr, placement.master_port
+    try:
+        socket.create_connection((address, port), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _NotYetError(
+            f"rank 0 does not answer at {name} ({address}) port {port}: {error}"
+        ) from error
 
 
 def _listen(port: int) -> TCPStore:

@@ -20,6 +20,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
+from ddp_trainer.announcement import AnnouncedAddress
 from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.failures import is_lost_peer, reason
@@ -58,7 +59,7 @@ class World:
         self._environment = environment
         self._group_timeout = timedelta(seconds=group_timeout_seconds)
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
-        self._rendezvous = Rendezvous(environment)
+        self._rendezvous = Rendezvous(environment, AnnouncedAddress.from_env(os.environ))
         self._broken: list[dist.ProcessGroup] = []
         """What is left of the last group, if it broke."""
         self.device = pin_device(

@@ -1,4 +1,4 @@
-"""Serves a pod's status over HTTP: GET /status, GET /metrics, POST /dump-stacks.
+"""Serves a pod's status over HTTP: GET /status, GET /metrics, POST /dump-stacks, POST /rank-0.
 
 It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
 go wrong here is no reason to end a training.
@@ -15,8 +15,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any, Protocol
 
+from ddp_trainer import announcement
+from ddp_trainer.announcement import AnnouncedAddress
+from ddp_trainer.config import Placement
 from ddp_trainer.telemetry import prometheus
 from ddp_trainer.telemetry.stacks import ask_for_stacks, listening
 from ddp_trainer.telemetry.status import Status, StatusFile
@@ -39,34 +43,43 @@ class Pod(Protocol):
         """Process IDs by rank."""
 
 
-def serve_status(port: int, file: StatusFile, pod: Pod) -> None:
-    """Serve the file from a thread, to the end of this process.
+def serve_status(port: int, path: Path, pod: Pod, placement: Placement) -> None:
+    """Serve the status file at `path` from a thread, to the end of this process.
 
     A port that cannot be had is logged, and nothing is served.
     """
     try:
-        server = _listen(port, file, pod)
+        server = _listen(port, path, pod, placement)
     except OSError as error:
         _logger.warning("cannot serve /status on port %d: %s", port, error)
         return
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
 
 
-def _listen(port: int, file: StatusFile, pod: Pod) -> _Server:
+def _listen(port: int, path: Path, pod: Pod, placement: Placement) -> _Server:
     """On IPv6 and IPv4, or on IPv4 alone where that is all there is."""
     try:
-        return _Server(socket.AF_INET6, port, file, pod)
+        return _Server(socket.AF_INET6, port, path, pod, placement)
     except OSError:
-        return _Server(socket.AF_INET, port, file, pod)
+        return _Server(socket.AF_INET, port, path, pod, placement)
 
 
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, family: socket.AddressFamily, port: int, file: StatusFile, pod: Pod) -> None:
+    def __init__(
+        self,
+        family: socket.AddressFamily,
+        port: int,
+        path: Path,
+        pod: Pod,
+        placement: Placement,
+    ) -> None:
         self.pod = pod
-        self._file = file
+        self.placement = placement
+        self._file = StatusFile(path)
+        self.rank_0 = AnnouncedAddress(path)
         self._complaint = ""
         self.address_family = family
         super().__init__(("", port), _Handler)
@@ -109,23 +122,47 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse_path()
 
     def do_POST(self) -> None:
-        ranks = listening(self.server.pod.rank_processes())
-        if self.path == "/dump-stacks" and ranks:
-            body = {"ranks": list(ranks)}
-            self._answer(HTTPStatus.ACCEPTED, json.dumps(body), "application/json")
-            ask_for_stacks(ranks)
-        elif self.path == "/dump-stacks":
-            self._refuse(HTTPStatus.NOT_FOUND, "no rank handles SIGUSR1")
+        if self.path == "/dump-stacks":
+            self._dump_stacks()
+        elif self.path == announcement.PATH:
+            self._take_announcement()
         else:
             self._refuse_path()
 
+    def _dump_stacks(self) -> None:
+        ranks = listening(self.server.pod.rank_processes())
+        if ranks:
+            body = {"ranks": list(ranks)}
+            self._answer(HTTPStatus.ACCEPTED, json.dumps(body), "application/json")
+            ask_for_stacks(ranks)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "no rank handles SIGUSR1")
+
+    def _take_announcement(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > announcement.MAX_BYTES:
+            self._refuse(HTTPStatus.BAD_REQUEST, f"at most {announcement.MAX_BYTES} bytes of JSON")
+            return
+        try:
+            told = announcement.Announcement.parse(self.rfile.read(int(length)))
+            if told.concerns(self.server.placement):
+                self.server.rank_0.write(told.address)
+                self._answer(HTTPStatus.OK, "", "text/plain; charset=utf-8")
+            else:
+                self._refuse(HTTPStatus.CONFLICT, "this pod is of another job or attempt")
+        except ValueError as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except OSError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
+
     def _refuse_path(self) -> None:
-        known = ("/status", "/metrics", "/dump-stacks")
+        known = ("/status", "/metrics", "/dump-stacks", announcement.PATH)
         if self.path in known:
             self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
         else:
             self._refuse(
-                HTTPStatus.NOT_FOUND, "there are GET /status, GET /metrics, POST /dump-stacks"
+                HTTPStatus.NOT_FOUND,
+                f"there are GET /status, GET /metrics, POST /dump-stacks, POST {announcement.PATH}",
             )
 
     def _refuse(self, code: HTTPStatus, reason: str) -> None:
