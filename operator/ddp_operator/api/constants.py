@@ -62,5 +62,8 @@ EXIT_CONFIGURATION = 64
 """EX_USAGE of sysexits.h: the trainer's word that starting it again cannot help."""
 EXIT_PEER_LOST = 75
 """EX_TEMPFAIL of sysexits.h: the trainer lost another rank; a consequence, never the cause."""
+EXIT_SIGKILL = 137
+"""128 + SIGKILL: ended from outside and without a word, so that the end of its log tells of what it
+had survived, such as a group that broke earlier."""
 EXIT_SIGTERM = 143
 """128 + SIGTERM: told to stop, and stopped in order."""

@@ -6,7 +6,12 @@ did, is not; and what no restart can mend ends the job at once.
 
 from typing import Final
 
-from ddp_operator.api.constants import EXIT_CONFIGURATION, EXIT_PEER_LOST, EXIT_SIGTERM
+from ddp_operator.api.constants import (
+    EXIT_CONFIGURATION,
+    EXIT_PEER_LOST,
+    EXIT_SIGKILL,
+    EXIT_SIGTERM,
+)
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import Failure
 from ddp_operator.job import symptoms
@@ -50,7 +55,7 @@ def is_secondary(pod: PodState) -> bool:
         return False
     if ended.code in (EXIT_PEER_LOST, EXIT_SIGTERM):
         return True
-    if ended.reason in _CERTAIN or _is_of_node(pod):
+    if ended.reason in _CERTAIN or ended.code == EXIT_SIGKILL or _is_of_node(pod):
         return False
     # A JSON object is the bundled launcher's, whose exit code has told.
     return not ended.message.startswith("{") and symptoms.is_of_another_rank(ended.message)
@@ -60,8 +65,9 @@ def is_consequence(failure: Failure) -> bool:
     """Whether what is on record can only be another rank's failure seen from here."""
     if failure.class_ != "Application" or failure.reason in _CERTAIN:
         return False
-    known = failure.exit_code in (EXIT_PEER_LOST, EXIT_SIGTERM)
-    return known or symptoms.is_of_another_rank(failure.message)
+    if failure.exit_code in (EXIT_PEER_LOST, EXIT_SIGTERM):
+        return True
+    return failure.exit_code != EXIT_SIGKILL and symptoms.is_of_another_rank(failure.message)
 
 
 def _is_of_node(pod: PodState) -> bool:

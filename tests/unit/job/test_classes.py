@@ -97,6 +97,8 @@ def test_only_some_of_it_is_hopeless_at_once() -> None:
         ({"code": 1, "message": "RuntimeError: Connection closed by peer"}, True),
         ({"code": 1, "message": "ValueError: no"}, False),
         ({"code": 137, "oom": True, "message": "Connection closed by peer"}, False),
+        # Its last words are about a group that broke earlier, and formed anew.
+        ({"code": 137, "message": "the group broke (Connection reset by peer)"}, False),
         ({"code": 1, "message": "CUDA error: uncorrectable ECC error\nncclRemoteError"}, False),
         # The launcher has read the words itself, and its exit code says what it made of them.
         ({"code": 1, "message": '{"error": "Connection closed by peer"}'}, False),
