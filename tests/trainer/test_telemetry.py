@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
 import math
+import os
 import sys
+import tempfile
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -19,7 +22,13 @@ from ddp_trainer.telemetry.histogram import BOUNDS, Histogram
 from ddp_trainer.telemetry.history import History
 from ddp_trainer.telemetry.prometheus import render
 from ddp_trainer.telemetry.publisher import Publisher
-from ddp_trainer.telemetry.status import CheckpointStatus, Measurements, Status, StatusFile
+from ddp_trainer.telemetry.status import (
+    CheckpointStatus,
+    Measurements,
+    Status,
+    StatusFile,
+    status_file,
+)
 from ddp_trainer.telemetry.stragglers import IN_A_ROW, StragglerWatch
 from ddp_trainer.telemetry.timing import Phase, StepTimer, moments_of
 from ddp_trainer.telemetry.wire import from_json, to_json
@@ -230,6 +239,70 @@ def test_history_survives_what_it_cannot_write(
     path.rmdir()
     history.append("training", step=30)
     assert lines(path) == [("training", 30)]
+
+
+def test_history_survives_a_disk_that_is_full_when_the_file_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    history = History(path)
+    history.append("training", step=10)
+    close = os.close
+
+    def failing(fd: int) -> None:  # as over a network: the descriptor is gone all the same
+        close(fd)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "close", failing)
+        history.close()
+    assert caplog.text.count("No space left on device") == 1
+    history.append("training", step=20)
+    history.close()
+    assert lines(path) == [("training", 10), ("training", 20)]
+
+
+def test_a_status_that_could_not_be_written_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = StatusFile(tmp_path / "status.json")
+    publisher = Publisher(file, None, StepTimer(moments_of(torch.device("cpu"))))
+    publisher.begin(1, total_steps=9)
+    assert file.read() is not None
+    in_the_way = tmp_path / ".status.json.next"
+    in_the_way.mkdir()
+    publisher.begin(2, total_steps=9)
+    publisher.begin(3, total_steps=9)
+    # A step that stands still would be taken for a training that hangs.
+    assert file.read() is None
+    assert caplog.text.count("cannot write the status") == 1
+    in_the_way.rmdir()
+    publisher.begin(4, total_steps=9)
+    status = file.read()
+    assert status is not None
+    assert status.step == 4
+
+
+def test_without_a_place_for_the_status_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_only(*_arguments: object, **_settings: object) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", read_only)
+    with status_file({}) as path:
+        assert path is None
+    assert "Read-only file system" in caplog.text
+
+
+def test_what_is_left_of_the_status_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_empty(*_arguments: object, **_settings: object) -> NoReturn:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as orphan_writes, status_file({}) as path:
+        assert path is not None
+        orphan_writes.setattr(os, "rmdir", not_empty)
+    path.parent.rmdir()
 
 
 def test_the_bar_stays_below_the_log() -> None:

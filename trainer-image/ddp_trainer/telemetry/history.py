@@ -51,8 +51,8 @@ class History:
     def close(self) -> None:
         """Let go of the file until the next line: on some file systems only that makes it last."""
         if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+            fd, self._fd = self._fd, None
+            self._survive(lambda: os.close(fd))  # where some file systems say that a disk is full
 
     def _write(self, line: str) -> None:
         if not self._is_sound:  # the last line may be a part of one

@@ -47,6 +47,7 @@ class Publisher:
         self._step_began = 0.0
         self._due = 0.0
         self._status = Status(step=0)
+        self._complaint = ""
 
     def begin(self, step: int, *, total_steps: int) -> None:
         """A group has formed, and trains on from `step`."""
@@ -145,8 +146,9 @@ class Publisher:
         try:
             self._file.write(self._status)
         except OSError as error:
-            _logger.warning("cannot write the status, and try no more: %s", error)
-            self._file = None
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                _logger.warning("cannot write the status: %s", error)
 
     def _measurements(self) -> Measurements:
         return Measurements(

@@ -7,6 +7,7 @@ joins in by writing the same JSON to the file that DDP_STATUS_FILE names.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ STATUS_FILE_VARIABLE = "DDP_STATUS_FILE"
 """Names the file."""
 MAX_BYTES = 64 * 1024
 """Whoever polls many jobs reads no more."""
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +86,17 @@ class StatusFile:
         """Replace the document; a reader sees the old one or the new one, never a part.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written; there is none then, as far as that can be had.
         """
-        self._next.write_text(to_json(status))
-        os.replace(self._next, self._path)
+        try:
+            self._next.write_text(to_json(status))
+            os.replace(self._next, self._path)
+        except OSError:
+            # A step that stands still would pass for a training that hangs.
+            for path in (self._next, self._path):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            raise
 
     def read(self) -> Status | None:
         """The newest document; None as long as there is none.
@@ -106,12 +116,25 @@ class StatusFile:
 
 
 @contextmanager
-def status_file(env: Mapping[str, str]) -> Iterator[Path]:
-    """Where ranks are to write their status: the user's choice, or a file in memory."""
+def status_file(env: Mapping[str, str]) -> Iterator[Path | None]:
+    """Where ranks are to write their status: the user's choice, or a file in memory.
+
+    None where nothing can be written, which is logged.
+    """
     if env.get(STATUS_FILE_VARIABLE):
         yield Path(env[STATUS_FILE_VARIABLE])
         return
-    with tempfile.TemporaryDirectory(prefix="ddp-status-", dir=_directory()) as directory:
+    try:
+        temporary = tempfile.TemporaryDirectory(
+            prefix="ddp-status-",
+            dir=_directory(),
+            ignore_cleanup_errors=True,  # an orphan of a script may still write to it
+        )
+    except OSError as error:
+        _logger.warning("cannot keep a status, and serve none: %s", error)
+        yield None
+        return
+    with temporary as directory:
         yield Path(directory, "status.json")
 
 
