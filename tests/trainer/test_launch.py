@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from ddp_trainer.forkserver import send_request
 from ddp_trainer.manifest import MANIFEST, Manifest
+from ddp_trainer.termination import open_report_file
 
-from tests.trainer.pods import is_alive, job, until
+from tests.trainer.pods import DEADLINE_SECONDS, is_alive, job, until
 
 
 def script(folder: Path, text: str) -> list[str]:
@@ -134,6 +137,23 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
         assert "cannot start /no/such/command" in pod.message["error"]
 
 
+def test_a_command_that_could_be_started_at_another_time(tmp_path: Path) -> None:
+    few_files = ["prlimit", "--nofile=5", "--"]  # as on a node that has run out of something
+    with job(tmp_path, nodes=1, command_prefix=few_files) as scripts:
+        pod = scripts.start(0, "--", "true")
+        assert pod.wait() == 1, pod.log
+        assert pod.message["error"] == "cannot start true: [Errno 24] Too many open files"
+
+
+def test_a_log_that_cannot_be_written_changes_no_exit_code(tmp_path: Path) -> None:
+    full_disk = ["env", "-u", "PYTHONUNBUFFERED", "sh", "-c", 'exec "$@" >/dev/full', "sh"]
+    with job(tmp_path, nodes=1, command_prefix=full_disk) as mute:
+        folder = str(tmp_path / "no" / "such" / "folder")
+        pod = mute.start(0, "--max-restarts", "0", "--trace-samples", folder)
+        assert pod.wait() == 1, pod.log
+        assert pod.message["error"].startswith("FileNotFoundError")
+
+
 def test_help_shows_the_flags_of_launcher_and_trainer() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "ddp_trainer.launch", "--help"],
@@ -230,6 +250,33 @@ def test_the_process_that_forks_ranks_is_replaced_when_it_dies(tmp_path: Path) -
         pod.wait_for_log("starting it again")
         assert pod.wait() == 0, pod.log
         assert pod.message["step"] == pod.message["totalSteps"]
+
+
+def test_the_process_that_forks_ranks_ends_when_it_cannot() -> None:
+    # The first fork makes the process between server and rank, which then cannot fork the rank.
+    program = """
+import os, socket, sys
+from ddp_trainer import forkserver
+fork, forks = os.fork, []
+def fork_once():
+    forks.append(None)
+    if len(forks) > 1:
+        raise BlockingIOError("Resource temporarily unavailable")
+    return fork()
+os.fork = fork_once
+forkserver._PRELOADED = ()
+forkserver.serve(socket.socket(fileno=int(sys.argv[1])), [])
+"""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, os.fdopen(open_report_file()) as report:
+        number = theirs.fileno()
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(number)], pass_fds=[number], stderr=subprocess.PIPE
+        ) as server:
+            send_request(ours, 0, {}, report_fd=report.fileno())
+            _, errors = server.communicate(timeout=DEADLINE_SECONDS)
+    assert server.returncode == 1
+    assert b"BlockingIOError: Resource temporarily unavailable" in errors
 
 
 def test_ranks_die_with_their_launcher(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ddp_trainer.config import Environment, Options
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.logs import log_to_stdout
+from ddp_trainer.logs import end_process, log_to_stdout
 from ddp_trainer.telemetry.stacks import dump_on_signal
 
 _logger = logging.getLogger(__name__)
@@ -42,8 +42,4 @@ if __name__ == "__main__":
     except Exception:
         traceback.print_exc()
         code = ExitCode.FAILURE
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: threads of a broken group can hang or abort the interpreter's shutdown, and
-    # the launcher would read their fate instead of this code.
-    os._exit(code)
+    end_process(code)

@@ -26,6 +26,7 @@ from typing import NoReturn
 
 from ddp_trainer.deathsignal import die_with_parent
 from ddp_trainer.exit_codes import ExitCode
+from ddp_trainer.logs import end_process
 
 STARTED_SIGNAL = signal.SIGUSR1
 """What the launcher gets when it can read the process ID of a rank from the socket."""
@@ -80,7 +81,9 @@ def serve(channel: socket.socket, arguments: Sequence[str]) -> None:
         if between == 0:
             _fork_rank(channel, json.loads(request), report_fd, arguments, launcher)
         os.close(report_fd)
-        os.waitpid(between, 0)
+        _, status = os.waitpid(between, 0)
+        if status != 0:
+            sys.exit("a rank could not be forked")  # and the launcher must not wait for it
 
 
 def _fork_rank(
@@ -91,6 +94,7 @@ def _fork_rank(
     launcher: int,
 ) -> NoReturn:
     """In between server and rank: tell the launcher of the rank, and leave it to the launcher."""
+    code = ExitCode.FAILURE
     try:
         between = os.getpid()
         rank = os.fork()
@@ -102,8 +106,11 @@ def _fork_rank(
             os.kill(launcher, STARTED_SIGNAL)
         except OSError:  # it has given up this server, and starts the rank from another one
             os.kill(rank, signal.SIGKILL)
+        code = ExitCode.DONE
+    except OSError:
+        traceback.print_exc()
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def _become_rank(
@@ -134,9 +141,7 @@ def _become_rank(
     except Exception:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end_process(code)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ On DDP_STATUS_PORT, where that is set, it serves how the training goes.
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import sys
@@ -26,7 +27,7 @@ from ddp_trainer.config import parser as trainer_parser
 from ddp_trainer.cores import available_cores
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.flags import Parser
-from ddp_trainer.logs import log_to_stdout
+from ddp_trainer.logs import end_process, log_to_stdout
 from ddp_trainer.processes import Supervisor
 from ddp_trainer.starting import CommandStarter, ForkserverStarter, Starter
 from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, status_file
@@ -35,6 +36,11 @@ from ddp_trainer.verdict import RestartBudget, Verdict, judge, judge_script
 
 _WITHOUT_WARNINGS = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """torch warns of every lost connection with a stack of C++; the trainer says it in a line."""
+_NO_COMMAND = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ELOOP, errno.E2BIG}
+)
+"""Why a command can never be started. Whatever else the kernel says (no memory, too many processes
+or files) may pass."""
 
 _logger = logging.getLogger(__name__)
 
@@ -110,14 +116,21 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def _run(plan: LaunchPlan, placement: Placement, env: Mapping[str, str]) -> Verdict:
+    environment = _environment(placement, env)
     if placement.status_port is None:
-        return _supervise(plan, placement, _environment(placement, env))
-    with status_file(env) as path:
-        environment = {**_environment(placement, env), STATUS_FILE_VARIABLE: str(path)}
         return _supervise(plan, placement, environment)
+    with status_file(env) as path:
+        return _supervise(plan, placement, environment, path)
 
 
-def _supervise(plan: LaunchPlan, placement: Placement, environment: Mapping[str, str]) -> Verdict:
+def _supervise(
+    plan: LaunchPlan,
+    placement: Placement,
+    environment: Mapping[str, str],
+    status_path: Path | None = None,
+) -> Verdict:
+    if status_path is not None:
+        environment = {**environment, STATUS_FILE_VARIABLE: str(status_path)}
     starter: Starter = (
         CommandStarter(plan.command, environment)
         if plan.is_script
@@ -129,13 +142,12 @@ def _supervise(plan: LaunchPlan, placement: Placement, environment: Mapping[str,
         kill_after_seconds=plan.kill_after_seconds,
         silence_seconds=plan.silence_seconds,
     )
-    if placement.status_port is not None:
+    if placement.status_port is not None and status_path is not None:
         # Not before signals are blocked, which the thread inherits; nor where nobody asks for it,
         # for it takes as much memory as half of the launcher.
         from ddp_trainer.telemetry.server import serve_status  # noqa: PLC0415
 
-        path = Path(environment[STATUS_FILE_VARIABLE])
-        serve_status(placement.status_port, path, supervisor, placement)
+        serve_status(placement.status_port, status_path, supervisor, placement)
     ranks = {
         placement.rank_of(local_rank): {
             "RANK": str(placement.rank_of(local_rank)),
@@ -147,7 +159,11 @@ def _supervise(plan: LaunchPlan, placement: Placement, environment: Mapping[str,
         ends = supervisor.run(ranks)
     except OSError as error:
         what = plan.command[0] if plan.is_script else "the ranks"
-        raise ConfigurationError(f"cannot start {what}: {error}") from error
+        sentence = f"cannot start {what}: {error}"
+        if plan.is_script and error.errno in _NO_COMMAND:
+            raise ConfigurationError(sentence) from error
+        code = int(ExitCode.FAILURE)
+        return Verdict(exit_code=code, report=TerminationReport(error=sentence, exit_code=code))
     return judge_script(ends) if plan.is_script else judge(ends)
 
 
@@ -211,4 +227,4 @@ def _parser() -> Parser:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.environ))
+    end_process(main(sys.argv[1:], os.environ))

@@ -1,9 +1,12 @@
-"""Log lines for people, the same from launcher and ranks."""
+"""Log lines for people, the same from launcher and ranks, to the last one."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
+from typing import NoReturn
 
 
 def log_to_stdout(speaker: str) -> None:
@@ -15,3 +18,15 @@ def log_to_stdout(speaker: str) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process with a code that nothing can change any more.
+
+    A log that cannot be written (disk full, reader gone) would make it another one. So would
+    threads of a broken group, which can hang or abort the interpreter's shutdown.
+    """
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from ddp_trainer.bench.options import BenchOptions
 from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.logs import log_to_stdout
+from ddp_trainer.logs import end_process, log_to_stdout
 from ddp_trainer.termination import RankReport
 
 _logger = logging.getLogger(__name__)
@@ -43,7 +43,4 @@ if __name__ == "__main__":
     except Exception:
         traceback.print_exc()
         code = ExitCode.FAILURE
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: threads of a broken group can hang or abort the interpreter's shutdown.
-    os._exit(code)
+    end_process(code)
