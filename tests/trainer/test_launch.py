@@ -154,6 +154,24 @@ def test_a_log_that_cannot_be_written_changes_no_exit_code(tmp_path: Path) -> No
         assert pod.message["error"].startswith("FileNotFoundError")
 
 
+def test_told_to_stop_before_torch_is_imported(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    (slow / "torch.py").write_text(
+        f"import pathlib, signal\npathlib.Path({str(tmp_path)!r}, 'imports').touch()\n"
+        "signal.pause()\n"
+    )
+    path = {"PYTHONPATH": f"{slow}:{os.environ.get('PYTHONPATH', '')}"}
+    with job(tmp_path, local_world_size=2, extra_environment=path) as starting:
+        pod = starting.start(1)
+        until((tmp_path / "imports").exists, "the import to begin")
+        children = pod.child_pids()
+        pod.stop()
+        assert pod.wait() == 143, pod.log
+        assert pod.message == {"exitCode": 143, "rank": 2}
+        assert not any(is_alive(child) for child in children)
+
+
 def test_help_shows_the_flags_of_launcher_and_trainer() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "ddp_trainer.launch", "--help"],

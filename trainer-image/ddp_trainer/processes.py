@@ -104,7 +104,11 @@ class Supervisor:
                         self._ending = True
                         kill_at = time.monotonic() + self._kill_after_seconds
                         self._signal_all(signal.SIGTERM)
-                if kill_at is not None and time.monotonic() >= kill_at and self._running:
+                if (
+                    kill_at is not None
+                    and time.monotonic() >= kill_at
+                    and (self._running or self._starting)
+                ):
                     _logger.warning(
                         "ranks still run after %.0f s: killing them", self._kill_after_seconds
                     )
@@ -114,7 +118,7 @@ class Supervisor:
                 if self._starting and time.monotonic() > self._start_by:
                     _logger.warning("a rank has not started in %.0f s: trying anew", _START_SECONDS)
                     self._start_by = math.inf
-                    self._starter.kill()
+                    self._starter.send_signal(signal.SIGKILL)
         finally:
             self._signal_all(signal.SIGKILL)  # only after an error: else nobody is left
         return ends
@@ -221,3 +225,5 @@ class Supervisor:
         for pid in self._running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+        if self._starting:  # for minutes perhaps, where torch has to be imported from a slow disk
+            self._starter.send_signal(number)

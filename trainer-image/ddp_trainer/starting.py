@@ -35,8 +35,8 @@ class Starter(Protocol):
     def own_child_ended(self, pid: int) -> bool:
         """Whether `pid` was a process that starting needs; ranks not yet started are lost then."""
 
-    def kill(self) -> None:
-        """Give up what is being started."""
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to what starts ranks, which ends it."""
 
 
 class CommandStarter:
@@ -66,8 +66,9 @@ class CommandStarter:
         del pid
         return False
 
-    def kill(self) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Nothing is ever being started."""
+        del number
 
 
 class ForkserverStarter:
@@ -105,10 +106,10 @@ class ForkserverStarter:
         self._server, self._channel = None, None
         return True
 
-    def kill(self) -> None:
-        """Kill the server, if it is there."""
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it to the server, if that is there."""
         if self._server is not None:
-            os.kill(self._server, signal.SIGKILL)
+            os.kill(self._server, number)
 
 
 def _popen(command: Sequence[str], environment: Mapping[str, str], *, keep_fd: int) -> int:
