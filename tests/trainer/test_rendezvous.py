@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,11 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_trainer import rendezvous
+from ddp_trainer import network, rendezvous
 from ddp_trainer.announcement import AnnouncedAddress
 from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
+from ddp_trainer.network import Resolver
 from ddp_trainer.rendezvous import Membership, Rendezvous
+from ddp_trainer.retry import NotYetError, Wait, retry
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import PrefixStore
 
 from tests.trainer.pods import DEADLINE_SECONDS, contract, free_port
@@ -151,6 +156,71 @@ def test_rank_0_is_where_it_says_or_where_its_name_says(
         host = start(pool, environment(0, port=port))
         assert guest.result().name == host.result().name
         assert guest.result().address == "127.0.0.1"
+
+
+@contextmanager
+def silent_dns() -> Iterator[list[str]]:
+    """Whoever asks for a name gets no answer before the end; yields what was asked for."""
+    end, asked = threading.Event(), list[str]()
+    original = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
+        asked.append(host)
+        end.wait()
+        return original("127.0.0.1", *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(socket, "getaddrinfo", getaddrinfo)
+        patched.setattr(network, "_ANSWER_SECONDS", 0.01)
+        try:
+            yield asked
+        finally:
+            end.set()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_silent_dns_keeps_nobody_beyond_the_deadline(rank: int) -> None:
+    lonely = Rendezvous(environment(rank, port=free_port()))
+    with silent_dns():
+        with pytest.raises(RendezvousTimeoutError, match="DNS says nothing"):
+            lonely.meet(timeout_seconds=0.1)
+        with pytest.raises(StoppedError):
+            lonely.meet(timeout_seconds=DEADLINE_SECONDS, told_to_stop=lambda: True)
+
+
+def test_a_late_answer_of_dns_is_used() -> None:
+    resolver = Resolver()
+    with silent_dns() as asked:
+        for _ in range(2):
+            with pytest.raises(NotYetError, match="DNS says nothing"):
+                resolver.resolve("rank-0", 80)
+    wait = Wait(DEADLINE_SECONDS, lambda: False)
+    assert "127.0.0.1" in retry(lambda: resolver.resolve("rank-0", 80), wait)
+    assert asked == ["rank-0"]
+
+
+def test_rank_0_asks_dns_no_more_once_it_has_met_the_others() -> None:
+    host = Rendezvous(environment(0, port=free_port(), size=1))
+    first = host.meet(timeout_seconds=DEADLINE_SECONDS)
+    with silent_dns() as asked:
+        again = host.meet(timeout_seconds=DEADLINE_SECONDS)
+    assert again.address == first.address
+    assert asked == []
+
+
+def test_rank_0_that_does_not_reach_its_own_store_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, failures = rendezvous._client, [DistNetworkError("frozen meanwhile")]
+
+    def failing_once(address: str, port: int, timeout: timedelta) -> TCPStore:
+        if failures:
+            raise failures.pop()
+        return client(address, port, timeout)
+
+    monkeypatch.setattr(rendezvous, "_client", failing_once)
+    assert meet(environment(0, port=free_port(), size=1), timeout_seconds=DEADLINE_SECONDS).name
+    assert not failures
 
 
 def test_whoever_is_told_to_stop_waits_no_longer() -> None:

@@ -1,4 +1,4 @@
-"""Finds the network interface that leads to rank 0.
+"""Finds rank 0's address by its name, and the network interface that leads there.
 
 Left alone, gloo takes the interface that the machine's own hostname resolves to, which is loopback
 on many machines: the ranks then wait for each other at 127.0.0.1.
@@ -9,13 +9,70 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+import threading
+from concurrent.futures import Future
 from ipaddress import ip_address
 from pathlib import Path
 
+from ddp_trainer.retry import NotYetError
+
+_ANSWER_SECONDS = 1.0
+_CONNECT_SECONDS = 2.0
 _SIOCGIFADDR = 0x8915
 """ioctl that asks for an interface's IPv4 address (linux/sockios.h)."""
 _INTERFACE_REQUEST = struct.Struct("16s16x8x")
 """struct ifreq: a name of 16 bytes, then 24 bytes of which 4..8 come back as the address."""
+
+
+class Resolver:
+    """Asks for addresses from threads: a DNS that says nothing keeps whoever asks for a minute."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Future[list[str]]] = {}
+
+    def resolve(self, name: str, port: int) -> list[str]:
+        """The addresses of rank 0's pod by a name of it.
+
+        Raises:
+            NotYetError: it has none yet; or nothing was said, which the next call waits on for.
+        """
+        answer = self._asked.pop(name, None) or _ask(name, port)
+        try:
+            return answer.result(_ANSWER_SECONDS)
+        except TimeoutError:
+            self._asked[name] = answer
+            why = "DNS says nothing"
+        except socket.gaierror as error:
+            why = error.strerror or str(error)
+        raise NotYetError(f"MASTER_ADDR {name} does not resolve yet ({why})")
+
+
+def _ask(name: str, port: int) -> Future[list[str]]:
+    answer: Future[list[str]] = Future()
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+            answer.set_result([str(address[0]) for *_, address in found])
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="resolver", daemon=True).start()
+    return answer
+
+
+def expect_answer(name: str, address: str, port: int) -> None:
+    """See whether anybody listens at an address of `name`.
+
+    Raises:
+        NotYetError: nobody does.
+    """
+    try:
+        socket.create_connection((address, port), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise NotYetError(
+            f"rank 0 does not answer at {name} ({address}) port {port}: {error}"
+        ) from error
 
 
 def interface_towards(address: str) -> str | None:

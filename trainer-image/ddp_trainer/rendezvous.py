@@ -10,36 +10,29 @@ not counted tries again, with the next round or the next store, until the deadli
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ddp_trainer.announcement import AnnouncedAddress, Announcer
-from ddp_trainer.config import Environment, Placement
-from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
+from ddp_trainer.config import Environment
+from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.failures import reason
+from ddp_trainer.network import Resolver, expect_answer
+from ddp_trainer.retry import NotYetError, Wait, retry
 from ddp_trainer.sockets import Connections
 
-_RETRY_SECONDS = 0.05
-_FIRST_LOG_SECONDS = 1.0
-_LOG_EVERY_SECONDS = 5.0
-_CONNECT_SECONDS = 2.0
 _STORE_REQUEST_SECONDS = 10.0
 """A store that takes longer to answer a request is gone, or something else listens there."""
 _OWN_STORE = "localhost"
 """Rank 0's pod is not to look for itself by name: for a while, DNS names the one it replaces."""
-
-_logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,39 +79,6 @@ class _Identity:
     backend: str
 
 
-class _NotYetError(Exception):
-    """Worth another try until the deadline; the message says what is being waited for."""
-
-
-class _Wait:
-    """A wait with an end, and a log line now and then while it lasts."""
-
-    def __init__(self, timeout_seconds: float, told_to_stop: Callable[[], bool]) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._told_to_stop = told_to_stop
-        self._begin = time.monotonic()
-        self._next_log = self._begin + _FIRST_LOG_SECONDS
-
-    def pause(self, reason: str) -> None:
-        now = time.monotonic()
-        if self._told_to_stop():
-            raise StoppedError("told to stop while waiting for the other ranks")
-        if now - self._begin > self._timeout_seconds:
-            raise RendezvousTimeoutError(
-                f"gave up after {self._timeout_seconds:.0f} s: {reason} "
-                "(--rendezvous-timeout-seconds sets how long to wait)"
-            )
-        if now > self._next_log:
-            self._next_log = now + _LOG_EVERY_SECONDS
-            _logger.info(
-                "still waiting after %.0f of %.0f s: %s",
-                now - self._begin,
-                self._timeout_seconds,
-                reason,
-            )
-        time.sleep(_RETRY_SECONDS)
-
-
 class Rendezvous:
     """Where one rank meets the others; rank 0's holds the store."""
 
@@ -127,7 +87,10 @@ class Rendezvous:
         self._environment = environment
         self._announced = announced
         self._announcer = Announcer(environment.placement)
+        self._resolver = Resolver()
         self._server: TCPStore | None = None
+        self._address = ""
+        """Of rank 0, as rank 0 found it: once, so that it needs no DNS ever after."""
         self._is_new = True
 
     def meet(
@@ -141,25 +104,27 @@ class Rendezvous:
             StoppedError: `told_to_stop` meanwhile.
             ConfigurationError: the ranks were not given the same world size and backend.
         """
-        wait = _Wait(timeout_seconds, told_to_stop)
-        if self._environment.rank == 0:
-            membership = self._host(wait)
-        else:
-            membership = _retry(lambda: self._try_to_join(wait), wait)
+        wait = Wait(timeout_seconds, told_to_stop)
+        attempt = self._try_to_host if self._environment.rank == 0 else self._try_to_join
+        membership = retry(lambda: attempt(wait), wait)
         self._is_new = False
         return membership
 
-    def _host(self, wait: _Wait) -> Membership:
+    def _try_to_host(self, wait: Wait) -> Membership:
+        """Hold the store, and declare the group when all ranks have registered with it."""
         placement = self._environment.placement
         port = placement.master_port
-        address = _retry(self._own_address, wait)
+        self._address = self._address or self._own_address()
         if self._server is None:
-            self._server = _retry(lambda: _listen(port), wait)
+            self._server = _listen(port)
             self._server.set("identity", json.dumps(asdict(_identity(self._environment))))
         store = self._server
         connections = Connections()
         # The group's waits are on a connection that can be cut without harm to the store.
-        root = _client(_OWN_STORE, port, timedelta(seconds=_STORE_REQUEST_SECONDS))
+        try:
+            root = _client(_OWN_STORE, port, timedelta(seconds=_STORE_REQUEST_SECONDS))
+        except DistNetworkError as error:  # for instance when this process was frozen meanwhile
+            raise NotYetError(f"rank 0 does not reach its own store: {reason(error)}") from error
         number = int(store.add("round", 1))
         _register(store, 0, number=number, is_new=False)
         missing = list(range(1, placement.world_size))
@@ -175,7 +140,7 @@ class Rendezvous:
         store.set(_group_key(number), json.dumps(declared))
         return Membership(
             root=root,
-            address=address,
+            address=self._address,
             store_address=_OWN_STORE,
             port=port,
             name=name,
@@ -184,15 +149,15 @@ class Rendezvous:
             newcomers=newcomers,
         )
 
-    def _try_to_join(self, wait: _Wait) -> Membership:
+    def _try_to_join(self, wait: Wait) -> Membership:
         """Join the first store of the job that answers, wherever rank 0 may be."""
         if self._environment.placement.node_rank == 0:
             return self._join(_OWN_STORE, self._own_address(), wait)
-        refusal: _NotYetError | None = None
+        refusal: NotYetError | None = None
         for address in self._known_addresses():
             try:
                 return self._join(address, address, wait)
-            except _NotYetError as error:
+            except NotYetError as error:
                 refusal = error
         assert refusal is not None  # names without an address do not resolve
         raise refusal
@@ -203,22 +168,22 @@ class Rendezvous:
         if announced is not None:
             yield announced
         placement = self._environment.placement
-        resolved = _resolve(placement.master_addr, placement.master_port)
+        resolved = self._resolver.resolve(placement.master_addr, placement.master_port)
         yield from (address for address in resolved if address != announced)
 
     def _own_address(self) -> str:
         """An address of rank 0's pod, in this pod."""
         placement = self._environment.placement
         try:
-            return _resolve(placement.master_addr, placement.master_port)[0]
-        except _NotYetError:
+            return self._resolver.resolve(placement.master_addr, placement.master_port)[0]
+        except NotYetError:
             # The kubelet writes each pod's hostname into its /etc/hosts.
-            return _resolve(socket.gethostname(), placement.master_port)[0]
+            return self._resolver.resolve(socket.gethostname(), placement.master_port)[0]
 
-    def _join(self, store_address: str, address: str, wait: _Wait) -> Membership:
+    def _join(self, store_address: str, address: str, wait: Wait) -> Membership:
         """Register with a store, and see whether its group counts this rank."""
         placement, rank = self._environment.placement, self._environment.rank
-        _expect_answer(store_address, placement)
+        expect_answer(placement.master_addr, store_address, placement.master_port)
         connections = Connections()
         try:
             with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS):
@@ -234,13 +199,13 @@ class Rendezvous:
                         declared = json.loads(store.get(_group_key(number)))
                         break
                     if int(store.add("round", 0)) != number:
-                        raise _NotYetError("rank 0 has begun another round")
+                        raise NotYetError("rank 0 has begun another round")
                 wait.pause(f"rank 0 at {placement.master_addr} waits for the other ranks")
         except (DistNetworkError, DistStoreError) as error:
-            raise _NotYetError(f"rank 0's store went away: {reason(error)}") from error
+            raise NotYetError(f"rank 0's store went away: {reason(error)}") from error
         if declared["members"][rank] != registration:
             # It counted this rank's predecessor, and is about to break for want of it.
-            raise _NotYetError("rank 0 has not left its old group yet")
+            raise NotYetError("rank 0 has not left its old group yet")
         return Membership(
             root=store,
             address=address,
@@ -256,7 +221,7 @@ class Rendezvous:
         theirs, ours = _Identity(**identity), _identity(self._environment)
         if (theirs.job_name, theirs.attempt) != (ours.job_name, ours.attempt):
             placement = self._environment.placement
-            raise _NotYetError(
+            raise NotYetError(
                 f"{placement.master_addr} port {placement.master_port} still belongs to attempt "
                 f"{theirs.attempt} of {theirs.job_name}"
             )
@@ -277,40 +242,11 @@ def _identity(environment: Environment) -> _Identity:
     )
 
 
-def _retry(attempt: Callable[[], _T], wait: _Wait) -> _T:
-    while True:
-        try:
-            return attempt()
-        except _NotYetError as error:
-            wait.pause(str(error))
-
-
-def _resolve(name: str, port: int) -> list[str]:
-    try:
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise _NotYetError(f"MASTER_ADDR {name} does not resolve yet ({error.strerror})") from error
-    return [str(address[0]) for *_, address in found]
-
-
-def _expect_answer(address: str, placement: Placement) -> None:
-    """See whether anybody listens there."""
-    name, port = placement.master_addr, placement.master_port
-    try:
-        socket.create_connection((address, port), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        raise _NotYetError(
-            f"rank 0 does not answer at {name} ({address}) port {port}: {error}"
-        ) from error
-
-
 def _listen(port: int) -> TCPStore:
     try:
         return TCPStore(_OWN_STORE, port, is_master=True, wait_for_workers=False)
     except DistNetworkError as error:
-        raise _NotYetError(
-            f"rank 0 cannot listen on MASTER_PORT {port}: {reason(error)}"
-        ) from error
+        raise NotYetError(f"rank 0 cannot listen on MASTER_PORT {port}: {reason(error)}") from error
 
 
 def _client(address: str, port: int, timeout: timedelta) -> TCPStore:

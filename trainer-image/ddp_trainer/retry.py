@@ -1,0 +1,66 @@
+"""Trying again for what is not there yet, with an end, and a word in the log meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ddp_trainer.exit_codes import RendezvousTimeoutError, StoppedError
+
+_RETRY_SECONDS = 0.05
+_FIRST_LOG_SECONDS = 1.0
+_LOG_EVERY_SECONDS = 5.0
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class NotYetError(Exception):
+    """Worth another try until the deadline; the message says what is being waited for."""
+
+
+class Wait:
+    """A wait with an end, and a log line now and then while it lasts."""
+
+    def __init__(self, timeout_seconds: float, told_to_stop: Callable[[], bool]) -> None:
+        """`timeout_seconds` from now it ends; `told_to_stop`: a reason to end it before."""
+        self._timeout_seconds = timeout_seconds
+        self._told_to_stop = told_to_stop
+        self._begin = time.monotonic()
+        self._next_log = self._begin + _FIRST_LOG_SECONDS
+
+    def pause(self, reason: str) -> None:
+        """Sleep a little before another try; `reason`: what is missing.
+
+        Raises:
+            RendezvousTimeoutError: the time is up.
+            StoppedError: this rank was told to stop meanwhile.
+        """
+        now = time.monotonic()
+        if self._told_to_stop():
+            raise StoppedError("told to stop while waiting for the other ranks")
+        if now - self._begin > self._timeout_seconds:
+            raise RendezvousTimeoutError(
+                f"gave up after {self._timeout_seconds:.0f} s: {reason} "
+                "(--rendezvous-timeout-seconds sets how long to wait)"
+            )
+        if now > self._next_log:
+            self._next_log = now + _LOG_EVERY_SECONDS
+            _logger.info(
+                "still waiting after %.0f of %.0f s: %s",
+                now - self._begin,
+                self._timeout_seconds,
+                reason,
+            )
+        time.sleep(_RETRY_SECONDS)
+
+
+def retry(attempt: Callable[[], _T], wait: Wait) -> _T:
+    """Try until the attempt raises no `NotYetError`; raises what `Wait.pause` does."""
+    while True:
+        try:
+            return attempt()
+        except NotYetError as error:
+            wait.pause(str(error))
