@@ -16,6 +16,7 @@ RANK_PROGRAM = """
 import json, os, pathlib, sys
 import torch
 from ddp_trainer.config import Environment
+from ddp_trainer.logs import end_process
 from ddp_trainer.train import evaluate
 from ddp_trainer.workloads.base import Samples, Workload
 from ddp_trainer.world import World
@@ -79,6 +80,7 @@ with world.formed(timeout_seconds=60) as group:
         "gathered": [part.decode() for part in group.gather(b"x" * (3 * group.rank + 1))],
     }
 pathlib.Path(sys.argv[1], f"rank-{environment.rank}").write_text(json.dumps(result))
+end_process(0)  # threads of the group could abort the interpreter's shutdown
 """
 
 
