@@ -154,6 +154,21 @@ def test_a_log_that_cannot_be_written_changes_no_exit_code(tmp_path: Path) -> No
         assert pod.message["error"].startswith("FileNotFoundError")
 
 
+def test_told_to_stop_while_the_launcher_itself_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "tempfile.py").write_text(
+        "import os, signal, sys\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"sys.path.remove({str(tmp_path)!r})\n"
+        "del sys.modules['tempfile']\n"
+        "import tempfile\n"
+    )
+    path = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    with job(tmp_path, nodes=1, extra_environment=path) as starting:
+        pod = starting.start(0, "--", "sleep", "1000")
+        assert pod.wait() == 143, pod.log
+        assert pod.message["exitCode"] == 143
+
+
 def test_told_to_stop_before_torch_is_imported(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.mkdir()

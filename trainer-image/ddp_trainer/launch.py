@@ -12,6 +12,13 @@ On DDP_STATUS_PORT, where that is set, it serves how the training goes.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    # The kernel spares process 1 all signals that it neither handles nor blocks: one that came
+    # during the imports, a large part of a second on a busy node, would be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+
 import argparse
 import errno
 import logging
