@@ -68,16 +68,10 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
     missing = tuple(identity for i, identity in wanted.items() if i not in current)
     by_name = {pod.key.name: pod for pod in strangers}
     by_host_name = {pod.identity.host_name(job.name): pod for pod in strangers if pod.in_dns}
-    # Ranks that look for rank 0 must not find another job's, nor join it.
-    of_rank_0 = by_host_name.get(wanted[0].host_name(job.name))
     blocking: dict[Key, PodState] = {}
     creatable: list[Identity] = []
     for i in missing:
-        other = (
-            by_name.get(i.pod_name(job.name))
-            or by_host_name.get(i.host_name(job.name))
-            or of_rank_0
-        )
+        other = by_name.get(i.pod_name(job.name)) or by_host_name.get(i.host_name(job.name))
         if other is None:
             creatable.append(i)
         else:

@@ -120,14 +120,6 @@ class TestStart:
         for gone in (replace(stranger, serving=False), replace(stranger, phase="Failed")):
             assert len(plan(job, [gone], NOW).create) == 2
 
-    def test_no_pod_is_created_that_would_take_an_earlier_jobs_rank_0_for_its_own(self) -> None:
-        job = fresh_job()
-        stranger = pod(job, 0, owner_uid="another", phase="Running", deleting=True)
-        planned = plan(job, [stranger], NOW)
-        assert planned.create == ()
-        assert condition(planned, "Running") == ("False", "NameTaken")
-        assert len(plan(job, [], NOW).create) == 2
-
     def test_job_being_deleted_is_left_alone(self) -> None:
         job = replace(fresh_job(), deleting=True)
         assert does_nothing(plan(job, [ended(job, 0, code=1)], NOW))
