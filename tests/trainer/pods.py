@@ -58,6 +58,7 @@ def contract(
         "GROUP_WORLD_SIZE": str(nodes),
         "DDP_BACKEND": "gloo",
         "DDP_JOB_NAME": "digits",
+        "DDP_JOB_UID": "7d1f",
         "DDP_ATTEMPT": "0",
     }
 

@@ -87,9 +87,9 @@ def test_another_attempt_is_told_nothing(
     other: tuple[int, AnnouncedAddress], names: list[str]
 ) -> None:
     port, seen = other
-    code, text = post(port, {"jobName": "digits", "attempt": 1, "address": "10.0.0.1"})
+    code, text = post(port, {"jobUid": "7d1f", "attempt": 1, "address": "10.0.0.1"})
     assert (code, text) == (409, "this pod is of another job or attempt\n")
-    code, text = post(port, {"jobName": "digit", "attempt": 0, "address": "10.0.0.1"})
+    code, text = post(port, {"jobUid": "another", "attempt": 0, "address": "10.0.0.1"})
     assert code == 409
     assert seen.read() is None
     assert names == ["127.0.0.1"] * 2
@@ -99,11 +99,11 @@ def test_another_attempt_is_told_nothing(
     ("body", "complaint"),
     [
         (
-            {"jobName": "digits", "attempt": 0, "address": "rank-0"},
+            {"jobUid": "7d1f", "attempt": 0, "address": "rank-0"},
             "'rank-0' does not appear to be",
         ),
-        ({"jobName": "digits", "attempt": 0}, "address is missing"),
-        ({"jobName": "digits", "attempt": "0", "address": "10.0.0.1"}, "attempt must be a whole"),
+        ({"jobUid": "7d1f", "attempt": 0}, "address is missing"),
+        ({"jobUid": "7d1f", "attempt": "0", "address": "10.0.0.1"}, "attempt must be a whole"),
         ({"address": "1" * MAX_BYTES}, "at most 1024 bytes of JSON"),
         ([], "must be a JSON object"),
     ],

@@ -295,6 +295,17 @@ def test_a_rank_of_another_attempt_does_not_join() -> None:
         assert host.result().address == own.result().address
 
 
+def test_a_rank_of_a_later_job_waits_for_its_own_rank_0() -> None:
+    port = free_port()
+    with ranks() as pool:
+        earlier = start(pool, environment(0, port=port, size=2))
+        later = environment(1, port=port, size=3, job_uid="later")
+        with pytest.raises(RendezvousTimeoutError, match="to attempt 0 of an earlier job digits"):
+            meet(later, timeout_seconds=0.5)
+        own = start(pool, environment(1, port=port))
+        assert earlier.result().address == own.result().address
+
+
 def test_a_rank_of_another_world_is_told_so() -> None:
     port = free_port()
     with ranks() as pool:

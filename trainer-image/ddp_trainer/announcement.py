@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 class Announcement:
     """Where rank 0 of one attempt is."""
 
-    job_name: str
+    job_uid: str
     attempt: int
     address: str
     """Numeric."""
@@ -53,7 +53,7 @@ class Announcement:
 
     def concerns(self, placement: Placement) -> bool:
         """Whether it is of the job and attempt that a pod belongs to."""
-        return (self.job_name, self.attempt) == (placement.job_name, placement.attempt)
+        return (self.job_uid, self.attempt) == (placement.job_uid, placement.attempt)
 
 
 class AnnouncedAddress:
@@ -118,7 +118,7 @@ class Announcer:
             try:
                 connection.connect()
                 announcement = Announcement(
-                    job_name=self._placement.job_name,
+                    job_uid=self._placement.job_uid,
                     attempt=self._placement.attempt,
                     address=connection.sock.getsockname()[0],
                 )

@@ -41,6 +41,8 @@ class Placement:
     """Processes in this pod."""
     backend: Backend
     job_name: str
+    job_uid: str
+    """Unlike that of an earlier job of the same name; empty: not known."""
     attempt: int
     checkpoint_dir: Path | None
     """None: no checkpoints are written or read."""
@@ -81,6 +83,7 @@ class Placement:
             local_world_size=local_world_size,
             backend=cast(Backend, backend),
             job_name=env.get("DDP_JOB_NAME", "ddp"),
+            job_uid=env.get("DDP_JOB_UID", ""),
             attempt=_integer(env, "DDP_ATTEMPT", minimum=0) if "DDP_ATTEMPT" in env else 0,
             checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
             status_port=_integer(env, "DDP_STATUS_PORT", minimum=1, maximum=65535)

@@ -74,6 +74,7 @@ class _Identity:
     """What all ranks of one group must have in common."""
 
     job_name: str
+    job_uid: str
     attempt: int
     world_size: int
     backend: str
@@ -219,11 +220,12 @@ class Rendezvous:
 
     def _compare(self, identity: Mapping[str, Any]) -> None:
         theirs, ours = _Identity(**identity), _identity(self._environment)
-        if (theirs.job_name, theirs.attempt) != (ours.job_name, ours.attempt):
+        if replace(theirs, world_size=ours.world_size, backend=ours.backend) != ours:
             placement = self._environment.placement
+            which = "" if theirs.job_uid == ours.job_uid else "an earlier job "
             raise NotYetError(
                 f"{placement.master_addr} port {placement.master_port} still belongs to attempt "
-                f"{theirs.attempt} of {theirs.job_name}"
+                f"{theirs.attempt} of {which}{theirs.job_name}"
             )
         if theirs != ours:
             raise ConfigurationError(
@@ -236,6 +238,7 @@ def _identity(environment: Environment) -> _Identity:
     placement = environment.placement
     return _Identity(
         job_name=placement.job_name,
+        job_uid=placement.job_uid,
         attempt=placement.attempt,
         world_size=placement.world_size,
         backend=placement.backend,

@@ -66,6 +66,7 @@ def environment(job: DDPJob, identity: Identity) -> dict[str, str]:
         "GROUP_WORLD_SIZE": spec.replicas,
         "DDP_BACKEND": backend(job),
         "DDP_JOB_NAME": job.name,
+        "DDP_JOB_UID": job.uid,
         "DDP_ATTEMPT": identity.attempt,
         "DDP_CHECKPOINT_DIR": spec.checkpoint.path,
         ENV_STATUS_PORT: spec.status_port,

@@ -62,6 +62,7 @@ class TestEnvironment:
             "GROUP_WORLD_SIZE": "4",
             "DDP_BACKEND": "gloo",
             "DDP_JOB_NAME": "digits",
+            "DDP_JOB_UID": job.uid,
             "DDP_ATTEMPT": "2",
             "DDP_CHECKPOINT_DIR": "/ckpt",
             "DDP_STATUS_PORT": "29501",
