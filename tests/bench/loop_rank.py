@@ -17,7 +17,7 @@ from pathlib import Path
 from ddp_trainer import workloads
 from ddp_trainer.config import Environment, Options
 from ddp_trainer.group import Group
-from ddp_trainer.logs import log_to_stdout
+from ddp_trainer.logs import end_process, log_to_stdout
 from ddp_trainer.progress import Progress
 from ddp_trainer.resume import Keeper
 from ddp_trainer.state import Position
@@ -136,3 +136,4 @@ def a_step(complete: list[bare_ddp.Moment], steps: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    end_process(0)  # as the trainer's ranks do

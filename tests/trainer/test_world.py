@@ -13,7 +13,7 @@ from ddp_trainer.network import interface_towards
 from tests.trainer.pods import job
 
 RANK_PROGRAM = """
-import json, os, pathlib, sys
+import json, os, pathlib, sys, threading
 import torch
 from ddp_trainer.config import Environment
 from ddp_trainer.logs import end_process
@@ -79,6 +79,8 @@ with world.formed(timeout_seconds=60) as group:
         "nothing": group.broadcast(None).decode(),
         "gathered": [part.decode() for part in group.gather(b"x" * (3 * group.rank + 1))],
     }
+names = {"heartbeat", "answers"}
+result["threads"] = [thread.name for thread in threading.enumerate() if thread.name in names]
 pathlib.Path(sys.argv[1], f"rank-{environment.rank}").write_text(json.dumps(result))
 end_process(0)  # threads of the group could abort the interpreter's shutdown
 """
@@ -107,6 +109,7 @@ def test_collectives_and_exact_evaluation_on_three_ranks(tmp_path: Path) -> None
             "sum": [3.0, 3.0],
             "broadcast": ["from rank 0", "from rank 1", "from rank 2"],
             "nothing": "",
+            "threads": [],
             "gathered": ["x", "x" * 4, "x" * 7],
         }
 

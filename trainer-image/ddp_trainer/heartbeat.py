@@ -55,18 +55,27 @@ class Heartbeat:
         self._timeout_seconds = timeout_seconds
         self._on_lost = on_lost
         self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
         self._beats = 0
 
     def start(self) -> None:
         """Begin to beat and to watch."""
-        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+        self._start_thread("heartbeat", self._run)
         if self._rank != 0:
             # A request to a store that is frozen together with rank 0 never returns.
-            threading.Thread(target=self._expect_answers, name="answers", daemon=True).start()
+            self._start_thread("answers", self._expect_answers)
 
-    def stop(self) -> None:
-        """Say no more; does not wait for a request under way."""
+    def _start_thread(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def stop(self, *, wait_seconds: float = 0.0) -> None:
+        """Say no more; wait for so long for a request under way."""
         self._stopped.set()
+        until = time.monotonic() + wait_seconds
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0.0))
 
     def _run(self) -> None:
         try:

@@ -17,7 +17,10 @@ from pathlib import Path
 from ddp_trainer.retry import NotYetError
 
 _ANSWER_SECONDS = 1.0
-_CONNECT_SECONDS = 2.0
+_CONNECT_SECONDS = 0.3
+"""Far more than a round trip within a cluster, and little to lose on the address of a dead pod,
+which says nothing: meanwhile nobody looks whether another address has become known.
+"""
 _SIOCGIFADDR = 0x8915
 """ioctl that asks for an interface's IPv4 address (linux/sockios.h)."""
 _INTERFACE_REQUEST = struct.Struct("16s16x8x")

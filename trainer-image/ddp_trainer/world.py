@@ -33,6 +33,8 @@ from ddp_trainer.waits import Waits
 
 _FORMING_TIMEOUT = timedelta(seconds=15)
 """For the first contact, when all ranks have just been seen alive: if one died since, it shows."""
+_LAST_BEAT_SECONDS = 1.0
+"""Long for a request to a store that lives."""
 
 _logger = logging.getLogger(__name__)
 
@@ -110,7 +112,8 @@ class World:
                 raise cause from error
             raise
         else:
-            heartbeat.stop()
+            # Were a thread in the midst of a request when the interpreter ends, torch would abort.
+            heartbeat.stop(wait_seconds=_LAST_BEAT_SECONDS)
             connection.close()
 
     def _bury_the_broken(self) -> None:
