@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.client
 import logging
-import os
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -19,7 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from ddp_trainer.config import Placement
-from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE
+from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, replace_file
 from ddp_trainer.telemetry.wire import from_json, to_json
 
 PATH = "/rank-0"
@@ -62,7 +61,6 @@ class AnnouncedAddress:
     def __init__(self, status_file: Path) -> None:
         """It is kept in a file beside the pod's status."""
         self._path = status_file.with_name(f".{status_file.name}.rank-0")
-        self._next = self._path.with_name(f"{self._path.name}.next")
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> AnnouncedAddress | None:
@@ -76,8 +74,7 @@ class AnnouncedAddress:
         Raises:
             OSError: it cannot be written.
         """
-        self._next.write_text(address)
-        os.replace(self._next, self._path)
+        replace_file(self._path, address)
 
     def read(self) -> str | None:
         """The last one; None where none has come, or none that can be read."""

@@ -20,6 +20,22 @@ def log_to_stdout(speaker: str) -> None:
     )
 
 
+class Complaints:
+    """Trouble that comes again and again: a line in the log whenever it is another one."""
+
+    def __init__(self, logger: logging.Logger, what: str) -> None:
+        """`what` is the trouble, before a colon and the error."""
+        self._logger = logger
+        self._what = what
+        self._last = ""
+
+    def of(self, error: Exception) -> None:
+        """Log it, unless it is the last one again."""
+        if str(error) != self._last:
+            self._last = str(error)
+            self._logger.warning("%s: %s", self._what, error)
+
+
 def end_process(code: int) -> NoReturn:
     """End this process with a code that nothing can change any more.
 

@@ -90,8 +90,8 @@ class Rendezvous:
         self._announcer = Announcer(environment.placement)
         self._resolver = Resolver()
         self._server: TCPStore | None = None
-        self._address = ""
-        """Of rank 0, as rank 0 found it: once, so that it needs no DNS ever after."""
+        self._address: str | None = None
+        """Of this pod, where it is rank 0's: asked for once, so that it needs no DNS ever after."""
         self._is_new = True
 
     def meet(
@@ -115,7 +115,7 @@ class Rendezvous:
         """Hold the store, and declare the group when all ranks have registered with it."""
         placement = self._environment.placement
         port = placement.master_port
-        self._address = self._address or self._own_address()
+        address = self._own_address()
         if self._server is None:
             self._server = _listen(port)
             self._server.set("identity", json.dumps(asdict(_identity(self._environment))))
@@ -141,7 +141,7 @@ class Rendezvous:
         store.set(_group_key(number), json.dumps(declared))
         return Membership(
             root=root,
-            address=self._address,
+            address=address,
             store_address=_OWN_STORE,
             port=port,
             name=name,
@@ -175,11 +175,14 @@ class Rendezvous:
     def _own_address(self) -> str:
         """An address of rank 0's pod, in this pod."""
         placement = self._environment.placement
-        try:
-            return self._resolver.resolve(placement.master_addr, placement.master_port)[0]
-        except NotYetError:
-            # The kubelet writes each pod's hostname into its /etc/hosts.
-            return self._resolver.resolve(socket.gethostname(), placement.master_port)[0]
+        if self._address is None:
+            try:
+                found = self._resolver.resolve(placement.master_addr, placement.master_port)
+            except NotYetError:
+                # The kubelet writes each pod's hostname into its /etc/hosts.
+                found = self._resolver.resolve(socket.gethostname(), placement.master_port)
+            self._address = found[0]
+        return self._address
 
     def _join(self, store_address: str, address: str, wait: Wait) -> Membership:
         """Register with a store, and see whether its group counts this rank."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ddp_trainer.logs import Complaints
 from ddp_trainer.telemetry.wire import utc
 
 FILE_NAME = "metrics.jsonl"
@@ -32,7 +33,7 @@ class History:
         """Whether the file's last line is known to be whole and told so far."""
         self._told: dict[str, int] = {}
         """The newest step of each kind of line."""
-        self._complaint = ""
+        self._complaints = Complaints(_logger, f"cannot write {path}")
 
     def rewind(self, step: int) -> None:
         """Training goes on at `step`: take back what was told of later ones."""
@@ -85,9 +86,7 @@ class History:
             action()
         except OSError as error:
             self._is_sound = False
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                _logger.warning("cannot write %s: %s", self._path, error)
+            self._complaints.of(error)
 
 
 def _parse(line: bytes) -> tuple[str, int | None]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ddp_trainer.logs import Complaints
 from ddp_trainer.telemetry.histogram import Histogram
 from ddp_trainer.telemetry.history import History
 from ddp_trainer.telemetry.status import CheckpointStatus, Measurements, Status, StatusFile
@@ -47,7 +48,7 @@ class Publisher:
         self._step_began = 0.0
         self._due = 0.0
         self._status = Status(step=0)
-        self._complaint = ""
+        self._complaints = Complaints(_logger, "cannot write the status")
 
     def begin(self, step: int, *, total_steps: int) -> None:
         """A group has formed, and trains on from `step`."""
@@ -146,9 +147,7 @@ class Publisher:
         try:
             self._file.write(self._status)
         except OSError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                _logger.warning("cannot write the status: %s", error)
+            self._complaints.of(error)
 
     def _measurements(self) -> Measurements:
         return Measurements(

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from ddp_trainer import announcement
 from ddp_trainer.announcement import AnnouncedAddress
 from ddp_trainer.config import Placement
+from ddp_trainer.logs import Complaints
 from ddp_trainer.telemetry import prometheus
 from ddp_trainer.telemetry.stacks import ask_for_stacks, listening
 from ddp_trainer.telemetry.status import Status, StatusFile
@@ -80,7 +81,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self.placement = placement
         self._file = StatusFile(path)
         self.rank_0 = AnnouncedAddress(path)
-        self._complaint = ""
+        self._complaints = Complaints(_logger, "the status file is of no use")
         self.address_family = family
         super().__init__(("", port), _Handler)
 
@@ -98,9 +99,7 @@ class _Server(socketserver.ThreadingTCPServer):
         try:
             return self._file.read()
         except (OSError, ValueError) as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                _logger.warning("the status file is of no use: %s", error)
+            self._complaints.of(error)
             return None
 
 

@@ -74,7 +74,6 @@ class StatusFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._next = path.with_name(f".{path.name}.next")
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> StatusFile | None:
@@ -89,13 +88,11 @@ class StatusFile:
             OSError: it cannot be written; there is none then, as far as that can be had.
         """
         try:
-            self._next.write_text(to_json(status))
-            os.replace(self._next, self._path)
+            replace_file(self._path, to_json(status))
         except OSError:
             # A step that stands still would pass for a training that hangs.
-            for path in (self._next, self._path):
-                with contextlib.suppress(OSError):
-                    path.unlink()
+            with contextlib.suppress(OSError):
+                self._path.unlink()
             raise
 
     def read(self) -> Status | None:
@@ -113,6 +110,22 @@ class StatusFile:
         if len(text) > MAX_BYTES:
             raise ValueError(f"it is longer than {MAX_BYTES} bytes")
         return from_json(Status, text)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file that readers see as it was or as it is now, never a part of it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    new = path.with_name(f".{path.name}.next")
+    try:
+        new.write_text(text)
+        os.replace(new, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
 
 
 @contextmanager
