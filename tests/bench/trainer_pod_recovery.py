@@ -161,9 +161,8 @@ class _Subject:
         self._train(STEPS_BETWEEN_KILLS)
         self.job.wait_until("Running")
         lost, other = self._pod(rank), self._pod(1 - rank)
-        (status,) = lost["status"]["containerStatuses"]
         killed = time.time()
-        self.node.kill_container(status["containerID"].removeprefix("containerd://"))
+        self.node.kill_container(lost)
         self._train(_SURELY_TOGETHER_STEPS)
         self.job.wait_until("Running")
 

@@ -102,8 +102,7 @@ class Chaos:
             self.journal.note("the API server is back")
 
     def _kill_container(self, kind: Kind, pod: Any) -> None:
-        (status,) = pod["status"]["containerStatuses"]
-        self.node.kill_container(status["containerID"].removeprefix("containerd://"))
+        self.node.kill_container(pod)
         self.journal.did(kind, job=_job_of(pod), pod=pod["metadata"]["name"])
 
     def _choose(self, pods: Sequence[Any]) -> Any:

@@ -145,11 +145,14 @@ class Node:
                 if error.code != HTTPStatus.CONFLICT:
                     raise
 
-    def kill_container(self, container_id: str) -> None:
-        """Kill a container's first process, and all others with it, behind the kubelet's back.
+    def kill_container(self, pod: Any) -> None:
+        """Kill the first process of a pod's one container, and all others with it, behind the
+        kubelet's back.
 
         Raises ClusterError when it has ended already.
         """
+        (status,) = pod["status"]["containerStatuses"]
+        container_id = status["containerID"].removeprefix("containerd://")
         self._ctr("tasks", "kill", "--signal", "SIGKILL", container_id)
 
     def stop_apiserver(self) -> None:
