@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import aiohttp
 import kopf
 
 from ddp_operator.api.constants import GROUP, PLURAL, VERSION
@@ -33,19 +34,13 @@ def registry_for(
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
+    async def login(**_: Any) -> kopf.AiohttpSession:
         connection = await connect()
-        return kopf.ConnectionInfo(
+        return kopf.AiohttpSession(
             server=connection.server,
-            ca_path=connection.ca_path,
-            insecure=connection.insecure,
-            scheme=connection.scheme,
-            token=connection.token,
-            certificate_path=connection.certificate_path,
-            private_key_path=connection.private_key_path,
             default_namespace=connection.default_namespace,
-            proxy_url=connection.proxy_url,
             expiration=datetime.now(UTC) + timedelta(seconds=_LOGIN_SECONDS),
+            aiohttp_session=session_for(connection),
         )
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
@@ -59,6 +54,44 @@ def registry_for(
             engine.job_changed(manifest)
 
     return registry
+
+
+def session_for(connection: Connection) -> aiohttp.ClientSession:
+    """Return what kopf asks the API server with; kopf closes it."""
+    info = kopf.ConnectionInfo(
+        server=connection.server,
+        ca_path=connection.ca_path,
+        insecure=connection.insecure,
+        scheme=connection.scheme,
+        token=connection.token,
+        certificate_path=connection.certificate_path,
+        private_key_path=connection.private_key_path,
+        default_namespace=connection.default_namespace,
+        proxy_url=connection.proxy_url,
+    )
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+        headers=info.as_http_headers(),
+        proxy=info.proxy_url,
+        middlewares=(_whole_or_lost,),
+    )
+
+
+async def _whole_or_lost(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Let an answer that breaks off count as a lost connection, after which kopf asks again.
+
+    By itself it does so only until an answer has begun: one that breaks off later, such as a list
+    of jobs from an API server that dies, would end the operator.
+    """
+    response = await send(request)
+    if "watch" not in request.url.query:  # those are read as they come, and begun anew
+        try:
+            await response.read()
+        except aiohttp.ClientPayloadError as error:
+            raise aiohttp.ClientConnectionError(f"the answer broke off: {error}") from error
+    return response
 
 
 def settings() -> kopf.OperatorSettings:
