@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
 # A virtual environment with both distributions (editable) and the tools, at the locked versions.
 $(STAMP): requirements/operator.txt requirements/trainer.txt requirements/dev.txt operator/pyproject.toml trainer-image/pyproject.toml
@@ -25,29 +25,37 @@ venv: $(STAMP) ## Create .venv with everything the other targets need
 demo: $(STAMP) ## Train on this machine, lose a rank on purpose, see it recover
 	$(PY) -m ddp_operator local manifests/examples/digits-gloo.yaml --kill-rank 1@step100
 
-.PHONY: test test-unit test-integration test-e2e
-test: $(STAMP) ## All tests that this machine can run (a few minutes once caches are warm)
+.PHONY: prepare test test-unit test-integration test-e2e
+prepare: $(STAMP) ## Get and build what the test cluster needs: once, ten minutes; goes on if cut off
+	$(PY) -m tests.cluster prepare
+
+test: $(STAMP) ## All tests that this machine can run; prepares first
 	$(PY) -m tests.run
 
 test-unit: $(STAMP) ## The pure ring: no processes, no Kubernetes
 	$(PY) -m pytest tests/unit tests/simulation
 
 test-integration: $(STAMP) ## Against a real kube-apiserver
+	$(PY) -m tests.cluster prepare --control-plane-only
 	$(PY) -m pytest tests/integration
 
-test-e2e: $(STAMP) ## Real pods on a real cluster, the operator running in it
+test-e2e: prepare ## Real pods on a real cluster, the operator running in it
 	$(PY) -m pytest tests/cluster tests/e2e
 
 .PHONY: chaos
-chaos: $(STAMP) ## Kill, freeze and take away at random for minutes: everything must end well
+chaos: prepare ## Kill, freeze and take away at random for minutes: everything must end well
 	$(PY) -m pytest tests/chaos tests/trainer/chaos
+
+.PHONY: bare
+bare: ## Remove all that earlier runs have left on this machine, then time README's two commands
+	$(PYTHON) -m tests.bare
 
 .PHONY: lint
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy operator/ddp_operator trainer-image/ddp_trainer trainer-image/examples tests
-	PYTHONPATH=operator $(VENV)/bin/lint-imports
+	PYTHONPATH=operator:trainer-image $(VENV)/bin/lint-imports
 
 .PHONY: generate check-generated
 generate: $(STAMP) ## Write the CRD from the models
@@ -75,5 +83,5 @@ cluster-down: $(STAMP) ## Remove that Kubernetes and all that it started
 	$(PY) -m tests.cluster down
 
 .PHONY: bench
-bench: $(STAMP) ## Measure operator and trainer against the bare minimum; BENCH="NAME..." for a few
+bench: prepare ## Measure operator and trainer against the bare minimum; BENCH="NAME..." for a few
 	$(PY) -m tests.bench $(BENCH)

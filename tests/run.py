@@ -1,57 +1,146 @@
-"""Runs all rings in lanes beside each other: `python -m tests.run`, which is `make test`.
+"""Prepares what the tests need, then runs all rings beside each other: `make test`.
 
-One lane waits for pods most of its time, one starts processes, one computes and talks to an API
-server, so that together they take little longer than the slowest. Each lane is an ordinary pytest
-run; the report of the first is printed as it comes, those of the others when they are complete.
+One lane waits for pods most of its time, one starts processes, one computes and then talks to an
+API server, so that together they take little longer than the slowest. Each part of a lane is an
+ordinary pytest run. What takes minutes to get is prepared before, outside of any test's time limit;
+only decisions, which are plain computing, are tested meanwhile.
 """
 
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-LANES = {
-    "decisions and API server": ["tests/unit", "tests/simulation", "tests/integration"],
-    "processes": ["tests/local", "tests/trainer"],
-    "real pods": ["tests/cluster", "tests/e2e"],
-}
+from tests.cluster.errors import ClusterError, ClusterUnavailableError
+from tests.cluster.preparation.progress import in_words
+from tests.cluster.preparation.steps import Stage, prepare, say_what_is_there, steps
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def main(extra: list[str]) -> int:
-    """Run all lanes with extra arguments for pytest; return 0 when all pass."""
-    began = time.monotonic()
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "pytest", *extra]
-    first, *others = LANES
-    with tempfile.TemporaryDirectory(prefix="ddp-tests-") as folder:
-        logs = {name: Path(folder, f"{number}.log") for number, name in enumerate(others)}
-        beside = {}
-        for name, log in logs.items():
-            with log.open("w") as output:
-                beside[name] = subprocess.Popen(
-                    [*command, *LANES[name]],
+@dataclass(frozen=True)
+class Part:
+    """One run of pytest."""
+
+    tests: Sequence[str]
+    needs: Stage | None
+    """What has to be prepared before; None: nothing."""
+
+
+LANES: Mapping[str, Sequence[Part]] = {
+    "decisions and API server": (
+        Part(("tests/unit", "tests/simulation"), None),
+        Part(("tests/integration",), Stage.API_SERVER),
+    ),
+    # They need nothing, but a build beside them would take the two cores from ranks that wait for
+    # each other.
+    "processes": (Part(("tests/local", "tests/trainer"), Stage.NODE),),
+    "real pods": (Part(("tests/cluster", "tests/e2e"), Stage.IMAGES),),
+}
+
+
+class Lane(threading.Thread):
+    """Runs the parts of a lane one after the other, each as soon as it can."""
+
+    def __init__(
+        self, parts: Sequence[Part], ready: Mapping[Stage, threading.Event], log: Path
+    ) -> None:
+        super().__init__(daemon=True)
+        self._parts = parts
+        self._ready = ready
+        self.log = log
+        self.log.touch()
+        self.exit_code = 0
+        self.interrupted = threading.Event()
+        """Set when no further part is to be run."""
+        self.took_s = 0.0
+        """Of the tests alone, without the wait for what they need."""
+
+    def run(self) -> None:
+        """Run pytest for each part, whatever has become of the one before."""
+        command = [sys.executable, "-m", "pytest", *sys.argv[1:]]
+        for part in self._parts:
+            if part.needs is not None:
+                self._ready[part.needs].wait()
+            if self.interrupted.is_set():
+                return
+            began = time.monotonic()
+            with self.log.open("a") as output:
+                process = subprocess.run(
+                    [*command, *part.tests],
                     cwd=ROOT,
-                    env=environment,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
                     stdout=output,
                     stderr=output,
+                    check=False,
                 )
-        print(f"== {first}: {' '.join(LANES[first])} (beside it, below: {', '.join(others)})")
-        sys.stdout.flush()
-        worst = subprocess.run(
-            [*command, *LANES[first]], cwd=ROOT, env=environment, check=False
-        ).returncode
-        for name, process in beside.items():
-            print(f"== {name}: {' '.join(LANES[name])}")
-            sys.stdout.flush()
-            worst = max(worst, process.wait())
-            sys.stdout.write(logs[name].read_text())
-    print(f"== {'passed' if worst == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s")
+            self.exit_code = max(self.exit_code, abs(process.returncode))
+            self.took_s += time.monotonic() - began
+
+    def report(self) -> None:
+        """Print what the lane has to say until it has ended."""
+        with self.log.open() as output:
+            while True:
+                ended = not self.is_alive()
+                sys.stdout.write(output.read())
+                sys.stdout.flush()
+                if ended:
+                    return
+                self.join(timeout=0.2)
+
+
+def main() -> int:
+    """Prepare and run all lanes; return 0 when all is well."""
+    began = time.monotonic()
+    ready = {stage: threading.Event() for stage in Stage}
+    with tempfile.TemporaryDirectory(prefix="ddp-tests-") as folder:
+        lanes = {
+            name: Lane(parts, ready, Path(folder, f"{number}.log"))
+            for number, (name, parts) in enumerate(LANES.items())
+        }
+        for lane in lanes.values():
+            lane.start()
+        try:
+            worst = _prepare(ready)
+            prepared_s = time.monotonic() - began
+            for name, lane in lanes.items():
+                print(f"== {name}: {' '.join(word for part in LANES[name] for word in part.tests)}")
+                lane.report()
+                worst = max(worst, lane.exit_code)
+        except KeyboardInterrupt:  # the terminal has told pytest, too, which takes its cluster down
+            for lane in lanes.values():
+                lane.interrupted.set()
+            for lane in lanes.values():
+                lane.join()
+            return 130
+    took = ", ".join(f"{name} {in_words(lane.took_s)}" for name, lane in lanes.items())
+    print(f"== prepared in {in_words(prepared_s)}; lanes: {took}")
+    print(f"== {'passed' if worst == 0 else 'FAILED'} in {in_words(time.monotonic() - began)}")
     return worst
 
 
+def _prepare(ready: Mapping[Stage, threading.Event]) -> int:
+    """Prepare all stages, and let the lanes go on whether or not that succeeds."""
+    try:
+        wanted = steps()
+        say_what_is_there(wanted)
+        prepare(wanted, reached=lambda stage: ready[stage].set())
+    except ClusterUnavailableError as reason:
+        # Tests that need it say so, and fail in continuous integration.
+        print(f"== no test cluster on this machine: {reason}")
+    except ClusterError as error:
+        print(f"== could not prepare the test cluster: {error}")
+        return 1
+    finally:
+        for event in ready.values():
+            event.set()
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

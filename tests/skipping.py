@@ -1,4 +1,4 @@
-"""When a test that needs a Kubernetes may be skipped, and when that would hide a failure."""
+"""When a test may be skipped for what a machine lacks, and when that would hide a failure."""
 
 import os
 from pathlib import Path
@@ -6,10 +6,8 @@ from typing import NoReturn
 
 import pytest
 
-from tests.cluster import ClusterUnavailableError
 
-
-def skip_or_fail(what: str, reason: ClusterUnavailableError) -> NoReturn:
+def skip_or_fail(what: str, reason: Exception) -> NoReturn:
     """Skip with a loud line; but continuous integration on a machine of the documented kind, which
     is Debian with root, has to run these tests, and fails.
     """

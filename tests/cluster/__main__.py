@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
-from tests.cluster import binaries, images, local, provider
+from tests.cluster import local, provider
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.node import Node
+from tests.cluster.preparation import images
+from tests.cluster.preparation.progress import in_words
+from tests.cluster.preparation.steps import Stage, prepare, say_what_is_there, steps
 from tests.cluster.processes import marked
 from tests.cluster.state import instances
 from tests.cluster.teardown import remove_named, sweep
@@ -32,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _up(arguments: argparse.Namespace) -> None:
     name = arguments.name
+    prepare(steps([stage for stage in _stages(arguments) if stage is not Stage.IMAGES]))
     if arguments.control_plane_only:
         sweep()
         existing = [instance for instance in instances() if instance.name == name]
@@ -64,14 +69,20 @@ def _status(_arguments: argparse.Namespace) -> None:
             print(f"  {process.pid} {process.command()[:100]}")
 
 
-def _build(_arguments: argparse.Namespace) -> None:
-    found = binaries.find_or_build()
-    major, minor = found.version
-    print(f"Kubernetes {major}.{minor}: {found.folder}")
+def _prepare(arguments: argparse.Namespace) -> None:
+    wanted = steps(_stages(arguments))
+    say_what_is_there(wanted)
+    seconds = prepare(wanted)
+    print(f"all that is needed is there; this took {in_words(seconds)}")
+
+
+def _stages(arguments: argparse.Namespace) -> Sequence[Stage]:
+    return [Stage.API_SERVER] if arguments.control_plane_only else list(Stage)
 
 
 def _images(arguments: argparse.Namespace) -> None:
-    built = [images.build(image) for image in (images.OPERATOR, images.TRAINER)]
+    prepare(steps([Stage.IMAGES]))
+    built = [images.find(image) for image in (images.OPERATOR, images.TRAINER)]
     running = provider.running(arguments.name)
     for image in built:
         if running is not None:
@@ -79,21 +90,26 @@ def _images(arguments: argparse.Namespace) -> None:
         print(f"{image.name}: {image.archive}")
 
 
-COMMANDS = {"up": _up, "down": _down, "status": _status, "build": _build, "images": _images}
+COMMANDS = {"up": _up, "down": _down, "status": _status, "prepare": _prepare, "images": _images}
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start a cluster, or keep the one that runs")
-    up.add_argument("--control-plane-only", action="store_true", help="API server without nodes")
+    prepared = commands.add_parser(
+        "prepare", help="get or build what a cluster needs on this machine, once"
+    )
+    for command in (up, prepared):
+        command.add_argument(
+            "--control-plane-only", action="store_true", help="API server without nodes"
+        )
     down = commands.add_parser("down", help="remove a cluster and everything of it")
     down.add_argument("--all", action="store_true", help="remove all clusters of this user")
     image = commands.add_parser("images", help="build both images; a running cluster gets them")
     for command in (up, down, image):
         command.add_argument("--name", default="default", help="which cluster (%(default)s)")
     commands.add_parser("status", help="list clusters and their processes")
-    commands.add_parser("build", help="make sure the Kubernetes programs are there")
     return parser
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.binaries import KubeBinaries
+from tests.cluster.preparation.binaries import KubeBinaries
 
 SERVICE_CIDR = "10.96.0.0/16"
 # The first address of SERVICE_CIDR is the API server's Service in every Kubernetes.

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster import binaries, packages
 from tests.cluster.client import ApiClient
 from tests.cluster.components import (
     Components,
@@ -21,6 +20,7 @@ from tests.cluster.components import (
 )
 from tests.cluster.control_plane_config import ControlPlaneConfig
 from tests.cluster.errors import ClusterError
+from tests.cluster.preparation import binaries, packages
 from tests.cluster.processes import ProcessId, stop
 from tests.cluster.state import Instance, create
 from tests.cluster.teardown import remove, remove_named, sweep
@@ -91,8 +91,8 @@ def start(
     name: str, *, controllers: bool, scheduler: bool, owner: ProcessId | None
 ) -> ControlPlane:
     """Start a control plane that runs until it is removed by name, or its owner ends."""
-    packages.require(packages.CONTROL_PLANE)
-    programs = binaries.find_or_build()
+    packages.check(packages.CONTROL_PLANE)
+    programs = binaries.find(binaries.API_SERVER)
     instance = create(name, "control-plane", owner=owner, ports=3)
     port, etcd_port, etcd_peer_port = instance.ports
     running = ControlPlane(

@@ -16,8 +16,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import binaries, packages
-from tests.cluster.busybox import busybox_archive
 from tests.cluster.cache import cache_dir
 from tests.cluster.cgroups import cgroup_path, make_cgroups
 from tests.cluster.client import ApiClient, wait_until
@@ -25,6 +23,8 @@ from tests.cluster.components import START_DEADLINE_S, admin_client, last_words
 from tests.cluster.control_plane_config import ControlPlaneConfig, apiserver_argv
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.node_config import SANDBOX_IMAGE, NodeConfig
+from tests.cluster.preparation import binaries, packages
+from tests.cluster.preparation.busybox import busybox_archive, has_busybox
 from tests.cluster.processes import ProcessId, marked, spawn, stop
 from tests.cluster.state import Instance, create, registry
 
@@ -40,7 +40,7 @@ def node_config(instance: Instance) -> NodeConfig:
         raise ClusterError(f"cluster {instance.name!r} has no node")
     return NodeConfig(
         control_plane=ControlPlaneConfig(
-            binaries=binaries.find_or_build(),
+            binaries=binaries.find(binaries.NODE),
             folder=instance.folder,
             data_dir=instance.data_dir,
             address=f"10.{subnet}.0.1",
@@ -221,10 +221,15 @@ class Node:
 
 
 def require() -> None:
-    """Raise ClusterUnavailableError unless this machine can run a node."""
+    """Raise ClusterUnavailableError unless all that a node is made of is on this machine."""
     if os.geteuid() != 0:
         raise ClusterUnavailableError("a single-node cluster needs root (or Docker and kind)")
-    packages.require({**packages.CONTROL_PLANE, **packages.NODE})
+    packages.check(packages.CONTROL_PLANE | packages.NODE | packages.KUBECTL)
+    binaries.find(binaries.NODE)
+    if not has_busybox():
+        raise ClusterUnavailableError(
+            "no sandbox image on this machine yet: `make prepare` makes it"
+        )
 
 
 def start(name: str, *, owner: ProcessId | None) -> Node:
@@ -233,8 +238,6 @@ def start(name: str, *, owner: ProcessId | None) -> Node:
     What has come into being when it fails is the caller's to remove.
     """
     require()
-    binaries.find_or_build()
-    busybox_archive()
     instance = create(name, "node", owner=owner, ports=0)
     config = node_config(instance)
     make_cgroups(config.cgroup)

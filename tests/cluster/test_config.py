@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from dnslib import QTYPE, RCODE, DNSRecord
 
-from tests.cluster import control_plane_config, images, node_config, packages, provider
-from tests.cluster.binaries import KubeBinaries, find_or_build, parse_version
+from tests.cluster import control_plane_config, node_config, provider
 from tests.cluster.control_plane_config import ControlPlaneConfig
 from tests.cluster.dns import ClusterResolver, records
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.node_config import NodeConfig
+from tests.cluster.preparation import images, packages
+from tests.cluster.preparation.binaries import API_SERVER, KubeBinaries, find, parse_version
 
 
 def make_config(
@@ -56,7 +57,7 @@ def test_a_folder_without_kubernetes_is_refused(
 ) -> None:
     monkeypatch.setenv("KUBE_BIN_DIR", str(tmp_path))
     with pytest.raises(ClusterUnavailableError, match="holds no kube-apiserver"):
-        find_or_build()
+        find(API_SERVER)
 
 
 def test_kubelet_gets_its_runtime_where_its_version_looks(tmp_path: Path) -> None:

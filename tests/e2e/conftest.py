@@ -18,10 +18,6 @@ from tests.e2e.jobs import dump
 from tests.e2e.kubectl import Kubectl
 from tests.skipping import skip_or_fail
 
-_SESSION_SECONDS = 3600
-"""Of one test, since the first one may build Kubernetes and the images; every wait in a test has a
-nearer end of its own."""
-
 _ENVIRONMENT = pytest.StashKey[Environment]()
 _UNAVAILABLE = pytest.StashKey[str]()
 
@@ -30,7 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/e2e/" in item.path.as_posix():
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(_SESSION_SECONDS))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.cluster import Cluster, ClusterUnavailableError, cluster, images
+from tests.cluster import Cluster, ClusterUnavailableError, cluster
 from tests.cluster.node import Node
+from tests.cluster.preparation import images
 from tests.e2e.jobs import TRAINER_IMAGE
 from tests.e2e.kubectl import Kubectl, wait_for
 
@@ -33,7 +34,7 @@ def cluster_with_images() -> Iterator[Cluster]:
     """
     with cluster() as running:
         for source in (images.OPERATOR, images.TRAINER):
-            images.load(images.build(source), running)
+            images.load(images.find(source), running)
         yield running
 
 

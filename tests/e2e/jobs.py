@@ -81,6 +81,23 @@ class Job:
         """Its pods, by name."""
         return self.kubectl.items("pods", "--selector", f"{LABEL_JOB_NAME}={self.name}")
 
+    def ended_pods(self) -> dict[str, Any]:
+        """Its pods, by their names, as soon as the phases of all of them say that they have ended.
+
+        The job's own end may be known sooner: to the operator, exit codes of containers tell it,
+        which a kubelet may report before the phase that follows from them.
+        """
+
+        def look() -> dict[str, Any] | None:
+            pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
+            ended = all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in pods.values())
+            return pods if ended else None
+
+        def phases() -> dict[str, str]:
+            return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in self.pods()}
+
+        return wait_for(look, what=f"the end of all pods of {self.name}", describe=phases)
+
     def uids(self) -> dict[str, str]:
         """UIDs of its pods, by the pods' names."""
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}

@@ -110,7 +110,7 @@ def test_a_lost_pod_is_replaced_by_scope(loss: Loss, bereft: dict[str, Bereft]) 
     assert failure.signal == (9 if loss.killed else None)
     assert failure.disruption is not loss.killed
 
-    pods = {pod["metadata"]["name"]: pod for pod in job.pods()}
+    pods = job.ended_pods()
     if loss.scope == "Gang":
         assert status.attempt == 1
         succeeded = {f"{loss.name}-1-0", f"{loss.name}-1-1"}

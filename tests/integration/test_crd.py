@@ -12,7 +12,7 @@ from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.kube import ApiClient
 
 from tests import cluster
-from tests.cluster import packages
+from tests.cluster.preparation import packages
 from tests.good_manifests import job
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
@@ -25,7 +25,7 @@ Kubectl = Callable[..., Coroutine[Any, Any, str]]
 def kubectl_program() -> str:
     """Debian's kubectl, or whichever is on PATH."""
     try:
-        packages.require({"kubectl": packages.NODE["kubectl"]})
+        packages.check(packages.KUBECTL)
     except cluster.ClusterUnavailableError as reason:
         skip_or_fail("KUBECTL", reason)
     return "kubectl"

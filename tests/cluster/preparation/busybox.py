@@ -18,11 +18,15 @@ from pathlib import Path
 from tests.cluster.cache import cache_dir, exclusive
 from tests.cluster.errors import ClusterUnavailableError
 from tests.cluster.node_config import SANDBOX_IMAGE
+from tests.cluster.preparation import packages
 
 
 def busybox_archive() -> Path:
-    """Return a docker-archive of the image, made at the first call."""
-    archive = cache_dir("images") / "busybox.tar"
+    """Return a docker-archive of the image, made at the first call.
+
+    Raises ClusterUnavailableError when Debian's package cannot be had.
+    """
+    archive = _archive()
     with exclusive(archive.with_suffix(".lock"), waiting_for="the busybox image"):
         if not archive.exists():
             with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
@@ -32,15 +36,17 @@ def busybox_archive() -> Path:
     return archive
 
 
+def has_busybox() -> bool:
+    """Whether the image is there."""
+    return _archive().exists()
+
+
+def _archive() -> Path:
+    return cache_dir("images") / "busybox.tar"
+
+
 def _busybox(scratch: Path) -> Path:
-    apt = ["apt-get", "-o", "APT::Sandbox::User=root", "download", "-qq", "busybox-static"]
-    try:
-        subprocess.run(apt, cwd=scratch, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise ClusterUnavailableError(
-            f"cannot download Debian's busybox-static: {error}"
-        ) from error
-    (package,) = scratch.glob("busybox-static_*.deb")
+    package = packages.download("busybox-static", into=scratch)
     subprocess.run(["dpkg-deb", "--extract", package, scratch / "files"], check=True)
     for place in ("bin/busybox", "usr/bin/busybox"):
         if (found := scratch / "files" / place).exists():

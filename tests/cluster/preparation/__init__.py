@@ -1,0 +1,1 @@
+"""What a cluster needs on this machine and takes long to get: done once, before anything starts."""

@@ -1,0 +1,217 @@
+"""All that takes long, as steps in an order: what is done already is left out, the rest is told."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+from tests.cluster import kind
+from tests.cluster.cache import say
+from tests.cluster.preparation import binaries, image_parts, images, packages
+from tests.cluster.preparation.busybox import busybox_archive, has_busybox
+from tests.cluster.preparation.kubernetes import KubernetesBuild
+from tests.cluster.preparation.progress import in_words, remaining_seconds, shown
+from tests.cluster.provider import KUBECONFIG_VARIABLE
+
+_API_SERVER_PARTS = 3000
+_ALL_PARTS = 3700
+"""How many parts Go compiles for the API server and its controllers, and with the kubelet's for all
+programs: counted in a build of Kubernetes 1.20.2. They only serve to say how long it may yet take.
+"""
+
+
+class Stage(Enum):
+    """What a step is needed for; the stages follow each other."""
+
+    API_SERVER = "API server"
+    NODE = "node"
+    IMAGES = "images"
+
+
+def _nowhere() -> float:
+    return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Something that takes long, and whose result stays on this machine."""
+
+    name: str
+    stage: Stage
+    usual_seconds: float
+    """From nothing, on two cores."""
+    is_done: Callable[[], bool]
+    run: Callable[[], object]
+    """Raises ClusterUnavailableError where this machine cannot have it, ClusterError where it ought
+    to."""
+    share: Callable[[], float] = _nowhere
+    """How much of it is there, from 0 to 1, where that can be told."""
+    found: str = ""
+    """What to say of it where it was there already, if its name does not say all."""
+
+
+def steps(stages: Sequence[Stage] = tuple(Stage)) -> list[Step]:
+    """Return the steps of some stages for this machine's kind of cluster, in order."""
+    return [step for step in _all_steps() if step.stage in stages]
+
+
+def _all_steps() -> list[Step]:
+    if os.environ.get(KUBECONFIG_VARIABLE):
+        return []  # another's cluster, into which nothing of ours can be loaded
+    sources = (images.OPERATOR, images.TRAINER)
+    if kind.usable():
+        return [_image(source) for source in sources]
+    builds = not os.environ.get("KUBE_BIN_DIR") and binaries.built_folder(binaries.NODE) is None
+    return [
+        _packages(
+            "Debian packages",
+            Stage.API_SERVER,
+            packages.CONTROL_PLANE
+            | packages.KUBECTL
+            | (packages.KUBERNETES_BUILD if builds else {}),
+        ),
+        *(_kubernetes() if builds else ()),
+        _packages("Debian packages of the node", Stage.NODE, packages.NODE),
+        Step(
+            name="sandbox image",
+            stage=Stage.NODE,
+            usual_seconds=2,
+            is_done=has_busybox,
+            run=busybox_archive,
+        ),
+        _packages("Debian packages that build images", Stage.IMAGES, packages.IMAGES),
+        Step(
+            name=f"base image of Debian {image_parts.DEBIAN_SUITE}",
+            stage=Stage.IMAGES,
+            usual_seconds=60,
+            is_done=image_parts.has_base,
+            run=image_parts.make_base,
+        ),
+        *(_wheels(source) for source in sources),
+        *(_image(source) for source in sources),
+    ]
+
+
+def say_what_is_there(wanted: Sequence[Step]) -> None:
+    """Tell a person what is left to do by what is not named."""
+    if there := [step.found or step.name for step in wanted if step.is_done()]:
+        say(f"there already: {'; '.join(there)}")
+
+
+def prepare(
+    wanted: Sequence[Step], *, reached: Callable[[Stage], object] = lambda _: None
+) -> float:
+    """Do all steps that are not done; return how many seconds that took.
+
+    `reached`: told of each stage when all of its steps are done.
+
+    Raises ClusterUnavailableError where this machine cannot have a cluster, ClusterError where
+    something failed that ought to work.
+    """
+    began = time.monotonic()
+    ordered = [step for stage in Stage for step in wanted if step.stage is stage]
+    pending = [step for step in ordered if not step.is_done()]
+    for stage in Stage:
+        for step in [step for step in pending if step.stage is stage]:
+            number = pending.index(step)
+            _do(step, f"preparing {number + 1}/{len(pending)}", after=pending[number + 1 :])
+        reached(stage)
+    return time.monotonic() - began
+
+
+def _do(step: Step, label: str, *, after: Sequence[Step]) -> None:
+    share_at_start = step.share()
+    then = sum(later.usual_seconds for later in after)
+
+    def line(elapsed: float) -> str:
+        left = remaining_seconds(
+            elapsed, step.usual_seconds, share_at_start=share_at_start, share=step.share()
+        )
+        still = "longer than usual" if left is None else f"about {in_words(left)} more"
+        rest = f", {in_words((left or 0) + then)} with all that follows" if after else ""
+        return f"{label}: {step.name}, {in_words(elapsed)} ({still}{rest})"
+
+    began = time.monotonic()
+    with shown(line):
+        step.run()
+    say(f"{label}: {step.name}, done in {in_words(time.monotonic() - began)}")
+
+
+def _packages(name: str, stage: Stage, programs: Mapping[str, str]) -> Step:
+    return Step(
+        name=name,
+        stage=stage,
+        usual_seconds=30,
+        is_done=lambda: not packages.missing(programs),
+        run=partial(packages.install, programs),
+        found=f"{name} ({', '.join(sorted(set(programs.values())))})",
+    )
+
+
+def _kubernetes() -> list[Step]:
+    build = KubernetesBuild()
+
+    def programs(
+        names: Sequence[str], stage: Stage, *, parts: tuple[int, int], seconds: float, is_last: bool
+    ) -> Step:
+        first, last = parts
+
+        def share() -> float:
+            return min(max((build.compiled_parts() - first) / (last - first), 0.0), 1.0)
+
+        return Step(
+            name=f"building {', '.join(names)} from source",
+            stage=stage,
+            usual_seconds=seconds,
+            is_done=lambda: binaries.built_folder(names) is not None,
+            run=partial(build.build, names, is_last=is_last),
+            share=share,
+        )
+
+    return [
+        Step(
+            name="source of Kubernetes",
+            stage=Stage.API_SERVER,
+            usual_seconds=30,
+            is_done=build.has_source,
+            run=build.fetch,
+        ),
+        programs(
+            binaries.API_SERVER,
+            Stage.API_SERVER,
+            parts=(0, _API_SERVER_PARTS),
+            seconds=270,
+            is_last=False,
+        ),
+        programs(
+            binaries.KUBELET,
+            Stage.NODE,
+            parts=(_API_SERVER_PARTS, _ALL_PARTS),
+            seconds=90,
+            is_last=True,
+        ),
+    ]
+
+
+def _wheels(source: images.ImageSource) -> Step:
+    return Step(
+        name=f"wheels of {source.name}",
+        stage=Stage.IMAGES,
+        usual_seconds=20,
+        is_done=lambda: image_parts.wheels(source.requirements).exists(),
+        run=partial(image_parts.fetch_wheels, source.requirements),
+    )
+
+
+def _image(source: images.ImageSource) -> Step:
+    return Step(
+        name=f"image {source.name}",
+        stage=Stage.IMAGES,
+        usual_seconds=50,
+        is_done=lambda: images.is_built(source),
+        run=partial(images.build, source),
+    )

@@ -1,0 +1,129 @@
+"""Steps are done once, in order, and told; without a network a machine says what it lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.errors import ClusterUnavailableError
+from tests.cluster.preparation.progress import in_words, remaining_seconds
+from tests.cluster.preparation.steps import Stage, Step, prepare, say_what_is_there, steps
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "usual", "share_at_start", "share", "left"),
+    [
+        (0, 60, 0, 0, 60),
+        (20, 60, 0, 0, 40),
+        (61, 60, 0, 0, None),
+        # A machine half as fast as usual, by what it has done.
+        (60, 60, 0, 0.5, 60),
+        (90, 60, 0, 0.5, 90),
+        # What an earlier build has done took none of this one's time.
+        (0, 100, 0.75, 0.75, 25),
+        (10, 100, 0.5, 0.75, 10),
+        (30, 60, 0, 1.0, 0),
+    ],
+)
+def test_what_is_left(
+    elapsed: float, usual: float, share_at_start: float, share: float, left: float | None
+) -> None:
+    found = remaining_seconds(elapsed, usual, share_at_start=share_at_start, share=share)
+    assert found == (None if left is None else pytest.approx(left))
+
+
+def test_times_are_for_people() -> None:
+    assert [in_words(0.4), in_words(59.6), in_words(130)] == ["0 s", "1 min 0 s", "2 min 10 s"]
+
+
+class Machine:
+    """Remembers what has been done on it."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    def step(self, name: str, stage: Stage, *, done: bool = False) -> Step:
+        return Step(
+            name=name,
+            stage=stage,
+            usual_seconds=5,
+            is_done=lambda: done,
+            run=lambda: self.did.append(name),
+        )
+
+
+def test_what_is_not_done_is_done_stage_by_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = Machine()
+    wanted = [
+        machine.step("images", Stage.IMAGES),
+        machine.step("packages", Stage.API_SERVER, done=True),
+        machine.step("server", Stage.API_SERVER),
+        machine.step("kubelet", Stage.NODE),
+    ]
+    say_what_is_there(wanted)
+    prepare(
+        wanted,
+        reached=lambda stage: machine.did.append(f"-- {stage.value}"),
+    )
+    assert machine.did == ["server", "-- API server", "kubelet", "-- node", "images", "-- images"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "there already: packages"
+    assert [line for line in lines if "done in" in line] == [
+        "preparing 1/3: server, done in 0 s",
+        "preparing 2/3: kubelet, done in 0 s",
+        "preparing 3/3: images, done in 0 s",
+    ]
+    assert lines[1] == ("preparing 1/3: server, 0 s (about 5 s more, 15 s with all that follows)")
+
+
+def test_nothing_follows_a_step_that_cannot_be_done() -> None:
+    def refuse() -> None:
+        raise ClusterUnavailableError("no network")
+
+    machine = Machine()
+    broken = Step(
+        name="broken", stage=Stage.NODE, usual_seconds=1, is_done=lambda: False, run=refuse
+    )
+    with pytest.raises(ClusterUnavailableError, match="no network"):
+        prepare(
+            [machine.step("server", Stage.API_SERVER), broken, machine.step("images", Stage.IMAGES)]
+        )
+    assert machine.did == ["server"]
+
+
+def prepared_without_network(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["unshare", "--net", sys.executable, "-m", "tests.cluster", "prepare"],
+        cwd=REPOSITORY,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as all that prepares a node does")
+def test_without_network_and_cache_it_says_what_it_lacks(tmp_path: Path) -> None:
+    ended = prepared_without_network(XDG_CACHE_HOME=str(tmp_path), KUBE_BIN_DIR="")
+    assert ended.returncode == 2
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("no test cluster on this machine: ")
+    assert "source package of Kubernetes" in last or "missing Debian packages" in last
+    assert "connect this machine to a Debian mirror" in last or "apt-get" in last
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as all that prepares a node does")
+def test_without_network_what_is_cached_is_enough() -> None:
+    unfinished = [step.name for step in steps() if not step.is_done()]
+    assert not unfinished, "run `make prepare` first"
+    ended = prepared_without_network()
+    assert ended.returncode == 0, ended.stderr
+    assert "preparing" not in ended.stderr
