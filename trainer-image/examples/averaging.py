@@ -5,12 +5,12 @@
 All three train the same model on the same shares of the data and end with the same parameters.
 """
 
+import os
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 
 def new_model() -> nn.Module:
@@ -35,8 +35,7 @@ def train(model: nn.Module, after_backward: Callable[[], object] = lambda: None)
 def start_average(parameter: Tensor) -> dist.Work:
     """Begin to average the gradient over all ranks; the work's `wait` ends it."""
     assert parameter.grad is not None
-    parameter.grad /= dist.get_world_size()
-    work: dist.Work = dist.all_reduce(parameter.grad, async_op=True)
+    work: dist.Work = dist.all_reduce(parameter.grad.div_(dist.get_world_size()), async_op=True)
     return work
 
 
@@ -57,7 +56,7 @@ def by_hooks(model: nn.Module) -> Tensor:
 
 def by_ddp(model: nn.Module) -> Tensor:
     """The same hooks, but gradients travel in buckets: fewer and larger messages."""
-    return train(DistributedDataParallel(model))
+    return train(nn.parallel.DistributedDataParallel(model))
 
 
 def main() -> None:
@@ -74,6 +73,7 @@ def main() -> None:
             raise SystemExit(f"{name} differs from averaging by hand by {difference:.1e}")
         print(f"{name}: differs from averaging by hand by {difference:.1e}", flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # now: gloo's threads could abort or hang the interpreter's shutdown
 
 
 if __name__ == "__main__":

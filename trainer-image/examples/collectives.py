@@ -5,6 +5,8 @@
 Rank r contributes numbers made of r, so that every result is known beforehand.
 """
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -28,9 +30,8 @@ def ring_all_reduce(values: Tensor) -> None:
     chunks = list(values.tensor_split(n))  # views: what happens to them happens to `values`
 
     def pass_on(*, send: int, receive: int) -> Tensor:
-        incoming = torch.empty_like(chunks[receive % n])
         sending = dist.P2POp(dist.isend, chunks[send % n], right)
-        receiving = dist.P2POp(dist.irecv, incoming, left)
+        receiving = dist.P2POp(dist.irecv, incoming := torch.empty_like(chunks[receive % n]), left)
         for work in dist.batch_isend_irecv([sending, receiving]):  # at once, or all wait for all
             work.wait()
         return incoming
@@ -53,7 +54,6 @@ def main() -> None:
     if rank < n - 1:
         dist.send(token + 1, rank + 1)
     check("send/recv", token, [rank])
-
     dist.reduce(total := mine.clone(), dst=0)
     if rank == 0:  # elsewhere than on dst, the result is undefined
         check("reduce", total, [sum(everyone)])
@@ -70,10 +70,10 @@ def main() -> None:
     check("broadcast", told, [n - 1])
     dist.all_gather(parts, mine)
     check("all_gather", torch.cat(parts), everyone)
-
     ring_all_reduce(values := torch.arange(10.0) + rank)  # chunks may differ in size
     check("ring", values, [n * i + sum(everyone) for i in range(10)])
     dist.destroy_process_group()
+    os._exit(0)  # now: gloo's threads could abort or hang the interpreter's shutdown
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ Without GPUs the ranks train on CPUs, under the same numbers.
 
 import argparse
 import os
-import socket
+import random
 import subprocess
 import sys
 
 import torch
 import torch.distributed as dist
-from ddp_trainer.groups import Layout
+from ddp_trainer.collectives.node_groups import Layout
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -54,12 +54,12 @@ def run_rank(ids: list[int]) -> None:
     line = f"rank {rank}: local rank {local_rank} of {len(mine)}, {device}\n"
     print(line, end="", flush=True)  # in one piece, so that the ranks' lines do not mix
     dist.destroy_process_group()
+    os._exit(0)  # now: gloo's threads could abort or hang the interpreter's shutdown
 
 
 def start_nodes(processes: list[int]) -> None:
     """Start torchrun once for each node, as if they were machines of their own."""
-    with socket.create_server(("", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(random.randrange(20000, 30000))  # none that outgoing connections get
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # real nodes would not share the GPUs
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(processes))]
     torchrun += ["--master-addr", "localhost", "--master-port", port]

@@ -9,7 +9,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from ddp_trainer.groups import Layout, NodeGroups
+from ddp_trainer.collectives.node_groups import Layout, NodeGroups
 
 
 def check(what: str, actual: object, expected: object) -> None:
@@ -71,6 +71,7 @@ def main() -> None:
     even_ranks()
     nodes(arguments.parse_args().ranks_per_node)
     dist.destroy_process_group()
+    os._exit(0)  # now: gloo's threads could abort or hang the interpreter's shutdown
 
 
 if __name__ == "__main__":

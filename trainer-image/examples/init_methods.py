@@ -6,7 +6,7 @@ python -m ddp_trainer.launch -- python init_methods.py [env | tcp | file]
 """
 
 import os
-import socket
+import random
 import subprocess
 import sys
 import tempfile
@@ -51,6 +51,7 @@ def run_rank(method: str, env: Mapping[str, str]) -> None:
         by = "torchrun" if dist.is_torchelastic_launched() else "RANK and WORLD_SIZE"
         print(f"{method}://, told by {by}: a group of {n} ranks", flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # now: gloo's threads could abort or hang the interpreter's shutdown
 
 
 def spawned(rank: int, method: str, env: Mapping[str, str]) -> None:
@@ -63,9 +64,8 @@ def main() -> None:
     if "RANK" in os.environ:
         run_rank(sys.argv[1] if len(sys.argv) > 1 else "env", os.environ)
         return
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("", 0)) as probe:
-        port = str(probe.getsockname()[1])
-        probe.close()
+    port = str(random.randrange(20000, 30000))  # none that outgoing connections get
+    with tempfile.TemporaryDirectory() as folder:
         env = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
         for method in METHODS:
             arguments = (method, {**env, "DDP_CHECKPOINT_DIR": folder})

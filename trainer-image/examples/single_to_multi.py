@@ -8,7 +8,7 @@ the ranks share each batch, and DDP averages the gradients of equal shares.
 """
 
 import os
-import socket
+import random
 import subprocess
 import sys
 
@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
-from torch.nn.parallel import DistributedDataParallel
 
 BATCH = 24  # of all ranks together: divides by 1, 2, 3 and 4
 
@@ -28,7 +27,7 @@ def train(*, rank: int = 0, world_size: int = 1) -> Tensor:
     targets = inputs @ torch.randn(8, 1)
     model: nn.Module = nn.Linear(8, 1)
     if world_size > 1:
-        model = DistributedDataParallel(model)  # the first line: averages the gradients
+        model = nn.parallel.DistributedDataParallel(model)  # the first line: averages the gradients
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     for first in range(0, len(inputs), BATCH):
         share = slice(first + rank, first + BATCH, world_size)  # the second: 1/n of the batch
@@ -49,6 +48,7 @@ def run_rank(how: str) -> None:
     if dist.get_rank() == 0:
         print(f"{how}: {dist.get_world_size()} ranks, differs by {difference:.1e}", flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # now: gloo's threads could abort or hang the interpreter's shutdown
 
 
 def spawned(rank: int) -> None:
@@ -62,8 +62,7 @@ def main() -> None:
     if "RANK" in os.environ:
         run_rank("torchrun" if dist.is_torchelastic_launched() else "ddp_trainer.launch")
         return
-    with socket.create_server(("", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(random.randrange(20000, 30000))  # none that outgoing connections get
     print(f"one process: the parameters begin with {train()[:3].tolist()}", flush=True)
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=port, WORLD_SIZE="2")
     spawn(spawned, nprocs=2)  # type: ignore[no-untyped-call]
