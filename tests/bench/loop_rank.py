@@ -15,21 +15,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddp_trainer import workloads
-from ddp_trainer.config import Environment, Options
-from ddp_trainer.group import Group
-from ddp_trainer.logs import end_process, log_to_stdout
-from ddp_trainer.progress import Progress
-from ddp_trainer.resume import Keeper
-from ddp_trainer.state import Position
-from ddp_trainer.stop import StopSignal
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.loop.keeper import Keeper
+from ddp_trainer.loop.progress import Progress
+from ddp_trainer.loop.train import new_run, total_steps, train
+from ddp_trainer.membership.world import World
+from ddp_trainer.run.run import Position
+from ddp_trainer.run.stop import StopSignal
+from ddp_trainer.settings.environment import Environment
+from ddp_trainer.settings.options import Options
+from ddp_trainer.system.logs import end_process, log_to_stdout
 from ddp_trainer.telemetry.history import History
 from ddp_trainer.telemetry.publisher import Publisher
 from ddp_trainer.telemetry.status import StatusFile
+from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import StepTimer, moments_of
-from ddp_trainer.termination import RankReport
-from ddp_trainer.train import new_run, total_steps, train
 from ddp_trainer.workloads.base import Samples, Workload
-from ddp_trainer.world import World
 
 from tests.bench import bare_ddp
 

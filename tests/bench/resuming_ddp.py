@@ -58,6 +58,7 @@ def main(folder: Path, steps: int) -> None:
                 checkpoint.with_suffix(".new").rename(checkpoint)
             time.sleep(STEP_SECONDS)
     dist.destroy_process_group()
+    os._exit(0)  # now: gloo's threads could abort or hang the interpreter's shutdown
 
 
 if __name__ == "__main__":

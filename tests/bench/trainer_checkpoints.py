@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from ddp_trainer.checkpoint import CheckpointDirectory
-from ddp_trainer.config import Options
-from ddp_trainer.optimization import Optimization
-from ddp_trainer.saver import Saver
-from ddp_trainer.snapshot import size_of
-from ddp_trainer.state import Order, Run
-from ddp_trainer.stop import StopSignal
+from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
+from ddp_trainer.checkpoints.saver import Saver
+from ddp_trainer.run.optimization import Optimization
+from ddp_trainer.run.run import Order, Run
+from ddp_trainer.run.stop import StopSignal
+from ddp_trainer.settings.options import Options
+from ddp_trainer.system.buffers import size_of
 from torch import nn
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread

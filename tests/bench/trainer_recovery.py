@@ -168,5 +168,5 @@ def _child_named(parent: subprocess.Popen[bytes], name: str) -> int:
 
 def _start_of_a_process() -> float:
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import ddp_trainer.train"], check=True)
+    subprocess.run([sys.executable, "-c", "import ddp_trainer.loop.train"], check=True)
     return time.monotonic() - began

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ddp_trainer.config import Environment, Options
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.data.staging import Stage
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.group import Group
-from ddp_trainer.replica import Replica
-from ddp_trainer.staging import Stage
-from ddp_trainer.state import Run
-from ddp_trainer.train import evaluate, new_run
-from ddp_trainer.waits import Waits
+from ddp_trainer.loop.replica import Replica
+from ddp_trainer.loop.train import evaluate, new_run
+from ddp_trainer.membership.world import World
+from ddp_trainer.run.run import Run
+from ddp_trainer.settings.environment import Environment
+from ddp_trainer.settings.options import Options
 from ddp_trainer.workloads.base import Samples, Workload
-from ddp_trainer.world import World
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn import functional
@@ -166,7 +167,7 @@ def bf16(group: Group) -> Json:
         loss=loss,
         score=score,
     )
-    evaluate(group, trial.run.model, watched, "bf16")
+    evaluate(group, trial.run.model, watched, "bf16", batch_size=64)
     return {"kinds": kinds, "parameters": str(next(trial.run.model.parameters()).dtype)}
 
 
@@ -267,7 +268,7 @@ def powersgd(group: Group) -> Json:
     trial.replica.equalise()
     result["mean left out"] = left_out(trial.run)
 
-    state = copy.deepcopy(trial.run.serialise())
+    state = trial.run.serialise()
     fresh = Trial(group, *flags)
     fresh.run.restore(state)
     # Buckets of other sizes: what was left out of the old ones is of no use to the new.

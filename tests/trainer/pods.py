@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,6 +22,9 @@ import torch
 DEADLINE_SECONDS = 120.0
 """Generous: a loaded machine takes many seconds to import torch in every rank."""
 
+_LOWEST_PORT = 20_000
+"""Above those that well-known servers listen on."""
+
 
 def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for a condition."""
@@ -31,9 +35,17 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free, and stays so for the seconds that pass until a rank listens on it.
+
+    It is not one of those that the kernel gives to outgoing connections, of which a busy machine
+    opens dozens a second: one of them would keep the port from its rank for as long as it lives.
+    """
+    kernels = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    while True:
+        port = random.randrange(_LOWEST_PORT, max(int(kernels[0]), _LOWEST_PORT + 1000))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def is_alive(pid: int) -> bool:
@@ -85,7 +97,7 @@ class Pod:
         }
         with self._log_path.open("w") as log:
             self.process = subprocess.Popen(
-                [*job.command_prefix, sys.executable, "-m", "ddp_trainer.launch", *arguments],
+                [*job.command_prefix, sys.executable, "-m", job.launcher, *arguments],
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -155,6 +167,7 @@ class Job:
     local_world_size: int = 1
     extra_environment: Mapping[str, str] = field(default_factory=dict)
     command_prefix: list[str] = field(default_factory=list)
+    launcher: str = "ddp_trainer.launch"
     port: int = field(default_factory=free_port)
     pods: list[Pod] = field(default_factory=list)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_trainer.announcement import MAX_BYTES, AnnouncedAddress, Announcer
-from ddp_trainer.config import Placement
-from ddp_trainer.telemetry.server import serve_status
+from ddp_trainer.launcher.server import serve_status
+from ddp_trainer.membership.announcement import MAX_BYTES, AnnouncedAddress, Announcer
+from ddp_trainer.settings.environment import Placement
 
 from tests.trainer.pods import contract, free_port, until
 

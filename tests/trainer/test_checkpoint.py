@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ddp_trainer.checkpoint import CheckpointDirectory
-from ddp_trainer.storage import CancelledError, Recorder, Transfer
+from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
+from ddp_trainer.checkpoints.storage import CancelledError, Recorder, Transfer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tests.trainer.mounts import with_own_mounts
 
 OLD, NEW = b"old" * 1000, b"new" * 1000
 
@@ -42,13 +44,18 @@ def reopened(root: Path, *, keep: int = 2) -> CheckpointDirectory:
     return CheckpointDirectory(root, keep=keep)
 
 
+def loaded(directory: CheckpointDirectory) -> bytes | None:
+    state = directory.load()
+    return bytes(state) if state is not None else None
+
+
 def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
 def test_the_newest_is_loaded(two: Path) -> None:
     directory = reopened(two)
-    assert directory.load() == NEW
+    assert loaded(directory) == NEW
     assert directory.newest is not None
     assert directory.newest.step == 20
 
@@ -99,7 +106,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     damage(two / "step-00000020")
     directory = reopened(two)
     with caplog.at_level(logging.WARNING):
-        assert directory.load() == OLD
+        assert loaded(directory) == OLD
     assert directory.newest is not None
     assert directory.newest.step == 10
     assert f"checkpoint {two / 'step-00000020'} is damaged" in caplog.text
@@ -115,9 +122,9 @@ def test_no_changed_byte_goes_unnoticed(two: Path, data: st.DataObject) -> None:
     file.write_bytes(good[:at] + bytes([other]) + good[at + 1 :])
     try:
         # White space in the manifest may change; nothing that is loaded may.
-        assert reopened(two).load() in (OLD, NEW)
+        assert loaded(reopened(two)) in (OLD, NEW)
         if file.name == "state.pt":
-            assert reopened(two).load() == OLD
+            assert loaded(reopened(two)) == OLD
     finally:
         file.write_bytes(good)
 
@@ -129,7 +136,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(
     state.unlink()
     state.mkdir()  # whoever runs the tests, root included, cannot read that
     directory = reopened(two)
-    assert directory.load() == OLD
+    assert loaded(directory) == OLD
     assert f"checkpoint {state.parent}: [Errno 21] Is a directory" in caplog.text
 
 
@@ -164,13 +171,13 @@ def test_the_best_is_kept_too(tmp_path: Path) -> None:
 
 def test_a_step_saved_before_gets_its_score_later(two: Path) -> None:
     directory = reopened(two)
-    assert directory.load() == NEW
+    assert loaded(directory) == NEW
     save(directory, OLD, step=20, score=0.5)
-    assert reopened(two).load() == NEW
+    assert loaded(reopened(two)) == NEW
     assert not reopened(two).is_best(0.5)
     (two / "step-00000020" / "score.json").write_text("{")
     assert reopened(two).is_best(0.5)
-    assert reopened(two).load() == NEW
+    assert loaded(reopened(two)) == NEW
 
 
 def test_nothing_is_best_where_none_is_to_be_kept(tmp_path: Path) -> None:
@@ -180,10 +187,10 @@ def test_nothing_is_best_where_none_is_to_be_kept(tmp_path: Path) -> None:
 def test_damaged_ones_do_not_count_among_those_kept(two: Path) -> None:
     truncate(two / "step-00000020")
     directory = reopened(two)
-    assert directory.load() == OLD
+    assert loaded(directory) == OLD
     save(directory, NEW, step=20)  # trained again from step 10
     assert names(two) == ["step-00000010", "step-00000020", "step-00000020-2"]
-    assert reopened(two).load() == NEW
+    assert loaded(reopened(two)) == NEW
     save(directory, NEW, step=30)
     save(directory, NEW, step=40)
     assert names(two) == ["step-00000030", "step-00000040"]
@@ -209,13 +216,13 @@ def files_no_larger_than(size: int) -> Iterator[None]:
 @pytest.mark.parametrize("room", [0, 100, len(NEW) - 1])
 def test_a_failed_save_leaves_nothing_behind_and_the_old_ones_alone(two: Path, room: int) -> None:
     directory = reopened(two)
-    assert directory.load() == NEW
+    assert loaded(directory) == NEW
     with files_no_larger_than(room), pytest.raises(OSError, match="File too large"):
         save(directory, NEW, step=30)
     assert names(two) == ["step-00000010", "step-00000020"]
     assert directory.newest is not None
     assert directory.newest.step == 20
-    assert reopened(two).load() == NEW
+    assert loaded(reopened(two)) == NEW
 
 
 @contextmanager
@@ -235,18 +242,18 @@ def no_permission(directory: Path) -> Iterator[None]:
 
 def test_no_permission_to_write(two: Path) -> None:
     directory = reopened(two)
-    assert directory.load() == NEW
+    assert loaded(directory) == NEW
     with no_permission(two), pytest.raises(PermissionError):
         save(directory, NEW, step=30)
     assert names(two) == ["step-00000010", "step-00000020"]
-    assert reopened(two).load() == NEW
+    assert loaded(reopened(two)) == NEW
 
 
 FILL_A_DISK = """
 import json, subprocess, sys
 from pathlib import Path
-from ddp_trainer.checkpoint import CheckpointDirectory
-from ddp_trainer.storage import CancelledError, Recorder, Transfer
+from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
+from ddp_trainer.checkpoints.storage import CancelledError, Recorder, Transfer
 
 root = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", root], check=True)
@@ -270,15 +277,12 @@ print(json.dumps({
 
 def test_a_full_disk(tmp_path: Path) -> None:
     """A real one of 400 kB, seen by this one process alone."""
-    alone = ["unshare", "--user", "--map-root-user", "--mount"]
     run = subprocess.run(
-        [*alone, sys.executable, "-c", FILL_A_DISK, str(tmp_path)],
+        [*with_own_mounts(), sys.executable, "-c", FILL_A_DISK, str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
     )
-    if "unshare failed" in run.stderr:
-        pytest.skip(f"this machine lets nobody mount: {run.stderr}")
     assert run.returncode == 0, run.stderr
     full = "No space left on device"
     assert json.loads(run.stdout) == {

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
-from ddp_trainer.data import ShardedSampler, evaluation_batches
-from ddp_trainer.state import Position
+from ddp_trainer.data.sampler import ShardedSampler, evaluation_batches
+from ddp_trainer.run.run import Position
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler

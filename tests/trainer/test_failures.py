@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from ddp_trainer.exit_codes import RendezvousTimeoutError
-from ddp_trainer.failures import is_lost_peer, reason
+from ddp_trainer.membership.failures import is_lost_peer, reason
 from torch import distributed as dist
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from queue import Queue
 
 import pytest
-from ddp_trainer.heartbeat import Heartbeat
-from ddp_trainer.rendezvous import Membership
+from ddp_trainer.membership.heartbeat import Heartbeat
+from ddp_trainer.membership.rendezvous import Membership
 
 from tests.trainer.pods import DEADLINE_SECONDS, free_port
 from tests.trainer.test_rendezvous import environment, meet, ranks, start

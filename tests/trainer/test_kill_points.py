@@ -27,8 +27,13 @@ SEED = 7
 
 SUICIDAL_RANK = """
 import os, signal, sys
-from ddp_trainer import __main__, checkpoint, rendezvous, state, train
-from ddp_trainer.group import Group
+sys.path.append(os.getcwd())  # for the workload
+from ddp_trainer import __main__
+from ddp_trainer.checkpoints import checkpoint
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.loop import train
+from ddp_trainer.membership import rendezvous
+from ddp_trainer.run import run
 import torch
 
 point, fatal_step = sys.argv[1], int(sys.argv[2])
@@ -74,30 +79,32 @@ if point == "vote":
 elif point == "backward":
     patched(Group, "wrap", before=hook_parameters)
 elif point == "before the optimizer's step":
-    patched(state.Run, "complete_step", before=die_if_due)
+    patched(run.Run, "complete_step", before=die_if_due)
 elif point == "within the optimizer's step":
     from torch.optim import adam
 
     patched(adam, "adam", after=die_if_due)
 elif point == "after the optimizer's step":
-    patched(state.Position, "advance", after=die_if_due)
+    patched(run.Position, "advance", after=die_if_due)
 elif point == "evaluation":
     patched(train, "evaluate", before=lambda *_: die())
 elif point == "within a save":
     patched(checkpoint, "write_file", after=lambda *_: die())
 elif point == "the state's transfer":
-    patched(Group, "broadcast", before=lambda *_: die())
+    patched(Group, "broadcast_large", before=lambda *_: die())
 elif point == "rendezvous":
     patched(rendezvous.Rendezvous, "meet", after=lambda *_: die())
 else:
     assert point == "never", point
-patched(state.Run, "complete_step", after=count)
+patched(run.Run, "complete_step", after=count)
 os._exit(__main__.main(sys.argv[3:]))
 """
 
 
 def flags(of: Job) -> list[str]:
     return [
+        # With running statistics, which each step changes, and random numbers.
+        *("--workload", "tests.trainer.norm:load"),
         *("--epochs", "2", "--checkpoint-every-steps", str(EVERY_STEP)),
         *("--trace-samples", str(of.traces)),
     ]

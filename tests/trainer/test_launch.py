@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_trainer.forkserver import send_request
-from ddp_trainer.manifest import MANIFEST, Manifest
-from ddp_trainer.termination import open_report_file
+from ddp_trainer.checkpoints.manifest import MANIFEST, Manifest
+from ddp_trainer.launcher.forkserver import send_request
+from ddp_trainer.telemetry.termination import open_report_file
 
-from tests.trainer.pods import DEADLINE_SECONDS, is_alive, job, until
+from tests.trainer.pods import DEADLINE_SECONDS, free_port, is_alive, job, until
 
 
 def script(folder: Path, text: str) -> list[str]:
@@ -95,6 +95,50 @@ sys.exit(20 + len(got))
         until((tmp_path / "ready").exists, "the script to start")
         pod.stop()
         assert pod.wait() == 21
+
+
+FINISHING = """
+import json, os, pathlib, sys
+if os.environ["RANK"] == "0":
+    status = pathlib.Path(os.environ["DDP_STATUS_FILE"])
+    new = status.with_name("new")
+    new.write_text(json.dumps(eval(sys.argv[2])))
+    new.rename(status)
+    exec(sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "end", "exit_code"),
+    [
+        ({"step": 7, "finished": True}, "os.abort()", 0),
+        ({"step": 7, "finished": True}, "sys.exit(3)", 3),
+        # The last step may be trained, and its checkpoint lost.
+        ({"step": 7, "totalSteps": 7}, "os.abort()", 134),
+        ({"step": 7, "finished": False}, "os.abort()", 134),
+        ({"step": 7, "finished": "true"}, "os.abort()", 134),
+    ],
+)
+def test_a_script_that_has_said_that_it_has_finished(
+    said: dict[str, object], end: str, exit_code: int, tmp_path: Path
+) -> None:
+    port = {"DDP_STATUS_PORT": str(free_port())}
+    with job(tmp_path, nodes=1, local_world_size=2, extra_environment=port) as scripts:
+        pod = scripts.start(0, *script(tmp_path, FINISHING), str(said), end)
+        assert pod.wait() == exit_code, pod.log
+        assert pod.message["exitCode"] == exit_code
+        remark = "rank 0 ended with exit code 134 when all was trained and saved: a good end"
+        assert (remark in pod.log) == (exit_code == 0)
+
+
+def test_an_earlier_pod_has_not_finished_for_this_one(tmp_path: Path) -> None:
+    status = tmp_path / "status.json"
+    status.write_text('{"step": 7, "finished": true}')
+    variables = {"DDP_STATUS_PORT": str(free_port()), "DDP_STATUS_FILE": str(status)}
+    with job(tmp_path, nodes=1, extra_environment=variables) as scripts:
+        pod = scripts.start(0, *script(tmp_path, "import os\nos.abort()\n"))
+        assert pod.wait() == 134, pod.log
+    assert not status.exists()
 
 
 def test_nothing_outlives_the_launcher(tmp_path: Path) -> None:
@@ -289,7 +333,7 @@ def test_the_process_that_forks_ranks_ends_when_it_cannot() -> None:
     # The first fork makes the process between server and rank, which then cannot fork the rank.
     program = """
 import os, socket, sys
-from ddp_trainer import forkserver
+from ddp_trainer.launcher import forkserver
 fork, forks = os.fork, []
 def fork_once():
     forks.append(None)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 from collections.abc import Iterator
 
 import pytest
 import torch
-from ddp_trainer.compression import PowerSGD
-from ddp_trainer.config import Options
+from ddp_trainer.collectives.compression import PowerSGD
+from ddp_trainer.devices.hardware import check_abilities, gpu_of, make_deterministic, prepare_model
+from ddp_trainer.devices.precision import gradient_scaler
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.hardware import check_abilities, gpu_of, make_deterministic, prepare_model
-from ddp_trainer.optimization import Optimization
-from ddp_trainer.precision import gradient_scaler
-from ddp_trainer.schedule import lr_factor, scheduler
-from ddp_trainer.state import Order, Run
-from ddp_trainer.training_options import OptimizationOptions
+from ddp_trainer.run.optimization import Optimization
+from ddp_trainer.run.run import Order, Position, Run
+from ddp_trainer.run.schedule import Course, Schedule
+from ddp_trainer.settings.options import Options
+from ddp_trainer.settings.training import OptimizationOptions
 from torch import nn
 
 CPU = torch.device("cpu")
+COURSE = Course(epochs=1, epoch_length=10, step_size=1)
+HERE = Position()
 
 
 def optimization(
@@ -35,7 +36,7 @@ def optimization(
     constant = OptimizationOptions(schedule="constant")
     return Optimization(
         optimizer,
-        scheduler(optimizer, constant, total_steps=10),
+        Schedule(optimizer, constant, COURSE),
         scaler=scaler,
         clip_grad_norm=clip_grad_norm,
         skip_zero_grads=skip_zero_grads,
@@ -63,6 +64,8 @@ def test_flags_reach_their_options() -> None:
         lr=0.5, warmup_steps=3, clip_grad_norm=2.0, precision="bf16", accumulate_steps=4
     )
     assert options.step_size == 32
+    assert options.evaluation_batch_size == 8
+    assert Options.parse(["--evaluation-batch-size=9"]).evaluation_batch_size == 9
     assert (options.ddp.broadcast_buffers, options.ddp.gradient_as_bucket_view) == (False, True)
     assert options.ddp.bucket_cap_mb == 0.5
     assert options.hardware.device_ids == (2, 0)
@@ -72,6 +75,7 @@ def test_flags_reach_their_options() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--evaluation-batch-size=0"], "--evaluation-batch-size is 0: set it to 1 or more"),
         (["--accumulate-steps=0"], "--accumulate-steps is 0: set it to 1 or more"),
         (["--min-lr-ratio=1.5"], "--min-lr-ratio is 1.5: set it to 1 or less"),
         (["--precision=fp8"], "--precision: invalid choice: 'fp8'"),
@@ -92,12 +96,11 @@ def test_learning_rate_warms_up_and_follows_torchs_cosine() -> None:
     model = nn.Linear(1, 1)
     options = OptimizationOptions(lr=0.1, warmup_steps=4, min_lr_ratio=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
-    schedule = scheduler(optimizer, options, total_steps=24)
+    schedule = Schedule(optimizer, options, Course(epochs=1, epoch_length=24, step_size=1))
     rates = []
-    for _ in range(25):
+    for step in range(25):
+        schedule.before_step(Position(step=step, samples=step))
         rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
     assert rates[:4] == pytest.approx([0.02, 0.04, 0.06, 0.08])
 
     torchs = torch.optim.SGD(model.parameters(), lr=options.lr)
@@ -109,22 +112,25 @@ def test_learning_rate_warms_up_and_follows_torchs_cosine() -> None:
 
 
 def test_learning_rate_stays_where_it_ends() -> None:
-    factor = functools.partial(lr_factor, total_steps=10)
-    cosine, constant = OptimizationOptions(), OptimizationOptions(schedule="constant")
-    assert factor(12, options=cosine) == 0.0
-    assert [factor(step, options=constant) for step in (0, 5, 12)] == [1.0] * 3
+    model = nn.Linear(1, 1)
+    for kind, rate in (("cosine", 0.0), ("constant", 0.1)):
+        options = Options.parse([f"--schedule={kind}"]).optimization
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = Schedule(optimizer, options, COURSE)
+        schedule.before_step(Position(step=12, epoch=1))
+        assert optimizer.param_groups[0]["lr"] == rate
 
 
 def test_gradients_are_clipped_together() -> None:
     model = nn.Linear(3, 1)  # four numbers
     gradients(model, 10.0)
-    optimization(model, clip_grad_norm=1.0).step()
+    optimization(model, clip_grad_norm=1.0).step(HERE)
     norms = [
         parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None
     ]
     assert torch.stack(norms).norm().item() == pytest.approx(1.0, rel=1e-4)
     gradients(model, 0.1)
-    optimization(model, clip_grad_norm=1.0).step()
+    optimization(model, clip_grad_norm=1.0).step(HERE)
     assert model.bias.grad is not None
     assert model.bias.grad.item() == pytest.approx(0.1)
 
@@ -134,13 +140,13 @@ def test_parameters_with_nothing_but_zeros_for_gradients(skip: bool) -> None:
     model = nn.Linear(2, 2)
     step = optimization(model, skip_zero_grads=skip).step
     gradients(model, 1.0)
-    step()  # from now on the optimizer has a direction of its own
+    step(HERE)  # from now on the optimizer has a direction of its own
     weight, bias = copies(model)
     assert model.weight.grad is not None
     assert model.bias.grad is not None
     model.weight.grad.zero_()
     model.bias.grad.copy_(torch.tensor([0.0, 1.0]))
-    step()
+    step(HERE)
     assert torch.equal(model.weight, weight) is skip
     assert not torch.equal(model.bias, bias), "a gradient with a single zero counts"
 
@@ -154,7 +160,7 @@ def test_scaled_gradients_are_clipped_at_their_true_size() -> None:
     inputs = torch.full((4, 3), 5.0)
     for network, using in ((model, scaled), (reference, plain)):
         using.scale(network(inputs).sum()).backward()  # type: ignore[no-untyped-call]
-        using.step()
+        using.step(HERE)
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         assert one.grad is not None
         assert other.grad is not None
@@ -168,10 +174,9 @@ def test_a_step_with_infinite_gradients_changes_nothing_but_the_scale() -> None:
     scaled = optimization(model, scaler=scaler)
     before = copies(model)
     scaled.scale(model(torch.ones(1, 3)).sum() * float("inf")).backward()  # type: ignore[no-untyped-call]
-    scaled.step()
+    scaled.step(HERE)
     assert all(map(torch.equal, copies(model), before))
     assert scaler.get_scale() == 512.0
-    assert scaled.scheduler.last_epoch == 0, "no step, no step of the schedule"
 
 
 def test_the_scaler_is_part_of_the_state() -> None:

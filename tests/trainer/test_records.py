@@ -14,8 +14,8 @@ from pathlib import Path
 import lmdb
 import pytest
 from ddp_trainer import workloads
+from ddp_trainer.data.staging import Stage
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.staging import Stage
 from ddp_trainer.workloads.records import Records, pack
 
 from tests.trainer.pods import job

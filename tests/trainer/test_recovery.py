@@ -10,14 +10,18 @@ import json
 import os
 import random
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
+from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
+from ddp_trainer.checkpoints.storage import Transfer
 
+from tests.trainer.mounts import with_own_mounts
 from tests.trainer.pods import Job, assert_same, is_alive, job, until
 
 EPOCHS = 2
@@ -191,6 +195,8 @@ def test_resumed_with_another_number_of_ranks_no_sample_is_repeated_or_left_out(
         [alone] = resized.start_all(*flags(resized))
         assert alone.wait() == 0, alone.log
         assert alone.message["step"] == alone.message["totalSteps"] > LAST_STEP[2]
+        [last] = resized.state(alone.message["step"])["optimizer"]["param_groups"]
+        assert 0 < last["lr"] < 0.01 * last["initial_lr"], "the last step has a cosine's last rate"
         trained = Counter(
             sample
             for rank in range(2)
@@ -200,13 +206,29 @@ def test_resumed_with_another_number_of_ranks_no_sample_is_repeated_or_left_out(
         assert trained == dict.fromkeys(range(SAMPLES), EPOCHS)
 
 
+def test_a_checkpoint_of_a_trainer_that_counted_steps(tmp_path: Path) -> None:
+    """Its learning rates go on, with a word in the log, and with as many ranks to the bit."""
+    with job(tmp_path / "whole", nodes=1) as whole, job(tmp_path / "resumed", nodes=1) as resumed:
+        [pod] = whole.start_all(*flags(whole, "--keep-checkpoints", "20"))
+        assert pod.wait() == 0, pod.log
+        old = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD([torch.zeros(1)]), lambda _: 1.0)
+        state = whole.state(70) | {"scheduler": old.state_dict()}
+        CheckpointDirectory(resumed.checkpoints, keep=1).save(
+            partial(torch.save, state), step=70, transfer=Transfer(1)
+        )
+        [pod] = resumed.start_all(*flags(resumed))
+        assert pod.wait() == 0, pod.log
+        assert "is of a trainer that chose the learning rate by steps" in pod.log
+        last = pod.message["step"]
+        assert_same(resumed.state(last), whole.state(last))
+
+
 def test_a_full_disk_is_reported_and_no_reason_to_stop_training(tmp_path: Path) -> None:
     """A real one, in front of the checkpoints of this one pod."""
-    alone = ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*alone, "true"], check=False, capture_output=True).returncode != 0:
-        pytest.skip("this machine lets nobody mount")
     mount = 'mount -t tmpfs -o size=32k none "$DDP_CHECKPOINT_DIR" && exec "$@"'
-    with job(tmp_path, nodes=1, command_prefix=[*alone, "sh", "-c", mount, "sh"]) as full:
+    with job(
+        tmp_path, nodes=1, command_prefix=[*with_own_mounts(), "sh", "-c", mount, "sh"]
+    ) as full:
         full.checkpoints.mkdir()
         [pod] = full.start_all(*flags(full, "--max-restarts", "0"))
         assert pod.wait() == 1
@@ -340,6 +362,74 @@ def test_a_frozen_rank_is_named_killed_and_replaced(
             assert pod.wait() == 0, pod.log
         assert_same_run(hanging, undisturbed)
         assert_nothing_repeated(hanging, failures=1)
+
+
+KEEPS_PYTHONS_LOCK = """
+import ctypes, itertools, os, time
+from dataclasses import replace
+from pathlib import Path
+from ddp_trainer.workloads import digits
+
+def compute(seconds):
+    begin, some = time.thread_time(), 10**7
+    any(itertools.repeat(0, some))  # one call, in which no other thread gets a turn
+    any(itertools.repeat(0, int(some * seconds / (time.thread_time() - begin))))
+
+def wait(seconds):
+    ctypes.PyDLL(None).sleep(int(seconds))
+
+def load(*, how: str, seconds: float, once: Path):
+    workload = digits.load()
+    calls = itertools.count(1)
+    def loss(outputs, targets):
+        if os.environ["RANK"] == "1" and next(calls) == 9 and not once.exists():
+            once.touch()
+            {"compute": compute, "wait": wait}[how](seconds)
+        return workload.loss(outputs, targets)
+    return replace(workload, loss=loss)
+"""
+
+
+def keeping_the_lock(of: Job, how: str, seconds: float) -> list[str]:
+    options = {"how": how, "seconds": seconds, "once": of.folder / "once"}
+    (of.folder / "keeps.py").write_text(KEEPS_PYTHONS_LOCK)
+    return without_checkpoints(
+        of,
+        "--workload=keeps:load",
+        *(f"--workload-option={name}={value}" for name, value in options.items()),
+        "--heartbeat-timeout-seconds=2",
+    )
+
+
+def test_a_rank_that_is_too_busy_for_a_pulse_is_left_alone(
+    tmp_path: Path, undisturbed: Job
+) -> None:
+    """Its peers may leave it behind, and wait for it; it keeps its process and its state."""
+    with job(tmp_path, extra_environment={"PYTHONPATH": _path_with(tmp_path)}) as busy:
+        pods = busy.start_all(*keeping_the_lock(busy, "compute", 6))
+        busy.wait_for_step(3)
+        before = [pod.rank_pids() for pod in pods]
+        pods[1].wait_for_log("rank 1 is too busy for a pulse: leaving it alone for up to 24 s")
+        busy.wait_for_step(LAST_STEP[2] - 5)
+        assert [pod.rank_pids() for pod in pods] == before
+        for pod in pods:
+            assert pod.wait() == 0, pod.log
+            assert "killing it" not in pod.log
+        assert_same_run(busy, undisturbed)
+        assert_nothing_repeated(busy, failures=1)
+
+
+def test_a_rank_that_has_locked_itself_in_is_killed_and_replaced(
+    tmp_path: Path, undisturbed: Job
+) -> None:
+    with job(tmp_path, extra_environment={"PYTHONPATH": _path_with(tmp_path)}) as locked:
+        pods = locked.start_all(*keeping_the_lock(locked, "wait", 10_000))
+        pods[1].wait_for_log("rank 1 has been frozen for 2 s: killing it")
+        for pod in pods:
+            assert pod.wait() == 0, pod.log
+        assert "too busy" not in pods[1].log
+        assert_same_run(locked, undisturbed)
+        assert_nothing_repeated(locked, failures=1)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])

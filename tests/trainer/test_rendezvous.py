@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_trainer import network, rendezvous
-from ddp_trainer.announcement import AnnouncedAddress
-from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
-from ddp_trainer.network import Resolver
-from ddp_trainer.rendezvous import Membership, Rendezvous
-from ddp_trainer.retry import NotYetError, Wait, retry
+from ddp_trainer.membership import network, rendezvous
+from ddp_trainer.membership.announcement import AnnouncedAddress
+from ddp_trainer.membership.network import Resolver
+from ddp_trainer.membership.rendezvous import Membership, Rendezvous
+from ddp_trainer.membership.retry import NotYetError, Wait, retry
+from ddp_trainer.settings.environment import Environment
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import PrefixStore

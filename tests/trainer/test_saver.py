@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_trainer.background_save import is_worth_overtaking
-from ddp_trainer.checkpoint import Checkpoint, CheckpointDirectory
-from ddp_trainer.config import Options
-from ddp_trainer.optimization import Optimization
-from ddp_trainer.resume import Keeper
-from ddp_trainer.saver import Saver
-from ddp_trainer.state import Order, Position, Run
-from ddp_trainer.stop import StopSignal
-from ddp_trainer.storage import Recorder, Transfer
+from ddp_trainer.checkpoints.background_save import is_worth_overtaking
+from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
+from ddp_trainer.checkpoints.saver import Saver
+from ddp_trainer.checkpoints.storage import Recorder, Transfer
+from ddp_trainer.loop.keeper import Keeper
+from ddp_trainer.run.optimization import Optimization
+from ddp_trainer.run.run import Order, Position, Run
+from ddp_trainer.run.stop import StopSignal
+from ddp_trainer.settings.options import Options
 from torch import nn
 
 from tests.trainer.pods import assert_same, until

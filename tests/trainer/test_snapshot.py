@@ -6,7 +6,8 @@ import copy
 from typing import Any
 
 import torch
-from ddp_trainer.snapshot import Snapshot, size_of, tensors
+from ddp_trainer.checkpoints.snapshot import Snapshot
+from ddp_trainer.system.buffers import size_of, tensors
 from torch import nn
 
 from tests.trainer.pods import assert_same

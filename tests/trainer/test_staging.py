@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from ddp_trainer import workloads
+from ddp_trainer.data.staging import Stage
 from ddp_trainer.exit_codes import ConfigurationError, LostPeerError
-from ddp_trainer.staging import Stage
 
 
 def stage(folder: Path, *, timeout_seconds: float = 60.0) -> Stage:

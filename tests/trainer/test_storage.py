@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from ddp_trainer.storage import (
+from ddp_trainer.checkpoints.storage import (
     CancelledError,
     Content,
     Transfer,

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -37,6 +38,7 @@ from tests.trainer.exposition import parse
 
 CONTRACT = {
     "step": 120,
+    "lastStepTime": "2026-11-21T03:00:10.250Z",
     "totalSteps": 960,
     "epoch": 2,
     "loss": 0.12,
@@ -73,6 +75,7 @@ def test_the_status_in_json() -> None:
         ("", "Expecting value"),
         ("[1]", "the document must be a JSON object"),
         ("{}", "step is missing"),
+        ('{"step": 7, "lastStepTime": 1795230010}', "lastStepTime must be a string"),
         ('{"step": "7"}', "step must be a whole number from 0 on, not '7'"),
         ('{"step": -1}', "step must be a whole number"),
         ('{"step": true}', "step must be a whole number"),
@@ -109,6 +112,7 @@ def test_metrics_of_a_whole_status() -> None:
     assert bare == {
         "ddp_rank_restarts_total": 3,
         "ddp_step": 120,
+        "ddp_last_step_timestamp_seconds": 1795230010.25,
         "ddp_total_steps": 960,
         "ddp_epoch": 2,
         "ddp_loss": 0.12,
@@ -421,6 +425,50 @@ def test_counters_go_on_in_the_next_process(tmp_path: Path) -> None:
     assert after.reforms == 2
     assert after.phase_seconds["compute"] > before.phase_seconds["compute"]
     assert after.reform_seconds > before.reform_seconds
+
+
+def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when a group has formed, an evaluation has ended or a status was written."""
+    now = 1795230000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    file, path = StatusFile(tmp_path / "status.json"), tmp_path / "metrics.jsonl"
+
+    def told() -> tuple[int, str | None]:
+        status = file.read()
+        assert status is not None
+        return status.step, status.last_step_time
+
+    def publisher() -> Publisher:
+        timer = StepTimer(moments_of(torch.device("cpu")))
+        return Publisher(file, History(path), timer)
+
+    first = publisher()
+    first.begin(0, total_steps=9)
+    assert told() == (0, None), "none was"
+    now += 1.0625
+    first.step(1)
+    now += 10
+    first.interval(step=1, epoch=1, loss=0.5, samples_per_second=1.0, own_seconds=[1.0])
+    first.evaluated(step=1, epoch=1, accuracy=0.5)
+    first.pause()
+    now += 10
+    first.begin(1, total_steps=9)
+    assert told() == (1, "2026-11-21T03:00:01.062Z")
+    first.close()
+
+    second = publisher()
+    now += 10
+    second.begin(1, total_steps=9)
+    assert told() == (1, "2026-11-21T03:00:01.062Z"), "its predecessor's, in the same pod"
+    now += 1
+    second.step(2)
+    second.close()
+    assert told() == (2, "2026-11-21T03:00:32.062Z")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["kind"], line["lastStepTime"]) for line in lines] == [
+        ("training", "2026-11-21T03:00:01.062Z"),
+        ("evaluation", "2026-11-21T03:00:01.062Z"),
+    ]
 
 
 def test_only_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from ddp_trainer.launcher.verdict import RankEnd, RestartBudget, judge, judge_script, settled
 from ddp_trainer.telemetry.status import CheckpointStatus
-from ddp_trainer.termination import TerminationReport
-from ddp_trainer.verdict import RankEnd, RestartBudget, judge, judge_script
+from ddp_trainer.telemetry.termination import TerminationReport
 
 
 def end(
@@ -67,6 +67,17 @@ def test_a_scripts_exit_codes_are_its_own(ends: list[RankEnd], exit_code: int, r
     assert (verdict.exit_code, verdict.report.rank) == (exit_code, rank)
 
 
+@pytest.mark.parametrize("exit_code", [134, 137, 139, 143])
+def test_a_signal_spoils_nothing_once_all_is_done(exit_code: int) -> None:
+    assert settled(exit_code, finished=True) == 0
+    assert settled(exit_code, finished=False) == exit_code
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, 3, 64, 75, 128, 200, 255])
+def test_an_exit_code_counts_even_when_all_is_done(exit_code: int) -> None:
+    assert settled(exit_code, finished=True) == exit_code
+
+
 @pytest.mark.parametrize("exit_code", [1, 137, 139, 143])
 def test_failed_ranks_are_started_again_within_the_budget(exit_code: int) -> None:
     budget = RestartBudget(2, window_seconds=60)
@@ -76,6 +87,29 @@ def test_failed_ranks_are_started_again_within_the_budget(exit_code: int) -> Non
     assert not budget.allows(failed, now=159)
     assert budget.allows(failed, now=161)  # the first one counts no more
     assert not budget.allows(failed, now=162)
+
+
+def test_ranks_that_fall_at_once_are_one_failure() -> None:
+    budget = RestartBudget(2, window_seconds=600)
+    assert all(budget.allows(end(rank, 1), now=100 + rank) for rank in range(8))
+    assert str(budget) == "1 of at most 2 restarts in 600 s"
+    assert all(budget.allows(end(rank, 1), now=200) for rank in range(8))
+    assert str(budget) == "2 of at most 2 restarts in 600 s"
+    assert not budget.allows(end(3, 1), now=205)  # it fell again
+    assert not budget.allows(end(0, 1), now=300)
+
+
+def test_what_is_left_of_the_budget_does_not_matter_to_a_failure_that_is_counted() -> None:
+    budget = RestartBudget(1, window_seconds=600)
+    assert budget.allows(end(0, 1), now=0)
+    assert budget.allows(end(1, 1), now=9)
+    assert not budget.allows(end(2, 1), now=11)
+
+
+def test_without_a_budget_nobody_is_started_again() -> None:
+    budget = RestartBudget(0, window_seconds=600)
+    assert not budget.allows(end(0, 1), now=0)
+    assert not budget.allows(end(1, 1), now=0)
 
 
 @pytest.mark.parametrize("exit_code", [0, 64, 75])

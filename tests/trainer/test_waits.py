@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from ddp_trainer.collectives.waits import Waits
 from ddp_trainer.exit_codes import BrokenGroupError
-from ddp_trainer.failures import is_lost_peer
-from ddp_trainer.waits import Waits
+from ddp_trainer.membership.failures import is_lost_peer
 from torch.futures import Future
 
 from tests.trainer.pods import job
@@ -61,10 +61,10 @@ import os, signal, sys, time
 import torch
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from ddp_trainer.config import Environment
+from ddp_trainer.settings.environment import Environment
 from ddp_trainer.exit_codes import BrokenGroupError
-from ddp_trainer.training_options import DDPOptions
-from ddp_trainer.world import World
+from ddp_trainer.settings.training import DDPOptions
+from ddp_trainer.membership.world import World
 
 environment = Environment.from_env(os.environ)
 world = World(environment, group_timeout_seconds=600, heartbeat_timeout_seconds=2)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from ddp_trainer import workloads
-from ddp_trainer.config import Options
 from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.settings.options import Options
 from ddp_trainer.workloads.base import MapSamples, Workload
 from ddp_trainer.workloads.gpt import GPT, causal_attention, read_text
 from torch.nn import functional

@@ -9,9 +9,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from ddp_trainer.config import Environment, Options
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.logs import end_process, log_to_stdout
+from ddp_trainer.settings.environment import Environment
+from ddp_trainer.settings.options import Options
+from ddp_trainer.system.logs import end_process, log_to_stdout
 from ddp_trainer.telemetry.stacks import dump_on_signal
 
 _logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     log_to_stdout(f"rank {environment.rank}")
     dump_on_signal()
     # torch takes seconds to import: only now, when the configuration is known to be good.
-    from ddp_trainer.rank import run_rank  # noqa: PLC0415
+    from ddp_trainer.loop.rank import run_rank  # noqa: PLC0415
 
     return run_rank(environment, options)
 

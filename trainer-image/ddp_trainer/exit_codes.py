@@ -37,6 +37,10 @@ class RendezvousTimeoutError(LostPeerError):
     """The other ranks did not come before the deadline."""
 
 
+class LostDeviceError(Exception):
+    """This rank's device is of no more use to this process; a new process may have more luck."""
+
+
 class StoppedError(Exception):
     """The ranks agreed to stop, and the state is saved where there is a place to save it."""
 

@@ -29,17 +29,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_trainer.config import Options, Placement
-from ddp_trainer.config import parser as trainer_parser
-from ddp_trainer.cores import available_cores
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.flags import Parser
-from ddp_trainer.logs import end_process, log_to_stdout
-from ddp_trainer.processes import Supervisor
-from ddp_trainer.starting import CommandStarter, ForkserverStarter, Starter
-from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, status_file
-from ddp_trainer.termination import TerminationReport, write_termination_message
-from ddp_trainer.verdict import RestartBudget, Verdict, judge, judge_script
+from ddp_trainer.launcher.starters import CommandStarter, ForkserverStarter, Starter
+from ddp_trainer.launcher.supervisor import Supervisor
+from ddp_trainer.launcher.verdict import RestartBudget, Verdict, judge, judge_script
+from ddp_trainer.settings import timeouts
+from ddp_trainer.settings.environment import Placement
+from ddp_trainer.settings.flags import Parser, chosen
+from ddp_trainer.settings.options import Options
+from ddp_trainer.settings.options import parser as trainer_parser
+from ddp_trainer.system.cores import available_cores
+from ddp_trainer.system.logs import end_process, log_to_stdout
+from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, StatusFile, status_file
+from ddp_trainer.telemetry.termination import TerminationReport, write_termination_message
 
 _WITHOUT_WARNINGS = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """torch warns of every lost connection with a stack of C++; the trainer says it in a line."""
@@ -78,10 +80,12 @@ class LaunchPlan:
         for name in ("max_restarts", "restart_window_seconds", "kill_after_seconds"):
             if getattr(values, name) < 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must not be negative")
-        silence_seconds = 0.0
+        silence_seconds, kill_after_seconds = 0.0, values.kill_after_seconds
         if script is None:
             # Checked now, rather than in every rank.
-            silence_seconds = Options.parse(trainer_flags).heartbeat_timeout_seconds
+            options = Options.parse(trainer_flags)
+            silence_seconds = options.heartbeat_timeout_seconds
+            kill_after_seconds = _kill_after(options, values.kill_after_seconds, before)
             command = trainer_flags
         elif not script:
             raise ConfigurationError("no command after --: say what to run, or leave -- out")
@@ -97,7 +101,7 @@ class LaunchPlan:
             is_script=script is not None,
             max_restarts=0 if script is not None else values.max_restarts,
             restart_window_seconds=values.restart_window_seconds,
-            kill_after_seconds=values.kill_after_seconds,
+            kill_after_seconds=kill_after_seconds,
             silence_seconds=silence_seconds,
         )
 
@@ -148,11 +152,12 @@ def _supervise(
         RestartBudget(plan.max_restarts, window_seconds=plan.restart_window_seconds),
         kill_after_seconds=plan.kill_after_seconds,
         silence_seconds=plan.silence_seconds,
+        script_has_finished=lambda: plan.is_script and _says_finished(status_path),
     )
     if placement.status_port is not None and status_path is not None:
         # Not before signals are blocked, which the thread inherits; nor where nobody asks for it,
         # for it takes as much memory as half of the launcher.
-        from ddp_trainer.telemetry.server import serve_status  # noqa: PLC0415
+        from ddp_trainer.launcher.server import serve_status  # noqa: PLC0415
 
         serve_status(placement.status_port, status_path, supervisor, placement)
     ranks = {
@@ -174,6 +179,17 @@ def _supervise(
     return judge_script(ends) if plan.is_script else judge(ends)
 
 
+def _says_finished(status_path: Path | None) -> bool:
+    """Whether the status is a script's last word: all is trained and saved."""
+    if status_path is None:
+        return False
+    try:
+        status = StatusFile(status_path).read()
+    except (OSError, ValueError):
+        return False
+    return status is not None and status.finished is True
+
+
 def _environment(placement: Placement, env: Mapping[str, str]) -> Mapping[str, str]:
     """What all ranks of this pod have in common."""
     threads = max(1, available_cores() // placement.local_world_size)
@@ -192,6 +208,20 @@ def _temporary_directory() -> str:
         return tempfile.gettempdir()
     except FileNotFoundError:
         return "/dev/shm"  # in memory, and writable in every pod
+
+
+def _kill_after(options: Options, seconds: float, arguments: Sequence[str]) -> float:
+    """How long ranks may take to stop: never less than what they may take to save."""
+    given = chosen(_parser(), arguments, ["kill_after_seconds"])
+    settled = timeouts.settle(
+        {
+            "stop_within_seconds": options.stop_within_seconds,
+            "kill_after_seconds": seconds,
+        },
+        {"stop_within_seconds", *given},
+        timeouts.STOPPING,
+    )
+    return settled["kill_after_seconds"]
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -228,7 +258,8 @@ def _parser() -> Parser:
         "--kill-after-seconds",
         type=float,
         default=30.0,
-        help="how long the other ranks of a pod may take to stop when one fails (default: 30)",
+        help="how long the other ranks of a pod may take to stop when one fails (default: 30, or "
+        "--stop-within-seconds where that is longer)",
     )
     return flags
 

@@ -9,12 +9,14 @@ import itertools
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.trainer.chaos.blows import blows
 from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
 from tests.trainer.pods import Job, assert_same, job
+from tests.trainer.stream_device import runs as stream_device
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -27,18 +29,40 @@ def flags(of: Job) -> list[str]:
     return [
         *("--epochs", "4", "--checkpoint-every-steps", "3"),
         *("--trace-samples", str(of.traces)),
+        # Running statistics, and more than one bucket.
+        *("--workload", "tests.trainer.norm:load", "--bucket-cap-mb", "0.01"),
     ]
 
 
+CPU, STREAM = "ddp_trainer.launch", stream_device.LAUNCHER
+
+
 @pytest.mark.parametrize(
-    ("nodes", "local_world_size"), [(1, 2), (2, 1), (1, 3), (2, 2)], ids=["2", "1+1", "3", "2+2"]
+    ("nodes", "local_world_size", "launcher"),
+    [
+        (1, 2, CPU),
+        (2, 1, CPU),
+        (1, 3, CPU),
+        (2, 2, CPU),
+        (1, 2, STREAM),
+        (1, 3, STREAM),
+        (2, 2, STREAM),
+    ],
+    ids=["2", "1+1", "3", "2+2", "2 streams", "3 streams", "2+2 streams"],
 )
-def test_all_runs_end_the_same(nodes: int, local_world_size: int, tmp_path: Path) -> None:
+def test_all_runs_end_the_same(
+    nodes: int, local_world_size: int, launcher: str, tmp_path: Path
+) -> None:
     seed = int(os.environ.get("CHAOS_SEED", "0")) or random.randrange(1, 2**32)
     print(f"CHAOS_SEED={seed}")
     ranks = nodes * local_world_size
     schedule = blows(seed, ranks=ranks)
-    shape = {"nodes": nodes, "local_world_size": local_world_size, "extra_environment": STACKS}
+    shape: dict[str, Any] = {
+        "nodes": nodes,
+        "local_world_size": local_world_size,
+        "extra_environment": STACKS,
+        "launcher": launcher,
+    }
     with job(tmp_path / "undisturbed", **shape) as undisturbed:
         for pod in undisturbed.start_all(*flags(undisturbed)):
             assert pod.wait() == 0, pod.log

@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 from ddp_trainer.bench.options import BenchOptions
-from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.logs import end_process, log_to_stdout
-from ddp_trainer.termination import RankReport
+from ddp_trainer.settings.environment import Environment
+from ddp_trainer.system.logs import end_process, log_to_stdout
+from ddp_trainer.telemetry.termination import RankReport
 
 _logger = logging.getLogger(__name__)
 

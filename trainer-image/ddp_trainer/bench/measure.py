@@ -14,8 +14,8 @@ import torch
 from ddp_trainer.bench.links import Member, partners
 from ddp_trainer.bench.operations import DTYPE, OPERATIONS, Operation, exchange, why_unsupported
 from ddp_trainer.bench.options import BenchOptions
-from ddp_trainer.config import Placement
-from ddp_trainer.group import Group
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.settings.environment import Placement
 
 _LINK_BYTES = 4 * 2**20
 """Large enough to show bandwidth rather than latency; less where only less is asked for."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ddp_trainer.failures import is_lost_peer
-from ddp_trainer.group import Group
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.membership.failures import is_lost_peer
 
 DTYPE = torch.float32
 """What DDP sends unless told otherwise."""

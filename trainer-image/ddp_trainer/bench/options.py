@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.flags import Parser
+from ddp_trainer.settings.flags import Parser
 
 OPERATIONS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "send_recv")
 """In the order in which they are measured."""

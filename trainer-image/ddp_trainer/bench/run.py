@@ -11,10 +11,10 @@ from pathlib import Path
 from ddp_trainer.bench.measure import Measurement, Unsupported, measure, measure_links
 from ddp_trainer.bench.options import BenchOptions
 from ddp_trainer.bench.report import HEADER, Report, row
-from ddp_trainer.config import Environment
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.failures import is_lost_peer
-from ddp_trainer.world import World
+from ddp_trainer.membership.failures import is_lost_peer
+from ddp_trainer.membership.world import World
+from ddp_trainer.settings.environment import Environment
 
 _HEARTBEAT_TIMEOUT_SECONDS = 10.0
 """As the trainer's: a rank that stands still for as long ends the benchmark."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.logs import Complaints
+from ddp_trainer.system.logs import Complaints
 from ddp_trainer.telemetry.wire import utc
 
 FILE_NAME = "metrics.jsonl"

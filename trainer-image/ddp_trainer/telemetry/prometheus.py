@@ -38,6 +38,9 @@ def _training(status: Status) -> Iterator[str]:
     ]
     for name, text, value in gauges:
         yield from _metric(name, "gauge", text, value)
+    text = "When a step was last completed, in Unix time."
+    seconds = _unix_time(status.last_step_time)
+    yield from _metric("ddp_last_step_timestamp_seconds", "gauge", text, seconds)
     if status.checkpoint is not None:
         text = "Step of the newest complete checkpoint."
         yield from _metric("ddp_checkpoint_step", "gauge", text, status.checkpoint.step)

@@ -11,14 +11,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddp_trainer.logs import Complaints
+from ddp_trainer.system.logs import Complaints
 from ddp_trainer.telemetry.histogram import Histogram
 from ddp_trainer.telemetry.history import History
 from ddp_trainer.telemetry.status import CheckpointStatus, Measurements, Status, StatusFile
 from ddp_trainer.telemetry.stragglers import Straggler, StragglerWatch
 from ddp_trainer.telemetry.timing import Phase, StepTimer
+from ddp_trainer.telemetry.wire import utc_to_the_millisecond
 
 _INTERVAL_SECONDS = 0.25
+
+_NOTHING = Measurements(
+    step_seconds=0.0,
+    step_counts=(),
+    phase_seconds=dict.fromkeys(Phase, 0.0),
+    reforms=0,
+    reform_seconds=0.0,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +47,8 @@ class Publisher:
         self._timer = timer
         self._watch = StragglerWatch()
         self._straggler: Straggler | None = None
-        self._before = _predecessor(file)
+        before = _predecessor(file)
+        self._before = before.measurements or _NOTHING
         self._histogram = Histogram(self._before.step_counts, total=self._before.step_seconds)
         self._reforms, self._reform_seconds = self._before.reforms, self._before.reform_seconds
         has_predecessor = sum(self._before.step_counts) > 0
@@ -46,8 +56,10 @@ class Publisher:
         self._told_phases = dict(timer.seconds)
         self._step = 0
         self._step_began = 0.0
+        self._last_step_at: float | None = None
+        """In Unix time; None: no step was completed by this process."""
         self._due = 0.0
-        self._status = Status(step=0)
+        self._status = Status(step=0, last_step_time=before.last_step_time)
         self._complaints = Complaints(_logger, "cannot write the status")
 
     def begin(self, step: int, *, total_steps: int) -> None:
@@ -74,6 +86,7 @@ class Publisher:
         self._histogram.observe(now - self._step_began)
         self._step_began = now
         self._step = step
+        self._last_step_at = time.time()
         if now >= self._due:
             self._publish(now)
 
@@ -108,6 +121,7 @@ class Publisher:
                 epoch=epoch,
                 loss=loss,
                 samplesPerSecond=round(samples_per_second, 3),
+                lastStepTime=self._last_step_time(),
                 **phases,
                 **({} if slowest_rank is None else {"slowestRank": slowest_rank}),
             )
@@ -115,7 +129,13 @@ class Publisher:
     def evaluated(self, *, step: int, epoch: int, accuracy: float) -> None:
         """The model of `step` has this accuracy on the whole test set."""
         if self._history is not None:
-            self._history.append("evaluation", step=step, epoch=epoch, accuracy=accuracy)
+            self._history.append(
+                "evaluation",
+                step=step,
+                epoch=epoch,
+                accuracy=accuracy,
+                lastStepTime=self._last_step_time(),
+            )
         self._step_began = time.monotonic()
 
     def saved(self, checkpoint: CheckpointStatus) -> None:
@@ -143,11 +163,21 @@ class Publisher:
         self._due = now + _INTERVAL_SECONDS
         if self._file is None:
             return
-        self._status = replace(self._status, step=self._step, measurements=self._measurements())
+        self._status = replace(
+            self._status,
+            step=self._step,
+            last_step_time=self._last_step_time(),
+            measurements=self._measurements(),
+        )
         try:
             self._file.write(self._status)
         except OSError as error:
             self._complaints.of(error)
+
+    def _last_step_time(self) -> str | None:
+        if self._last_step_at is None:
+            return self._status.last_step_time
+        return utc_to_the_millisecond(self._last_step_at)
 
     def _measurements(self) -> Measurements:
         return Measurements(
@@ -163,18 +193,11 @@ class Publisher:
         )
 
 
-def _predecessor(file: StatusFile | None) -> Measurements:
-    """What the process that was rank 0 before has measured; nothing, if there was none."""
-    nothing = Measurements(
-        step_seconds=0.0,
-        step_counts=(),
-        phase_seconds=dict.fromkeys(Phase, 0.0),
-        reforms=0,
-        reform_seconds=0.0,
-    )
+def _predecessor(file: StatusFile | None) -> Status:
+    """What the process that was rank 0 before has told; of no step, if there was none."""
     try:
         status = file.read() if file is not None else None
     except (OSError, ValueError) as error:
         _logger.warning("the status of the process before cannot be read: %s", error)
-        return nothing
-    return nothing if status is None else status.measurements or nothing
+        status = None
+    return status or Status(step=0)

@@ -58,6 +58,11 @@ class Status:
 
     step: int
     """Optimizer steps completed since the beginning of training."""
+    last_step_time: str | None = None
+    """When a step was last completed, whichever it was: UTC, as in 2026-11-21T03:00:00.250Z.
+
+    From a failure until then no training went on, whatever else did.
+    """
     total_steps: int | None = None
     epoch: int | None = None
     """The one under way, counted from 1."""
@@ -66,6 +71,8 @@ class Status:
     slowest_rank: int | None = None
     """A rank that holds the others up."""
     checkpoint: CheckpointStatus | None = None
+    finished: bool | None = None
+    """A script's last word: whether all ranks of this pod have trained and saved everything."""
     measurements: Measurements | None = None
 
 
@@ -135,7 +142,14 @@ def status_file(env: Mapping[str, str]) -> Iterator[Path | None]:
     None where nothing can be written, which is logged.
     """
     if env.get(STATUS_FILE_VARIABLE):
-        yield Path(env[STATUS_FILE_VARIABLE])
+        path = Path(env[STATUS_FILE_VARIABLE])
+        try:
+            path.unlink(missing_ok=True)  # an earlier launcher's: it says nothing of these ranks
+        except OSError as error:
+            _logger.warning("cannot remove an old status, and serve none: %s", error)
+            yield None
+        else:
+            yield path
         return
     try:
         temporary = tempfile.TemporaryDirectory(

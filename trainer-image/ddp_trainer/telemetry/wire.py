@@ -35,6 +35,12 @@ def utc(unix_time: float) -> str:
     return datetime.fromtimestamp(unix_time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def utc_to_the_millisecond(unix_time: float) -> str:
+    """The same for what is set against other times, as in 2026-11-21T03:00:00.250Z."""
+    moment = datetime.fromtimestamp(unix_time, UTC).replace(tzinfo=None)
+    return moment.isoformat(timespec="milliseconds") + "Z"
+
+
 def camel_case(name: str) -> str:
     """`total_steps` as `totalSteps`."""
     first, *rest = name.split("_")

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, default_collate
 
 from ddp_trainer.exit_codes import ConfigurationError
@@ -73,6 +75,19 @@ class Workload:
     """(outputs, targets) → mean loss, a scalar."""
     score: Callable[[Tensor, Tensor], Tensor]
     """(outputs, targets) → one number per sample; their mean is the reported accuracy."""
+    optimizer: Callable[[nn.Module, float], Optimizer] | None = None
+    """(model, --lr) → an optimizer of its parameters, the same on all ranks; None: AdamW.
+
+    It takes a step without a closure. Its parameter groups may have rates of their own, of which
+    each is the peak of the bundled schedule.
+    """
+    scheduler: Callable[[Optimizer, int], LRScheduler] | None = None
+    """(optimizer, steps of the whole training) → a scheduler; None: that of --schedule.
+
+    It is stepped after each step of the optimizer, and its state is saved: it must be plain data.
+    It counts steps, of which there are more or fewer than it was told when a job goes on with
+    another number of ranks; the bundled one counts samples.
+    """
 
 
 def at_least(minimum: int, **options: int) -> None:

@@ -1,0 +1,155 @@
+"""Ranks that die at points of their life that a test has chosen, one after the other.
+
+The plan is in the environment. A death waits for all before it in the plan, and then for its rank
+to pass its point: whichever process is the rank by then dies there, and its successor does not.
+What befalls a rank may be something else than death, where a device knows how.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+PLAN_VARIABLE = "TEST_DEATHS"
+FOLDER_VARIABLE = "TEST_DEATHS_FOLDER"
+
+IN_A_STEP = (
+    "vote",
+    "backward",
+    "gate",
+    "before the optimizer's step",
+    "within the optimizer's step",
+    "after the optimizer's step",
+)
+WHILE_FORMING = ("rendezvous", "connection", "the state's transfer")
+ELSEWHERE = ("evaluation", "within a save")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    rank: int
+    point: str
+    step: int = 0
+    """Not before the rank is about to take this step, or is beyond it, in a group that has formed
+    since the death before and taken a step, so that all of it have the run's state. 0: at once."""
+    deed: str = "kill"
+    """Of DEEDS."""
+
+
+DEEDS: dict[str, Callable[[], None]] = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL)}
+"""What can befall a rank."""
+
+
+def environment(plan: list[Death], folder: Path) -> dict[str, str]:
+    """What makes ranks die as planned, where `install` is called."""
+    folder.mkdir(exist_ok=True)
+    return {
+        PLAN_VARIABLE: json.dumps([asdict(death) for death in plan]),
+        FOLDER_VARIABLE: str(folder),
+    }
+
+
+def toll(folder: Path) -> int:
+    """How many have died as planned."""
+    return len(list(folder.iterdir()))
+
+
+def pass_by(point: str) -> None:
+    """Die if that is due: for points that only some devices have."""
+    if _Fate.of_this_process is not None:
+        _Fate.of_this_process.die_if_due(point)
+
+
+class _Fate:
+    of_this_process: ClassVar[_Fate | None] = None
+
+    def __init__(self, plan: list[Death], folder: Path) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._run: Any = None
+        self._agreed_on = 0
+        self._agreed_at = 0.0
+
+    def know(self, run: Any) -> None:
+        """The ranks of a group go on from where this run stands."""
+        self._run, self._agreed_on, self._agreed_at = run, run.position.step, time.time()
+
+    def die_if_due(self, point: str) -> None:
+        last = 0.0
+        for number, death in enumerate(self._plan):
+            grave = self._folder / str(number)
+            if grave.exists():
+                last = grave.stat().st_mtime
+                continue
+            mine = death.rank == int(os.environ["RANK"]) and death.point == point
+            if mine and (death.step == 0 or self._is_about_to_take(death.step, last)):
+                grave.touch()
+                DEEDS[death.deed]()
+            return
+
+    def _is_about_to_take(self, step: int, last_death: float) -> bool:
+        done = self._run.position.step if self._run is not None else 0
+        formed_since = self._agreed_at > last_death and done > self._agreed_on
+        return bool(formed_since and done >= step - 1)
+
+
+def install(variables: Mapping[str, str]) -> None:
+    """Let the ranks that are forked from this process die as planned, if there is a plan."""
+    if PLAN_VARIABLE not in variables:
+        return
+    from ddp_trainer.checkpoints import checkpoint  # noqa: PLC0415
+    from ddp_trainer.collectives.group import Group  # noqa: PLC0415
+    from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
+    from ddp_trainer.loop import keeper, train  # noqa: PLC0415
+    from ddp_trainer.membership import connection, rendezvous  # noqa: PLC0415
+    from ddp_trainer.run import run  # noqa: PLC0415
+    from torch.optim import adam  # noqa: PLC0415
+
+    plan = [Death(**death) for death in json.loads(variables[PLAN_VARIABLE])]
+    fate = _Fate.of_this_process = _Fate(plan, Path(variables[FOLDER_VARIABLE]))
+
+    def dying(point: str) -> Callable[..., None]:
+        return lambda *_: fate.die_if_due(point)
+
+    def die_in_backward(_: Group, model: Any, *__: object) -> None:
+        # The gradient of one parameter in the middle is ready: some buckets may be on their way.
+        parameters = list(model.parameters())
+        parameters[len(parameters) // 2].register_hook(dying("backward"))
+
+    patch(keeper.Keeper, "agree", after=lambda _, its, __: fate.know(its))
+    patch(Group, "start_sum", after=dying("vote"))
+    patch(Group, "wrap", before=die_in_backward)
+    patch(Gate, "wait", before=dying("gate"))
+    patch(run.Run, "complete_step", before=dying("before the optimizer's step"))
+    patch(adam, "adam", after=dying("within the optimizer's step"))
+    patch(run.Position, "advance", after=dying("after the optimizer's step"))
+    patch(train, "evaluate", before=dying("evaluation"))
+    patch(checkpoint, "write_file", after=dying("within a save"))
+    patch(rendezvous.Rendezvous, "meet", after=dying("rendezvous"))
+    patch(connection.Connection, "open", before=dying("connection"))
+    patch(Group, "broadcast_large", before=dying("the state's transfer"))
+
+
+def patch(
+    owner: Any,
+    name: str,
+    *,
+    before: Callable[..., None] = lambda *_: None,
+    after: Callable[..., None] = lambda *_: None,
+) -> None:
+    """Call something with the arguments of a function before or after it."""
+    original = getattr(owner, name)
+
+    def replacement(*arguments: Any, **options: Any) -> Any:
+        before(*arguments)
+        result = original(*arguments, **options)
+        after(*arguments)
+        return result
+
+    setattr(owner, name, replacement)

@@ -1,0 +1,175 @@
+"""Makes the trainer of this process compute on a device with a stream.
+
+What it takes for a GPU is the CPU, except for what decides whether a broken collective does harm:
+collectives, the optimizer's step and what takes back a step are queued on a stream, in order, and
+the host runs ahead of them. Where the host computes with what a GPU would have in the stream, it
+waits for the stream first.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from ddp_trainer.devices.gate import Event, Gate
+from ddp_trainer.loop import train
+from ddp_trainer.loop.replica import Replica
+from ddp_trainer.membership import connection, world
+from ddp_trainer.membership.connection import Connection
+from ddp_trainer.run import run
+from ddp_trainer.run.optimization import Optimization
+from torch import distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
+
+from tests.trainer import deaths
+from tests.trainer.stream_device import kernels
+from tests.trainer.stream_device.group import StreamGroup
+from tests.trainer.stream_device.kernels import replace
+from tests.trainer.stream_device.stream import Stream
+
+STREAM = Stream()
+_SLOWNESS_SECONDS = 0.5
+"""For a thread that sabotages: more than the training needs to take a step."""
+
+
+class StreamCommunicator:
+    """What joins the streams of one group."""
+
+    def __init__(self, group: StreamGroup, control: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self.control = control
+
+    def trouble(self) -> str | None:
+        """It notices nothing: the worst that a communicator can do."""
+        return None
+
+    def abort(self) -> None:
+        """Let the stream go on."""
+        self._group.abort()
+
+
+class StreamDevice:
+    """A rank's device."""
+
+    def join(
+        self, store: Store, *, rank: int, world_size: int, timeout: timedelta
+    ) -> StreamCommunicator:
+        """Make the default group of streams, and beside it one of gloo."""
+        dist.init_process_group(
+            "stream", store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
+        group = distributed_c10d._get_default_group()
+        assert isinstance(group, StreamGroup)
+        control = dist.new_group(backend="gloo", timeout=timeout)
+        deaths.pass_by("joining")
+        _wait_for_all(store, rank=rank, world_size=world_size)
+        return StreamCommunicator(group, control)
+
+    def record(self) -> Event:
+        """Mark the end of what the stream was told so far."""
+        return STREAM.record()
+
+
+class Sabotage(StrEnum):
+    """What is taken away from the trainer, to see that it is missed."""
+
+    NO_GATE = "no gate"
+    """Nothing waits for the stream before a step is taken."""
+    EVENT_ALONE = "event alone"
+    """That the stream has come so far is enough, whatever made it go on."""
+    ABORT_FIRST = "abort first"
+    """The group is aborted before anybody knows that it is broken."""
+
+
+def _wait_for_all(store: Store, *, rank: int, world_size: int) -> None:
+    """Wait as NCCL's initialisation does: for ever, and for nobody's word, if a rank is gone."""
+    try:
+        store.set(f"joining/{rank}", "")
+        while not store.check([f"joining/{other}" for other in range(world_size)]):
+            time.sleep(0.001)
+    except RuntimeError:
+        _wait_for_ever()
+
+
+def _wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+def hang() -> None:
+    """The device does nothing any more, whatever it is told."""
+    STREAM.tell(_wait_for_ever)
+
+
+def stall() -> None:
+    """The link to the others is gone: no collective comes to its end, though all ranks live."""
+    group = distributed_c10d._get_default_group()
+    assert isinstance(group, StreamGroup)
+    STREAM.tell(group.wait_for_abort)
+
+
+def fail() -> None:
+    """The device reports an error, to whoever asks, for as long as the process lives."""
+    STREAM.tell(_raise)
+
+
+def _raise() -> None:
+    raise RuntimeError("device-side assert triggered")
+
+
+def install(sabotage: Sabotage | None = None) -> None:
+    """Make it the device of this process, and of those that are forked from it."""
+    kernels.install()
+    deaths.DEEDS |= {"hang": hang, "stall": stall, "fail": fail}
+    # As long as a device may take that is a thread.
+    replace(connection, "_DRAIN_SECONDS", 2.0)
+    replace(connection, "_LEAVE_SECONDS", 5.0)
+    dist.Backend.register_backend("stream", functools.partial(StreamGroup, STREAM), devices=["cpu"])
+    replace(world, "accelerator_for", lambda *_: StreamDevice())
+    replace(train, "check_abilities", lambda *_: None)
+    _queue(Optimization, "step")
+    _queue(run.Run, "_take_back")
+    _synchronize_before(Replica, "_all_passes")
+    _synchronize_before(run.Run, "attempt", "state", "restore")
+    _synchronize_before(train, "evaluate")
+    match sabotage:
+        case Sabotage.NO_GATE:
+            replace(Gate, "wait", lambda _: None)
+        case Sabotage.EVENT_ALONE:
+            replace(Gate, "wait", lambda _: STREAM.synchronize())
+        case Sabotage.ABORT_FIRST:
+            give_up = Connection.give_up
+
+            def abort_and_give_up(broken: Connection, why: str) -> None:
+                assert broken._communicator is not None
+                broken._communicator.abort()
+                STREAM.synchronize()
+                time.sleep(_SLOWNESS_SECONDS)
+                give_up(broken, why)
+
+            replace(Connection, "give_up", abort_and_give_up)
+
+
+def _queue(owner: object, name: str) -> None:
+    original: Callable[..., None] = getattr(owner, name)
+    replace(owner, name, lambda *arguments: STREAM.tell(functools.partial(original, *arguments)))
+
+
+def _synchronize_before(owner: object, *names: str) -> None:
+    for name in names:
+        original = getattr(owner, name)
+        replace(owner, name, _after(STREAM.synchronize, original))
+
+
+def _after(first: Callable[[], None], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def both(*arguments: Any, **options: Any) -> Any:
+        first()
+        return original(*arguments, **options)
+
+    return both

@@ -1,0 +1,145 @@
+"""A process group whose collectives run on a stream, and end when they are aborted, whole or not.
+
+As with NCCL, a collective's future is complete when the collective is queued. Its data comes later.
+When a peer is gone it never comes, nobody says so, and the stream stands still until the group is
+aborted. Then it goes on: with nothing written, or with half of a bucket.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+from torch import distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.futures import Future
+
+from tests.trainer.stream_device.stream import Mark, Stream
+
+_LONGEST_JOURNEY_SECONDS = 0.004
+_TRANSPORT_TIMEOUT = timedelta(hours=1)
+
+
+class StreamWork(dist.Work):
+    """A collective that is queued."""
+
+    def __init__(self, mark: Mark, outputs: list[Tensor], *, host_follows: bool) -> None:
+        super().__init__()
+        self._mark = mark
+        self._host_follows = host_follows
+        self._future: Future[Any] = Future()
+        self._future.set_result(outputs)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Make what follows on the stream wait, as all there does: the host goes on.
+
+        Not where layers call collectives: what follows there is computed by the host.
+        """
+        del timeout
+        if self._host_follows:
+            self._mark.synchronize()
+        return True
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+
+class StreamGroup(dist.ProcessGroup):
+    """Collectives of tensors on the CPU, carried by gloo and done by the stream."""
+
+    def __init__(
+        self, stream: Stream, store: Store, rank: int, size: int, timeout: timedelta
+    ) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch's hint knows one of two
+        self._stream = stream
+        self._transport: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._transport._set_default_timeout(_TRANSPORT_TIMEOUT)
+        self._dice = random.Random(rank)
+        self._aborted = threading.Event()
+        self._ended = threading.Event()
+        self.spoilt = 0
+        """Collectives that ended otherwise than whole."""
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's
+        return "stream"
+
+    # What torch calls; the other overloads are shorthands for people.
+    def allreduce(  # type: ignore[override]
+        self, tensors: list[Tensor], options: Any
+    ) -> StreamWork:
+        return self._tell(
+            tensors,
+            lambda copies: self._transport.allreduce(copies, options),
+            host_follows=not options.asyncOp,
+        )
+
+    def broadcast(  # type: ignore[override]
+        self, tensors: list[Tensor], options: Any
+    ) -> StreamWork:
+        return self._tell(
+            tensors,
+            lambda copies: self._transport.broadcast(copies, options),
+            host_follows=not options.asyncOp,
+        )
+
+    def all_gather_single(  # type: ignore[override]
+        self, output: Tensor, own: Tensor, options: Any
+    ) -> StreamWork:
+        del options
+
+        def begin(copies: list[Tensor]) -> Any:
+            parts = list(copies[0].view(self.size(), -1).unbind())
+            return self._transport.allgather([parts], [own.reshape(-1).contiguous()])
+
+        return self._tell([output], begin, host_follows=True)
+
+    def abort(self) -> None:
+        """Let the stream go on."""
+        self._aborted.set()
+        self._ended.set()
+
+    def wait_for_abort(self) -> None:
+        """Come back when the group is aborted."""
+        self._aborted.wait()
+
+    def shutdown(self) -> None:
+        """Nothing is under way."""
+
+    def _tell(
+        self, outputs: list[Tensor], begin: Callable[[list[Tensor]], Any], *, host_follows: bool
+    ) -> StreamWork:
+        def carry_out() -> None:
+            copies = [tensor.clone() for tensor in outputs]
+            if self._arrives(copies, begin):
+                for tensor, copy in zip(outputs, copies, strict=True):
+                    tensor.copy_(copy)
+                return
+            self.wait_for_abort()
+            self.spoilt += 1
+            if self.spoilt % 2:
+                for tensor in outputs:
+                    half = tensor.view(-1)[: tensor.numel() // 2]
+                    half.copy_(half * 3 + 1)
+
+        self._stream.tell(carry_out)
+        return StreamWork(self._stream.record(), outputs, host_follows=host_follows)
+
+    def _arrives(self, copies: list[Tensor], begin: Callable[[list[Tensor]], Any]) -> bool:
+        time.sleep(self._dice.uniform(0, _LONGEST_JOURNEY_SECONDS))
+        self._ended.clear()
+        if self._aborted.is_set():
+            return False
+        try:
+            future = begin(copies).get_future()
+            future.add_done_callback(lambda _: self._ended.set())
+            self._ended.wait()
+            if future.done():
+                future.value()
+        except RuntimeError:  # a peer is gone
+            return False
+        return not self._aborted.is_set()

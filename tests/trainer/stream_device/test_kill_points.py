@@ -1,0 +1,107 @@
+"""Ranks die at every point of their life while their device runs behind the host.
+
+Nothing is spoilt: all end where an undisturbed run ends, to the bit, running statistics of batch
+norm included. The trainer that is run here differs from the one on a GPU in nothing but the device:
+see `device`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer import deaths
+from tests.trainer.chaos.blows import blows
+from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
+from tests.trainer.deaths import Death
+from tests.trainer.pods import assert_same, job
+from tests.trainer.stream_device.device import Sabotage
+from tests.trainer.stream_device.forkserver import SABOTAGE_VARIABLE
+from tests.trainer.stream_device.runs import (
+    LAST_STEP,
+    LAUNCHER,
+    Undisturbed,
+    assert_same_run,
+    flags,
+    run_to_its_end,
+)
+
+pytestmark = [pytest.mark.timeout(600)]
+
+SEED = 11
+
+
+def plan_for(ranks: int) -> list[Death]:
+    """Each point of a step for the first rank, another one and the last, and all other points."""
+    victims = sorted({0, 1, ranks - 1})
+    in_steps = [Death(rank=rank, point=point) for point in deaths.IN_A_STEP for rank in victims]
+    # A successor dies while it forms the group, or a survivor unless it alone has the state.
+    forming = [
+        [Death(rank=rank, point="backward"), Death(rank=(rank + other) % ranks, point=point)]
+        for point in deaths.WHILE_FORMING
+        for rank, other in ((0, 0), (ranks - 1, 1 if ranks > 2 else 0))
+    ]
+    first = [*in_steps[::2], Death(rank=0, point="within a save")]
+    second = [*in_steps[1::2], *chain.from_iterable(forming)]
+    half = LAST_STEP[ranks] // 2
+    return [
+        *_spread(first, begin=2, end=half - 1),
+        Death(rank=ranks - 1, point="evaluation", step=half),
+        *_spread(second, begin=half + 1, end=2 * half - 1),
+        Death(rank=0, point="evaluation", step=2 * half),
+    ]
+
+
+def _spread(plan: list[Death], *, begin: int, end: int) -> list[Death]:
+    """Over so many steps; a rank that forms the group may be new, and know of none."""
+    return [
+        death
+        if death.point in deaths.WHILE_FORMING
+        else replace(death, step=begin + number * (end - begin) // len(plan))
+        for number, death in enumerate(plan)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_die_at_every_point(ranks: int, tmp_path: Path, undisturbed: Undisturbed) -> None:
+    plan, graves = plan_for(ranks), tmp_path / "graves"
+    settings: dict[str, Any] = {"nodes": 1, "local_world_size": ranks, "launcher": LAUNCHER}
+    with job(tmp_path, **settings, extra_environment=deaths.environment(plan, graves)) as wounded:
+        pod = run_to_its_end(wounded)
+        assert deaths.toll(graves) == len(plan), pod.log
+        assert "resuming from checkpoint" not in pod.log
+        assert_same_run(wounded, undisturbed(ranks))
+
+
+@pytest.mark.parametrize("sabotage", list(Sabotage))
+def test_what_is_taken_away_is_missed(
+    sabotage: Sabotage, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """A device on which nothing could go wrong would prove nothing."""
+    variables = {
+        **deaths.environment([Death(rank=2, point="backward", step=9)], tmp_path / "graves"),
+        SABOTAGE_VARIABLE: sabotage,
+    }
+    with job(
+        tmp_path, nodes=1, local_world_size=3, launcher=LAUNCHER, extra_environment=variables
+    ) as wounded:
+        pod = run_to_its_end(wounded)
+        assert "going on from memory at step 8" not in pod.log, "it took the step that nobody could"
+        with pytest.raises(AssertionError):
+            assert_same(wounded.state(LAST_STEP[3]), undisturbed(3).state(LAST_STEP[3]))
+
+
+def test_a_score_of_kills_at_random_moments(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """The same few of those that `make chaos` draws by the hundred."""
+    with job(
+        tmp_path, nodes=1, local_world_size=3, launcher=LAUNCHER, extra_environment=STACKS
+    ) as wounded:
+        wounded.start_all(*flags(wounded), *PATIENCE)
+        disturbance = Disturbance(wounded)
+        disturbance.strike(blows(SEED, ranks=3), at_most=20)
+        assert disturbance.toll.kills >= 5, disturbance.toll.story
+        assert_same_run(wounded, undisturbed(3))

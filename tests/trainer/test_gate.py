@@ -1,0 +1,297 @@
+"""Nothing is used that may not have arrived: what the gate lets pass, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.devices.accelerator import prepare_nccl
+from ddp_trainer.devices.gate import Gate, expect, pause_after
+from ddp_trainer.exit_codes import BrokenGroupError, LostDeviceError
+from ddp_trainer.loop.replica import Replica
+from ddp_trainer.loop.train import new_run
+from ddp_trainer.membership.failures import is_lost_device, is_lost_peer
+from ddp_trainer.settings.options import Options
+from ddp_trainer.system.last_resort import LastResort
+from ddp_trainer.workloads.base import Samples, Workload
+from torch import distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn import functional
+
+from tests.trainer.pods import assert_same
+
+
+class Device:
+    """Comes to its events at a set time, by a clock that only sleeping moves."""
+
+    def __init__(self, *, comes_at: float = 0.0) -> None:
+        self.now = 0.0
+        self.comes_at = comes_at
+        self.looks = 0
+        self.when_it_comes: Callable[[], None] = lambda: None
+
+    def query(self) -> bool:
+        self.looks += 1
+        if self.now < self.comes_at:
+            return False
+        self.when_it_comes()
+        return True
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Failure:
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __call__(self) -> Exception | None:
+        return self.error
+
+
+def gate(device: Device, failure: Failure, **settings: Any) -> Gate:
+    return Gate(
+        lambda: device,
+        failure,
+        timeout_seconds=600.0,
+        clock=lambda: device.now,
+        sleep=device.sleep,
+        **settings,
+    )
+
+
+def test_what_has_come_takes_one_look() -> None:
+    device = Device()
+    gate(device, Failure()).wait()
+    assert device.looks == 1
+    assert device.now == 0
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 0.02, 3.0])
+def test_what_comes_later_is_found_soon(seconds: float) -> None:
+    device = Device(comes_at=seconds)
+    gate(device, Failure()).wait()
+    assert seconds <= device.now <= seconds * (1 + 1 / 32) + 1e-4
+
+
+def test_an_event_that_comes_of_an_abort_is_none() -> None:
+    """Whoever aborts says so first; the device goes on because of that."""
+    device, failure = Device(comes_at=1.0), Failure()
+
+    def abort() -> None:
+        failure.error = BrokenGroupError("rank 1 is gone")
+
+    device.when_it_comes = abort
+    with pytest.raises(BrokenGroupError, match="rank 1 is gone"):
+        gate(device, failure).wait()
+
+
+def test_a_broken_group_ends_the_wait() -> None:
+    device, failure = Device(comes_at=1e9), Failure()
+    sleep = device.sleep
+
+    def break_after_a_second(seconds: float) -> None:
+        sleep(seconds)
+        if device.now >= 1:
+            failure.error = ValueError("a hook's own mistake")
+
+    device.sleep = break_after_a_second  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="a hook's own mistake"):
+        gate(device, failure).wait()
+    assert 1 <= device.now < 1.1
+
+
+def test_a_device_that_hangs_ends_the_wait_after_the_groups_timeout() -> None:
+    device = Device(comes_at=1e9)
+    with pytest.raises(BrokenGroupError, match="more than 600 s"):
+        gate(device, Failure()).wait()
+    assert 600 <= device.now < 601
+
+
+def test_a_rank_told_to_stop_waits_a_few_seconds_only() -> None:
+    device = Device(comes_at=1e9)
+    with pytest.raises(BrokenGroupError):
+        gate(device, Failure(), told_to_stop=lambda: device.now >= 30).wait()
+    assert 34 < device.now < 36
+
+
+def test_a_device_that_has_failed_says_so() -> None:
+    device = Device()
+
+    def fail() -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    device.when_it_comes = fail
+    with pytest.raises(torch.AcceleratorError) as raised:
+        gate(device, Failure()).wait()
+    assert is_lost_device(raised.value)
+
+
+def test_a_broken_group_is_noticed_where_the_host_waits_for_all_by_itself() -> None:
+    failure = Failure()
+    on_cpu = Gate(None, failure, timeout_seconds=1)
+    on_cpu.wait()
+    failure.error = BrokenGroupError("rank 1 is gone")
+    with pytest.raises(BrokenGroupError):
+        on_cpu.wait()
+
+
+def test_pauses_grow_with_the_wait() -> None:
+    assert pause_after(0) == pause_after(1e-3) < pause_after(0.01) < pause_after(1) == 500e-6
+
+
+def test_a_device_that_nobody_holds_up_is_lost_when_it_hangs() -> None:
+    with pytest.raises(LostDeviceError, match=r"did not come to itself within 0\.01 s"):
+        expect(Device(comes_at=1), within_seconds=0.01, what="come to itself")
+
+
+def test_a_failed_collective_is_known_before_anybody_waits_for_it() -> None:
+    source: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+    def lose(_: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        raise RuntimeError("Connection closed by peer")
+
+    waits = Waits()
+    wait = waits.begin(source.then(lose))
+    assert waits.failure is None
+    source.set_result(torch.ones(1))
+    assert "Connection closed" in str(waits.failure)
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        wait()
+
+
+class NormNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+        self.linear = nn.Linear(16, 16, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.linear(self.norm(inputs))
+        return outputs
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_refused_step_leaves_no_trace() -> None:
+    """Neither in running statistics nor in what PowerSGD has left out."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(8, 16, generator=generator)
+    targets = torch.randint(16, (8,), generator=generator)
+    samples = Samples(inputs=inputs, targets=targets)
+    workload = Workload(
+        train=samples,
+        test=samples,
+        model=NormNet,
+        loss=functional.cross_entropy,
+        score=lambda outputs, targets: (outputs.argmax(1) == targets).float(),
+    )
+    flags = ["--gradient-compression=powersgd", "--powersgd-start-step=2", "--batch-size=8"]
+    options = Options.parse(flags)
+    failure = Failure()
+    group = Group(
+        rank=0,
+        size=1,
+        device=torch.device("cpu"),
+        waits=Waits(),
+        gate=Gate(None, failure, timeout_seconds=1),
+    )
+    run = new_run(workload, options, world_size=1, device=group.device)
+    replica = Replica(run, group, workload.loss, options)
+    replica.rehearse(inputs, targets)
+    for _ in range(4):
+        replica.backward(inputs, targets)
+        run.complete_step(8)
+    before = copy.deepcopy(run.state())
+    assert before["compression"]["left_out"]
+    failure.error = BrokenGroupError("rank 1 is gone")
+    for attempt in (lambda: replica.backward(inputs, targets), replica.equalise):
+        with pytest.raises(BrokenGroupError):
+            attempt()
+        assert_same(run.state(), before)
+
+
+def test_the_last_resort_ends_what_does_not_come_back() -> None:
+    ended: list[str] = []
+    called = threading.Event()
+
+    def end(what: str) -> None:
+        ended.append(what)
+        called.set()
+
+    resort = LastResort(end)
+    resort.within(3600, "the later deadline")
+    resort.within(0.01, "the sooner one")
+    resort.within(3600, "a later one does not take its place")
+    assert called.wait(60)
+    assert ended == ["the sooner one"]
+
+
+def test_the_last_resort_spares_whoever_is_in_time() -> None:
+    ended: list[str] = []
+    resort = LastResort(ended.append)
+    with resort.during(3600, "a block"):
+        pass
+    resort.within(3600, "left in time")
+    resort.over()
+    resort.within(0.0, "told too late")
+    for thread in threading.enumerate():
+        if thread.name == "last-resort":
+            thread.join(60)  # an hour, had it not been cancelled
+            assert not thread.is_alive()
+    assert ended == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        dist.DistBackendError(
+            "NCCL error in: ProcessGroupNCCL.cpp:3356, unhandled cuda error (run with "
+            "NCCL_DEBUG=INFO for details). ncclUnhandledCudaError: Call to CUDA function failed. "
+            "Last error: Cuda failure 'the launch timed out and was terminated'; Timeout"
+        ),
+        LostDeviceError("it hangs"),
+    ],
+)
+def test_a_lost_device_is_no_lost_peer(error: Exception) -> None:
+    assert is_lost_device(error)
+    assert not is_lost_peer(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        dist.DistBackendError("NCCL error: ncclRemoteError: remote process exited"),
+        ValueError("CUDA error: quoted in an error of mine"),
+        BrokenGroupError("NCCL: COMM_ERROR"),
+    ],
+)
+def test_other_errors_leave_the_device_of_use(error: Exception) -> None:
+    assert not is_lost_device(error)
+
+
+def test_nccl_leaves_broken_collectives_to_this_process() -> None:
+    environment = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    prepare_nccl(environment)
+    assert environment == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+    }

@@ -1,0 +1,196 @@
+"""The learning rate of every step, whatever the number of ranks that take it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from ddp_trainer.data.sampler import ShardedSampler
+from ddp_trainer.loop.train import new_run
+from ddp_trainer.run.run import Run
+from ddp_trainer.run.schedule import Schedule
+from ddp_trainer.settings.options import Options
+from ddp_trainer.system import buffers
+from ddp_trainer.workloads.base import Samples, Workload
+from torch import nn
+from torch.nn import functional
+from torch.optim.lr_scheduler import LambdaLR
+
+SAMPLES, EPOCHS, LR = 1000, 3, 0.5
+FLAGS = (f"--epochs={EPOCHS}", "--batch-size=8", f"--lr={LR}")
+
+
+def workload() -> Workload:
+    samples = Samples(inputs=torch.zeros(SAMPLES, 1), targets=torch.zeros(SAMPLES, 1))
+    return Workload(
+        train=samples,
+        test=samples,
+        model=lambda: nn.Linear(1, 1),
+        loss=functional.mse_loss,
+        score=lambda outputs, targets: (outputs == targets).float().squeeze(1),
+    )
+
+
+class Training:
+    """A run of the bundled loop's steps, without its groups: one process plays all ranks."""
+
+    def __init__(self, *flags: str) -> None:
+        self._options = Options.parse([*FLAGS, *flags])
+        self.rates: list[float] = []
+        """Of every step, as the optimizer took it."""
+        self.shares: list[float] = []
+        """Of all samples of all epochs that were done before every step."""
+        self.run: Run | None = None
+
+    def go_on(self, world_size: int, *, until: Callable[[float], bool] = lambda _: False) -> None:
+        """Train with so many ranks from where the last ones stopped, until a share is done."""
+        before, self.run = self.run, self._new_run(world_size)
+        if before is not None:
+            self.run.restore(before.serialise())
+        position = self.run.position
+        while position.epoch < EPOCHS:
+            sampler = ShardedSampler(SAMPLES, rank=0, world_size=world_size, seed=0)
+            sampler.set_epoch(position.epoch, start=position.samples)
+            for indices in sampler.batches(self._options.step_size):
+                share = (position.epoch * SAMPLES + position.samples) / (EPOCHS * SAMPLES)
+                if until(share):
+                    return
+                self.shares.append(share)
+                self.run.complete_step(len(indices) * world_size)
+            position.next_epoch()
+
+    def _new_run(self, world_size: int) -> Run:
+        run = new_run(workload(), self._options, world_size=world_size, device=torch.device("cpu"))
+        optimizer = run.optimization.optimizer
+        optimizer.register_step_pre_hook(
+            lambda *_: self.rates.append(optimizer.param_groups[0]["lr"])
+        )
+        return run
+
+
+def rates_by_steps(*, world_size: int, warmup: int, least: float = 0.0) -> list[float]:
+    """What an undisturbed run's schedule is defined to be: a function of its steps alone."""
+    total = EPOCHS * math.ceil(SAMPLES / world_size / 8)
+    factors = [(step + 1) / (warmup + 1) for step in range(warmup)]
+    for step in range(warmup, total):
+        cosine = (1 + math.cos(math.pi * ((step - warmup) / (total - warmup)))) / 2
+        factors.append(least + (1 - least) * cosine)
+    return [LR * factor for factor in factors]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("warmup", [0, 20])
+def test_an_undisturbed_run_has_the_rates_of_its_steps_to_the_bit(
+    world_size: int, warmup: int
+) -> None:
+    training = Training(f"--warmup-steps={warmup}", "--min-lr-ratio=0.1")
+    training.go_on(world_size)
+    assert training.rates == rates_by_steps(world_size=world_size, warmup=warmup, least=0.1)
+
+
+SIZES = [(2, 4), (2, 1), (4, 3, 1), (1, 8, 2)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_rate_follows_the_share_of_samples_whatever_the_number_of_ranks(
+    sizes: Sequence[int],
+) -> None:
+    training = Training()
+    for number, world_size in enumerate(sizes):
+        end = (number + 1) / len(sizes)
+        training.go_on(world_size, until=lambda share, end=end: share >= end)  # type: ignore[misc]
+    a_step = max(sizes) * 8 / SAMPLES / EPOCHS
+    for rate, share in zip(training.rates, training.shares, strict=True):
+        # An epoch's last step is a smaller one, and counts as a whole one.
+        slower, faster = (
+            math.cos(math.pi * min(max(x, 0), 1)) for x in (share + a_step, share - a_step)
+        )
+        assert LR * (1 + slower) / 2 <= rate <= LR * (1 + faster) / 2
+    assert all(later < earlier for earlier, later in pairwise(training.rates))
+    assert 0 < training.rates[-1] < LR * (math.pi * a_step) ** 2, "it ends where training ends"
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 1)], ids=str)
+@pytest.mark.parametrize("at", [10, 20, 60], ids="resized at step {}".format)
+def test_a_warm_up_counts_steps_and_is_never_repeated(sizes: Sequence[int], at: int) -> None:
+    training = Training("--warmup-steps=20")
+    training.go_on(sizes[0], until=lambda _: len(training.rates) == at)
+    training.go_on(sizes[1])
+    assert training.rates[:20] == [LR * (step + 1) / 21 for step in range(20)]
+    assert training.rates[20] == LR
+    jumps = [earlier - later for earlier, later in pairwise(training.rates[20:])]
+    # A cosine's steepest step, of the larger world size.
+    assert min(jumps) >= 0
+    assert max(jumps) < 1.2 * LR * math.pi / 2 * max(sizes) * 8 / (EPOCHS * SAMPLES - 20 * 16)
+    assert training.rates[-1] < 0.01 * LR
+
+
+def test_the_end_of_the_cosine_needs_no_steps_after_the_warm_up() -> None:
+    training = Training("--warmup-steps=1000")
+    training.go_on(1)
+    assert training.rates == [LR * (step + 1) / 1001 for step in range(375)]
+
+
+@pytest.mark.parametrize("warmup", [0, 20])
+def test_a_checkpoint_of_a_trainer_that_counted_steps_is_gone_on_from(warmup: int) -> None:
+    training = Training(f"--warmup-steps={warmup}")
+    training.go_on(2, until=lambda _: len(training.rates) == 70)
+    assert training.run is not None
+    old = LambdaLR(torch.optim.SGD([torch.zeros(1)], lr=LR), functools.partial(float))
+    state = training.run.state() | {"scheduler": old.state_dict()}
+    for world_size, expected in ((2, rates_by_steps(world_size=2, warmup=warmup)[70:]), (4, None)):
+        resumed = Training(f"--warmup-steps={warmup}")
+        resumed.run = Saved(state)  # type: ignore[assignment]
+        resumed.go_on(world_size)
+        assert isinstance(resumed.run, Run)
+        scheduler = resumed.run.optimization.scheduler
+        assert isinstance(scheduler, Schedule)
+        assert scheduler.counted_steps
+        if expected is not None:
+            assert resumed.rates == expected
+        assert all(later < earlier for earlier, later in pairwise(resumed.rates))
+        assert resumed.rates[-1] < 0.01 * LR
+
+
+class Saved:
+    """A run that is no more than what was saved of it."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def serialise(self) -> memoryview:
+        return buffers.save(self._state)
+
+
+def test_a_warm_up_of_another_length_ends_where_it_would_have() -> None:
+    training = Training("--warmup-steps=40")
+    training.go_on(2, until=lambda _: len(training.rates) == 70)
+    shorter = Training("--warmup-steps=20")
+    shorter.run = training.run
+    shorter.go_on(2)
+    assert shorter.rates == rates_by_steps(world_size=2, warmup=20)[70:]
+
+
+def test_a_constant_rate_is_constant() -> None:
+    training = Training("--schedule=constant", "--warmup-steps=2")
+    training.go_on(2, until=lambda share: share >= 0.5)
+    training.go_on(1)
+    assert set(training.rates[2:]) == {LR}
+
+
+def test_the_cosine_ends_with_the_last_step_that_is_allowed() -> None:
+    training = Training("--max-steps=60", "--warmup-steps=10")
+    training.go_on(2, until=lambda _: len(training.rates) == 60)
+    expected = [(1 + math.cos(math.pi * (step / 50))) / 2 for step in range(50)]
+    assert training.rates[10:] == [LR * factor for factor in expected]
+
+
+def test_more_steps_than_there_are_change_no_rate() -> None:
+    training = Training("--max-steps=10000", "--warmup-steps=10")
+    training.go_on(2)
+    assert training.rates == rates_by_steps(world_size=2, warmup=10)

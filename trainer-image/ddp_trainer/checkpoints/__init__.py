@@ -1,0 +1,1 @@
+"""Runs on disk, and on the way there and back."""

@@ -1,0 +1,248 @@
+"""Checkpoints on disk: whole or not there at all.
+
+A checkpoint is a directory `step-00000120` that holds the state and, written last, a manifest with
+the state's size and SHA-256. Without a valid manifest there is no checkpoint. Nothing relies on
+renaming directories or on fsync alone, since object stores mounted as file systems offer neither;
+what was written is read back before an older checkpoint goes.
+
+Only rank 0 uses this module.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+
+from ddp_trainer.checkpoints.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    SCORE,
+    DamagedError,
+    Manifest,
+    encode_score,
+    read_score,
+)
+from ddp_trainer.checkpoints.storage import (
+    Recorder,
+    Transfer,
+    read_content,
+    read_into_memory,
+    sync_directory,
+    write_file,
+)
+
+STATE = "state.pt"
+_DIRECTORY = re.compile(r"step-(\d{8,})(?:-(\d+))?")
+"""`step-<step>`, with `-2`, `-3`, … where the step has been saved before and found damaged."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    step: int
+    time: datetime
+    """When it was written."""
+
+    @classmethod
+    def of(cls, path: Path, manifest: Manifest) -> Checkpoint:
+        """The checkpoint at `path`, which has this manifest."""
+        return cls(path=path, step=manifest.step, time=manifest.time)
+
+    def __str__(self) -> str:
+        return f"{self.path} (step {self.step})"
+
+
+class CheckpointDirectory:
+    """The checkpoints of one job, newest first: the last few are kept, and the best one."""
+
+    def __init__(self, root: Path, *, keep: int, keep_best: bool = True) -> None:
+        self._root = root
+        self._keep = keep
+        self._keep_best = keep_best
+        self._damaged: set[Path] = set()
+        self.newest: Checkpoint | None = None
+        """The newest checkpoint known to be good; set by `load`, `look` and `save`."""
+
+    def load(self) -> memoryview | None:
+        """The state of the newest checkpoint that is whole; None if there is none.
+
+        Those that are damaged or cannot be read are passed over with a log line each.
+
+        Raises:
+            OSError: nothing can be read of what is there; starting from scratch would hide that.
+        """
+        unreadable: OSError | None = None
+        for path in self._paths():
+            try:
+                manifest, state = _read(path)
+            except DamagedError as error:
+                _logger.warning("checkpoint %s is damaged (%s): trying the one before", path, error)
+                self._damaged.add(path)
+            except OSError as error:
+                _logger.warning("checkpoint %s: %s: trying the one before", path, error)
+                unreadable = error
+            else:
+                self.newest = Checkpoint.of(path, manifest)
+                return state
+        if unreadable is not None:
+            raise unreadable
+        return None
+
+    def look(self) -> None:
+        """Find the newest checkpoint by its manifest and sizes, without reading its state."""
+        try:
+            paths = self._paths()
+        except OSError as error:
+            _logger.warning("cannot look for checkpoints: %s", error)
+            return
+        for path in paths:
+            manifest = _complete(path)
+            if manifest is not None:
+                self.newest = Checkpoint.of(path, manifest)
+                return
+
+    def is_best(self, score: float) -> bool:
+        """Whether a model with this score, of which more is better, is worth keeping for it."""
+        if not self._keep_best or math.isnan(score):
+            return False
+        scores = [read_score(path) for path in self._paths() if _complete(path) is not None]
+        return all(score > other for other in scores if other is not None)
+
+    def save(
+        self,
+        write_state: Callable[[Recorder], object],
+        *,
+        step: int,
+        transfer: Transfer,
+        score: float | None = None,
+    ) -> Checkpoint:
+        """Write a checkpoint, read it back, then delete those no longer needed.
+
+        A step that is saved already is not written again, but gets the score.
+
+        Raises:
+            OSError: it could not be written (disk full, permissions); nothing is left of it.
+            DamagedError: what was read back is not what was written; nothing is left of it.
+            CancelledError: the transfer was called off; nothing is left of it.
+        """
+        saved = self.newest
+        if saved is None or saved.step != step:
+            saved = self._write(write_state, step=step, transfer=transfer)
+            self.newest = saved
+        if score is not None:
+            content = encode_score(score)
+            write_file(saved.path / SCORE, lambda file: file.write(content), transfer)
+        self._prune()
+        return saved
+
+    def _write(
+        self, write_state: Callable[[Recorder], object], *, step: int, transfer: Transfer
+    ) -> Checkpoint:
+        self._root.mkdir(parents=True, exist_ok=True)
+        path = self._make_directory(step)
+        try:
+            content = write_file(path / STATE, write_state, transfer)
+            manifest = Manifest(
+                format_version=FORMAT_VERSION,
+                step=step,
+                saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                state_bytes=content.size,
+                state_sha256=content.sha256,
+            )
+            encoded = manifest.encode()
+            write_file(path / MANIFEST, lambda file: file.write(encoded), transfer)
+            sync_directory(path)
+            sync_directory(self._root)
+            if read_content(path / STATE, transfer) != content:
+                raise DamagedError(f"{STATE} reads other than it was written")
+            if Manifest.read(path) != manifest:
+                raise DamagedError(f"{MANIFEST} reads other than it was written")
+            transfer.check()
+        except BaseException:
+            _delete(path)
+            raise
+        return Checkpoint.of(path, manifest)
+
+    def _paths(self) -> list[Path]:
+        """Directories that look like checkpoints, newest first."""
+        if not self._root.is_dir():
+            return []
+        found = [
+            (int(match[1]), int(match[2] or 1), path)
+            for path in self._root.iterdir()
+            if (match := _DIRECTORY.fullmatch(path.name))
+        ]
+        return [path for _, _, path in sorted(found, reverse=True)]
+
+    def _make_directory(self, step: int) -> Path:
+        """A new directory for the step: one that exists may hold what somebody still needs."""
+        for copy in count(1):
+            path = self._root / (f"step-{step:08d}" + (f"-{copy}" if copy > 1 else ""))
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return path
+        raise AssertionError("there is always a next number")
+
+    def _prune(self) -> None:
+        """Delete all that is older than the newest `keep` good checkpoints, but for the best."""
+        paths = self._paths()
+        good = [path for path in paths if path not in self._damaged and _complete(path)]
+        if len(good) <= self._keep:
+            return
+        scores = {path: score for path in good if (score := read_score(path)) is not None}
+        best = max(scores, key=lambda path: scores[path]) if scores and self._keep_best else None
+        for path in paths[paths.index(good[self._keep - 1]) + 1 :]:
+            if path != best:
+                _delete(path)
+
+
+def _read(path: Path) -> tuple[Manifest, memoryview]:
+    """Manifest and state of the checkpoint at `path`.
+
+    Raises:
+        DamagedError: it is not whole.
+        OSError: it cannot be read for another reason than being incomplete.
+    """
+    manifest = Manifest.read(path)
+    try:
+        state, content = read_into_memory(path / STATE, size=manifest.state_bytes)
+    except FileNotFoundError:
+        raise DamagedError(f"{STATE} is missing") from None
+    if content.size != manifest.state_bytes:
+        raise DamagedError(f"{STATE} has {content.size} bytes instead of {manifest.state_bytes}")
+    if content.sha256 != manifest.state_sha256:
+        raise DamagedError(f"the checksum of {STATE} does not match")
+    return manifest, state
+
+
+def _complete(path: Path) -> Manifest | None:
+    """The manifest if it and the sizes are right; the state itself is not read again."""
+    try:
+        manifest = Manifest.read(path)
+        return manifest if (path / STATE).stat().st_size == manifest.state_bytes else None
+    except OSError:
+        return None
+
+
+def _delete(path: Path) -> None:
+    """Remove a checkpoint, manifest first, so that half of it is never taken for the whole."""
+    try:
+        (path / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        pass  # somebody else was quicker
+    except OSError as error:
+        _logger.warning("cannot delete checkpoint %s: %s", path, error)

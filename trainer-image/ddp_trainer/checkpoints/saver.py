@@ -1,0 +1,179 @@
+"""When a run is saved, and how long training waits for it.
+
+As a rule only for a copy in memory: a thread writes it to the disk while training goes on, and the
+next save waits for the one before. Whoever is told to stop has little time left, so that a save
+under way is finished or given up for the newer state, whichever leaves more.
+
+Only rank 0 has a saver.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from functools import partial
+from typing import Any
+
+import torch
+
+from ddp_trainer.checkpoints.background_save import BackgroundSave
+from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
+from ddp_trainer.checkpoints.snapshot import Snapshot
+from ddp_trainer.checkpoints.storage import Transfer
+from ddp_trainer.run.run import Run
+from ddp_trainer.run.stop import StopSignal
+from ddp_trainer.settings.options import Options
+from ddp_trainer.system.buffers import size_of
+
+_LOOK_SECONDS = 0.05
+"""How often a wait looks whether this rank was told to stop meanwhile."""
+_LOG_AFTER_SECONDS = 5.0
+"""A wait that takes so long is worth a line in the log."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Saver:
+    """Saves one run into one directory, one state after the other."""
+
+    def __init__(
+        self, directory: CheckpointDirectory, options: Options, *, stop: StopSignal
+    ) -> None:
+        self.directory = directory
+        self._every_seconds = options.checkpoint_every_seconds
+        self._timeout_seconds = options.checkpoint_timeout_seconds
+        self._in_background = not options.checkpoint_sync
+        self._stop = stop
+        self._snapshot = Snapshot()
+        self._current: BackgroundSave | None = None
+        self._last_time = time.monotonic()
+
+    def is_overdue(self) -> bool:
+        """Whether the last save began so long ago that another one should."""
+        seconds = time.monotonic() - self._last_time
+        return self._every_seconds > 0 and seconds >= self._every_seconds
+
+    def save(self, run: Run, *, score: float | None = None) -> None:
+        """Save the run, unless its step is saved already; a failure is logged and survived.
+
+        Returns when training may go on. `score` is kept with the checkpoint.
+        """
+        self._last_time = time.monotonic()
+        step = run.position.step
+        last = self._current
+        if last is not None and not self._wait(last, until=self._limit(last), for_stop=False):
+            _logger.log(
+                logging.INFO if self._stop.told() else logging.ERROR,
+                "not saving step %d: the save of step %d is still under way after %.1f s",
+                step,
+                last.step,
+                time.monotonic() - last.begin,
+            )
+            return
+        if self._is_saved(step):
+            if score is not None:  # all that is missing
+                self._begin(None, step=step, score=score)
+        elif self._in_background:
+            self._begin(self._snapshot.take(run.state()), step=step, score=score)
+        else:
+            save = self._begin(run.state(), step=step, score=score)
+            if not self._wait(save, until=self._limit(save)):
+                self._give_up(save)
+
+    def save_if_best(self, run: Run, score: float) -> None:
+        """Save the run for its score, of which more is better, unless a kept one has as good."""
+        try:
+            is_best = self.directory.is_best(score)
+        except OSError as error:
+            _logger.error("not saving for the score: %s", error)
+            return
+        if is_best:
+            self.save(run, score=score)
+
+    def save_for_certain(self, run: Run, *, within_seconds: float | None = None) -> None:
+        """Save the run and wait until that is done; the run must not change meanwhile.
+
+        `within_seconds` is less than that of other saves when the process has to end soon.
+
+        Raises:
+            OSError: it could not be written, or not in time.
+        """
+        until = time.monotonic() + min(within_seconds or math.inf, self._timeout_seconds)
+        step = run.position.step
+        last = self._current
+        if last is not None and not self._overtakes(last, step, until=until):
+            self._expect(last, step, until=until)
+        if not self._is_saved(step):
+            save = self._begin(run.state(), step=step)
+            self._expect(save, step, until=until)
+            if save.failure is not None:
+                raise save.failure
+
+    def close(self) -> None:
+        """Let a save under way come to its end, as if told to stop: the process ends."""
+        last = self._current
+        until = time.monotonic() + self._stop.within_seconds
+        if last is not None and not self._wait(last, until=until):
+            self._give_up(last)
+
+    def _overtakes(self, last: BackgroundSave, step: int, *, until: float) -> bool:
+        """Whether there is no time to wait for the last save before that of `step`."""
+        if last.step == step or last.ended():
+            return False
+        left = min(until, self._stop.deadline) - time.monotonic()
+        return last.should_be_overtaken(seconds_left=left)
+
+    def _expect(self, save: BackgroundSave, step: int, *, until: float) -> None:
+        if not self._wait(save, until=until):
+            self._give_up(save)
+            raise TimeoutError(
+                f"step {step} could not be saved in time; "
+                f"the newest good checkpoint is {self.directory.newest or 'none'}"
+            )
+
+    def _begin(self, state: Any, *, step: int, score: float | None = None) -> BackgroundSave:
+        def save(transfer: Transfer) -> Checkpoint:
+            return self.directory.save(
+                partial(torch.save, state), step=step, transfer=transfer, score=score
+            )
+
+        last = self._current
+        if last is not None and not last.ended():
+            # What it writes may change from now on, so that it must never be completed.
+            last.cancel()
+            _logger.warning("giving up the save of step %d for that of step %d", last.step, step)
+        self._current = BackgroundSave(save, step=step, size_bytes=size_of(state))
+        return self._current
+
+    def _wait(self, save: BackgroundSave, *, until: float, for_stop: bool = True) -> bool:
+        """Wait for a save's end; False when the time is up, which comes sooner if told to stop.
+
+        When it is not `for_stop`, being told to stop is a reason to wait no longer.
+        """
+        begin = time.monotonic()
+        log_at = begin + _LOG_AFTER_SECONDS
+        while not save.ended(within_seconds=_LOOK_SECONDS):
+            now = time.monotonic()
+            if now >= min(until, self._stop.deadline if for_stop else self._stop.told_at):
+                return False
+            if now >= log_at:
+                _logger.info("waiting for the save of step %d to end", save.step)
+                log_at = math.inf
+        return True
+
+    def _limit(self, save: BackgroundSave) -> float:
+        return save.begin + self._timeout_seconds
+
+    def _give_up(self, save: BackgroundSave) -> None:
+        save.cancel()
+        _logger.error(
+            "gave up saving step %d after %.1f s; the newest good checkpoint is %s",
+            save.step,
+            time.monotonic() - save.begin,
+            self.directory.newest or "none",
+        )
+
+    def _is_saved(self, step: int) -> bool:
+        newest = self.directory.newest
+        return newest is not None and newest.step == step

@@ -1,0 +1,199 @@
+"""What a rank can do with the others: the collectives of one formed process group.
+
+The training loop sees ranks, a device and a few collectives, never a backend or a store. Control
+messages (stop flags, states, scores) always travel over gloo on the CPU: with NCCL they would have
+to wait for the GPU, and NCCL notices a dead peer much later than gloo's broken connection.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_trainer.collectives.compression import Hook
+from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.devices.gate import Gate
+from ddp_trainer.settings.training import DDPOptions
+from ddp_trainer.system.buffers import allocate
+
+_LARGE_PART_BYTES = 64 << 20
+"""Seconds on a slow network, and so many that waiting for each by itself does not count."""
+
+
+class Group:
+    """One formed group, as seen by one of its ranks; of no more use once it broke."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        device: torch.device,
+        waits: Waits,
+        gate: Gate,
+        queues: bool = False,
+        control: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`queues`: what the device is told, it does later, collectives included.
+
+        `control`: what takes control messages along; None: the default group.
+        """
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.gate = gate
+        self._waits = waits
+        self._queues = queues
+        self._control = control
+
+    def wrap(
+        self,
+        model: nn.Module,
+        options: DDPOptions,
+        hook: Hook | None = None,
+        *,
+        one_at_a_time: bool = False,
+    ) -> DistributedDataParallel:
+        """Average the gradients of a model on this rank's device over the ranks of this group.
+
+        `hook`: does it in another way than by a sum. `one_at_a_time`: on a CPU a bucket begins only
+        when the one before is done. Buffers are left to the caller.
+        """
+        # None of this is left to DDP, which would wait in gloo.
+        for tensor in (*model.parameters(), *model.buffers()):
+            self.share(tensor.detach())
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            bucket_cap_mb=options.bucket_cap_mb,
+            find_unused_parameters=options.find_unused_parameters,
+            static_graph=options.static_graph,
+            gradient_as_bucket_view=options.gradient_as_bucket_view,
+            init_sync=False,
+        )
+        wrapped.broadcast_buffers = False
+        if not self._queues:
+            # DDP takes annotations that are text, as here, for wrong ones; a lambda has none.
+            wrapped.register_comm_hook(
+                None, lambda _, bucket: self._guarded(hook, bucket, wait=one_at_a_time)
+            )
+        elif hook is not None:  # the host waits at the gate alone
+            wrapped.register_comm_hook(None, lambda _, bucket: hook(None, bucket))
+        return wrapped
+
+    def _guarded(self, hook: Hook | None, bucket: GradBucket, *, wait: bool) -> Future[Tensor]:
+        if hook is not None:
+            future = hook(None, bucket)
+            if wait:
+                self._waits.wait(future)
+            return self._waits.guard(future, future.value)
+        gradients = bucket.buffer().div_(self.size)
+        work: dist.Work = dist.all_reduce(gradients, async_op=True)
+        return self._waits.guard(work.get_future(), lambda: gradients)
+
+    def share(self, *tensors: Tensor, source: int = 0) -> None:
+        """Fill tensors, on this rank's device or the CPU, with rank `source`'s; in place.
+
+        All of them, or none where the group breaks. Those of one type travel together.
+        """
+        alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for tensor in tensors:
+            alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        arriving: list[Tensor] = []
+        for some in alike.values():
+            # A copy: half of what was to arrive must not take the place of what is there.
+            together = torch.cat([tensor.reshape(-1) for tensor in some])
+            self._wait(dist.broadcast(together, src=source, async_op=True))
+            arriving.extend(torch.split(together, [tensor.numel() for tensor in some]))
+        self.gate.wait()
+        if self.rank != source:
+            for tensor, part in zip(itertools.chain(*alike.values()), arriving, strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+    def average(self, *tensors: Tensor) -> None:
+        """Replace tensors, on this rank's device or the CPU, by their means over all ranks.
+
+        All of them, or none where the group breaks.
+        """
+        means = [tensor / self.size for tensor in tensors]
+        for mean in means:
+            self._wait(dist.all_reduce(mean, async_op=True))
+        self.gate.wait()
+        for tensor, mean in zip(tensors, means, strict=True):
+            tensor.copy_(mean)
+
+    def _wait(self, work: dist.Work) -> None:
+        if self._queues:
+            work.wait()  # makes the device wait, and the gate the host
+        else:
+            self._waits.wait(work)
+
+    def sum(self, *values: float) -> list[float]:
+        """Each value summed over all ranks."""
+        total = torch.tensor(values, dtype=torch.float64)
+        self._waits.wait(dist.all_reduce(total, group=self._control, async_op=True))
+        return [float(value) for value in total]
+
+    def start_sum(self, value: Tensor) -> Callable[[], None]:
+        """Begin to sum a CPU tensor over all ranks, in place; returns what waits for its end."""
+        return self._waits.begin(dist.all_reduce(value, group=self._control, async_op=True))
+
+    def broadcast(self, data: bytes | None, *, source: int = 0) -> bytes:
+        """The `data` of rank `source`, on all ranks; for messages, which Python copies."""
+        size = torch.tensor([len(data or b"")])
+        self._pass_on(size, source)
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        if self.rank == source and data:
+            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if len(buffer):
+            self._pass_on(buffer, source)
+        return bytes(buffer.numpy().data)
+
+    def broadcast_large(self, data: memoryview | None, *, source: int = 0) -> memoryview:
+        """The `data` of rank `source`, on all ranks: the same as `broadcast`, for gigabytes.
+
+        It travels a part at a time, each of which has the group's timeout to itself.
+        """
+        size = torch.tensor([len(data) if data is not None else 0])
+        self._pass_on(size, source)
+        if data is None or self.rank != source:
+            data = allocate(int(size))
+        for first in range(0, len(data), _LARGE_PART_BYTES):
+            part = torch.frombuffer(data[first : first + _LARGE_PART_BYTES], dtype=torch.uint8)
+            self._pass_on(part, source)
+        return data
+
+    def _pass_on(self, message: Tensor, source: int) -> None:
+        self._waits.wait(dist.broadcast(message, src=source, group=self._control, async_op=True))
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Every rank's `data`, by rank, on all ranks; for messages, as `broadcast` is."""
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        self._waits.wait(
+            dist.all_gather(sizes, torch.tensor([len(data)]), group=self._control, async_op=True)
+        )
+        longest = max(int(size) for size in sizes)
+        padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
+        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        self._waits.wait(dist.all_gather(parts, padded, group=self._control, async_op=True))
+        return [
+            bytes(part.numpy().data)[: int(size)] for part, size in zip(parts, sizes, strict=True)
+        ]
+
+    def gather_numbers(self, *values: float) -> list[list[float]]:
+        """Every rank's values, by rank, on all ranks: as many on each of them."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        self._waits.wait(dist.all_gather(parts, mine, group=self._control, async_op=True))
+        return [part.tolist() for part in parts]
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.sum(0.0)

@@ -1,0 +1,110 @@
+"""Waits for a group's collectives that end when the group is given up.
+
+When a process dies with a message half sent, gloo forgets whoever waits for the other half: only
+the group's timeout ends that wait, and nothing wakes the waiting thread earlier. So the training
+never waits in gloo itself, but for a result that either gloo or the end of the group brings.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+from torch import Tensor
+from torch import distributed as dist
+from torch.futures import Future
+
+from ddp_trainer.exit_codes import BrokenGroupError
+
+_Settle = Callable[[Exception | None], None]
+"""Told once how a collective ended; None: well."""
+
+
+class Waits:
+    """All waits of one rank in one group."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: set[_Settle] = set()
+        self._given_up = False
+        self.failure: Exception | None = None
+        """What ended the first wait that ended badly: DDP tells nothing of why a hook failed."""
+
+    def give_up(self, reason: str) -> None:
+        """End all waits, those to come too, with a BrokenGroupError; from any thread."""
+        error = BrokenGroupError(reason)
+        with self._lock:
+            self._given_up = True
+            self.failure = self.failure or error
+            pending, self._pending = self._pending, set()
+        for settle in pending:
+            settle(error)
+
+    def wait(self, work: dist.Work | Future[Any]) -> None:
+        """Wait until a collective has ended, or what follows from one.
+
+        Raises:
+            BrokenGroupError: the group was given up meanwhile.
+            RuntimeError: whatever the collective failed of.
+        """
+        future = work.get_future() if isinstance(work, dist.Work) else work
+        if future.done():
+            future.value()
+            return
+        self.begin(future)()
+
+    def begin(self, work: dist.Work | Future[Any]) -> Callable[[], None]:
+        """What waits for it later, and raises what `wait` does; a failure is known at once."""
+        future = work.get_future() if isinstance(work, dist.Work) else work
+        ended: futures.Future[None] = futures.Future()
+
+        def settle(error: Exception | None) -> None:
+            if error is None:
+                ended.set_result(None)
+            else:
+                ended.set_exception(error)
+
+        self._settle_at_the_end(future, settle)
+        return ended.result
+
+    def guard(self, future: Future[Any], value: Callable[[], Tensor]) -> Future[Tensor]:
+        """What DDP may wait for instead of a future: `value` when that ends.
+
+        If it ends badly, or not before the group, the result is no tensor, and DDP fails of that;
+        `failure` says why.
+        """
+        ended: Future[Tensor] = Future()
+
+        def settle(error: Exception | None) -> None:
+            if error is None:
+                ended.set_result(value())
+            else:
+                ended.set_exception(error)  # type: ignore[arg-type]  # torch's hint is wrong
+
+        self._settle_at_the_end(future, settle)
+        return ended
+
+    def _settle_at_the_end(self, future: Future[Any], settle: _Settle) -> None:
+        with self._lock:
+            given_up = self._given_up
+            if not given_up:
+                self._pending.add(settle)
+        if given_up:
+            settle(self.failure)
+        else:
+            future.add_done_callback(lambda done: self._end(done, settle))
+
+    def _end(self, future: Future[Any], settle: _Settle) -> None:
+        error: Exception | None = None
+        try:
+            future.value()
+        except Exception as failure:
+            error = failure
+        with self._lock:
+            if settle not in self._pending:
+                return
+            self._pending.discard(settle)
+            self.failure = self.failure or error
+        settle(error)

@@ -1,0 +1,120 @@
+"""Devices that are told their work in advance, and the communicators that join those of all ranks.
+
+A collective on them has begun when it returns. It ends later, or when the communicator is aborted,
+which looks the same from here: `gate` tells one from the other.
+
+What is here for NCCL follows torch's sources. It has not been run on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import Backend, ErrorType
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import Store
+
+from ddp_trainer.devices.gate import Event
+from ddp_trainer.settings.environment import Placement
+
+_NCCL_SETTINGS = {
+    # torch's watchdog notes that a collective failed or took too long, and touches nothing: 1 and 3
+    # end the process, 2 would abort the communicator before this process knows that it is broken.
+    # torch's documentation asks for 0 wherever a program aborts communicators by itself.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    # The watchdog asks all processes, by a key in the store that outlives the group, to tell what
+    # they do and end minutes later. Successors would find it there.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    # Four times this long it sleeps after an error, and nobody waits for what it would be good for.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+}
+
+
+class Communicator(Protocol):
+    """What joins the devices of one group."""
+
+    control: dist.ProcessGroup | None
+    """What takes messages between CPUs along; None: torch's default group."""
+
+    def trouble(self) -> str | None:
+        """What it knows to be wrong with itself, in a few words; from any thread."""
+
+    def abort(self) -> None:
+        """Release all collectives, whole or not; from any thread."""
+
+
+class Accelerator(Protocol):
+    """One rank's device, in one group after another."""
+
+    def join(self, store: Store, *, rank: int, world_size: int, timeout: timedelta) -> Communicator:
+        """Make torch's default group, whose collectives of the device's tensors run on the device.
+
+        `timeout`: of the first contact between CPUs, and of all their messages.
+        """
+
+    def record(self) -> Event:
+        """Mark the end of what the device was told so far."""
+
+
+class Nccl:
+    """A GPU, and NCCL between GPUs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def join(self, store: Store, *, rank: int, world_size: int, timeout: timedelta) -> Communicator:
+        """Make the group; the communicator too, while it is known that all ranks have just come.
+
+        NCCL's initialisation has no timeout of its own: a peer that dies in it keeps the others.
+        torch could begin it without blocking (TORCH_NCCL_USE_COMM_NONBLOCKING, and a timeout of its
+        own, TORCH_NCCL_NONBLOCKING_TIMEOUT), but no longer does so by itself since NCCL 2.26 was
+        seen to hang that way (pytorch/pytorch#153960). So it blocks unless the user wants it
+        otherwise, in a place where the caller has a deadline for the whole process.
+        """
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            device_id=self._device,
+        )
+        return _NcclCommunicator(distributed_c10d._get_default_group()._get_backend(self._device))
+
+    def record(self) -> Event:
+        """An event on the stream that computes: DDP let it wait for the streams of collectives."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+class _NcclCommunicator:
+    control: dist.ProcessGroup | None = None
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def trouble(self) -> str | None:
+        """What torch's watchdog found, a fraction of a second after it came to pass."""
+        error = self._backend.get_error()
+        return None if error == ErrorType.SUCCESS else f"NCCL: {error.name}"
+
+    def abort(self) -> None:
+        """End the kernels; torch waits for that at most for the group's timeout."""
+        self._backend.abort()
+
+
+def accelerator_for(placement: Placement, device: torch.device) -> Accelerator | None:
+    """A rank's accelerator; None where it computes on the CPU, which does as it is told at once."""
+    return Nccl(device) if placement.backend == "nccl" else None
+
+
+def prepare_nccl(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set what makes a broken collective this process's own affair; what the user set stays."""
+    for name, value in _NCCL_SETTINGS.items():
+        environment.setdefault(name, value)

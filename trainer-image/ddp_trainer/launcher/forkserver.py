@@ -1,0 +1,148 @@
+"""A process that has torch imported and does nothing but fork ranks: they start in no time.
+
+    python -m ddp_trainer.launcher.forkserver SOCKET [flags of the trainer]
+
+Importing torch takes longer than all else that a new rank does before its first step. The launcher
+asks over a socket for one rank at a time. Each is forked twice, so that it becomes the child of the
+launcher: that alone waits for it, learns its exit code, and takes it along when it dies.
+
+Nothing here may touch CUDA: a process that has cannot be forked.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from ddp_trainer.exit_codes import ExitCode
+from ddp_trainer.system.deathsignal import die_with_parent
+from ddp_trainer.system.logs import end_process
+
+STARTED_SIGNAL = signal.SIGUSR1
+"""What the launcher gets when it can read the process ID of a rank from the socket."""
+_MESSAGE_BYTES = 65536
+_PRELOADED = (
+    "torch",
+    "torch._dynamo",  # every first optimizer of a process imports it
+    "torch.distributed",
+    "ddp_trainer.__main__",
+    "ddp_trainer.loop.rank",
+)
+
+
+def send_request(
+    channel: socket.socket, rank: int, variables: Mapping[str, str], *, report_fd: int
+) -> None:
+    """Ask for a rank with these variables on top of the server's own; the launcher's side."""
+    request = json.dumps({"rank": rank, "variables": dict(variables)}).encode()
+    channel.sendmsg(
+        [request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [report_fd]))]
+    )
+
+
+def read_started(channel: socket.socket) -> list[tuple[int, int]]:
+    """(rank, process ID) of the ranks started since the last call; waits for none of them."""
+    started: list[tuple[int, int]] = []
+    while True:
+        try:
+            message = channel.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        except (BlockingIOError, ConnectionError):
+            return started
+        if not message:
+            return started
+        rank, pid = json.loads(message)
+        started.append((rank, pid))
+
+
+def serve(channel: socket.socket, arguments: Sequence[str]) -> None:
+    """Fork a rank for each request, until the launcher closes the socket."""
+    launcher = os.getppid()
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    # The ranks share these objects' memory as long as nobody writes to it, the collector included.
+    gc.collect()
+    gc.freeze()
+    while True:
+        request, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
+        if not request:
+            return
+        [report_fd] = fds
+        between = os.fork()
+        if between == 0:
+            _fork_rank(channel, json.loads(request), report_fd, arguments, launcher)
+        os.close(report_fd)
+        _, status = os.waitpid(between, 0)
+        if status != 0:
+            sys.exit("a rank could not be forked")  # and the launcher must not wait for it
+
+
+def _fork_rank(
+    channel: socket.socket,
+    request: Mapping[str, object],
+    report_fd: int,
+    arguments: Sequence[str],
+    launcher: int,
+) -> NoReturn:
+    """In between server and rank: tell the launcher of the rank, and leave it to the launcher."""
+    code = ExitCode.FAILURE
+    try:
+        between = os.getpid()
+        rank = os.fork()
+        if rank == 0:
+            _become_rank(channel, request, report_fd, arguments, between, launcher)
+        try:
+            # Before the launcher can possibly see the rank die.
+            channel.send(json.dumps([request["rank"], rank]).encode())
+            os.kill(launcher, STARTED_SIGNAL)
+        except OSError:  # it has given up this server, and starts the rank from another one
+            os.kill(rank, signal.SIGKILL)
+        code = ExitCode.DONE
+    except OSError:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _become_rank(
+    channel: socket.socket,
+    request: Mapping[str, object],
+    report_fd: int,
+    arguments: Sequence[str],
+    between: int,
+    launcher: int,
+) -> NoReturn:
+    code: int = ExitCode.FAILURE
+    try:
+        while os.getppid() == between:
+            time.sleep(0.0005)
+        die_with_parent(launcher)
+        channel.close()
+        os.setsid()  # Ctrl-C reaches the launcher alone, which forwards it once
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        variables = request["variables"]
+        assert isinstance(variables, dict)
+        os.environ |= variables
+        os.environ["DDP_REPORT_FD"] = str(report_fd)
+        # A name for people: the command line is the server's.
+        with open("/proc/self/comm", "w") as name:
+            name.write(f"ddp-rank-{request['rank']}")
+        trainer = importlib.import_module("ddp_trainer.__main__")
+        code = trainer.main(arguments)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        end_process(code)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

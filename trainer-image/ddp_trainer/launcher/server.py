@@ -1,0 +1,180 @@
+"""Serves a pod's status over HTTP: GET /status, GET /metrics, POST /dump-stacks, POST /rank-0.
+
+It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
+go wrong here is no reason to end a training.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, Protocol
+
+from ddp_trainer.membership import announcement
+from ddp_trainer.membership.announcement import AnnouncedAddress
+from ddp_trainer.settings.environment import Placement
+from ddp_trainer.system.logs import Complaints
+from ddp_trainer.telemetry import prometheus
+from ddp_trainer.telemetry.stacks import ask_for_stacks, listening
+from ddp_trainer.telemetry.status import Status, StatusFile
+from ddp_trainer.telemetry.wire import to_json
+
+_REQUEST_TIMEOUT_SECONDS = 5.0
+"""For a client that connects and says nothing."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Pod(Protocol):
+    """What the server asks the launcher for, from another thread."""
+
+    @property
+    def rank_restarts(self) -> int:
+        """Ranks that were started again."""
+
+    def rank_processes(self) -> Mapping[int, int]:
+        """Process IDs by rank."""
+
+
+def serve_status(port: int, path: Path, pod: Pod, placement: Placement) -> None:
+    """Serve the status file at `path` from a thread, to the end of this process.
+
+    A port that cannot be had is logged, and nothing is served.
+    """
+    try:
+        server = _listen(port, path, pod, placement)
+    except OSError as error:
+        _logger.warning("cannot serve /status on port %d: %s", port, error)
+        return
+    threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
+
+
+def _listen(port: int, path: Path, pod: Pod, placement: Placement) -> _Server:
+    """On IPv6 and IPv4, or on IPv4 alone where that is all there is."""
+    try:
+        return _Server(socket.AF_INET6, port, path, pod, placement)
+    except OSError:
+        return _Server(socket.AF_INET, port, path, pod, placement)
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(
+        self,
+        family: socket.AddressFamily,
+        port: int,
+        path: Path,
+        pod: Pod,
+        placement: Placement,
+    ) -> None:
+        self.pod = pod
+        self.placement = placement
+        self._file = StatusFile(path)
+        self.rank_0 = AnnouncedAddress(path)
+        self._complaints = Complaints(_logger, "the status file is of no use")
+        self.address_family = family
+        super().__init__(("", port), _Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
+        """A client that went away, as a rule."""
+        _logger.debug("a request from %s failed", client_address, exc_info=True)
+
+    def status(self) -> Status | None:
+        """What the training says; what it says wrong is logged once."""
+        try:
+            return self._file.read()
+        except (OSError, ValueError) as error:
+            self._complaints.of(error)
+            return None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _REQUEST_TIMEOUT_SECONDS
+
+    def do_GET(self) -> None:
+        status = self.server.status()
+        if self.path == "/metrics":
+            text = prometheus.render(status, rank_restarts=self.server.pod.rank_restarts)
+            self._answer(HTTPStatus.OK, text, prometheus.CONTENT_TYPE)
+        elif self.path == "/status" and status is not None:
+            text = to_json(replace(status, measurements=None))
+            self._answer(HTTPStatus.OK, text, "application/json")
+        elif self.path == "/status":
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing to report yet")
+        else:
+            self._refuse_path()
+
+    def do_POST(self) -> None:
+        if self.path == "/dump-stacks":
+            self._dump_stacks()
+        elif self.path == announcement.PATH:
+            self._take_announcement()
+        else:
+            self._refuse_path()
+
+    def _dump_stacks(self) -> None:
+        ranks = listening(self.server.pod.rank_processes())
+        if ranks:
+            body = {"ranks": list(ranks)}
+            self._answer(HTTPStatus.ACCEPTED, json.dumps(body), "application/json")
+            ask_for_stacks(ranks)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "no rank handles SIGUSR1")
+
+    def _take_announcement(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > announcement.MAX_BYTES:
+            self._refuse(HTTPStatus.BAD_REQUEST, f"at most {announcement.MAX_BYTES} bytes of JSON")
+            return
+        try:
+            told = announcement.Announcement.parse(self.rfile.read(int(length)))
+            if told.concerns(self.server.placement):
+                self.server.rank_0.write(told.address)
+                self._answer(HTTPStatus.OK, "", "text/plain; charset=utf-8")
+            else:
+                self._refuse(HTTPStatus.CONFLICT, "this pod is of another job or attempt")
+        except ValueError as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except OSError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
+
+    def _refuse_path(self) -> None:
+        known = ("/status", "/metrics", "/dump-stacks", announcement.PATH)
+        if self.path in known:
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
+        else:
+            self._refuse(
+                HTTPStatus.NOT_FOUND,
+                f"there are GET /status, GET /metrics, POST /dump-stacks, POST {announcement.PATH}",
+            )
+
+    def _refuse(self, code: HTTPStatus, reason: str) -> None:
+        self._answer(code, f"{reason}\n", "text/plain; charset=utf-8")
+
+    def _answer(self, code: HTTPStatus, text: str, content_type: str) -> None:
+        body = text.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Polls are no news."""

@@ -1,0 +1,136 @@
+"""Two ways to start a rank: as a command of its own, or forked from a process that has torch.
+
+Both are started from one thread and end with the launcher, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ddp_trainer.launcher.forkserver import read_started, send_request
+from ddp_trainer.system.deathsignal import die_with_parent
+from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE
+
+FORKSERVER = "ddp_trainer.launcher.forkserver"
+"""The module that forks ranks; another one may prepare them otherwise before it serves."""
+
+
+class Starter(Protocol):
+    """Starts ranks as children of this process."""
+
+    def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
+        """Begin to start a rank, with `variables` on top of what all ranks have.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+
+    def started(self) -> list[tuple[int, int]]:
+        """(rank, process ID) of those started since the last call."""
+
+    def own_child_ended(self, pid: int) -> bool:
+        """Whether `pid` was a process that starting needs; ranks not yet started are lost then."""
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to what starts ranks, which ends it."""
+
+
+class CommandStarter:
+    """Runs a command once for each rank."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command = command
+        self._environment = environment
+        self._started: list[tuple[int, int]] = []
+
+    def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
+        """Start it at once."""
+        process = _popen(
+            self._command,
+            {**self._environment, **variables, REPORT_FD_VARIABLE: str(report_fd)},
+            keep_fd=report_fd,
+        )
+        self._started.append((rank, process))
+
+    def started(self) -> list[tuple[int, int]]:
+        """Those started since the last call."""
+        started, self._started = self._started, []
+        return started
+
+    def own_child_ended(self, pid: int) -> bool:
+        """A command needs no other process."""
+        del pid
+        return False
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing is ever being started."""
+        del number
+
+
+class ForkserverStarter:
+    """Forks ranks of the bundled trainer from a server, which is started when it is needed."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._arguments = arguments
+        self._environment = environment
+        self._server: int | None = None
+        self._channel: socket.socket | None = None
+
+    def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
+        """Ask for it; `started` tells when it is there."""
+        if self._channel is None:
+            self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                command = [sys.executable, "-m", FORKSERVER, str(theirs.fileno())]
+                self._server = _popen(
+                    [*command, *self._arguments], self._environment, keep_fd=theirs.fileno()
+                )
+        # A server that is dead already takes this rank along: its end is still to be seen.
+        with contextlib.suppress(ConnectionError):
+            send_request(self._channel, rank, variables, report_fd=report_fd)
+
+    def started(self) -> list[tuple[int, int]]:
+        """Those that the server has started since the last call."""
+        return read_started(self._channel) if self._channel is not None else []
+
+    def own_child_ended(self, pid: int) -> bool:
+        """The server: another one takes its place when the next rank is to start."""
+        if pid != self._server:
+            return False
+        if self._channel is not None:
+            self._channel.close()
+        self._server, self._channel = None, None
+        return True
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it to the server, if that is there."""
+        if self._server is not None:
+            os.kill(self._server, number)
+
+
+def _popen(command: Sequence[str], environment: Mapping[str, str], *, keep_fd: int) -> int:
+    """Process ID of a new child in a session of its own, with no signals blocked."""
+    parent = os.getpid()
+
+    def prepare() -> None:
+        die_with_parent(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        pass_fds=[keep_fd],
+        # Ctrl-C reaches the launcher alone, which forwards it once.
+        start_new_session=True,
+        preexec_fn=prepare,  # noqa: PLW1509 - takes no lock that another thread could hold
+    )
+    # It is the caller who waits for all children: to Popen this one counts as waited for.
+    process.returncode = 0
+    return process.pid

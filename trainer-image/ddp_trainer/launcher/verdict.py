@@ -1,0 +1,135 @@
+"""What the ends of a pod's ranks mean: start again, or give up, and on whose account.
+
+Pure: the launcher acts on it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ddp_trainer.exit_codes import ExitCode, of_signal
+from ddp_trainer.telemetry.termination import TerminationReport
+
+_ONE_FAILURE_SECONDS = 10.0
+"""In which all ranks of a node notice what befell it: drivers and libraries take a few seconds to
+report a lost GPU, and Python as long to end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """How one rank ended."""
+
+    rank: int
+    exit_code: int
+    """As a shell counts: 128 + the signal's number for a death by signal."""
+    consequence: bool
+    """Whether it ended because the launcher ended it after another rank's failure."""
+    report: TerminationReport
+
+    @property
+    def cause(self) -> str | None:
+        """Why, in words, even if the rank could not say it itself; None: as it should."""
+        if self.exit_code in (ExitCode.DONE, ExitCode.STOPPED):
+            return None
+        if self.report.error is not None:
+            return self.report.error
+        if self.exit_code == 128 + signal.SIGKILL:
+            return (
+                f"rank {self.rank} was killed (SIGKILL): by the kernel for want of memory, "
+                "or by hand"
+            )
+        if self.exit_code > 128 and self.exit_code - 128 in set(signal.Signals):
+            return f"rank {self.rank} died of {signal.Signals(self.exit_code - 128).name}"
+        return f"rank {self.rank} ended with exit code {self.exit_code}"
+
+
+def settled(exit_code: int, *, finished: bool) -> int:
+    """The exit code that counts for a rank, which may have said that all is trained and saved.
+
+    A signal that ends it after that has nothing left to spoil. An exit code of its own choice still
+    says what it says.
+    """
+    by_signal = exit_code - of_signal(0) in signal.valid_signals()
+    return ExitCode.DONE if finished and by_signal else exit_code
+
+
+class RestartBudget:
+    """How many failures a pod gets over by itself within a window of time.
+
+    Ranks that fall at the same time have one cause, such as a node's GPUs or their driver: they are
+    one failure. A rank that falls again is another one, however soon.
+    """
+
+    def __init__(self, max_restarts: int, *, window_seconds: float) -> None:
+        """At most `max_restarts` in any `window_seconds`."""
+        self._max_restarts = max_restarts
+        self._window_seconds = window_seconds
+        self._spent: deque[float] = deque()
+        self._fallen: set[int] = set()
+        """The ranks of the last failure."""
+
+    def allows(self, end: RankEnd, *, now: float) -> bool:
+        """Whether to start this rank again; if so, its failure is counted.
+
+        Wrong settings stay wrong, and a rank that has waited for its peers in vain has waited long
+        enough; both are for others to decide.
+        """
+        if end.exit_code in (ExitCode.DONE, ExitCode.CONFIGURATION, ExitCode.LOST_PEER):
+            return False
+        while self._spent and now - self._spent[0] > self._window_seconds:
+            self._spent.popleft()
+        at_once = bool(self._spent) and now - self._spent[-1] <= _ONE_FAILURE_SECONDS
+        if at_once and end.rank not in self._fallen:
+            self._fallen.add(end.rank)
+            return True
+        if len(self._spent) >= self._max_restarts:
+            return False
+        self._spent.append(now)
+        self._fallen = {end.rank}
+        return True
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self._spent)} of at most {self._max_restarts} restarts "
+            f"in {self._window_seconds:g} s"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How a pod's ranks ended, taken together."""
+
+    exit_code: int
+    report: TerminationReport
+    """The report of the rank that decided: the first failure that is no other rank's fault."""
+
+
+def judge(ends: Sequence[RankEnd]) -> Verdict:
+    """Find the primary failure among `ends`, which are in the order in which they happened."""
+    blameless = (ExitCode.DONE, ExitCode.LOST_PEER, ExitCode.STOPPED)
+    own = [end for end in ends if end.exit_code not in blameless and not end.consequence]
+    lost = [end for end in ends if end.exit_code == ExitCode.LOST_PEER]
+    stopped = [end for end in ends if end.exit_code != ExitCode.DONE]
+    if own or lost:
+        return _verdict((own or lost)[0])
+    return _verdict(min(stopped or ends, key=lambda end: end.rank))
+
+
+def judge_script(ends: Sequence[RankEnd]) -> Verdict:
+    """The same for a user's own script, whose exit codes are its own affair."""
+    failures = [end for end in ends if end.exit_code != 0 and not end.consequence]
+    return _verdict(failures[0] if failures else min(ends, key=lambda end: end.rank))
+
+
+def _verdict(end: RankEnd) -> Verdict:
+    report = replace(
+        end.report,
+        rank=end.rank,
+        exit_code=end.exit_code,
+        error=end.cause,
+        finished=None,
+    )
+    return Verdict(exit_code=end.exit_code, report=report)

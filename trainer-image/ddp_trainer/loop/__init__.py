@@ -1,0 +1,1 @@
+"""The bundled training loop, and the rank that runs it."""

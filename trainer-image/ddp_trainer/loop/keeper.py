@@ -1,0 +1,162 @@
+"""Where a run's state comes from when a group has formed, and where it is kept.
+
+From memory wherever any rank holds it: a rank that trained on while another one died is ahead of
+every checkpoint, or at most a step behind. Only when all ranks are fresh is a checkpoint read, by
+rank 0, which decides what is newest and tells the others; no other rank needs to see the directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from ddp_trainer.checkpoints.checkpoint import Checkpoint
+from ddp_trainer.checkpoints.saver import Saver
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.exit_codes import ConfigurationError, LostPeerError
+from ddp_trainer.run.run import Run
+from ddp_trainer.run.schedule import Schedule
+
+_NOTHING = -1
+"""Stands for the step of a rank that holds no state."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Restores and saves a run; all ranks must call the same methods at the same steps."""
+
+    def __init__(self, saver: Saver | None, every_steps: int, *, rank: int) -> None:
+        """Save with `saver`, rank 0's, every so many steps if that is not 0.
+
+        `saver`: None on other ranks, and where there is no place to save to.
+        """
+        self._saver = saver
+        self._every_steps = every_steps
+        self._directory = saver.directory if saver is not None else None
+        # Rank 0's word counts, once there is a group: were ranks to disagree whether to confirm a
+        # save to each other, they would wait for ever.
+        self._keeps = self._directory is not None
+        if rank == 0 and saver is None:
+            _logger.warning("DDP_CHECKPOINT_DIR is not set: nothing will be saved")
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest good checkpoint; None on other ranks than 0."""
+        return self._directory.newest if self._directory is not None else None
+
+    @property
+    def newest(self) -> str | None:
+        """The newest good checkpoint, for people; None on other ranks than 0."""
+        return str(self.checkpoint) if self.checkpoint is not None else None
+
+    def agree(self, run: Run, group: Group) -> None:
+        """Put the run of every rank where the most advanced one is; the same state on all.
+
+        Raises:
+            ConfigurationError: the checkpoint is of another model or optimizer.
+        """
+        self._keeps = group.sum(float(self._directory is not None))[0] > 0
+        mine = _NOTHING if run.is_fresh else run.position.step
+        steps = [int(step) for step in group.gather(str(mine).encode())]
+        if max(steps) == _NOTHING:
+            self._load(run, group)
+        else:
+            self._take_over(run, group, source=steps.index(max(steps)), steps=steps)
+        run.is_fresh = False
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save after `step` because of its number; the same answer on all ranks."""
+        return self._every_steps > 0 and step % self._every_steps == 0
+
+    def is_overdue(self) -> bool:
+        """Whether rank 0 wants to save because of its clock."""
+        return self._saver is not None and self._saver.is_overdue()
+
+    def save(self, run: Run) -> None:
+        """Save the run on rank 0, as a rule in the background; waits for no other rank.
+
+        A failure is logged, and training goes on with the checkpoint before.
+        """
+        if self._saver is not None:
+            self._saver.save(run)
+
+    def evaluated(self, run: Run, score: float) -> None:
+        """Save the run on rank 0 if no checkpoint kept has as good a score on the test set."""
+        if self._saver is not None:
+            self._saver.save_if_best(run, score)
+
+    def save_alone(self, run: Run, *, within_seconds: float) -> None:
+        """Save the run on rank 0 and wait for that, but for no other rank.
+
+        Raises:
+            OSError: rank 0 could not write.
+        """
+        if self._saver is not None:
+            self._saver.save_for_certain(run, within_seconds=within_seconds)
+
+    def save_for_certain(
+        self, run: Run, group: Group, *, within_seconds: float | None = None
+    ) -> None:
+        """Save the run on rank 0; all ranks wait for that.
+
+        Raises:
+            OSError: rank 0 could not write, or not in time.
+            LostPeerError: on the other ranks, when rank 0 failed.
+        """
+        if not self._keeps:
+            return
+        failure: Exception | None = None
+        if self._saver is not None:
+            try:
+                self._saver.save_for_certain(run, within_seconds=within_seconds)
+            except Exception as error:  # whatever it is, the others must not wait in vain
+                failure = error
+        if group.sum(float(failure is not None))[0] > 0:
+            raise failure or LostPeerError("rank 0 could not save the last checkpoint")
+
+    def close(self) -> None:
+        """Let a save under way come to its end: this rank trains no more."""
+        if self._saver is not None:
+            self._saver.close()
+
+    def _take_over(self, run: Run, group: Group, *, source: int, steps: list[int]) -> None:
+        begin = time.monotonic()
+        mine = run.serialise() if group.rank == source else None
+        state = group.broadcast_large(mine, source=source)
+        if group.rank != source:
+            run.restore(state)
+        if self._directory is not None and self._directory.newest is None:
+            self._directory.look()
+        if group.rank == 0 or steps[group.rank] == _NOTHING:
+            _logger.info(
+                "going on from memory at step %d: rank %d's state, %.1f MB in %.2f s",
+                run.position.step,
+                source,
+                len(state) / 1e6,
+                time.monotonic() - begin,
+            )
+
+    def _load(self, run: Run, group: Group) -> None:
+        if not self._keeps:
+            return
+        loaded = self._directory.load() if self._directory is not None else None
+        state = group.broadcast_large(loaded)
+        if not state:
+            return
+        try:
+            run.restore(state)
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise ConfigurationError(
+                f"checkpoint {self.newest or ''} does not fit this run: choose another checkpoint "
+                f"directory, or the workload that wrote it ({error})"
+            ) from error
+        if group.rank == 0:
+            _logger.info("resuming from checkpoint %s", self.newest)
+            scheduler = run.optimization.scheduler
+            if isinstance(scheduler, Schedule) and scheduler.counted_steps:
+                _logger.warning(
+                    "%s is of a trainer that chose the learning rate by steps: it goes on by the "
+                    "share of samples that is done, with a warm-up as of this number of ranks",
+                    self.newest,
+                )

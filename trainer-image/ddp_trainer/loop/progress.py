@@ -1,0 +1,159 @@
+"""Tells how the training goes: people in the log, machines in the status, the launcher in case."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+
+from ddp_trainer.checkpoints.checkpoint import Checkpoint
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.loop.keeper import Keeper
+from ddp_trainer.run.run import Position
+from ddp_trainer.telemetry.bar import ProgressBar
+from ddp_trainer.telemetry.publisher import Publisher
+from ddp_trainer.telemetry.status import CheckpointStatus
+from ddp_trainer.telemetry.termination import RankReport
+from ddp_trainer.telemetry.timing import Phase, StepTimer
+from ddp_trainer.telemetry.wire import utc
+
+_logger = logging.getLogger(__name__)
+
+
+class Progress:
+    """A report by every rank; all else by rank 0, which alone has a `publisher`."""
+
+    def __init__(
+        self,
+        report: RankReport,
+        timer: StepTimer,
+        keeper: Keeper,
+        publisher: Publisher | None,
+        *,
+        log_every_steps: int,
+        epoch_length: int,
+    ) -> None:
+        self._report = report
+        self._timer = timer
+        self._keeper = keeper
+        self._publisher = publisher
+        self._log_every_steps = log_every_steps
+        self.total_steps = 0
+        """Of the whole run, as far as is known: with another world size it is another number."""
+        self._epoch_length = epoch_length
+        self._checkpoint: Checkpoint | None = None
+        self._bar = ProgressBar.on_stdout() if publisher is not None else None
+        self._text = ""
+        self._begun = _Mark(step=0, samples=0)
+        self._told = self._begun
+
+    def begin(self, position: Position, *, total_steps: int) -> None:
+        """A group has formed, and trains on from `position`."""
+        self.total_steps = total_steps
+        self._begun = self._told = self._mark(position)
+        self._timer.restart()
+        self._timer.own_seconds()  # counts from here on
+        if self._publisher is not None:
+            self._publisher.begin(position.step, total_steps=total_steps)
+        self._report.update(step=position.step, total_steps=self.total_steps)
+        self._look_for_checkpoint()
+
+    def pause(self) -> None:
+        """The group broke."""
+        if self._publisher is not None:
+            self._publisher.pause()
+
+    def step(self, position: Position) -> None:
+        """A step is complete."""
+        self._report.step(position.step)
+        self._look_for_checkpoint()
+        if self._publisher is not None:
+            self._publisher.step(position.step)
+        if self._bar is not None:
+            self._bar.show(position.step, self.total_steps, self._text)
+
+    def wants_interval(self, position: Position) -> bool:
+        """Whether ranks are to compare notes after this step; the same answer on all ranks."""
+        return position.step % self._log_every_steps == 0 or position.step == self.total_steps
+
+    def interval(self, position: Position, loss: float, group: Group) -> float:
+        """Compare notes: this rank's loss at the last step, and how long its steps take.
+
+        Returns the seconds that a step takes the slowest rank by itself; the same on all ranks.
+        """
+        steps = max(position.step - self._told.step, 1)
+        notes = group.gather_numbers(loss, self._timer.own_seconds() / steps)
+        self._timer.lap(Phase.COMMUNICATION)
+        mean = sum(loss for loss, _ in notes) / len(notes)
+        self._report.update(step=position.step, loss=round(mean, 6))
+        now = self._mark(position)
+        if self._publisher is not None:
+            rate = now.rate_since(self._told)
+            self._text = (
+                f"step {position.step}/{self.total_steps} epoch {position.epoch + 1} "
+                f"loss {mean:.4f} {rate:.0f} samples/s ETA {self._left(now)}"
+            )
+            _logger.info("%s", self._text)
+            self._publisher.interval(
+                step=position.step,
+                epoch=position.epoch + 1,
+                loss=mean,
+                samples_per_second=rate,
+                own_seconds=[own for _, own in notes],
+            )
+        self._told = now
+        return max(own for _, own in notes)
+
+    def evaluated(self, position: Position, *, accuracy: float) -> None:
+        """The model of `position` has this accuracy on the whole test set."""
+        self._report.update(step=position.step, accuracy=round(accuracy, 6))
+        self._timer.restart()
+        if self._publisher is not None:
+            _logger.info("step %d/%d test accuracy %.4f", position.step, self.total_steps, accuracy)
+            self._publisher.evaluated(
+                step=position.step, epoch=position.epoch + 1, accuracy=accuracy
+            )
+
+    def finished(self) -> None:
+        """All is trained and saved."""
+        self._look_for_checkpoint()
+        self._report.update(finished=True)
+
+    def close(self) -> None:
+        """This rank trains no more, for whatever reason."""
+        self._look_for_checkpoint()
+        if self._publisher is not None:
+            self._publisher.close()
+        if self._bar is not None:
+            self._bar.end()
+
+    def _look_for_checkpoint(self) -> None:
+        found = self._keeper.checkpoint
+        if found is None or found is self._checkpoint:
+            return
+        self._checkpoint = found
+        saved_at = utc(found.time.timestamp())
+        checkpoint = CheckpointStatus(step=found.step, path=str(found.path), time=saved_at)
+        self._report.update(checkpoint=checkpoint)
+        if self._publisher is not None:
+            self._publisher.saved(checkpoint)
+
+    def _left(self, now: _Mark) -> timedelta:
+        seconds_a_step = (now.time - self._begun.time) / max(now.step - self._begun.step, 1)
+        return timedelta(seconds=round((self.total_steps - now.step) * seconds_a_step))
+
+    def _mark(self, position: Position) -> _Mark:
+        samples = position.epoch * self._epoch_length + position.samples
+        return _Mark(step=position.step, samples=samples)
+
+
+class _Mark:
+    """How far training was at some time."""
+
+    def __init__(self, *, step: int, samples: int) -> None:
+        self.step = step
+        self.samples = samples
+        self.time = time.monotonic()
+
+    def rate_since(self, earlier: _Mark) -> float:
+        return (self.samples - earlier.samples) / max(self.time - earlier.time, 1e-9)

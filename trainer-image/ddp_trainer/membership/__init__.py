@@ -1,0 +1,1 @@
+"""Who is in the group: found, watched, lost and found anew."""

@@ -1,0 +1,213 @@
+"""One group's connection: torch's process group is made, watched, given up and left."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d
+
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.devices.accelerator import Accelerator, Communicator
+from ddp_trainer.devices.gate import Gate, expect
+from ddp_trainer.exit_codes import BrokenGroupError
+from ddp_trainer.membership.failures import is_lost_peer, reason
+from ddp_trainer.membership.network import interface_towards
+from ddp_trainer.membership.rendezvous import Membership
+from ddp_trainer.settings.environment import Environment
+from ddp_trainer.system.last_resort import LastResort
+
+_FORMING_TIMEOUT = timedelta(seconds=15)
+"""For the first contact, when all ranks have just been seen alive: if one died since, it shows."""
+_LEAVE_SECONDS = 120.0
+"""For a thread to come out of a group that was given up: more than it takes to read a batch, and
+less than the others wait for this rank (--rendezvous-timeout-seconds)."""
+_DRAIN_SECONDS = 30.0
+"""For a device to do what is left of a step once no collective holds it up."""
+_WATCH_SECONDS = 1.0
+
+_left_behind: list[object] = []
+"""What is left of the last group, to the end of the process if there is no other group.
+
+Whoever lets go of a process group last waits for its threads. These may wait for Python's lock,
+which a DDP wrapper does not release meanwhile, or for half a message that gloo has forgotten, until
+the group's timeout. So that is left to a thread of its own, or to nobody.
+"""
+
+_logger = logging.getLogger(__name__)
+
+
+def bury_the_last_group() -> None:
+    """Let go of what is left of the last group, before there is another one."""
+    # The remains of a broken group hang together in cycles. As long as its DDP wrapper lives, it
+    # answers to the gradients of the model, which is its successor's part.
+    gc.collect()
+    last = _left_behind.copy()
+    _left_behind.clear()
+    threading.Thread(target=last.clear, name="burial", daemon=True).start()
+
+
+class Connection:
+    """torch's process group: there can be one in a process, and it is global."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        membership: Membership,
+        device: torch.device,
+        accelerator: Accelerator | None,
+        last_resort: LastResort,
+        *,
+        told_to_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`last_resort`: for what the accelerator does not come back from."""
+        self._environment = environment
+        self._membership = membership
+        self._device = device
+        self._accelerator = accelerator
+        self._last_resort = last_resort
+        self._told_to_stop = told_to_stop
+        self._communicator: Communicator | None = None
+        self._waits = Waits()
+        self._left = threading.Event()
+
+    def open(self, timeout: timedelta) -> Group:
+        """Form the group with all ranks, which have just met; `timeout` is for its collectives.
+
+        Raises:
+            RuntimeError: a rank was lost meanwhile.
+        """
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            interface = interface_towards(self._membership.address)
+            if interface is not None:
+                os.environ["GLOO_SOCKET_IFNAME"] = interface
+        store = self._membership.store
+        store.set_timeout(_FORMING_TIMEOUT)
+        rank, size = self._environment.rank, self._environment.placement.world_size
+        if self._accelerator is None:
+            dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=size, timeout=_FORMING_TIMEOUT
+            )
+        else:
+            what = "the devices of all ranks were not joined in time"
+            with self._last_resort.during(timeout.total_seconds(), what):
+                self._communicator = self._accelerator.join(
+                    store, rank=rank, world_size=size, timeout=_FORMING_TIMEOUT
+                )
+        control = self._communicator.control if self._communicator is not None else None
+        group = Group(
+            rank=rank,
+            size=size,
+            device=self._device,
+            waits=self._waits,
+            gate=Gate(
+                self._accelerator.record if self._accelerator is not None else None,
+                self._failure,
+                timeout_seconds=timeout.total_seconds(),
+                told_to_stop=self._told_to_stop,
+            ),
+            queues=self._accelerator is not None,
+            control=control,
+        )
+        group.barrier()
+        self._membership.connections.complete()
+        if self._waits.failure is not None:  # perhaps before there was anything to cut
+            raise self._waits.failure
+        distributed_c10d._set_pg_timeout(timeout, control)
+        if self._communicator is not None:
+            # The host may wait for the device elsewhere than at the gate, such as in a forward pass
+            # that looks at a number; only an abort gets it out of there.
+            threading.Thread(target=self._watch, name="communicator", daemon=True).start()
+        return group
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """What made torch raise an error: it may be the last one to learn of it."""
+        from_torch = type(error) is RuntimeError or (
+            isinstance(error, RuntimeError) and is_lost_peer(error)
+        )
+        return self._waits.failure or error if from_torch else error
+
+    def give_up(self, why: str) -> None:
+        """Make every collective under way fail, from any thread."""
+        _logger.warning("%s: leaving the group", why)
+        if self._accelerator is not None:
+            self._last_resort.within(_LEAVE_SECONDS, f"it does not leave the group ({why})")
+        self.cut()
+        # Before the abort, which lets the device go on: whoever finds that it has, looks here.
+        self._waits.give_up(why)
+        communicator = self._communicator
+        if communicator is not None:
+            with contextlib.suppress(RuntimeError):
+                communicator.abort()
+
+    def cut(self) -> None:
+        """Let no request to the store keep this rank, and the others know that it leaves."""
+        self._left.set()
+        self._membership.connections.cut()
+
+    def abort(self) -> None:
+        """Leave a group that may be broken; never waits for the others."""
+        # Work under way may wait for ranks that are alive and in turn wait for this one.
+        self.cut()
+        if self._accelerator is not None:
+            self._last_resort.within(_LEAVE_SECONDS, "it does not leave the group")
+            if dist.is_initialized():
+                self._leave_behind()
+                try:
+                    distributed_c10d._abort_process_group()
+                except RuntimeError as error:
+                    _logger.warning("the communicator cannot be aborted: %s", reason(error))
+        self.close()
+
+    def expect_device(self) -> None:
+        """See that the device is of use again, now that no collective holds it up.
+
+        Raises:
+            LostDeviceError: it hangs.
+        """
+        if self._accelerator is not None:
+            expect(
+                self._accelerator.record(),
+                within_seconds=_DRAIN_SECONDS,
+                what="come to the end of what it was told",
+            )
+
+    def close(self) -> None:
+        """Leave a group in which nothing is under way."""
+        self._left.set()
+        if self._communicator is not None:
+            self._last_resort.within(_LEAVE_SECONDS, "it does not leave the group")
+        if dist.is_initialized():
+            self._leave_behind()
+            dist.destroy_process_group()
+        # The names of groups are counted, and part of their keys in the store. Ranks that failed
+        # to form a group must count like those that never tried.
+        distributed_c10d._world.group_count = 0
+
+    def _leave_behind(self) -> None:
+        _left_behind.extend(distributed_c10d._world.pg_map)
+        _left_behind.append(self._communicator)
+        self._communicator = None
+
+    def _failure(self) -> Exception | None:
+        if self._waits.failure is None and (trouble := self._trouble()) is not None:
+            return BrokenGroupError(trouble)
+        return self._waits.failure
+
+    def _trouble(self) -> str | None:
+        communicator = self._communicator
+        return communicator.trouble() if communicator is not None else None
+
+    def _watch(self) -> None:
+        while not self._left.wait(_WATCH_SECONDS):
+            if (trouble := self._trouble()) is not None:
+                self.give_up(trouble)
+                return

@@ -1,0 +1,69 @@
+"""Tells a group that broke from a program, or a device, that failed.
+
+torch reports a lost peer as a RuntimeError like any other, from wherever the collective happened to
+be, often deep inside backward; only its text tells. Everything not known to be a broken group is
+the program's own failure.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import distributed as dist
+
+from ddp_trainer.exit_codes import LostDeviceError, LostPeerError
+
+# What torch 2.13 says when the other side of a connection goes away or stays silent.
+_GLOO = re.compile(
+    r"gloo/(transport|rendezvous)/.*(Connection (closed|reset) by peer|Read error|Write error"
+    r"|Broken pipe|Timed out waiting|Connect timeout|Socket (Timeout|closed)|is not connected)"
+    r"|^Application timeout caused pair closure|^Gloo connectFullMesh failed",
+    re.DOTALL,
+)
+_GLOO_NOISE = re.compile(r"^\[[^]]*gloo/[^]]*\] |\. This is typically caused by .*$")
+_NCCL = re.compile(
+    r"ncclRemoteError|ncclSystemError|remote process exited|[Tt]imeout|communicator was aborted"
+)
+# A CUDA error stays: each later call of the process reports it again. Libraries and NCCL hand it on
+# in words of their own.
+_DEVICE = re.compile(
+    r"CUDA error: |CUDA driver error: |cuDNN error: |CUBLAS_STATUS_|CUDNN_STATUS_"
+    r"|ncclUnhandledCudaError|unhandled cuda error|Cuda failure"
+)
+_STORE = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|failed to recv|timeout|shut ?down"
+)
+
+
+def is_lost_device(error: BaseException) -> bool:
+    """Whether `error` says that this process can use its device no more.
+
+    Its context is lost with all tensors in it, so that forming a group anew is of no use. A lack of
+    memory is no such error.
+    """
+    if isinstance(error, LostDeviceError | torch.AcceleratorError):
+        return True
+    if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
+        return False
+    return bool(_DEVICE.search(str(error)))
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether `error` says that another rank is gone, rather than that this one failed."""
+    text = str(error)
+    if isinstance(error, LostPeerError):
+        return True
+    if is_lost_device(error):
+        return False
+    if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
+        return True
+    if isinstance(error, dist.DistBackendError):
+        return bool(_NCCL.search(text) or _STORE.search(text))
+    return type(error) is RuntimeError and bool(_GLOO.search(text))
+
+
+def reason(error: BaseException) -> str:
+    """What happened, in one line without gloo's source lines and good wishes."""
+    first_line = next(iter(str(error).splitlines()), type(error).__name__)
+    return _GLOO_NOISE.sub("", first_line).strip()

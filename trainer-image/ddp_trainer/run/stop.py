@@ -1,0 +1,83 @@
+"""How a run is told to stop, and how all its ranks stop, and save, at the same step.
+
+A signal reaches the ranks at different moments, and their clocks differ. Each rank puts what it
+knows into a sum over all ranks now and then; the sum is begun before a step's computation and read
+after it, so that its time hides behind the computation.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import torch
+
+from ddp_trainer.collectives.group import Group
+
+_INTERVAL_SECONDS = 0.25
+"""Between votes: little of what a pod has to save before it is killed, a lot of small steps."""
+
+
+class StopSignal:
+    """Remembers that this rank was told to stop; being told twice changes nothing."""
+
+    def __init__(self, *, within_seconds: float) -> None:
+        """`within_seconds` after being told the process has to end, everything saved."""
+        self.within_seconds = within_seconds
+        self.told_at = math.inf
+        """When it was told (monotonic)."""
+
+    @property
+    def deadline(self) -> float:
+        """When the process has to have ended (monotonic)."""
+        return self.told_at + self.within_seconds
+
+    def told(self) -> bool:
+        """Whether this rank was told to stop."""
+        return self.told_at < math.inf
+
+    def listen(self) -> None:
+        """From here on a signal is remembered instead of ending the process at once."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._remember)
+
+    def _remember(self, _signal: int, _frame: FrameType | None) -> None:
+        self.told_at = min(self.told_at, time.monotonic())
+
+
+class Votes:
+    """Asks all ranks of a group, every few steps, whether to stop and whether to save."""
+
+    def __init__(self, group: Group, *, stop: Callable[[], bool], save: Callable[[], bool]) -> None:
+        """`stop` and `save`: what this rank wants; one rank that wants it is enough."""
+        self._group = group
+        self._wants = stop, save
+        self._every_steps = 1
+        self._counts = torch.zeros(2)
+        self._wait: Callable[[], None] | None = None
+        self.stop = False
+        """Whether any rank had to stop when the last vote began; the same on all ranks."""
+        self.save = False
+        """Whether any rank wanted to save then; the same on all ranks."""
+
+    def begin(self, step: int) -> None:
+        """Begin to ask, if it is time, before the computation that follows `step`."""
+        if step % self._every_steps == 0:
+            for i, wants in enumerate(self._wants):
+                self._counts[i] = wants()
+            self._wait = self._group.start_sum(self._counts)
+
+    def read(self) -> None:
+        """Wait for the answers, if any were asked for; without, nobody wants anything."""
+        self.stop = self.save = False
+        if self._wait is not None:
+            self._wait()
+            self._wait = None
+            self.stop, self.save = (count > 0 for count in self._counts.tolist())
+
+    def pace(self, step_seconds: float) -> None:
+        """Ask no more often than is of use; all ranks must be told the same at the same step."""
+        self._every_steps = max(1, int(_INTERVAL_SECONDS / max(step_seconds, 1e-9)))

@@ -1,0 +1,146 @@
+"""Where a process stands among all ranks of its job: what the environment says.
+
+Nothing here imports torch, so that a wrong variable is reported at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from ddp_trainer.exit_codes import ConfigurationError
+
+Backend = Literal["nccl", "gloo"]
+
+_MASTER_HOST = re.compile(r"(?P<stem>[^.]*-)0(?P<domain>(\..*)?)")
+_REMEDY = "the DDPJob operator sets it in its pods; by hand, export it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where a pod stands in its job: the part of the environment that all its ranks share."""
+
+    master_addr: str
+    master_port: int
+    world_size: int
+    """Processes in the whole job."""
+    node_rank: int
+    local_world_size: int
+    """Processes in this pod."""
+    backend: Backend
+    job_name: str
+    job_uid: str
+    """Unlike that of an earlier job of the same name; empty: not known."""
+    attempt: int
+    checkpoint_dir: Path | None
+    """None: no checkpoints are written or read."""
+    status_port: int | None = None
+    """Where the launcher serves the pod's status; None: nowhere."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Placement:
+        """Read and check the variables.
+
+        Raises:
+            ConfigurationError: a variable is missing, malformed or contradicts another.
+        """
+        world_size = _integer(env, "WORLD_SIZE", minimum=1)
+        local_world_size = _integer(env, "LOCAL_WORLD_SIZE", minimum=1)
+        node_rank = _integer(env, "NODE_RANK", minimum=0)
+        if "GROUP_WORLD_SIZE" in env:
+            nodes = _integer(env, "GROUP_WORLD_SIZE", minimum=1)
+            if nodes * local_world_size != world_size:
+                raise ConfigurationError(
+                    f"WORLD_SIZE is {world_size}, but GROUP_WORLD_SIZE x LOCAL_WORLD_SIZE is "
+                    f"{nodes} x {local_world_size}: set WORLD_SIZE to the number of processes"
+                )
+        if (node_rank + 1) * local_world_size > world_size:
+            raise ConfigurationError(
+                f"NODE_RANK {node_rank} with LOCAL_WORLD_SIZE {local_world_size} lies beyond "
+                f"WORLD_SIZE {world_size}: node ranks count from 0"
+            )
+        backend = _text(env, "DDP_BACKEND")
+        if backend not in ("nccl", "gloo"):
+            raise ConfigurationError(f"DDP_BACKEND is {backend!r}: set it to nccl or gloo")
+        checkpoint_dir = env.get("DDP_CHECKPOINT_DIR", "")
+        return cls(
+            master_addr=_text(env, "MASTER_ADDR"),
+            master_port=_integer(env, "MASTER_PORT", minimum=1, maximum=65535),
+            world_size=world_size,
+            node_rank=node_rank,
+            local_world_size=local_world_size,
+            backend=cast(Backend, backend),
+            job_name=env.get("DDP_JOB_NAME", "ddp"),
+            job_uid=env.get("DDP_JOB_UID", ""),
+            attempt=_integer(env, "DDP_ATTEMPT", minimum=0) if "DDP_ATTEMPT" in env else 0,
+            checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
+            status_port=_integer(env, "DDP_STATUS_PORT", minimum=1, maximum=65535)
+            if env.get("DDP_STATUS_PORT")
+            else None,
+        )
+
+    def rank_of(self, local_rank: int) -> int:
+        """The rank in the whole job of this pod's process `local_rank`."""
+        return self.node_rank * self.local_world_size + local_rank
+
+    def node_rank_of(self, rank: int) -> int:
+        """The pod that holds a rank of the job."""
+        return rank // self.local_world_size
+
+    def host_of(self, node_rank: int) -> str | None:
+        """The name of a pod of the job; None where MASTER_ADDR is not of the operator's form.
+
+        There the pods' hostnames end in their node rank.
+        """
+        master = _MASTER_HOST.fullmatch(self.master_addr)
+        return f"{master['stem']}{node_rank}{master['domain']}" if master else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where one process stands in its job."""
+
+    placement: Placement
+    rank: int
+    local_rank: int
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Environment:
+        """Read and check the variables.
+
+        Raises:
+            ConfigurationError: a variable is missing, malformed or contradicts another.
+        """
+        placement = Placement.from_env(env)
+        rank = _integer(env, "RANK", minimum=0)
+        local_rank = _integer(env, "LOCAL_RANK", minimum=0)
+        if local_rank >= placement.local_world_size or rank != placement.rank_of(local_rank):
+            raise ConfigurationError(
+                f"RANK {rank} and LOCAL_RANK {local_rank} do not fit NODE_RANK "
+                f"{placement.node_rank} and LOCAL_WORLD_SIZE {placement.local_world_size}: "
+                "RANK must be NODE_RANK x LOCAL_WORLD_SIZE + LOCAL_RANK (start the trainer with "
+                "python -m ddp_trainer.launch, which sets them)"
+            )
+        return cls(placement=placement, rank=rank, local_rank=local_rank)
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "")
+    if not value:
+        raise ConfigurationError(f"{name} is not set: {_REMEDY}")
+    return value
+
+
+def _integer(env: Mapping[str, str], name: str, *, minimum: int, maximum: int | None = None) -> int:
+    text = _text(env, name)
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigurationError(f"{name} is {text!r}: set it to a whole number") from None
+    if value < minimum or (maximum is not None and value > maximum):
+        limits = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise ConfigurationError(f"{name} is {value}: set it to a number {limits}")
+    return value

@@ -1,0 +1,84 @@
+"""Which time-outs must not be longer than others, because somebody else would give up before.
+
+Pure. What was chosen is never changed; a default gives way to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from ddp_trainer.exit_codes import ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One time-out that must not be longer than another one; both by their names as fields."""
+
+    shorter: str
+    longer: str
+    otherwise: str
+    """What would happen."""
+    patient: bool = False
+    """Whether, where nobody chose the longer one, it is that which gives way."""
+
+
+def rules(stage: str) -> Iterator[Rule]:
+    """Those of the trainer's flags that hold for a kind of staging."""
+    yield Rule(
+        shorter="checkpoint_timeout_seconds",
+        longer="group_timeout_seconds",
+        otherwise="the other ranks would give up while rank 0 may still save",
+    )
+    yield Rule(
+        shorter="heartbeat_timeout_seconds",
+        longer="group_timeout_seconds",
+        otherwise="a frozen rank would end the collectives of the others before they look for it",
+    )
+    if stage == "copy":
+        yield Rule(
+            shorter="stage_timeout_seconds",
+            longer="rendezvous_timeout_seconds",
+            otherwise="nodes that have their data would give up those that still stage theirs",
+            patient=True,
+        )
+    elif stage == "broadcast":
+        yield Rule(
+            shorter="stage_timeout_seconds",
+            longer="group_timeout_seconds",
+            otherwise="the other ranks would give up while rank 0 still waits for its data",
+        )
+
+
+STOPPING = Rule(
+    shorter="stop_within_seconds",
+    longer="kill_after_seconds",
+    otherwise="ranks would be killed while they may still save",
+    patient=True,
+)
+"""Of the launcher's and the trainer's flags, where it is the trainer that is launched."""
+
+
+def settle(
+    seconds: Mapping[str, float], chosen: Collection[str], rule: Rule
+) -> Mapping[str, float]:
+    """All time-outs by name, of which those that are not `chosen` may have given way.
+
+    Raises:
+        ConfigurationError: what was chosen breaks the rule; with both flags and the remedy.
+    """
+    short, long = seconds[rule.shorter], seconds[rule.longer]
+    if short <= long:
+        return seconds
+    if rule.patient and rule.longer not in chosen:
+        return {**seconds, rule.longer: short}
+    if rule.shorter not in chosen:
+        return {**seconds, rule.shorter: long}
+    raise ConfigurationError(
+        f"{_flag(rule.shorter)} is {short:g} and {_flag(rule.longer)} {long:g}: {rule.otherwise}; "
+        f"lower the first, or raise the second to {short:g} or more"
+    )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

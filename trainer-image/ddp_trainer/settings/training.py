@@ -1,0 +1,136 @@
+"""How to train: the flags of optimization, DDP, hardware and data, each kind in its own class.
+
+Nothing here imports torch, so that a wrong flag is reported at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.settings.flags import flag
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Compression = Literal["none", "fp16", "bf16", "powersgd"]
+
+_POWERSGD_RANK = 1
+_POWERSGD_START_STEP = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizationOptions:
+    """From gradients to parameters."""
+
+    lr: float = flag(3e-3, "peak learning rate", minimum=0)
+    schedule: Literal["cosine", "constant"] = flag(
+        "cosine", "what the learning rate does after the warm-up"
+    )
+    warmup_steps: int = flag(
+        0, "optimizer steps in which the learning rate rises to its peak", minimum=0
+    )
+    min_lr_ratio: float = flag(
+        0.0, "where the cosine ends, as a part of the peak", minimum=0, maximum=1
+    )
+    accumulate_steps: int = flag(
+        1,
+        "batches for one optimizer step; the ranks average their gradients after the last",
+        minimum=1,
+    )
+    clip_grad_norm: float | None = flag(
+        None, "scale gradients down to this norm, over all parameters", minimum=0
+    )
+    skip_zero_grads: bool = flag(
+        False,
+        "leave parameters alone whose gradients are all zero: no weight decay, no momentum",
+    )
+    precision: Precision = flag(
+        "fp32", "of forward and backward: bf16 by autocast, fp16 with a gradient scaler too"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPOptions:
+    """What DistributedDataParallel is told."""
+
+    bucket_cap_mb: float = flag(25.0, "MiB of gradients that travel at a time", minimum=0.001)
+    find_unused_parameters: bool = flag(
+        False, "look in each step for parameters that the loss does not depend on"
+    )
+    static_graph: bool = flag(
+        False, "promise that every step uses the same parameters in the same way"
+    )
+    gradient_as_bucket_view: bool = flag(
+        True, "let gradients live in the buckets they travel in, which saves a copy of them"
+    )
+    broadcast_buffers: bool = flag(
+        True, "give all ranks rank 0's buffers, such as running means, before each step"
+    )
+    sync_batch_norm: bool = flag(
+        False, "let batch norm layers see the batches of all ranks as one (GPUs only)"
+    )
+    gradient_compression: Compression = flag("none", "of gradients on their way between ranks")
+    powersgd_rank: int = flag(
+        _POWERSGD_RANK, "of the matrices that powersgd makes of gradients", minimum=1
+    )
+    powersgd_start_step: int = flag(
+        _POWERSGD_START_STEP, "steps before powersgd begins to compress", minimum=2
+    )
+
+    def __post_init__(self) -> None:
+        if self.static_graph and self.find_unused_parameters:
+            raise ConfigurationError(
+                "--static-graph finds unused parameters by itself: leave --find-unused-parameters "
+                "out"
+            )
+        chosen = (self.powersgd_rank, self.powersgd_start_step)
+        if self.gradient_compression != "powersgd" and chosen != (
+            _POWERSGD_RANK,
+            _POWERSGD_START_STEP,
+        ):
+            raise ConfigurationError(
+                "--powersgd-rank and --powersgd-start-step are for --gradient-compression powersgd"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareOptions:
+    """What computes, and how."""
+
+    device_ids: tuple[int, ...] | None = flag(
+        None, "the GPU of each local rank, as torch counts them; default: 0, 1, 2, ..."
+    )
+    deterministic: bool = flag(
+        False, "use only algorithms that give the same bits each time; some are slower"
+    )
+    compile: Literal["no", "inductor", "aot_eager", "eager"] = flag(
+        "no", "backend of torch.compile: inductor for speed, the others to look for faults"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagingOptions:
+    """How data comes to where it is read from."""
+
+    data: Path | None = flag(None, "file or folder for the workload's argument `data`")
+    stage: Literal["no", "copy", "broadcast"] = flag(
+        "no",
+        "bring --data to --stage-dir first: copy: one rank of each node does, the others wait; "
+        "broadcast: rank 0 alone reads it and sends it to all nodes",
+    )
+    stage_dir: Path | None = flag(None, "folder on each node for staged data")
+    stage_timeout_seconds: float = flag(
+        1800.0,
+        "how long the ranks of a node wait for the one that copies; at most as long as those of "
+        "other nodes wait: --rendezvous-timeout-seconds, or with broadcast --group-timeout-seconds",
+        minimum=1,
+    )
+
+    def __post_init__(self) -> None:
+        if self.stage != "no" and (self.data is None or self.stage_dir is None):
+            raise ConfigurationError(
+                f"--stage {self.stage} needs --data, what to bring, and --stage-dir, where to"
+            )
+        if self.stage == "no" and self.stage_dir is not None:
+            raise ConfigurationError("--stage-dir is for --stage copy or --stage broadcast")
