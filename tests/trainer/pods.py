@@ -200,7 +200,11 @@ class Job:
 
     def _trace(self, rank: int) -> list[dict[str, Any]]:
         path = self.traces.with_name(f"{self.traces.name}.rank{rank}")
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if not path.exists():
+            return []
+        # A rank may be in the midst of writing its last line.
+        *lines, _ = path.read_text().split("\n")
+        return [json.loads(line) for line in lines]
 
     def wait_for_step(self, step: int, *, rank: int = 0) -> None:
         def reached() -> bool:

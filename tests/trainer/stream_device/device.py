@@ -8,6 +8,7 @@ waits for the stream first.
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 import time
@@ -157,7 +158,13 @@ def install(sabotage: Sabotage | None = None) -> None:
 
 def _queue(owner: object, name: str) -> None:
     original: Callable[..., None] = getattr(owner, name)
-    replace(owner, name, lambda *arguments: STREAM.tell(functools.partial(original, *arguments)))
+
+    def queued(of: object, *arguments: object) -> None:
+        # As they are now: the host goes on, and moves the position that it was called with.
+        told = map(copy.copy, arguments)
+        STREAM.tell(functools.partial(original, of, *told))
+
+    replace(owner, name, queued)
 
 
 def _synchronize_before(owner: object, *names: str) -> None:
