@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_trainer.membership.network import interface_towards
+from ddp_trainer.membership.network import hurry_the_resolver, interface_towards
 
 from tests.trainer.pods import job
 
@@ -209,3 +209,12 @@ def test_digits_are_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_loopback_is_found(address: str) -> None:
     assert interface_towards(address) == "lo"
+
+
+def test_a_lost_question_to_dns_is_asked_again_soon() -> None:
+    environment: dict[str, str] = {}
+    hurry_the_resolver(environment)
+    assert environment == {"RES_OPTIONS": "timeout:1 attempts:3"}
+    chosen = {"RES_OPTIONS": "use-vc"}
+    hurry_the_resolver(chosen)
+    assert chosen == {"RES_OPTIONS": "use-vc"}

@@ -21,6 +21,7 @@ from ddp_trainer.loop.keeper import Keeper
 from ddp_trainer.loop.training import Training, staged
 from ddp_trainer.membership.failures import is_lost_peer
 from ddp_trainer.membership.heartbeat import interval
+from ddp_trainer.membership.network import hurry_the_resolver
 from ddp_trainer.membership.world import World
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.environment import Environment
@@ -63,6 +64,7 @@ def run_rank(environment: Environment, options: Options) -> ExitCode:
 def _train(environment: Environment, options: Options, report: RankReport) -> None:
     stop = StopSignal(within_seconds=options.stop_within_seconds)
     prepare_nccl()
+    hurry_the_resolver()
     world = World(
         environment,
         group_timeout_seconds=options.group_timeout_seconds,
