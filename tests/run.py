@@ -1,7 +1,7 @@
 """Prepares what the tests need, then runs all rings beside each other: `make test`.
 
-One lane waits for pods most of its time, one starts processes, one computes and then talks to an
-API server, so that together they take little longer than the slowest. Each part of a lane is an
+One lane waits for pods most of its time, two start processes, one computes and then talks to an API
+server, so that together they take little longer than the slowest. Each part of a lane is an
 ordinary pytest run. What takes minutes to get is prepared before, outside of any test's time limit;
 only decisions, which are plain computing, are tested meanwhile.
 """
@@ -32,6 +32,13 @@ class Part:
     """What has to be prepared before; None: nothing."""
 
 
+LOST_RANKS = (
+    "tests/trainer/stream_device",
+    "tests/trainer/test_kill_points.py",
+    "tests/trainer/test_recovery.py",
+)
+"""As long as all else that starts processes, and most of it waiting."""
+
 LANES: Mapping[str, Sequence[Part]] = {
     "decisions and API server": (
         Part(("tests/unit", "tests/simulation"), None),
@@ -39,7 +46,13 @@ LANES: Mapping[str, Sequence[Part]] = {
     ),
     # They need nothing, but a build beside them would take the two cores from ranks that wait for
     # each other.
-    "processes": (Part(("tests/local", "tests/trainer"), Stage.NODE),),
+    "lost ranks": (Part(LOST_RANKS, Stage.NODE),),
+    "processes": (
+        Part(
+            ("tests/local", "tests/trainer", *(f"--ignore={part}" for part in LOST_RANKS)),
+            Stage.NODE,
+        ),
+    ),
     "real pods": (Part(("tests/cluster", "tests/e2e"), Stage.IMAGES),),
 }
 

@@ -16,7 +16,7 @@ import pytest
 from tests.trainer.chaos.blows import blows
 from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
 from tests.trainer.pods import Job, assert_same, job
-from tests.trainer.stream_device import runs as stream_device
+from tests.trainer.runs import STREAM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -34,7 +34,7 @@ def flags(of: Job) -> list[str]:
     ]
 
 
-CPU, STREAM = "ddp_trainer.launch", stream_device.LAUNCHER
+CPU = "ddp_trainer.launch"
 
 
 @pytest.mark.parametrize(

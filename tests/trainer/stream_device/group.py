@@ -136,8 +136,10 @@ class StreamGroup(dist.ProcessGroup):
             return False
         try:
             future = begin(copies).get_future()
-            future.add_done_callback(lambda _: self._ended.set())
-            self._ended.wait()
+            # A thread of gloo's may be the last to hold it, and must not be the last of the group.
+            ended = self._ended
+            future.add_done_callback(lambda _: ended.set())
+            ended.wait()
             if future.done():
                 future.value()
         except RuntimeError:  # a peer is gone

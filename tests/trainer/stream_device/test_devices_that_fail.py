@@ -10,38 +10,33 @@ import pytest
 from tests.trainer import deaths
 from tests.trainer.deaths import Death
 from tests.trainer.pods import Pod, job
-from tests.trainer.stream_device.runs import (
-    LAUNCHER,
-    Undisturbed,
-    assert_same_run,
-    run_to_its_end,
-)
+from tests.trainer.runs import STREAM, Undisturbed, assert_same_run, run_to_its_end
 
 pytestmark = [pytest.mark.timeout(600)]
 
 STEP = 9
 
 
-def run_with(*plan: Death, folder: Path, undisturbed: Undisturbed) -> Pod:
+def run_with(*plan: Death, folder: Path, reference: Undisturbed) -> Pod:
     """Three ranks that something befalls; they end as if nothing had."""
     graves = folder / "graves"
     variables = deaths.environment(list(plan), graves)
     with job(
-        folder, nodes=1, local_world_size=3, launcher=LAUNCHER, extra_environment=variables
+        folder, nodes=1, local_world_size=3, launcher=STREAM, extra_environment=variables
     ) as wounded:
         pod = run_to_its_end(wounded, "--group-timeout-seconds", "5")
         assert deaths.toll(graves) == len(plan)
-        assert_same_run(wounded, undisturbed(3))
+        assert_same_run(wounded, reference(3, STREAM))
     return pod
 
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_link_that_hangs_ends_with_the_groups_timeout(
-    rank: int, tmp_path: Path, undisturbed: Undisturbed
+    rank: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
     """Whoever is first to lose its patience, all keep their processes."""
     fault = Death(rank=rank, point="backward", step=STEP, deed="stall")
-    pod = run_with(fault, folder=tmp_path, undisturbed=undisturbed)
+    pod = run_with(fault, folder=tmp_path, reference=reference)
     assert "took more than 5 s: a collective, or the device, hangs" in pod.log
     assert f"the group broke at step {STEP - 1}" in pod.log
     assert "starting it again" not in pod.log
@@ -50,10 +45,10 @@ def test_a_link_that_hangs_ends_with_the_groups_timeout(
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_device_that_hangs_ends_its_process(
-    rank: int, tmp_path: Path, undisturbed: Undisturbed
+    rank: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
     fault = Death(rank=rank, point="backward", step=STEP, deed="hang")
-    pod = run_with(fault, folder=tmp_path, undisturbed=undisturbed)
+    pod = run_with(fault, folder=tmp_path, reference=reference)
     assert "LostDeviceError: this rank's device did not come to the end of" in pod.log
     assert pod.log.count("starting it again") == 1
     assert "going on from memory" in pod.log
@@ -62,11 +57,11 @@ def test_a_device_that_hangs_ends_its_process(
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_device_that_fails_ends_its_process(
-    rank: int, tmp_path: Path, undisturbed: Undisturbed
+    rank: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
     """Its context is lost: no use to form the group with it again."""
     fault = Death(rank=rank, point="backward", step=STEP, deed="fail")
-    pod = run_with(fault, folder=tmp_path, undisturbed=undisturbed)
+    pod = run_with(fault, folder=tmp_path, reference=reference)
     sentence = "AcceleratorError: CUDA error: device-side assert triggered: starting it again"
     assert pod.log.count(sentence) == pod.log.count("starting it again") == 1
     assert f"[rank {rank}] the group broke" not in pod.log
@@ -74,10 +69,10 @@ def test_a_device_that_fails_ends_its_process(
 
 
 def test_nobody_waits_for_ever_for_a_rank_that_dies_while_devices_are_joined(
-    tmp_path: Path, undisturbed: Undisturbed
+    tmp_path: Path, reference: Undisturbed
 ) -> None:
     """Nothing interrupts NCCL there, so that whoever is stuck in it has to begin anew."""
     plan = Death(rank=1, point="backward", step=STEP), Death(rank=1, point="joining")
-    pod = run_with(*plan, folder=tmp_path, undisturbed=undisturbed)
+    pod = run_with(*plan, folder=tmp_path, reference=reference)
     assert len(re.findall(r"\[rank [02]\] this process cannot go on: ", pod.log)) == 2
     assert pod.log.count("starting it again") == 4

@@ -14,7 +14,7 @@ import torch
 from tests.trainer import deaths
 from tests.trainer.deaths import Death
 from tests.trainer.pods import Job, assert_same, job
-from tests.trainer.stream_device.runs import LAST_STEP, LAUNCHER, run_to_its_end
+from tests.trainer.runs import LAST_STEP, STREAM, run_to_its_end
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -28,7 +28,7 @@ def run(folder: Path, *more: str, ranks: int = 2, plan: tuple[Death, ...] = ()) 
         folder,
         nodes=1,
         local_world_size=ranks,
-        launcher=LAUNCHER,
+        launcher=STREAM,
         extra_environment=variables if plan else {},
     ) as started:
         pod = run_to_its_end(started, "--max-restarts", "20", *more)

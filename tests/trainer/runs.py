@@ -1,4 +1,4 @@
-"""Runs on devices with a stream that tests disturb, and what they have to end like."""
+"""Runs that tests disturb, on a CPU or a device with a stream, and what they have to end like."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from tests.trainer.pods import Job, Pod, assert_same
 
-LAUNCHER = "tests.trainer.stream_device.launch"
+CPU, STREAM = "tests.trainer.launch", "tests.trainer.stream_device.launch"
+"""The trainer's launcher, whose ranks compute on either, and die where a test has planned it."""
 LAST_STEP = {2: 92, 3: 60, 4: 48}  # 4 epochs of ceil(ceil(1438 / ranks) / 32) steps
 
-Undisturbed = Callable[[int], Job]
-"""A run of so many ranks that nothing has happened to."""
+Undisturbed = Callable[[int, str], Job]
+"""A run of so many ranks, of one of the launchers, that nothing has happened to."""
 
 
 def flags(of: Job) -> list[str]:

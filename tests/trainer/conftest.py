@@ -1,0 +1,25 @@
+"""What the tests of whole runs have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.trainer.pods import Job, job
+from tests.trainer.runs import Undisturbed, run_to_its_end
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """One run of each kind, for all tests."""
+    known: dict[tuple[int, str], Job] = {}
+
+    def run(ranks: int, launcher: str) -> Job:
+        kind = ranks, launcher
+        if kind not in known:
+            folder = tmp_path_factory.mktemp(f"undisturbed-{ranks}")
+            with job(folder, nodes=1, local_world_size=ranks, launcher=launcher) as undisturbed:
+                run_to_its_end(undisturbed)
+            known[kind] = undisturbed
+        return known[kind]
+
+    return run

@@ -1,0 +1,34 @@
+"""What keeps a device that runs behind the host from doing harm is missed when it is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainer import deaths
+from tests.trainer.deaths import Death
+from tests.trainer.pods import assert_same, job
+from tests.trainer.runs import LAST_STEP, STREAM, Undisturbed, run_to_its_end
+from tests.trainer.stream_device.device import Sabotage
+from tests.trainer.stream_device.forkserver import SABOTAGE_VARIABLE
+
+pytestmark = [pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("sabotage", list(Sabotage))
+def test_what_is_taken_away_is_missed(
+    sabotage: Sabotage, tmp_path: Path, reference: Undisturbed
+) -> None:
+    """A device on which nothing could go wrong would prove nothing."""
+    variables = {
+        **deaths.environment([Death(rank=2, point="backward", step=9)], tmp_path / "graves"),
+        SABOTAGE_VARIABLE: sabotage,
+    }
+    with job(
+        tmp_path, nodes=1, local_world_size=3, launcher=STREAM, extra_environment=variables
+    ) as wounded:
+        pod = run_to_its_end(wounded)
+        assert "going on from memory at step 8" not in pod.log, "it took the step that nobody could"
+        with pytest.raises(AssertionError):
+            assert_same(wounded.state(LAST_STEP[3]), reference(3, STREAM).state(LAST_STEP[3]))
