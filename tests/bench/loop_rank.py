@@ -16,8 +16,8 @@ from pathlib import Path
 
 from ddp_trainer import workloads
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.loop.keeper import Keeper
-from ddp_trainer.loop.progress import Progress
+from ddp_trainer.library.keeper import Keeper
+from ddp_trainer.library.progress import Progress
 from ddp_trainer.loop.train import new_run, total_steps, train
 from ddp_trainer.membership.world import World
 from ddp_trainer.run.run import Position

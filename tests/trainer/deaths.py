@@ -106,7 +106,8 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.checkpoints import checkpoint  # noqa: PLC0415
     from ddp_trainer.collectives.group import Group  # noqa: PLC0415
     from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
-    from ddp_trainer.loop import keeper, train  # noqa: PLC0415
+    from ddp_trainer.library import keeper  # noqa: PLC0415
+    from ddp_trainer.loop import train  # noqa: PLC0415
     from ddp_trainer.membership import connection, rendezvous  # noqa: PLC0415
     from ddp_trainer.run import run  # noqa: PLC0415
     from torch.optim import adam  # noqa: PLC0415
@@ -126,7 +127,7 @@ def install(variables: Mapping[str, str]) -> None:
     patch(Group, "start_sum", after=dying("vote"))
     patch(Group, "wrap", before=die_in_backward)
     patch(Gate, "wait", before=dying("gate"))
-    patch(run.Run, "complete_step", before=dying("before the optimizer's step"))
+    patch(run.ModelRun, "complete_step", before=dying("before the optimizer's step"))
     patch(adam, "adam", after=dying("within the optimizer's step"))
     patch(run.Position, "advance", after=dying("after the optimizer's step"))
     patch(train, "evaluate", before=dying("evaluation"))

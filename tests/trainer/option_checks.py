@@ -22,7 +22,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.loop.replica import Replica
 from ddp_trainer.loop.train import evaluate, new_run
 from ddp_trainer.membership.world import World
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.run import ModelRun
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.workloads.base import Samples, Workload
@@ -88,7 +88,7 @@ class Trial:
         self.group = group
         self.options = Options.parse(["--batch-size", str(BATCH), "--epochs=100", *flags])
         self.workload = workload(model)
-        self.run: Run = new_run(
+        self.run: ModelRun = new_run(
             self.workload, self.options, world_size=group.size, device=group.device
         )
         self.travelled = CountingWaits()
@@ -290,7 +290,7 @@ def powersgd(group: Group) -> Json:
     return result
 
 
-def left_out(run: Run) -> list[float]:
+def left_out(run: ModelRun) -> list[float]:
     assert run.compression is not None
     return flat(run.compression.state_dict()["left_out"].values())
 

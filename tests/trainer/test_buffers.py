@@ -13,7 +13,7 @@ import torch
 from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
 from ddp_trainer.checkpoints.storage import Transfer
 from ddp_trainer.run.optimization import Optimization
-from ddp_trainer.run.run import Order, Run
+from ddp_trainer.run.run import ModelRun, Order
 from ddp_trainer.system.buffers import Reader, Writer, allocate, load, save
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,12 +25,12 @@ FEW_BYTES = 6 << 20
 """Enough for chunks of a file; a small part of the state."""
 
 
-def new_run() -> Run:
+def new_run() -> ModelRun:
     model = nn.Linear(2048, 2048)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
     optimization = Optimization(optimizer, scheduler)
-    return Run(model=model, optimization=optimization, order=Order(seed=0, samples=9))
+    return ModelRun(model=model, optimization=optimization, order=Order(seed=0, samples=9))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from ddp_trainer.devices.hardware import check_abilities, gpu_of, make_determini
 from ddp_trainer.devices.precision import gradient_scaler
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.optimization import Optimization
-from ddp_trainer.run.run import Order, Position, Run
+from ddp_trainer.run.run import ModelRun, Order, Position
 from ddp_trainer.run.schedule import Course, Schedule
 from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.training import OptimizationOptions
@@ -180,11 +180,11 @@ def test_a_step_with_infinite_gradients_changes_nothing_but_the_scale() -> None:
 
 
 def test_the_scaler_is_part_of_the_state() -> None:
-    def run(scale: float) -> Run:
+    def run(scale: float) -> ModelRun:
         model = nn.Linear(3, 1)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         scaler.scale(torch.zeros(1))  # it takes its scale from the first use
-        return Run(
+        return ModelRun(
             model=model,
             optimization=optimization(model, scaler=scaler),
             order=Order(seed=0, samples=1),

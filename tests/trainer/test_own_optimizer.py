@@ -9,7 +9,7 @@ import pytest
 import torch
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.loop.train import new_run
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.run import ModelRun
 from ddp_trainer.settings.options import Options
 from ddp_trainer.workloads.base import Workload
 from torch import nn
@@ -36,12 +36,12 @@ def own(**parts: Any) -> Workload:
     return replace(workload(), **parts)
 
 
-def begin(trained: Workload, *flags: str) -> Run:
+def begin(trained: Workload, *flags: str) -> ModelRun:
     options = Options.parse([*FLAGS, *flags])
     return new_run(trained, options, world_size=2, device=torch.device("cpu"))
 
 
-def train(run: Run, *, steps: int) -> list[list[float]]:
+def train(run: ModelRun, *, steps: int) -> list[list[float]]:
     """The rates of each parameter group at each step."""
     rates: list[list[float]] = []
     groups = run.optimization.optimizer.param_groups
@@ -67,7 +67,7 @@ def test_its_own_optimizer_follows_the_bundled_schedule() -> None:
 
 
 def test_its_own_scheduler_is_stepped_with_the_optimizer_and_goes_on_after_a_restart() -> None:
-    def fresh() -> Run:
+    def fresh() -> ModelRun:
         return begin(own(optimizer=sgd, scheduler=one_cycle))
 
     whole = train(fresh(), steps=STEPS)

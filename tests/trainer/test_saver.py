@@ -15,9 +15,9 @@ from ddp_trainer.checkpoints.background_save import is_worth_overtaking
 from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
 from ddp_trainer.checkpoints.saver import Saver
 from ddp_trainer.checkpoints.storage import Recorder, Transfer
-from ddp_trainer.loop.keeper import Keeper
+from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.run.optimization import Optimization
-from ddp_trainer.run.run import Order, Position, Run
+from ddp_trainer.run.run import ModelRun, Order, Position
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.options import Options
 from torch import nn
@@ -54,19 +54,19 @@ class GatedDirectory(CheckpointDirectory):
         return super().save(write, step=step, transfer=transfer, score=score)
 
 
-def new_run() -> Run:
+def new_run() -> ModelRun:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
-    return Run(
+    return ModelRun(
         model=model,
         optimization=Optimization(optimizer, scheduler),
         order=Order(seed=0, samples=1000),
     )
 
 
-def advance(run: Run) -> None:
+def advance(run: ModelRun) -> None:
     """One more step."""
     run.optimization.optimizer.zero_grad()
     run.model(torch.randn(4, 3)).square().sum().backward()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from ddp_trainer.data.sampler import ShardedSampler
 from ddp_trainer.loop.train import new_run
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.run import ModelRun
 from ddp_trainer.run.schedule import Schedule
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system import buffers
@@ -45,7 +45,7 @@ class Training:
         """Of every step, as the optimizer took it."""
         self.shares: list[float] = []
         """Of all samples of all epochs that were done before every step."""
-        self.run: Run | None = None
+        self.run: ModelRun | None = None
 
     def go_on(self, world_size: int, *, until: Callable[[float], bool] = lambda _: False) -> None:
         """Train with so many ranks from where the last ones stopped, until a share is done."""
@@ -64,7 +64,7 @@ class Training:
                 self.run.complete_step(len(indices) * world_size)
             position.next_epoch()
 
-    def _new_run(self, world_size: int) -> Run:
+    def _new_run(self, world_size: int) -> ModelRun:
         run = new_run(workload(), self._options, world_size=world_size, device=torch.device("cpu"))
         optimizer = run.optimization.optimizer
         optimizer.register_step_pre_hook(
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_a_trainer_that_counted_steps_is_gone_on_from(warmup: in
         resumed = Training(f"--warmup-steps={warmup}")
         resumed.run = Saved(state)  # type: ignore[assignment]
         resumed.go_on(world_size)
-        assert isinstance(resumed.run, Run)
+        assert isinstance(resumed.run, ModelRun)
         scheduler = resumed.run.optimization.scheduler
         assert isinstance(scheduler, Schedule)
         assert scheduler.counted_steps

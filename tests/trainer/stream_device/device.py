@@ -134,9 +134,10 @@ def install(sabotage: Sabotage | None = None) -> None:
     replace(world, "accelerator_for", lambda *_: StreamDevice())
     replace(train, "check_abilities", lambda *_: None)
     _queue(Optimization, "step")
-    _queue(run.Run, "_take_back")
+    _queue(run.ModelRun, "_take_back")
     _synchronize_before(Replica, "_all_passes")
-    _synchronize_before(run.Run, "attempt", "state", "restore")
+    _synchronize_before(run.ModelRun, "attempt")
+    _synchronize_before(run.Run, "state", "restore")
     _synchronize_before(train, "evaluate")
     match sabotage:
         case Sabotage.NO_GATE:

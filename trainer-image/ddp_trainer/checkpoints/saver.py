@@ -23,6 +23,7 @@ from ddp_trainer.checkpoints.snapshot import Snapshot
 from ddp_trainer.checkpoints.storage import Transfer
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
+from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import size_of
 
@@ -177,3 +178,14 @@ class Saver:
     def _is_saved(self, step: int) -> bool:
         newest = self.directory.newest
         return newest is not None and newest.step == step
+
+
+def saver_of(environment: Environment, options: Options, stop: StopSignal) -> Saver | None:
+    """The saver of a rank; None where it has none, or nowhere to save to."""
+    root = environment.placement.checkpoint_dir
+    if environment.rank != 0 or root is None:
+        return None
+    directory = CheckpointDirectory(
+        root, keep=options.keep_checkpoints, keep_best=options.keep_best
+    )
+    return Saver(directory, options, stop=stop)

@@ -13,7 +13,7 @@ from ddp_trainer.collectives.compression import stateless_hook
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.devices.precision import autocast
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.run import ModelRun
 from ddp_trainer.settings.options import Options
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -25,7 +25,7 @@ _UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 class Replica:
     """One of the model's copies, of which each rank has one; made anew for each group."""
 
-    def __init__(self, run: Run, group: Group, loss: Loss, options: Options) -> None:
+    def __init__(self, run: ModelRun, group: Group, loss: Loss, options: Options) -> None:
         self._run = run
         self._loss = loss
         self._group = group

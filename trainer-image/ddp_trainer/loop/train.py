@@ -16,11 +16,11 @@ from ddp_trainer.data.sampler import SampleTrace, ShardedSampler, evaluation_bat
 from ddp_trainer.devices.hardware import check_abilities, make_deterministic, prepare_model
 from ddp_trainer.devices.precision import autocast, gradient_scaler
 from ddp_trainer.exit_codes import BrokenGroupError, LostPeerError, StoppedError
-from ddp_trainer.loop.keeper import Keeper
-from ddp_trainer.loop.progress import Progress
+from ddp_trainer.library.keeper import Keeper
+from ddp_trainer.library.progress import Progress
 from ddp_trainer.loop.replica import Replica
 from ddp_trainer.run.optimization import Optimization, optimizer_of, scheduler_of
-from ddp_trainer.run.run import Order, Position, Run, seed_everything, seed_step
+from ddp_trainer.run.run import ModelRun, Order, Position, seed_everything, seed_step
 from ddp_trainer.run.schedule import Course
 from ddp_trainer.run.stop import StopSignal, Votes
 from ddp_trainer.settings.options import Options
@@ -29,7 +29,9 @@ from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.workloads.base import SampleSet, Workload
 
 
-def new_run(workload: Workload, options: Options, *, world_size: int, device: torch.device) -> Run:
+def new_run(
+    workload: Workload, options: Options, *, world_size: int, device: torch.device
+) -> ModelRun:
     """A run at step 0, the same on all ranks.
 
     Raises:
@@ -54,7 +56,7 @@ def new_run(workload: Workload, options: Options, *, world_size: int, device: to
         clip_grad_norm=options.optimization.clip_grad_norm,
         skip_zero_grads=options.optimization.skip_zero_grads,
     )
-    return Run(
+    return ModelRun(
         model=model,
         optimization=optimization,
         order=Order(seed=options.seed, samples=len(workload.train)),
@@ -87,7 +89,7 @@ def _is_over(position: Position, options: Options) -> bool:
 
 def train(
     group: Group,
-    run: Run,
+    run: ModelRun,
     workload: Workload,
     options: Options,
     *,
@@ -157,7 +159,9 @@ def train(
     keeper.save_for_certain(run, group)
 
 
-def _stop(group: Group, run: Run, keeper: Keeper, stop: StopSignal, progress: Progress) -> NoReturn:
+def _stop(
+    group: Group, run: ModelRun, keeper: Keeper, stop: StopSignal, progress: Progress
+) -> NoReturn:
     """Save, since whoever was told to stop leaves, then leave too or go on without them."""
     try:
         keeper.save_for_certain(run, group, within_seconds=stop.within_seconds)
@@ -172,7 +176,7 @@ def _stop(group: Group, run: Run, keeper: Keeper, stop: StopSignal, progress: Pr
 
 
 def _evaluate(
-    group: Group, run: Run, workload: Workload, options: Options, stop: StopSignal
+    group: Group, run: ModelRun, workload: Workload, options: Options, stop: StopSignal
 ) -> float | None:
     seed_step(options.seed, rank=group.rank, step=run.position.step, purpose="evaluation")
     return evaluate(

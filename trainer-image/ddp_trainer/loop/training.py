@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,16 +10,13 @@ import torch
 from ddp_trainer import workloads
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.data.staging import Stage, copy
-from ddp_trainer.loop.keeper import Keeper
-from ddp_trainer.loop.progress import Progress
+from ddp_trainer.library.keeper import Keeper
+from ddp_trainer.library.progress import Progress, publisher_of
 from ddp_trainer.loop.train import new_run, total_steps, train
-from ddp_trainer.run.run import Run, seed_everything
+from ddp_trainer.run.run import ModelRun, seed_everything
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
-from ddp_trainer.telemetry.history import FILE_NAME, History
-from ddp_trainer.telemetry.publisher import Publisher
-from ddp_trainer.telemetry.status import StatusFile
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import StepTimer, moments_of
 from ddp_trainer.workloads.base import Workload
@@ -31,7 +27,7 @@ class Training:
     """A workload, the run that trains it, and how it goes."""
 
     workload: Workload
-    run: Run
+    run: ModelRun
     timer: StepTimer
     progress: Progress
 
@@ -66,7 +62,7 @@ class Training:
                 report,
                 timer,
                 keeper,
-                _publisher(environment, timer),
+                publisher_of(environment, timer),
                 log_every_steps=options.log_every_steps,
                 epoch_length=len(workload.train),
             ),
@@ -112,11 +108,3 @@ def staged(environment: Environment, options: Options, group: Group | None = Non
     if group is None:
         return stage.bring(staging.data, build=build)
     return stage.receive(group, staging.data, build=build)
-
-
-def _publisher(environment: Environment, timer: StepTimer) -> Publisher | None:
-    if environment.rank != 0:
-        return None
-    directory = environment.placement.checkpoint_dir
-    history = History(directory / FILE_NAME) if directory is not None else None
-    return Publisher(StatusFile.from_env(os.environ), history, timer)

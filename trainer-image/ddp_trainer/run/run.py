@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ddp_trainer.collectives.compression import Memory, PowerSGD
 from ddp_trainer.run.optimization import Optimization
+from ddp_trainer.run.schedule import Schedule
 from ddp_trainer.system import buffers
 from ddp_trainer.system.buffers import size_of
 
@@ -31,6 +32,16 @@ _ONLY_WITH_OPTIONS = ("scaler", "compression")
 """Parts that a run may be saved without and go on with."""
 _OVERHEAD_BYTES = 1 << 20
 """What a serialised state takes beside its tensors, of which there may be a thousand."""
+
+
+class Part(Protocol):
+    """What can tell its state, and take over one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take over what `state_dict` returned."""
 
 
 @dataclass(kw_only=True)
@@ -76,7 +87,68 @@ class Order:
 
 
 class Run:
-    """The parts of a training run that change from step to step; they outlive broken groups."""
+    """What changes from step to step, part by part; it outlives broken groups."""
+
+    def __init__(self, *, order: Order) -> None:
+        self.order = order
+        self.position = Position()
+        self.is_fresh = True
+        """Whether this holds nothing yet that another rank could go on from."""
+
+    def parts(self) -> Mapping[str, Part]:
+        """All that has a state of its own, by its name in the serialised state."""
+        raise NotImplementedError
+
+    def progress(self) -> list[int]:
+        """How far this has come, to be compared with how far other ranks have."""
+        return [self.position.step]
+
+    def state(self) -> dict[str, Any]:
+        """The whole state, in the very tensors that the next step changes.
+
+        The same for everybody who has completed the same step, evaluated or not.
+        """
+        parts = {name: part.state_dict() for name, part in self.parts().items()}
+        position = self.position.before_evaluation(epoch_length=self.order.samples)
+        return {**parts, "position": asdict(position), "order": asdict(self.order)}
+
+    def serialise(self) -> memoryview:
+        """The whole state as `restore` reads it, for ranks that go on together from here."""
+        state = self.state() | {"position": asdict(self.position)}
+        return buffers.save(state, capacity=size_of(state) + _OVERHEAD_BYTES)
+
+    def restore(self, data: bytes | memoryview) -> None:
+        """Take over a serialised state, in the same tensors that the model has now.
+
+        Raises:
+            ValueError: it is of a run that cannot go on as this one.
+            RuntimeError, KeyError: it is of another model or optimizer.
+        """
+        state: Any = buffers.load(data)
+        self.check(state)
+        for name, part in self.parts().items():
+            if name in state or name not in _ONLY_WITH_OPTIONS:
+                part.load_state_dict(state[name])
+        for name, value in state["position"].items():
+            setattr(self.position, name, value)
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """See that a state is of a run like this.
+
+        Raises:
+            ValueError: it is of another order of samples, in which the position means nothing.
+        """
+        order = Order(**state["order"])
+        if order != self.order:
+            raise ValueError(f"it is of a run with {order}, this one has {self.order}")
+
+    def remarks(self) -> Iterator[str]:
+        """What people should know of the state that was restored last."""
+        yield from ()
+
+
+class ModelRun(Run):
+    """The run of one model by the bundled loop."""
 
     def __init__(
         self,
@@ -87,13 +159,10 @@ class Run:
         compression: PowerSGD | None = None,
     ) -> None:
         """`model` is the model itself, not its DDP wrapper, of which each group has its own."""
-        self.order = order
+        super().__init__(order=order)
         self.model = model
         self.optimization = optimization
         self.compression = compression
-        self.position = Position()
-        self.is_fresh = True
-        """Whether this holds nothing yet that another rank could go on from."""
 
     def complete_step(self, samples: int) -> None:
         """Apply the averaged gradients of `samples` samples over all ranks, padding included.
@@ -128,41 +197,7 @@ class Run:
         if self.compression is not None and memory is not None:
             self.compression.restore(memory)
 
-    def state(self) -> dict[str, Any]:
-        """The whole state, in the very tensors that the next step changes.
-
-        The same for everybody who has completed the same step, evaluated or not.
-        """
-        parts = {name: part.state_dict() for name, part in self._parts().items()}
-        position = self.position.before_evaluation(epoch_length=self.order.samples)
-        return {**parts, "position": asdict(position), "order": asdict(self.order)}
-
-    def serialise(self) -> memoryview:
-        """The whole state as `restore` reads it, for ranks that go on together from here."""
-        state = self.state() | {"position": asdict(self.position)}
-        return buffers.save(state, capacity=size_of(state) + _OVERHEAD_BYTES)
-
-    def restore(self, data: bytes | memoryview) -> None:
-        """Take over a serialised state, in the same tensors that the model has now.
-
-        Raises:
-            ValueError: it is of another order of samples, in which the position means nothing, or
-                of another kind of scheduler.
-            RuntimeError, KeyError: it is of another model or optimizer.
-        """
-        state: Any = buffers.load(data)
-        order = Order(**state["order"])
-        if order != self.order:
-            raise ValueError(f"it is of a run with {order}, this one has {self.order}")
-        if self.optimization.has_other_scheduler(state["scheduler"]):
-            raise ValueError("it is of a run with another learning rate scheduler")
-        for name, part in self._parts().items():
-            if name in state or name not in _ONLY_WITH_OPTIONS:
-                part.load_state_dict(state[name])
-        for name, value in state["position"].items():
-            setattr(self.position, name, value)
-
-    def _parts(self) -> dict[str, Any]:
+    def parts(self) -> Mapping[str, Part]:
         """All that has a state of its own, by its name in the serialised state."""
         parts: dict[str, Any] = {
             "model": self.model,
@@ -172,6 +207,25 @@ class Run:
             "compression": self.compression,
         }
         return {name: part for name, part in parts.items() if part is not None}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """See that a state is of a run like this.
+
+        Raises:
+            ValueError: it is of another order of samples, or of another kind of scheduler.
+        """
+        super().check(state)
+        if self.optimization.has_other_scheduler(state["scheduler"]):
+            raise ValueError("it is of a run with another learning rate scheduler")
+
+    def remarks(self) -> Iterator[str]:
+        """What people should know of the state that was restored last."""
+        scheduler = self.optimization.scheduler
+        if isinstance(scheduler, Schedule) and scheduler.counted_steps:
+            yield (
+                "it is of a trainer that chose the learning rate by steps: it goes on by the share "
+                "of samples that is done, with a warm-up as of this number of ranks"
+            )
 
 
 def seed_everything(seed: int) -> None:
@@ -185,9 +239,7 @@ def seed_everything(seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def seed_step(
-    seed: int, *, rank: int, step: int, purpose: Literal["data", "model", "evaluation"] = "model"
-) -> None:
+def seed_step(seed: int, *, rank: int, step: int, purpose: str = "model") -> None:
     """Seed the generators for one purpose of one rank's part of one step, unlike any other.
 
     Each purpose has numbers of its own, so that what one draws, or draws once more when a step is

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from datetime import timedelta
 
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.loop.keeper import Keeper
+from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.run.run import Position
+from ddp_trainer.settings.environment import Environment
 from ddp_trainer.telemetry.bar import ProgressBar
+from ddp_trainer.telemetry.history import FILE_NAME, History
 from ddp_trainer.telemetry.publisher import Publisher
-from ddp_trainer.telemetry.status import CheckpointStatus
+from ddp_trainer.telemetry.status import CheckpointStatus, StatusFile
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.telemetry.wire import utc
@@ -157,3 +160,12 @@ class _Mark:
 
     def rate_since(self, earlier: _Mark) -> float:
         return (self.samples - earlier.samples) / max(self.time - earlier.time, 1e-9)
+
+
+def publisher_of(environment: Environment, timer: StepTimer) -> Publisher | None:
+    """Rank 0's voice; None on other ranks."""
+    if environment.rank != 0:
+        return None
+    directory = environment.placement.checkpoint_dir
+    history = History(directory / FILE_NAME) if directory is not None else None
+    return Publisher(StatusFile.from_env(os.environ), history, timer)

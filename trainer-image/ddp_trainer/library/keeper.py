@@ -7,6 +7,7 @@ rank 0, which decides what is newest and tells the others; no other rank needs t
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 
@@ -15,10 +16,9 @@ from ddp_trainer.checkpoints.saver import Saver
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import ConfigurationError, LostPeerError
 from ddp_trainer.run.run import Run
-from ddp_trainer.run.schedule import Schedule
 
-_NOTHING = -1
-"""Stands for the step of a rank that holds no state."""
+_NOTHING: list[int] = []
+"""The progress of a rank that holds no state: less than any other."""
 
 _logger = logging.getLogger(__name__)
 
@@ -57,12 +57,14 @@ class Keeper:
             ConfigurationError: the checkpoint is of another model or optimizer.
         """
         self._keeps = group.sum(float(self._directory is not None))[0] > 0
-        mine = _NOTHING if run.is_fresh else run.position.step
-        steps = [int(step) for step in group.gather(str(mine).encode())]
-        if max(steps) == _NOTHING:
+        mine = _NOTHING if run.is_fresh else run.progress()
+        all_progress = [json.loads(each) for each in group.gather(json.dumps(mine).encode())]
+        most = max(all_progress)
+        if most == _NOTHING:
             self._load(run, group)
         else:
-            self._take_over(run, group, source=steps.index(max(steps)), steps=steps)
+            has_nothing = all_progress[group.rank] == _NOTHING
+            self._take_over(run, group, source=all_progress.index(most), has_nothing=has_nothing)
         run.is_fresh = False
 
     def is_due(self, step: int) -> bool:
@@ -120,7 +122,7 @@ class Keeper:
         if self._saver is not None:
             self._saver.close()
 
-    def _take_over(self, run: Run, group: Group, *, source: int, steps: list[int]) -> None:
+    def _take_over(self, run: Run, group: Group, *, source: int, has_nothing: bool) -> None:
         begin = time.monotonic()
         mine = run.serialise() if group.rank == source else None
         state = group.broadcast_large(mine, source=source)
@@ -128,7 +130,7 @@ class Keeper:
             run.restore(state)
         if self._directory is not None and self._directory.newest is None:
             self._directory.look()
-        if group.rank == 0 or steps[group.rank] == _NOTHING:
+        if group.rank == 0 or has_nothing:
             _logger.info(
                 "going on from memory at step %d: rank %d's state, %.1f MB in %.2f s",
                 run.position.step,
@@ -153,10 +155,5 @@ class Keeper:
             ) from error
         if group.rank == 0:
             _logger.info("resuming from checkpoint %s", self.newest)
-            scheduler = run.optimization.scheduler
-            if isinstance(scheduler, Schedule) and scheduler.counted_steps:
-                _logger.warning(
-                    "%s is of a trainer that chose the learning rate by steps: it goes on by the "
-                    "share of samples that is done, with a warm-up as of this number of ranks",
-                    self.newest,
-                )
+            for remark in run.remarks():
+                _logger.warning("%s: %s", self.newest, remark)
