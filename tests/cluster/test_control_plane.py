@@ -115,7 +115,9 @@ def test_controllers_collect_dependents(running: ControlPlane) -> None:
     def names() -> set[str]:
         return {item["metadata"]["name"] for item in running.client.get(path)["items"]}
 
-    wait_until(lambda: "dependent" not in names(), what="garbage collection", deadline_s=120)
+    # With each change of what the server has, such as the resource above, the collector stands
+    # still until its caches have followed, and gives each try 30 s.
+    wait_until(lambda: "dependent" not in names(), what="garbage collection", deadline_s=400)
 
 
 def test_the_operator_user_may_nothing(running: ControlPlane) -> None:

@@ -187,7 +187,13 @@ async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubele
         return not await jobs.exists()
 
     await eventually(gone, interval_seconds=0.05)
-    await eventually(lambda: any(seen.method == "PUT" for seen in proxy.seen))  # the lease, renewed
+    # A request is seen when its answer passes, the job's deletion perhaps after the job is gone.
+    await eventually(lambda: is_answered(proxy, "DELETE", "/ddpjobs/"))
+    await eventually(lambda: is_answered(proxy, "PUT", "/leases/"))  # renewed
+
+
+def is_answered(proxy: HttpProxy, method: str, resource: str) -> bool:
+    return any(seen.method == method and resource in seen.path for seen in proxy.seen)
 
 
 def namespace_of(seen: Seen) -> str:
