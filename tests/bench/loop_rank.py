@@ -98,9 +98,8 @@ def trainer(
             keeper,
             publisher,
             log_every_steps=options.log_every_steps,
-            epoch_length=len(workload.train),
         )
-        progress.begin(run.position, total_steps=steps)
+        progress.begin(run.position, total_steps=steps, epoch_length=len(workload.train))
         train(
             group,
             run,

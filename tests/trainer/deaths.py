@@ -106,7 +106,7 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.checkpoints import checkpoint  # noqa: PLC0415
     from ddp_trainer.collectives.group import Group  # noqa: PLC0415
     from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
-    from ddp_trainer.library import keeper  # noqa: PLC0415
+    from ddp_trainer.library import job, keeper  # noqa: PLC0415
     from ddp_trainer.loop import train  # noqa: PLC0415
     from ddp_trainer.membership import connection, rendezvous  # noqa: PLC0415
     from ddp_trainer.run import run  # noqa: PLC0415
@@ -128,9 +128,11 @@ def install(variables: Mapping[str, str]) -> None:
     patch(Group, "wrap", before=die_in_backward)
     patch(Gate, "wait", before=dying("gate"))
     patch(run.ModelRun, "complete_step", before=dying("before the optimizer's step"))
+    patch(job.Job, "_apply", before=dying("before the optimizer's step"))
     patch(adam, "adam", after=dying("within the optimizer's step"))
     patch(run.Position, "advance", after=dying("after the optimizer's step"))
     patch(train, "evaluate", before=dying("evaluation"))
+    patch(job.Job, "sum", before=dying("evaluation"))
     patch(checkpoint, "write_file", after=dying("within a save"))
     patch(rendezvous.Rendezvous, "meet", after=dying("rendezvous"))
     patch(connection.Connection, "open", before=dying("connection"))

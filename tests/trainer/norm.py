@@ -12,10 +12,11 @@ from torch import nn
 
 def load(dropout: float = 0.25) -> Workload:
     """The bundled workload with another model, which draws random numbers too."""
-    return replace(digits.load(), model=partial(_model, dropout))
+    return replace(digits.load(), model=partial(network, dropout))
 
 
-def _model(dropout: float) -> nn.Module:
+def network(dropout: float) -> nn.Module:
+    """The model."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(64, 64),

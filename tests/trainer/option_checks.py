@@ -76,9 +76,11 @@ class CountingWaits(Waits):
 
     buckets = 0
 
-    def guard(self, future: Future[Any], value: Callable[[], Tensor]) -> Future[Tensor]:
+    def guard(
+        self, future: Future[Any], value: Callable[[], Tensor], *, quiet: bool = False
+    ) -> Future[Tensor]:
         self.buckets += 1
-        return super().guard(future, value)
+        return super().guard(future, value, quiet=quiet)
 
 
 class Trial:

@@ -1,5 +1,36 @@
-"""The training side of a DDPJob: what runs inside the pods.
+"""The training side of a DDPJob: what runs inside the pods, and what a training script may import.
+
+    import ddp_trainer
+
+    with ddp_trainer.join(model=model, optimizer=optimizer) as job:
+        net = job.wrap(model)
+        for epoch in job.epochs(10):
+            for inputs, targets in job.batches(loader):
+                loss = criterion(net(inputs), targets)
+                loss.backward()
+                job.step(loss)
 
 It reads nothing but its environment, its flags and the checkpoint directory, and talks to nobody
 but its fellow ranks: it has no idea that Kubernetes exists.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddp_trainer.library.job import Job as Job
+    from ddp_trainer.library.join import join as join
+
+__all__ = ["Job", "join"]
+
+_MODULES = {"Job": "ddp_trainer.library.job", "join": "ddp_trainer.library.join"}
+
+
+def __getattr__(name: str) -> Any:
+    """What scripts use, imported when it is: the launcher does without torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib  # noqa: PLC0415
+
+    return getattr(importlib.import_module(_MODULES[name]), name)

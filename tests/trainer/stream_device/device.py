@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddp_trainer.devices.gate import Event, Gate
+from ddp_trainer.library import job, net
 from ddp_trainer.loop import train
 from ddp_trainer.loop.replica import Replica
 from ddp_trainer.membership import connection, world
@@ -25,6 +26,7 @@ from ddp_trainer.membership.connection import Connection
 from ddp_trainer.run import run
 from ddp_trainer.run.optimization import Optimization
 from torch import distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
@@ -139,6 +141,11 @@ def install(sabotage: Sabotage | None = None) -> None:
     _synchronize_before(run.ModelRun, "attempt")
     _synchronize_before(run.Run, "state", "restore")
     _synchronize_before(train, "evaluate")
+    _queue(nn.utils, "clip_grad_norm_")
+    _queue(job.Job, "_apply")
+    _queue(job.Job, "_take_back")
+    _synchronize_before(job.Job, "_copy_buffers")
+    _synchronize_before(net.Net, "forward")
     match sabotage:
         case Sabotage.NO_GATE:
             replace(Gate, "wait", lambda _: None)

@@ -60,11 +60,14 @@ class Group:
         hook: Hook | None = None,
         *,
         one_at_a_time: bool = False,
+        quiet: bool = False,
     ) -> DistributedDataParallel:
         """Average the gradients of a model on this rank's device over the ranks of this group.
 
         `hook`: does it in another way than by a sum. `one_at_a_time`: on a CPU a bucket begins only
-        when the one before is done. Buffers are left to the caller.
+        when the one before is done. `quiet`: a backward pass in a group that breaks ends like any
+        other, with gradients that are of no use; the gate alone tells. Buffers are left to the
+        caller.
         """
         # None of this is left to DDP, which would wait in gloo.
         for tensor in (*model.parameters(), *model.buffers()):
@@ -82,7 +85,12 @@ class Group:
         if not self._queues:
             # DDP takes annotations that are text, as here, for wrong ones; a lambda has none.
             wrapped.register_comm_hook(
-                None, lambda _, bucket: self._guarded(hook, bucket, wait=one_at_a_time)
+                None,
+                lambda _, bucket: (
+                    self._quietly(bucket)
+                    if quiet
+                    else self._guarded(hook, bucket, wait=one_at_a_time)
+                ),
             )
         elif hook is not None:  # the host waits at the gate alone
             wrapped.register_comm_hook(None, lambda _, bucket: hook(None, bucket))
@@ -97,6 +105,22 @@ class Group:
         gradients = bucket.buffer().div_(self.size)
         work: dist.Work = dist.all_reduce(gradients, async_op=True)
         return self._waits.guard(work.get_future(), lambda: gradients)
+
+    def _quietly(self, bucket: GradBucket) -> Future[Tensor]:
+        gradients = bucket.buffer().div_(self.size)
+        try:
+            work: dist.Work = dist.all_reduce(gradients, async_op=True)
+        except RuntimeError as error:  # gloo has noticed already
+            self._waits.fail(error)
+            nothing: Future[Tensor] = Future()
+            nothing.set_result(gradients)
+            return nothing
+        return self._waits.guard(work.get_future(), lambda: gradients, quiet=True)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether this rank knows that it is of no more use."""
+        return self._waits.failure is not None
 
     def share(self, *tensors: Tensor, source: int = 0) -> None:
         """Fill tensors, on this rank's device or the CPU, with rank `source`'s; in place.

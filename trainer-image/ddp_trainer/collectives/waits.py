@@ -69,16 +69,23 @@ class Waits:
         self._settle_at_the_end(future, settle)
         return ended.result
 
-    def guard(self, future: Future[Any], value: Callable[[], Tensor]) -> Future[Tensor]:
+    def fail(self, error: Exception) -> None:
+        """Note what a collective failed of that could not even begin."""
+        with self._lock:
+            self.failure = self.failure or error
+
+    def guard(
+        self, future: Future[Any], value: Callable[[], Tensor], *, quiet: bool = False
+    ) -> Future[Tensor]:
         """What DDP may wait for instead of a future: `value` when that ends.
 
-        If it ends badly, or not before the group, the result is no tensor, and DDP fails of that;
-        `failure` says why.
+        If it ends badly, or not before the group, the result is no tensor, and DDP fails of that,
+        unless it is to end `quiet`, with what is there by then; `failure` says why.
         """
         ended: Future[Tensor] = Future()
 
         def settle(error: Exception | None) -> None:
-            if error is None:
+            if error is None or quiet:
                 ended.set_result(value())
             else:
                 ended.set_exception(error)  # type: ignore[arg-type]  # torch's hint is wrong

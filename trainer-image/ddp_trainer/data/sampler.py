@@ -17,20 +17,23 @@ import torch
 class ShardedSampler:
     """One rank's share of a shuffled epoch, from any position on.
 
-    Same order and sharding as `DistributedSampler(shuffle=True, drop_last=False)`: the order
+    Same order and sharding as `DistributedSampler(drop_last=False)`: the order
     depends on seed and epoch alone, is padded from its own beginning to a multiple of the world
     size, and rank r takes every world_size-th index. `start` is the number of samples that all
     ranks together have consumed of the epoch. It is a property of the data and not of the group:
     an epoch begun with one world size can be ended with another.
     """
 
-    def __init__(self, length: int, *, rank: int, world_size: int, seed: int) -> None:
+    def __init__(
+        self, length: int, *, rank: int, world_size: int, seed: int, shuffle: bool = True
+    ) -> None:
         if length < 1:
             raise ValueError("a training set needs at least one sample")
         self._length = length
         self._rank = rank
         self._world_size = world_size
         self._seed = seed
+        self._shuffle = shuffle
         self._epoch = 0
         self._start = 0
 
@@ -46,8 +49,10 @@ class ShardedSampler:
         return math.ceil((self._length - self._start) / self._world_size)
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self._seed + self._epoch)
-        order: list[int] = torch.randperm(self._length, generator=generator).tolist()
+        order = list(range(self._length))
+        if self._shuffle:
+            generator = torch.Generator().manual_seed(self._seed + self._epoch)
+            order = torch.randperm(self._length, generator=generator).tolist()
         rest = order[self._start :]
         missing = len(self) * self._world_size - len(rest)
         while missing > 0:  # more than once round when there are fewer samples than ranks

@@ -62,12 +62,14 @@ class Supervisor:
         *,
         kill_after_seconds: float,
         silence_seconds: float,
+        can_come_back: Callable[[RankEnd], bool] = lambda _: True,
         script_has_finished: Callable[[], bool] = lambda: False,
     ) -> None:
         """`kill_after_seconds`: how long ranks may take to end when one of them has failed.
 
         `silence_seconds`: how long a rank may give no sign of life before it is killed; 0: for
         ever. A pulse is one; that it computes is another one, but not without any end.
+        `can_come_back`: whether another process may take the place of a rank that ended so.
         `script_has_finished`: whether a script said, for all ranks, that nothing is left to do;
         ranks of the bundled trainer each say so in their report.
         """
@@ -75,6 +77,7 @@ class Supervisor:
         self._budget = budget
         self._kill_after_seconds = kill_after_seconds
         self._silence_seconds = silence_seconds
+        self._can_come_back = can_come_back
         self._script_has_finished = script_has_finished
         self._watch = FrozenWatch(
             timeout_seconds=silence_seconds,
@@ -156,7 +159,7 @@ class Supervisor:
         self._take_in_the_started()
 
     def _start_again(self, end: RankEnd) -> bool:
-        if self._ending or self.told_to_stop:
+        if self._ending or self.told_to_stop or not self._can_come_back(end):
             return False
         if not self._budget.allows(end, now=time.monotonic()):
             return False

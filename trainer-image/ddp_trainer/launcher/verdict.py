@@ -30,6 +30,11 @@ class RankEnd:
     report: TerminationReport
 
     @property
+    def joined(self) -> bool:
+        """Whether it was one whose place another process can take."""
+        return self.report.finished is not None
+
+    @property
     def cause(self) -> str | None:
         """Why, in words, even if the rank could not say it itself; None: as it should."""
         if self.exit_code in (ExitCode.DONE, ExitCode.STOPPED):

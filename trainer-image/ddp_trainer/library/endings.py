@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from typing import NoReturn
+
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, StoppedError
 from ddp_trainer.membership.failures import is_lost_peer
+from ddp_trainer.system.logs import end_process
+from ddp_trainer.telemetry.termination import RankReport
+
+_logger = logging.getLogger(__name__)
 
 
 def meaning(error: Exception) -> ExitCode:
@@ -21,3 +28,11 @@ def sentence(error: Exception | None) -> str:
     if isinstance(error, ConfigurationError | StoppedError):
         return first_line
     return f"{type(error).__name__}: {first_line}"
+
+
+def end_stuck(report: RankReport, what: str) -> NoReturn:
+    """End this process from another thread than the one that does not come back."""
+    error = f"this process cannot go on: {what}"
+    _logger.error("%s", error)
+    report.update(error=error, exit_code=int(ExitCode.FAILURE))
+    end_process(ExitCode.FAILURE)

@@ -20,6 +20,9 @@ from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.telemetry.wire import utc
 
+FAREWELL_SECONDS = 30.0
+"""How long a finished rank waits for one that died before it could know that all is saved."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -34,7 +37,6 @@ class Progress:
         publisher: Publisher | None,
         *,
         log_every_steps: int,
-        epoch_length: int,
     ) -> None:
         self._report = report
         self._timer = timer
@@ -43,16 +45,17 @@ class Progress:
         self._log_every_steps = log_every_steps
         self.total_steps = 0
         """Of the whole run, as far as is known: with another world size it is another number."""
-        self._epoch_length = epoch_length
+        self._epoch_length = 0
         self._checkpoint: Checkpoint | None = None
         self._bar = ProgressBar.on_stdout() if publisher is not None else None
         self._text = ""
         self._begun = _Mark(step=0, samples=0)
         self._told = self._begun
 
-    def begin(self, position: Position, *, total_steps: int) -> None:
-        """A group has formed, and trains on from `position`."""
+    def begin(self, position: Position, *, total_steps: int, epoch_length: int) -> None:
+        """A group has formed, and trains on from `position` in an epoch of so many samples."""
         self.total_steps = total_steps
+        self._epoch_length = epoch_length
         self._begun = self._told = self._mark(position)
         self._timer.restart()
         self._timer.own_seconds()  # counts from here on

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from functools import partial
-from typing import NoReturn
 
 from ddp_trainer.checkpoints.saver import saver_of
 from ddp_trainer.devices.accelerator import prepare_nccl
@@ -14,8 +13,9 @@ from ddp_trainer.exit_codes import (
     ExitCode,
     StoppedError,
 )
-from ddp_trainer.library.endings import meaning, sentence
+from ddp_trainer.library.endings import end_stuck, meaning, sentence
 from ddp_trainer.library.keeper import Keeper
+from ddp_trainer.library.progress import FAREWELL_SECONDS
 from ddp_trainer.loop.training import Training, staged
 from ddp_trainer.membership.heartbeat import interval
 from ddp_trainer.membership.network import hurry_the_resolver
@@ -24,11 +24,7 @@ from ddp_trainer.membership.world import World
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
-from ddp_trainer.system.logs import end_process
 from ddp_trainer.telemetry.termination import RankReport
-
-_FAREWELL_SECONDS = 30.0
-"""How long a finished rank waits for one that died before it could know that all is saved."""
 
 _logger = logging.getLogger(__name__)
 
@@ -68,7 +64,7 @@ def _train(environment: Environment, options: Options, report: RankReport) -> No
         group_timeout_seconds=options.group_timeout_seconds,
         heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
         device_ids=options.hardware.device_ids,
-        on_stuck=partial(_end_stuck, report),
+        on_stuck=partial(end_stuck, report),
     )
     saver = saver_of(environment, options, stop)
     keeper = Keeper(saver, options.checkpoint_every_steps, rank=environment.rank)
@@ -89,7 +85,7 @@ def _train(environment: Environment, options: Options, report: RankReport) -> No
                     keeper.agree(training.run, group)
                     stop.listen()  # from here on there is something to save
                     training.go_on(group, options, keeper, stop)
-                    timeout_seconds = min(timeout_seconds, _FAREWELL_SECONDS)
+                    timeout_seconds = min(timeout_seconds, FAREWELL_SECONDS)
                     group.barrier()
                     return
             except BrokenGroupError as error:
@@ -105,11 +101,3 @@ def _train(environment: Environment, options: Options, report: RankReport) -> No
         keeper.close()
         if training is not None:
             training.progress.close()
-
-
-def _end_stuck(report: RankReport, what: str) -> NoReturn:
-    """End this process from another thread than the one that does not come back."""
-    error = f"this process cannot go on: {what}"
-    _logger.error("%s", error)
-    report.update(error=error, exit_code=int(ExitCode.FAILURE))
-    end_process(ExitCode.FAILURE)

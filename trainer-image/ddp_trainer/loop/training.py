@@ -64,7 +64,6 @@ class Training:
                 keeper,
                 publisher_of(environment, timer),
                 log_every_steps=options.log_every_steps,
-                epoch_length=len(workload.train),
             ),
         )
 
@@ -72,7 +71,7 @@ class Training:
         """Train in a group from where the run stands to the end; raises what `train` does."""
         position = self.run.position
         steps = total_steps(self.workload, options, world_size=group.size, position=position)
-        self.progress.begin(position, total_steps=steps)
+        self.progress.begin(position, total_steps=steps, epoch_length=len(self.workload.train))
         train(
             group,
             self.run,

@@ -45,14 +45,19 @@ the group's timeout. So that is left to a thread of its own, or to nobody.
 _logger = logging.getLogger(__name__)
 
 
-def bury_the_last_group() -> None:
-    """Let go of what is left of the last group, before there is another one."""
+def bury_the_last_group() -> threading.Thread:
+    """Let go of what is left of the last group, before there is another one.
+
+    Returns the thread that does it. Python must not end before it: torch would abort the process.
+    """
     # The remains of a broken group hang together in cycles. As long as its DDP wrapper lives, it
     # answers to the gradients of the model, which is its successor's part.
     gc.collect()
     last = _left_behind.copy()
     _left_behind.clear()
-    threading.Thread(target=last.clear, name="burial", daemon=True).start()
+    burial = threading.Thread(target=last.clear, name="burial", daemon=True)
+    burial.start()
+    return burial
 
 
 class Connection:

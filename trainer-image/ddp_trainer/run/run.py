@@ -114,7 +114,10 @@ class Run:
 
     def serialise(self) -> memoryview:
         """The whole state as `restore` reads it, for ranks that go on together from here."""
-        state = self.state() | {"position": asdict(self.position)}
+        return self._serialised({})
+
+    def _serialised(self, more: Mapping[str, Any]) -> memoryview:
+        state = self.state() | {"position": asdict(self.position), **more}
         return buffers.save(state, capacity=size_of(state) + _OVERHEAD_BYTES)
 
     def restore(self, data: bytes | memoryview) -> None:
@@ -126,6 +129,10 @@ class Run:
         """
         state: Any = buffers.load(data)
         self.check(state)
+        self.take_in(state)
+
+    def take_in(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that was checked."""
         for name, part in self.parts().items():
             if name in state or name not in _ONLY_WITH_OPTIONS:
                 part.load_state_dict(state[name])

@@ -56,7 +56,10 @@ class TerminationReport:
     exit_code: int | None = None
     rank: int | None = None
     finished: bool | None = None
-    """Whether all is trained and saved: what happens to the rank afterwards changes nothing."""
+    """Whether all is trained and saved: what happens to the rank afterwards changes nothing.
+
+    False: not yet, and another process may take the rank's place. None: nobody said.
+    """
 
     def to_json(self) -> str:
         """One line that fits a termination message; keys in camel case, unknown values left out."""

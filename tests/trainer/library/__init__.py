@@ -1,0 +1,1 @@
+"""A script's own training loop, with `import ddp_trainer`."""

@@ -1,0 +1,273 @@
+"""What a script may ask of its job, and what it is told when it asks wrongly; one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import ddp_trainer
+import pytest
+import torch
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.library.join import environment_of
+from ddp_trainer.library.loading import Loading
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+SAMPLES = 10
+BATCH_SIZE = 4
+
+
+def loader_of(**settings: Any) -> DataLoader[Any]:
+    dataset = TensorDataset(torch.arange(float(SAMPLES)).unsqueeze(1))
+    return DataLoader(dataset, **{"batch_size": BATCH_SIZE, "shuffle": True, **settings})
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "DDP_BACKEND", "DDP_CHECKPOINT_DIR", "DDP_STATUS_FILE", "DDP_REPORT_FD"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(1, 1)
+
+
+@pytest.fixture
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+@pytest.fixture
+def job(
+    alone: None, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[ddp_trainer.Job]:
+    del alone
+    with ddp_trainer.join(model=model, optimizer=optimizer) as joined:
+        yield joined
+
+
+def train(job: ddp_trainer.Job, net: nn.Module, *, epochs: int, **how: Any) -> list[list[float]]:
+    """Train, and return the samples of each batch."""
+    seen: list[list[float]] = []
+    loader = loader_of()
+    for _ in job.epochs(epochs):
+        for (inputs,) in job.batches(loader, **how):
+            seen.append(inputs.flatten().tolist())
+            loss = (net(inputs) - 2 * inputs).square().mean() / how.get("accumulate", 1)
+            loss.backward()
+            job.step(loss)
+    return seen
+
+
+def test_all_samples_come_once_an_epoch(job: ddp_trainer.Job, model: nn.Module) -> None:
+    seen = train(job, job.wrap(model), epochs=2)
+    assert [len(batch) for batch in seen] == [4, 4, 2, 4, 4, 2]
+    epochs = [*chain(*seen[:3])], [*chain(*seen[3:])]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(SAMPLES))
+    assert epochs[0] != epochs[1]
+    assert job.steps_done == 6
+
+
+def test_steps_are_those_of_a_loop_without_it(job: ddp_trainer.Job, model: nn.Module) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(1, 1)
+    its_optimizer = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9)
+    for batch in train(job, job.wrap(model), epochs=2):
+        inputs = torch.tensor(batch).unsqueeze(1)
+        its_optimizer.zero_grad()
+        (plain(inputs) - 2 * inputs).square().mean().backward()
+        its_optimizer.step()
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
+def test_accumulated_batches_make_a_step(job: ddp_trainer.Job, model: nn.Module) -> None:
+    assert len(train(job, job.wrap(model), epochs=2, accumulate=2)) == 6
+    assert job.steps_done == 4, "the last batch of an epoch has no other to wait for"
+
+
+def test_a_checkpoint_is_gone_on_from(alone: None, tmp_path: Path) -> None:
+    def run(epochs: int, folder: Path) -> tuple[list[list[float]], dict[str, Any]]:
+        torch.manual_seed(0)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        with ddp_trainer.join(model=model, optimizer=optimizer, checkpoint_dir=folder) as job:
+            return train(job, job.wrap(model), epochs=epochs), model.state_dict()
+
+    del alone
+    first, _ = run(1, tmp_path / "cut")
+    second, resumed = run(3, tmp_path / "cut")
+    whole, expected = run(3, tmp_path / "whole")
+    assert first + second == whole
+    torch.testing.assert_close(resumed, expected, rtol=0, atol=0)
+
+
+def test_sums_of_one_rank_are_its_values(job: ddp_trainer.Job) -> None:
+    assert job.sum(1, 2.5) == [1, 2.5]
+    assert job.sum(3) == [3]
+
+
+def test_an_evaluation_gets_each_sample_once(job: ddp_trainer.Job) -> None:
+    seen = [inputs.flatten().tolist() for (inputs,) in job.share(loader_of())]
+    assert [*chain(*seen)] == list(range(SAMPLES))
+
+
+class Noise(Dataset[float]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> float:
+        return index + float(torch.rand(()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_samples_depend_on_their_place_alone(workers: int) -> None:
+    def drawn(workers: int, *, ranks: int, done: int = 0) -> list[float]:
+        loader = DataLoader(Noise(), batch_size=2, shuffle=True, num_workers=workers)
+        loading = Loading(loader, seed=7)
+        shares = [
+            torch.cat([batch for _, batch in loading.rest(3, done, rank=rank, world_size=ranks)])
+            for rank in range(ranks)
+        ]
+        return sorted(torch.cat(shares).tolist())
+
+    alone = drawn(0, ranks=1)
+    assert drawn(workers, ranks=2) == alone
+    assert set(drawn(workers, ranks=1, done=4)) < set(alone)
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (DataLoader(Endless(), batch_size=2), "IterableDataset, which cannot begin in the middle"),
+        (loader_of(batch_size=None, shuffle=False), "has no batch_size"),
+        (
+            loader_of(shuffle=False, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)),
+            "has a WeightedRandomSampler, and nobody knows how to begin in the middle",
+        ),
+    ],
+    ids=["iterable", "no batches", "sampler"],
+)
+def test_a_loader_that_cannot_be_resumed_is_refused(loader: DataLoader[Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Loading(loader, seed=0)
+
+
+def test_the_optimizer_steps_behind_the_gate_alone(
+    job: ddp_trainer.Job, optimizer: torch.optim.Optimizer
+) -> None:
+    del job
+    with pytest.raises(RuntimeError, match=r"call job\.step\(\) instead"):
+        optimizer.step()
+
+
+def test_a_step_needs_a_batch(job: ddp_trainer.Job, model: nn.Module) -> None:
+    net = job.wrap(model)
+    with pytest.raises(RuntimeError, match=r"job\.step\(\) was called without a batch"):
+        job.step()
+    batches = job.batches(loader_of())
+    for (inputs,) in batches:
+        net(inputs).sum().backward()
+        job.step()
+        with pytest.raises(RuntimeError, match="without a batch"):
+            job.step()
+        break
+
+
+def test_a_batch_needs_a_step(job: ddp_trainer.Job, model: nn.Module) -> None:
+    job.wrap(model)
+    batches = job.batches(loader_of())
+    next(batches)
+    with pytest.raises(RuntimeError, match=r"another batch without job\.step\(\)"):
+        next(batches)
+
+
+def test_a_model_is_wrapped_once(job: ddp_trainer.Job, model: nn.Module) -> None:
+    net = job.wrap(model)
+    for again in (model, net):
+        with pytest.raises(ConfigurationError, match="wrapped already"):
+            job.wrap(again)
+    with pytest.raises(ConfigurationError, match=r"join\(\) does not know"):
+        job.wrap(nn.Linear(1, 1))
+
+
+def test_what_wrap_takes_is_what_it_does(job: ddp_trainer.Job, model: nn.Module) -> None:
+    with pytest.raises(ConfigurationError, match="not device_ids"):
+        job.wrap(model, device_ids=[0])
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"extra": {"steps": 3}}, "extra is a dict and cannot be remembered"),
+        ({"position": nn.Linear(1, 1)}, "uses the name position itself"),
+        ({}, "got no model"),
+    ],
+)
+def test_what_cannot_be_remembered_is_refused(
+    alone: None, parts: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del alone, capsys
+    with pytest.raises(SystemExit) as end, ddp_trainer.join(**parts):
+        raise AssertionError("it joined")
+    assert end.value.code == 64
+    assert isinstance(end.value.__cause__, ConfigurationError)
+    assert message in str(end.value.__cause__)
+
+
+def test_a_script_that_fails_fails(alone: None, model: nn.Module) -> None:
+    del alone
+    with pytest.raises(ZeroDivisionError), ddp_trainer.join(model=model) as job:
+        print(job.steps_done / 0)
+
+
+def test_the_environment_of_the_launcher_comes_first() -> None:
+    found = environment_of(
+        {
+            **{"DDP_BACKEND": "gloo", "MASTER_ADDR": "job-0.job", "MASTER_PORT": "29500"},
+            **{"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"},
+            **{"RANK": "3", "LOCAL_RANK": "1", "DDP_CHECKPOINT_DIR": "/mnt/there"},
+        },
+        checkpoint_dir="/mnt/here",
+    )
+    assert (found.rank, found.local_rank, found.placement.world_size) == (3, 1, 4)
+    assert str(found.placement.checkpoint_dir) == "/mnt/here"
+
+
+def test_torchrun_is_understood() -> None:
+    found = environment_of(
+        {
+            **{"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
+            **{"MASTER_ADDR": "first", "MASTER_PORT": "1234", "TORCHELASTIC_RUN_ID": "mine"},
+            **{"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1", "DDP_CHECKPOINT_DIR": "/mnt"},
+        }
+    )
+    placement = found.placement
+    assert (placement.node_rank, placement.master_addr, placement.master_port) == (1, "first", 1234)
+    assert (placement.job_name, str(placement.checkpoint_dir)) == ("mine", "/mnt")
+
+
+def test_without_an_environment_a_process_is_alone() -> None:
+    found = environment_of({})
+    assert (found.rank, found.placement.world_size) == (0, 1)
+    assert found.placement.checkpoint_dir is None
+
+
+def test_a_rank_without_a_place_is_told() -> None:
+    with pytest.raises(ConfigurationError, match="LOCAL_RANK or LOCAL_WORLD_SIZE is not"):
+        environment_of({"RANK": "1", "WORLD_SIZE": "2"})

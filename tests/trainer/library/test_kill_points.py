@@ -1,0 +1,80 @@
+"""Ranks of a script die at every point: those that live lose no step, and all end the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.trainer import deaths
+from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.pods import Job, assert_same
+from tests.trainer.runs import LAST_STEP
+from tests.trainer.test_kill_points import plan_for
+
+pytestmark = [pytest.mark.timeout(600)]
+
+Reference = Callable[[int, str], Job]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """A run of each kind that nothing has happened to."""
+    known: dict[tuple[int, str], Job] = {}
+
+    def undisturbed(ranks: int, device: str) -> Job:
+        if (ranks, device) not in known:
+            folder = tmp_path_factory.mktemp(f"undisturbed-{ranks}")
+            with script_job(folder, ranks=ranks, device=device) as peaceful:
+                run_to_its_end(peaceful)
+            known[ranks, device] = peaceful
+        return known[ranks, device]
+
+    return undisturbed
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks"), [("cpu", 2), ("cpu", 3), ("stream", 2), ("stream", 3), ("stream", 4)]
+)
+def test_ranks_of_a_script_die_at_every_point(
+    device: str, ranks: int, tmp_path: Path, reference: Reference
+) -> None:
+    plan, graves = plan_for(ranks), tmp_path / "graves"
+    variables = deaths.environment(plan, graves)
+    with script_job(tmp_path, ranks=ranks, device=device, variables=variables) as wounded:
+        pod = run_to_its_end(wounded)
+        assert deaths.toll(graves) == len(plan), pod.log
+        assert "resuming from checkpoint" not in pod.log
+        expected = reference(ranks, device)
+        assert_same(wounded.state(LAST_STEP[ranks]), expected.state(LAST_STEP[ranks]))
+
+
+def test_all_ranks_die_and_resume_from_a_checkpoint(tmp_path: Path, reference: Reference) -> None:
+    with script_job(tmp_path, "--step-delay=0.1", ranks=2) as wounded:
+        [first] = wounded.start_all()
+        first.wait_for_log("(step 6)")
+        for pid in first.rank_pids():
+            os.kill(pid, signal.SIGKILL)
+        first.kill()
+        [second] = wounded.start_all()
+        assert second.wait() == 0, second.log
+        assert "resuming from checkpoint" in second.log
+        assert_same(wounded.state(LAST_STEP[2]), reference(2, "cpu").state(LAST_STEP[2]))
+
+
+def test_told_to_stop_ranks_save_the_same_step(tmp_path: Path, reference: Reference) -> None:
+    with script_job(tmp_path, "--step-delay=0.1", ranks=2, nodes=2) as told:
+        pods = told.start_all()
+        pods[0].wait_for_log("(step 6)")
+        for pod in pods:
+            pod.stop()
+        for pod in pods:
+            assert pod.wait() == 128 + signal.SIGTERM, pod.log
+        [saved] = {pod.message["step"] for pod in pods}
+        for pod in told.start_all():
+            assert pod.wait() == 0, pod.log
+            assert f"step-{saved:08d}" in told.pods[2].log
+        assert_same(told.state(LAST_STEP[2]), reference(2, "cpu").state(LAST_STEP[2]))

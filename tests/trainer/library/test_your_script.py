@@ -1,0 +1,99 @@
+"""The scripts that show how little of a script changes: they say so truly, and they recover."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.pods import DEADLINE_SECONDS, is_alive, job, until
+
+pytestmark = [pytest.mark.timeout(600)]
+
+SCRIPTS = Path(__file__).parents[3] / "trainer-image" / "examples" / "your_script"
+NAMES = ["regression", "images", "characters"]
+MOST_CHANGED_LINES = 12
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def lines_of(script: Path) -> list[str]:
+    """Without indentation, which a `with` changes."""
+    return [line.strip() for line in script.read_text().splitlines()]
+
+
+def changed_lines(name: str) -> tuple[int, int]:
+    """How many lines of a script are new or different, and how many are gone for that."""
+    before, after = (lines_of(SCRIPTS / when / f"{name}.py") for when in ("before", "after"))
+    difference = list(difflib.ndiff(before, after))
+    added, removed = (
+        sum(line.startswith(f"{sign} ") and bool(line[2:]) for line in difference) for sign in "+-"
+    )
+    return added, removed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_few_lines_of_a_script_change(name: str) -> None:
+    added, removed = changed_lines(name)
+    assert 0 < added <= MOST_CHANGED_LINES
+    row = re.search(rf"`{name}.py`.*\| (\d+) \| (\d+) \|", (SCRIPTS / "README.md").read_text())
+    assert row is not None
+    assert (int(row[1]), int(row[2])) == (added, removed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_of_a_script_is_killed_and_comes_back(name: str, tmp_path: Path) -> None:
+    script = str(SCRIPTS / "after" / f"{name}.py")
+    with job(tmp_path, nodes=1, local_world_size=2) as wounded:
+        [pod] = wounded.start_all("--", sys.executable, script, "--epochs", "40")
+        pod.wait_for_log("epoch 1: ")
+        victim = pod.child_pids()[1]
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: not is_alive(victim), "the rank's death")
+        pod.wait_for_log("starting it again, 1 of at most 3")
+        pod.wait_for_log("going on from memory at step")
+        # Scripts that have far to go are told to stop, which saves.
+        pod.stop()
+        assert pod.wait() in (0, 128 + signal.SIGTERM), pod.log
+        assert len(set(re.findall(r"epoch \d+: ", pod.log))) >= 2
+        assert pod.message["step"] > 0
+        assert pod.message["checkpoint"]["step"] == pod.message["step"]
+
+
+def test_torchrun_starts_a_script(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(str(SCRIPTS / "after" / "regression.py"), "--epochs", "2"),
+        ],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "group of 2 ranks formed" in ran.stdout
+    assert ran.stdout.count("epoch 1: loss") == 1
+
+
+def test_a_script_runs_by_itself(tmp_path: Path) -> None:
+    script = SCRIPTS / "after" / "regression.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), "--epochs", "2"],
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "DDP_CHECKPOINT_DIR": str(tmp_path / "checkpoints")},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "epoch 1: loss" in ran.stdout
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000128"]

@@ -1,0 +1,541 @@
+"""A training job as one rank's script sees it: data, steps, and nothing of groups that break.
+
+A group that breaks never reaches the script as an error. What is left of the step is computed for
+nothing; `step` finds that it cannot be taken, forms the group anew and takes over the state of the
+most advanced rank; then `batches` gives the step's batches once more, or goes on where the others
+are. A rank that takes the place of a lost one runs the script from its top, and `join` puts it
+where the others stand.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ddp_trainer.checkpoints.saver import saver_of
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.devices.accelerator import prepare_nccl
+from ddp_trainer.exit_codes import (
+    BrokenGroupError,
+    ConfigurationError,
+    ExitCode,
+    LostPeerError,
+    StoppedError,
+)
+from ddp_trainer.library.endings import end_stuck, meaning, sentence
+from ddp_trainer.library.keeper import Keeper
+from ddp_trainer.library.loading import Loading
+from ddp_trainer.library.net import Net
+from ddp_trainer.library.progress import FAREWELL_SECONDS, Progress, publisher_of
+from ddp_trainer.library.run import UserRun
+from ddp_trainer.membership.connection import bury_the_last_group
+from ddp_trainer.membership.failures import is_lost_peer
+from ddp_trainer.membership.heartbeat import interval
+from ddp_trainer.membership.network import hurry_the_resolver
+from ddp_trainer.membership.patience import Patience
+from ddp_trainer.membership.world import World
+from ddp_trainer.run.run import seed_step
+from ddp_trainer.run.stop import StopSignal, Votes
+from ddp_trainer.settings.environment import Environment
+from ddp_trainer.settings.options import Options
+from ddp_trainer.settings.training import DDPOptions
+from ddp_trainer.telemetry.termination import RankReport
+from ddp_trainer.telemetry.timing import Phase, StepTimer, moments_of
+
+_BURIAL_SECONDS = 10.0
+"""For threads of a group that everybody has left in order: they end at once."""
+
+
+@dataclass(kw_only=True)
+class _Attempt:
+    """A step that is being tried."""
+
+    buffers: list[Tensor]
+    """Of the models before it."""
+    answered: int
+    """What the script had asked for by then."""
+    batches: int
+    """Of this rank."""
+    ends_epoch: bool
+    samples: int = 0
+    """Of all ranks, in the batches that the script has got."""
+    given: int = 0
+    """Batches that the script has got."""
+    stepped: int = 0
+    """Batches after which it has called `step`."""
+
+
+class Job:
+    """What `ddp_trainer.join` returns; every rank calls the same methods in the same order."""
+
+    def __init__(
+        self, environment: Environment, options: Options, parts: Mapping[str, Any]
+    ) -> None:
+        self._placement = environment.placement
+        self._options = options
+        self.rank = environment.rank
+        """Of this process, among all of the job."""
+        self.local_rank = environment.local_rank
+        """Of this process, in its pod."""
+        self.world_size = environment.placement.world_size
+        """Processes in the whole job."""
+        self._report = RankReport(os.environ, rank=self.rank)
+        self._stop = StopSignal(within_seconds=options.stop_within_seconds)
+        prepare_nccl()
+        hurry_the_resolver()
+        self._world = World(
+            environment,
+            group_timeout_seconds=options.group_timeout_seconds,
+            heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
+            on_stuck=partial(end_stuck, self._report),
+        )
+        self.device = self._world.device
+        """Where this rank computes, and where its models are."""
+        self._run = UserRun(parts, seed=options.seed, device=self.device)
+        saver = saver_of(environment, options, self._stop)
+        self._keeper = Keeper(saver, options.checkpoint_every_steps, rank=self.rank)
+        self._timer = StepTimer(moments_of(self.device))
+        self._progress = Progress(
+            self._report,
+            self._timer,
+            self._keeper,
+            publisher_of(environment, self._timer),
+            log_every_steps=options.log_every_steps,
+        )
+        self._patience = Patience(options.max_reforms)
+        self._rendezvous_seconds = options.rendezvous_timeout_seconds
+        self._formed: AbstractContextManager[Group] | None = None
+        self._group: Group | None = None
+        self._votes: Votes | None = None
+        self._trouble: Exception | None = None
+        """What broke the group, if that is known and not yet dealt with."""
+        self._nets: list[Net] = []
+        self._rehearsed = True
+        self._asked = 0
+        """Of `answers`: how many of the run's answers this rank has got."""
+        self._loading: tuple[DataLoader[Any], Loading] | None = None
+        self._epochs: int | None = None
+        self._attempt: _Attempt | None = None
+
+    # What a script calls.
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which alone should print and write what all of them know."""
+        return self.rank == 0
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that were taken since training began."""
+        return self._run.position.step
+
+    def wrap(self, model: nn.Module, **ddp: Any) -> Net:
+        """The model to call in the loop: its gradients come averaged over all ranks.
+
+        `ddp`: arguments of torch's DistributedDataParallel: bucket_cap_mb, find_unused_parameters,
+        static_graph, gradient_as_bucket_view, broadcast_buffers.
+
+        Raises:
+            ConfigurationError: the model was not given to `join`, or is wrapped already.
+        """
+        if isinstance(model, Net) or any(net.module is model for net in self._nets):
+            raise ConfigurationError("wrap() got a model that is wrapped already: wrap it once")
+        if not any(model is known for known in self._run.models):
+            raise ConfigurationError(
+                "wrap() got a model that join() does not know: name it there, as in "
+                "join(model=model, ...), so that it can be saved and passed on"
+            )
+        unknown = set(ddp) - set(_DDP_OPTIONS)
+        if unknown:
+            raise ConfigurationError(
+                f"wrap() takes {', '.join(_DDP_OPTIONS)}, not {', '.join(sorted(unknown))}"
+            )
+        net = Net(model, DDPOptions(**ddp), before_waiting=self._timer.lap_before_waiting)
+        self._nets.append(net)
+        try:
+            net.form(self._present)
+        except Exception as error:
+            self._form(error)  # which forms all nets
+        self._rehearsed = self._needs_no_rehearsal
+        return net
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of so many, counted from 0: the one under way comes first."""
+        self._epochs = count
+        position = self._run.position
+        while position.epoch < count:
+            epoch = position.epoch
+            yield epoch
+            if position.epoch == epoch:  # else the others were further
+                self._end_epoch()
+
+    def batches(self, loader: DataLoader[Any], *, accumulate: int = 1) -> Iterator[Any]:
+        """This rank's batches of what is left of the epoch; call `step` after each of them.
+
+        The samples are those of the loader, shuffled if it shuffles, shared out among all ranks as
+        DistributedSampler does it. The loader's batch size is that of one rank. `accumulate`: the
+        gradients of so many batches make one step; scale the loss by that yourself. A batch may
+        come again, if the step that it belongs to could not be taken.
+
+        Raises:
+            ConfigurationError: the loader cannot be begun in the middle.
+        """
+        if accumulate < 1:
+            raise ConfigurationError(f"batches() got accumulate={accumulate}: make it 1 or more")
+        loading = self._use(loader, accumulate)
+        position = self._run.position
+        epoch = position.epoch
+        while position.epoch == epoch and position.samples < loading.samples:
+            before = position.step, position.samples
+            yield from self._batches_from_here(loading, accumulate)
+            if (position.step, position.samples) == before:  # too few for a whole batch
+                position.samples = loading.samples
+
+    def step(self, loss: Tensor | float | None = None) -> bool:
+        """Take a step with the gradients that `backward` has left; False when none was taken.
+
+        None is where more batches are to be accumulated, and where not all gradients have come:
+        then the same batches come again. Optimizers step, then the gradient scaler and schedulers;
+        gradients are cleared. `loss` is for the log and the status.
+        """
+        attempt = self._attempt
+        if attempt is None or attempt.stepped == attempt.given:
+            raise RuntimeError(
+                "job.step() was called without a batch: call it once after each batch of "
+                "job.batches()"
+            )
+        attempt.stepped += 1
+        if attempt.stepped < attempt.batches:
+            return False
+        self._attempt = None
+        if not self._gradients_have_come():
+            self._take_back(attempt.buffers)
+            self._asked = attempt.answered
+            if self._trouble is not None:
+                self._form(self._trouble)
+            else:
+                self._rehearsed = True
+            return False
+        self._apply()
+        self._complete(attempt)
+        self._timer.lap(Phase.COMPUTE)
+        try:
+            self._after_step(loss)
+        except Exception as error:
+            self._form(error)
+        return True
+
+    def sum(self, *values: float) -> list[float]:
+        """Each value summed over all ranks, the same on all of them; a collective.
+
+        Such as a score and the number of samples that it is of, after an evaluation.
+        """
+        answers = self._run.answers
+        while self._asked == len(answers):
+            try:
+                answers.append(self._present.sum(*map(float, values)))
+            except Exception as error:
+                self._form(error)
+        self._asked += 1
+        return answers[self._asked - 1]
+
+    def share(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """This rank's batches of an evaluation: all ranks together get each sample once, in order.
+
+        Ranks may get one more or less than others; none may call `sum` in between.
+        """
+        loading = Loading(loader, seed=self._options.seed)
+        return loading.share(rank=self.rank, world_size=self.world_size)
+
+    # What `join` calls.
+
+    def begin(self) -> None:
+        """Meet the others, and put the script's objects where they stand."""
+        if self._options.heartbeat_timeout_seconds > 0:
+            self._report.start_pulse(interval(self._options.heartbeat_timeout_seconds))
+        self._report.update(finished=False)  # which tells the launcher that this rank can come back
+        self._form()
+
+    def finish(self) -> None:
+        """All is trained: save, and leave together."""
+        while True:
+            try:
+                self._keeper.save_for_certain(self._run, self._present)
+                self._progress.finished()
+                self._rendezvous_seconds = min(self._rendezvous_seconds, FAREWELL_SECONDS)
+                self._present.barrier()
+                break
+            except Exception as error:
+                self._form(error)
+        for net in self._nets:
+            net.leave()
+        formed, self._formed = self._formed, None
+        assert formed is not None
+        formed.__exit__(None, None, None)
+        bury_the_last_group().join(_BURIAL_SECONDS)
+        self._close()
+
+    def leave(self, error: BaseException) -> ExitCode:
+        """The script has ended with an error; returns what that means."""
+        if isinstance(error, StoppedError) and not self._run.is_fresh and self._formed is None:
+            with suppress(OSError):  # logged where it happened
+                self._keeper.save_alone(self._run, within_seconds=self._stop.within_seconds)
+        formed, self._formed = self._formed, None
+        if formed is not None:
+            with suppress(BaseException):
+                formed.__exit__(type(error), error, error.__traceback__)
+        code = meaning(error) if isinstance(error, Exception) else ExitCode.FAILURE
+        if code is ExitCode.LOST_PEER and self._report.known.finished:
+            code = ExitCode.DONE  # whoever has finished needs nobody any more
+        good = code in (ExitCode.DONE, ExitCode.STOPPED)
+        self._report.update(
+            error=None if good or not isinstance(error, Exception) else sentence(error),
+            exit_code=int(code),
+        )
+        self._close()
+        return code
+
+    # Groups.
+
+    @property
+    def _present(self) -> Group:
+        assert self._group is not None, "the job is not formed"
+        return self._group
+
+    @property
+    def _needs_no_rehearsal(self) -> bool:
+        return self.world_size <= 2
+
+    def _form(self, error: Exception | None = None) -> None:
+        """Form a group, after another one in which a collective has failed, or none.
+
+        Raises:
+            Exception: the error, where it was not the group that broke.
+        """
+        while True:
+            self._trouble = None
+            try:
+                if error is not None:
+                    self._give_up_group(error)
+                self._formed = self._world.formed(
+                    timeout_seconds=self._rendezvous_seconds, told_to_stop=self._stop.told
+                )
+                self._group = self._enter(self._formed)
+                self._keeper.agree(self._run, self._group)
+                self._stop.listen()  # from here on there is something to save
+                for net in self._nets:
+                    net.form(self._group)
+                self._votes = Votes(self._group, stop=self._stop.told, save=self._keeper.is_overdue)
+            except BrokenGroupError as broken:
+                if self._formed is not None:
+                    error = broken
+                    continue
+                self._progress.pause()
+                self._patience.tried(step=self._run.position.step, reason=str(broken))
+                error = None
+                continue
+            except Exception as failure:
+                if self._formed is None:
+                    raise
+                error = failure
+                continue
+            self._rehearsed = self._needs_no_rehearsal
+            self._tell_progress()
+            return
+
+    def _enter(self, formed: AbstractContextManager[Group]) -> Group:
+        try:
+            return formed.__enter__()
+        except BaseException:
+            self._formed = None
+            raise
+
+    def _give_up_group(self, error: Exception) -> None:
+        """Leave a group in which something failed; raises BrokenGroupError if it was the group."""
+        for net in self._nets:
+            net.leave()
+        formed, self._formed = self._formed, None
+        if formed is None:
+            raise error
+        formed.__exit__(type(error), error, error.__traceback__)
+        raise error
+
+    def _note(self, error: Exception) -> None:
+        """The group is of no more use: compute on alone, until the step is to be taken."""
+        self._trouble = error
+        for net in self._nets:
+            net.leave()
+
+    # Steps.
+
+    def _batches_from_here(self, loading: Loading, accumulate: int) -> Iterator[Any]:
+        """Up to the end of the epoch, or to where another rank has turned out to be further."""
+        position = self._run.position
+        place = {"rank": self.rank, "world_size": self.world_size}
+        left = loading.batches_left(position.samples, world_size=self.world_size)
+        source = loading.rest(position.epoch, position.samples, **place)
+        while left > 0:
+            size = min(accumulate, left)
+            left -= size
+            batches: list[tuple[int, Any]] = []
+            step, epoch = position.step, position.epoch
+            while (position.step, position.epoch) == (step, epoch):
+                attempt = self._try_step(batches=size, ends_epoch=left == 0)
+                for number in range(size):
+                    if number == len(batches):
+                        batches.append(next(source))
+                    count, batch = batches[number]
+                    self._give(attempt, number, count)
+                    yield batch
+                    if attempt.stepped < attempt.given:
+                        raise RuntimeError(
+                            "the loop asked for another batch without job.step(): call it once "
+                            "after each batch"
+                        )
+            if (position.step, position.epoch) != (step + 1, epoch):
+                return
+
+    def _try_step(self, *, batches: int, ends_epoch: bool) -> _Attempt:
+        try:
+            self._votes_of_group.begin(self._run.position.step)
+        except Exception as error:
+            self._note(error)
+        self._attempt = _Attempt(
+            buffers=self._copy_buffers(),
+            answered=self._asked,
+            batches=batches,
+            ends_epoch=ends_epoch,
+        )
+        return self._attempt
+
+    def _give(self, attempt: _Attempt, number: int, count: int) -> None:
+        attempt.given += 1
+        attempt.samples += count * self.world_size
+        for net in self._nets:
+            net.exchange(wanted=number == attempt.batches - 1)
+        purpose = "model" if number == 0 else f"model/{number}"
+        step = self._run.position.step
+        seed_step(self._options.seed, rank=self.rank, step=step, purpose=purpose)
+        self._timer.lap(Phase.DATA)
+
+    def _gradients_have_come(self) -> bool:
+        for net in self._nets:
+            if self._trouble is None and net.trouble is not None:
+                self._note(net.trouble)
+        if self._trouble is None:
+            try:
+                if any(net.shares_buffers for net in self._nets) and self.world_size > 1:
+                    self._present.share(*self._run.buffers())
+                self._present.gate.wait()
+            except Exception as error:
+                if not (is_lost_peer(error) or self._present.is_broken):
+                    raise
+                self._note(error)
+        self._timer.lap(Phase.COMMUNICATION)
+        return self._trouble is None and self._rehearsed
+
+    def _complete(self, attempt: _Attempt) -> None:
+        run = self._run
+        run.position.advance(attempt.samples, epoch_length=run.order.samples)
+        if attempt.ends_epoch:
+            run.position.samples = run.order.samples
+        run.answers.clear()
+        self._asked = 0
+
+    def _after_step(self, loss: Tensor | float | None) -> None:
+        position, votes, group = self._run.position, self._votes_of_group, self._present
+        self._progress.step(position)
+        votes.read()
+        if votes.save or self._keeper.is_due(position.step):
+            self._keeper.save(self._run)
+            self._timer.lap(Phase.CHECKPOINT)
+        if self._progress.wants_interval(position):
+            votes.pace(self._progress.interval(position, _number(loss), group))
+        if votes.stop:
+            self._save_and_stop(group)
+
+    def _save_and_stop(self, group: Group) -> None:
+        """Save, since whoever was told to stop leaves, then leave too or go on without them."""
+        try:
+            within_seconds = self._stop.within_seconds
+            self._keeper.save_for_certain(self._run, group, within_seconds=within_seconds)
+        except (OSError, LostPeerError):
+            if self._stop.told():
+                raise
+        if self._stop.told():
+            raise StoppedError(f"told to stop after step {self._run.position.step}")
+        raise BrokenGroupError("another pod was told to stop")
+
+    def _copy_buffers(self) -> list[Tensor]:
+        return [buffer.clone() for buffer in self._run.buffers()]
+
+    def _take_back(self, buffers: list[Tensor]) -> None:
+        self._run.take_back(buffers)
+
+    def _apply(self) -> None:
+        self._run.apply()
+
+    @property
+    def _votes_of_group(self) -> Votes:
+        assert self._votes is not None, "the job is not formed"
+        return self._votes
+
+    # Epochs.
+
+    def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading:
+        if self._loading is None or self._loading[0] is not loader:
+            self._loading = loader, Loading(loader, seed=self._options.seed)
+        loading = self._loading[1]
+        self._run.choose_samples(loading.samples)
+        self._steps_left = lambda samples: math.ceil(
+            loading.batches_left(samples, world_size=self.world_size) / accumulate
+        )
+        self._tell_progress()
+        return loading
+
+    def _end_epoch(self) -> None:
+        self._run.position.next_epoch()
+        self._run.answers.clear()
+        self._asked = 0
+
+    def _tell_progress(self) -> None:
+        """Say how many steps there are, as soon as that is known."""
+        if self._steps_left is None:
+            return
+        position, epochs = self._run.position, self._epochs or self._run.position.epoch + 1
+        whole_epochs = max(epochs - position.epoch - 1, 0) * self._steps_left(0)
+        self._progress.begin(
+            position,
+            total_steps=position.step + self._steps_left(position.samples) + whole_epochs,
+            epoch_length=self._run.order.samples,
+        )
+
+    def _close(self) -> None:
+        self._keeper.close()
+        self._progress.close()
+
+    _steps_left: Callable[[int], int] | None = None
+    """Of an epoch of which so many samples are done."""
+
+
+_DDP_OPTIONS = (
+    "broadcast_buffers",
+    "bucket_cap_mb",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+)
+
+
+def _number(loss: Tensor | float | None) -> float:
+    if isinstance(loss, Tensor):
+        return float(loss.detach())
+    return math.nan if loss is None else loss

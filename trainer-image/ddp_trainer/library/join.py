@@ -1,0 +1,167 @@
+"""How a script joins the other ranks of its job: under the launcher, torchrun, or nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.library.endings import meaning, sentence
+from ddp_trainer.library.job import Job
+from ddp_trainer.settings.environment import Backend, Environment
+from ddp_trainer.settings.options import Options
+
+_AGENT_SECONDS = 60.0
+"""For torchrun's agent, which is there before its workers are."""
+
+_logger = logging.getLogger("ddp_trainer")
+
+
+@contextmanager
+def join(
+    *,
+    seed: int = 0,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every_steps: int = 0,
+    checkpoint_every_seconds: float = 300.0,
+    keep_checkpoints: int = 3,
+    log_every_steps: int = 10,
+    rendezvous_timeout_seconds: float = 600.0,
+    group_timeout_seconds: float = 600.0,
+    heartbeat_timeout_seconds: float = 10.0,
+    max_reforms: int = 10,
+    **parts: Any,
+) -> Iterator[Job]:
+    """Train together with all ranks of the job, each of which calls this with the same arguments.
+
+    `parts`: by a name of your choice all that training changes, such as `model=`, `optimizer=`,
+    `scheduler=`, `scaler=`: whatever has `state_dict` and `load_state_dict`. They are what a
+    checkpoint holds, and what a rank gets that takes the place of a lost one; when this returns
+    they are as all ranks have them. Models move to `job.device`.
+
+    `checkpoint_dir`: where checkpoints are written and looked for; by default where the operator
+    says (DDP_CHECKPOINT_DIR), and nowhere if it says nothing. The other numbers are those of the
+    bundled trainer's flags of the same names, 0 for `checkpoint_every_...`: not by that.
+
+    Ends the process with exit code 143 when the job is told to stop and all is saved, with 75 when
+    other ranks are gone for good, with 64 when what was asked for cannot work.
+    """
+    _show_log()
+    flags = {
+        "seed": seed,
+        "checkpoint-every-steps": checkpoint_every_steps,
+        "checkpoint-every-seconds": checkpoint_every_seconds,
+        "keep-checkpoints": keep_checkpoints,
+        "log-every-steps": log_every_steps,
+        "rendezvous-timeout-seconds": rendezvous_timeout_seconds,
+        "group-timeout-seconds": group_timeout_seconds,
+        "heartbeat-timeout-seconds": heartbeat_timeout_seconds,
+        "max-reforms": max_reforms,
+    }
+    job: Job | None = None
+    try:
+        options = Options.parse(
+            [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        )
+        environment = environment_of(os.environ, checkpoint_dir=checkpoint_dir)
+        job = Job(environment, options, parts)
+        job.begin()
+        yield job
+        job.finish()
+    except Exception as error:
+        _end(error, job)
+    except BaseException as error:
+        if job is not None:
+            job.leave(error)
+        raise
+
+
+def _end(error: Exception, job: Job | None) -> NoReturn:
+    code, why = meaning(error), sentence(error)
+    if job is not None:
+        code = job.leave(error)
+    if code in (ExitCode.FAILURE, ExitCode.DONE):
+        raise error
+    _logger.log(logging.INFO if code is ExitCode.STOPPED else logging.ERROR, "%s", why)
+    raise SystemExit(int(code)) from error
+
+
+def environment_of(
+    env: Mapping[str, str], *, checkpoint_dir: str | os.PathLike[str] | None = None
+) -> Environment:
+    """Where this process stands: what the launcher says, or torchrun, or else all by itself.
+
+    Raises:
+        ConfigurationError: what they say is incomplete or contradicts itself.
+    """
+    directory = str(checkpoint_dir) if checkpoint_dir is not None else env.get("DDP_CHECKPOINT_DIR")
+    if "DDP_BACKEND" in env:
+        return Environment.from_env({**env, "DDP_CHECKPOINT_DIR": directory or ""})
+    known = {
+        "DDP_BACKEND": _backend(),
+        "DDP_CHECKPOINT_DIR": directory or "",
+        "DDP_JOB_NAME": env.get("TORCHELASTIC_RUN_ID", "ddp"),
+    }
+    if "RANK" not in env:
+        alone = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
+        alone |= dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK"), "0")
+        return Environment.from_env(
+            {**known, **alone, "MASTER_ADDR": "localhost", "MASTER_PORT": str(_free_port())}
+        )
+    if "LOCAL_RANK" not in env or "LOCAL_WORLD_SIZE" not in env:
+        raise ConfigurationError(
+            "RANK is set, but LOCAL_RANK or LOCAL_WORLD_SIZE is not: start the script with "
+            "torchrun, with python -m ddp_trainer.launch -- python ..., or without RANK"
+        )
+    node_rank = int(env["RANK"]) // int(env["LOCAL_WORLD_SIZE"])
+    placed = {**env, **known, "NODE_RANK": str(node_rank)}
+    placed.pop("GROUP_WORLD_SIZE", None)
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        placed["MASTER_PORT"] = str(_port_beside_the_agent(placed))
+    return Environment.from_env(placed)
+
+
+def _backend() -> Backend:
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def _port_beside_the_agent(env: Mapping[str, str]) -> int:
+    """Where rank 0 holds its store: torchrun's agent listens at MASTER_PORT itself."""
+    agent = TCPStore(
+        env["MASTER_ADDR"],
+        int(env["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=_AGENT_SECONDS),
+    )
+    key = f"ddp_trainer/port/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if env["RANK"] == "0":
+        agent.set(key, str(_free_port()))
+    return int(agent.get(key))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _show_log() -> None:
+    """Show what the trainer logs, unless the script has said what is to become of logs."""
+    if logging.getLogger().handlers or _logger.handlers:
+        return
+    handler = logging.StreamHandler(sys.stdout)
+    rank = os.environ.get("RANK", "0")
+    handler.setFormatter(logging.Formatter(f"%(asctime)s [rank {rank}] %(message)s", "%H:%M:%S"))
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False
