@@ -15,12 +15,13 @@ import pytest
 
 from tests.trainer.chaos.blows import blows
 from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
+from tests.trainer.library.runs import SCRIPT, on
 from tests.trainer.pods import Job, assert_same, job
 from tests.trainer.runs import STREAM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-VICTIMS = 75
+VICTIMS = 55
 """Of each group, over as many runs as it takes."""
 
 
@@ -47,8 +48,14 @@ CPU = "ddp_trainer.launch"
         (1, 2, STREAM),
         (1, 3, STREAM),
         (2, 2, STREAM),
+        (1, 2, SCRIPT),
+        (1, 3, SCRIPT),
+        (2, 2, SCRIPT),
     ],
-    ids=["2", "1+1", "3", "2+2", "2 streams", "3 streams", "2+2 streams"],
+    ids=[
+        *("2", "1+1", "3", "2+2", "2 streams", "3 streams", "2+2 streams"),
+        *("script, 2 streams", "script, 3 streams", "script, 2+2 streams"),
+    ],
 )
 def test_all_runs_end_the_same(
     nodes: int, local_world_size: int, launcher: str, tmp_path: Path
@@ -60,7 +67,7 @@ def test_all_runs_end_the_same(
     shape: dict[str, Any] = {
         "nodes": nodes,
         "local_world_size": local_world_size,
-        "extra_environment": STACKS,
+        "extra_environment": STACKS | on("stream"),
         "launcher": launcher,
     }
     with job(tmp_path / "undisturbed", **shape) as undisturbed:

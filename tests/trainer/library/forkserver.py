@@ -1,11 +1,10 @@
 """A forkserver whose ranks run a script: starting Python for each of a hundred would take too long.
 
-That scripts come back as commands of their own, too, is for `test_commands`.
+That scripts come back as commands of their own is for `test_your_script`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 
@@ -17,13 +16,12 @@ from tests.trainer.stream_device.device import install
 from tests.trainer.stream_device.kernels import replace
 
 DEVICE_VARIABLE = "TEST_DEVICE"
-ARGUMENTS_VARIABLE = "TEST_SCRIPT_ARGUMENTS"
 
 
-def run_script(_: Sequence[str]) -> int:
+def run_script(arguments: Sequence[str]) -> int:
     """What a rank does."""
     try:
-        script.main(json.loads(os.environ[ARGUMENTS_VARIABLE]))
+        script.main(arguments)
     except SystemExit as end:
         return int(end.code or 0)
     return 0

@@ -1,7 +1,7 @@
 """A training script of somebody's own, with all that tempts a recovery to differ by a bit.
 
-Running statistics, dropout, random augmentation in workers of a DataLoader, a scheduler, clipping,
-and an evaluation that ranks take part in together.
+Running statistics, dropout, random augmentation, a scheduler, clipped gradients, and an evaluation
+that all ranks take part in.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import ddp_trainer
 import torch
+from ddp_trainer.data.sampler import SampleTrace
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -22,7 +24,7 @@ from tests.trainer.norm import network
 BATCH_SIZE = 32
 
 
-class Digits(Dataset[tuple[Tensor, int]]):
+class Digits(Dataset[tuple[Tensor, int, int]]):
     """Digits that are a little different each time they are looked at."""
 
     def __init__(self, *, train: bool) -> None:
@@ -35,29 +37,34 @@ class Digits(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+    def __getitem__(self, place: int) -> tuple[Tensor, int, int]:
         index = self._indices[place]
         image = self._images[index]
         if self._train:
             image = image + 0.1 * torch.randn(8, 8)
-        return image, self._targets[index]
+        return image, self._targets[index], place
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Those of the bundled trainer's flags that mean something here."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--max-reforms", type=int, default=10)
+    parser.add_argument("--heartbeat-timeout-seconds", type=float, default=5)
+    parser.add_argument("--step-delay-seconds", type=float, default=0)
+    parser.add_argument("--trace-samples", type=Path)
+    options, _ = parser.parse_known_args(arguments)
+    return options
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train to the end."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--step-delay", type=float, default=0.0)
-    parser.add_argument("--accumulate", type=int, default=1)
-    options = parser.parse_args(arguments)
+    options = parsed(arguments)
     torch.manual_seed(0)
     model = network(dropout=0.25)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    loader = DataLoader(
-        Digits(train=True), batch_size=BATCH_SIZE, shuffle=True, num_workers=options.workers
-    )
+    loader = DataLoader(Digits(train=True), batch_size=BATCH_SIZE, shuffle=True)
     test_loader = DataLoader(Digits(train=False), batch_size=BATCH_SIZE)
     with ddp_trainer.join(
         model=model,
@@ -65,20 +72,23 @@ def main(arguments: Sequence[str]) -> None:
         scheduler=scheduler,
         checkpoint_every_steps=3,
         group_timeout_seconds=5,
-        heartbeat_timeout_seconds=5,
+        heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
+        max_reforms=options.max_reforms,
     ) as job:
+        trace = SampleTrace(options.trace_samples, rank=job.rank)
         net = job.wrap(model, bucket_cap_mb=0.01)
         for epoch in job.epochs(options.epochs):
-            for inputs, targets in job.batches(loader, accumulate=options.accumulate):
-                loss = nn.functional.cross_entropy(net(inputs), targets) / options.accumulate
-                loss.backward()
+            for inputs, targets, places in job.batches(loader):
+                trace.write(step=job.steps_done + 1, epoch=epoch, samples=places.tolist())
+                loss = nn.functional.cross_entropy(net(inputs), targets)
+                loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 job.step(loss)
-                time.sleep(options.step_delay)
+                time.sleep(options.step_delay_seconds)
             net.eval()
             right = total = 0
             with torch.no_grad():
-                for inputs, targets in job.share(test_loader):
+                for inputs, targets, _ in job.share(test_loader):
                     right += int((net(inputs).argmax(1) == targets).sum())
                     total += len(targets)
             net.train()

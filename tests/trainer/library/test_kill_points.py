@@ -12,7 +12,7 @@ import pytest
 from tests.trainer import deaths
 from tests.trainer.library.runs import run_to_its_end, script_job
 from tests.trainer.pods import Job, assert_same
-from tests.trainer.runs import LAST_STEP
+from tests.trainer.runs import LAST_STEP, assert_same_run
 from tests.trainer.test_kill_points import plan_for
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -49,12 +49,12 @@ def test_ranks_of_a_script_die_at_every_point(
         assert deaths.toll(graves) == len(plan), pod.log
         assert "resuming from checkpoint" not in pod.log
         expected = reference(ranks, device)
-        assert_same(wounded.state(LAST_STEP[ranks]), expected.state(LAST_STEP[ranks]))
+        assert_same_run(wounded, expected)
 
 
 def test_all_ranks_die_and_resume_from_a_checkpoint(tmp_path: Path, reference: Reference) -> None:
-    with script_job(tmp_path, "--step-delay=0.1", ranks=2) as wounded:
-        [first] = wounded.start_all()
+    with script_job(tmp_path, ranks=2) as wounded:
+        [first] = wounded.start_all("--step-delay-seconds=0.1")
         first.wait_for_log("(step 6)")
         for pid in first.rank_pids():
             os.kill(pid, signal.SIGKILL)
@@ -66,8 +66,8 @@ def test_all_ranks_die_and_resume_from_a_checkpoint(tmp_path: Path, reference: R
 
 
 def test_told_to_stop_ranks_save_the_same_step(tmp_path: Path, reference: Reference) -> None:
-    with script_job(tmp_path, "--step-delay=0.1", ranks=2, nodes=2) as told:
-        pods = told.start_all()
+    with script_job(tmp_path, ranks=2, nodes=2) as told:
+        pods = told.start_all("--step-delay-seconds=0.1")
         pods[0].wait_for_log("(step 6)")
         for pod in pods:
             pod.stop()
