@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ddp_trainer.launcher.verdict import RankEnd, RestartBudget, judge, judge_script, settled
+from ddp_trainer.launcher.verdict import (
+    ComesBack,
+    RankEnd,
+    RestartBudget,
+    judge,
+    judge_script,
+    settled,
+)
 from ddp_trainer.telemetry.status import CheckpointStatus
 from ddp_trainer.telemetry.termination import TerminationReport
 
@@ -123,3 +130,12 @@ def test_a_report_fits_a_termination_message() -> None:
     line = report.to_json()
     assert len(line.encode()) <= 4096
     assert TerminationReport.from_json(line) == replace(report, error="ä" * 600)
+
+
+def test_a_script_comes_back_once_one_of_its_ranks_has_joined() -> None:
+    comes_back = ComesBack(is_script=True)
+    joined = TerminationReport(finished=False)
+    assert not comes_back(end(0, 1))
+    assert comes_back(end(1, 137, report=joined))
+    assert comes_back(end(1, 137)), "its successor died before it could say so"
+    assert ComesBack(is_script=False)(end(0, 1))

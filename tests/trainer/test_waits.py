@@ -40,6 +40,21 @@ def test_a_guarded_future_ends_with_the_group(before: bool) -> None:
     assert guarded.done()
 
 
+def test_a_quiet_guard_ends_with_what_is_there() -> None:
+    waits, future = Waits(), Future[torch.Tensor]()
+    guarded = waits.guard(future, lambda: torch.full((1,), 7.0), quiet=True)
+    waits.give_up("rank 1 is gone")
+    assert guarded.wait() == 7
+    assert isinstance(waits.failure, BrokenGroupError)
+
+
+def test_a_collective_that_could_not_begin_is_a_failure() -> None:
+    waits = Waits()
+    waits.fail(RuntimeError("no connection"))
+    waits.fail(RuntimeError("no connection either"))
+    assert str(waits.failure) == "no connection"
+
+
 def test_the_first_failure_is_kept() -> None:
     source: Future[torch.Tensor] = Future()
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launcher.starters import CommandStarter, ForkserverStarter, Starter
 from ddp_trainer.launcher.supervisor import Supervisor
-from ddp_trainer.launcher.verdict import RankEnd, RestartBudget, Verdict, judge, judge_script
+from ddp_trainer.launcher.verdict import ComesBack, RestartBudget, Verdict, judge, judge_script
 from ddp_trainer.settings import timeouts
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.settings.flags import Parser, chosen
@@ -152,7 +152,7 @@ def _supervise(
         RestartBudget(plan.max_restarts, window_seconds=plan.restart_window_seconds),
         kill_after_seconds=plan.kill_after_seconds,
         silence_seconds=plan.silence_seconds,
-        can_come_back=_CanComeBack(is_script=plan.is_script),
+        can_come_back=ComesBack(is_script=plan.is_script),
         script_has_finished=lambda: plan.is_script and _says_finished(status_path),
     )
     if placement.status_port is not None and status_path is not None:
@@ -177,19 +177,8 @@ def _supervise(
             raise ConfigurationError(sentence) from error
         code = int(ExitCode.FAILURE)
         return Verdict(exit_code=code, report=TerminationReport(error=sentence, exit_code=code))
-    script_alone = plan.is_script and not any(end.joined for end in ends)
-    return judge_script(ends) if script_alone else judge(ends)
-
-
-class _CanComeBack:
-    """Whether a new process of a rank can join the others: a script says so once it has joined."""
-
-    def __init__(self, *, is_script: bool) -> None:
-        self._known = not is_script
-
-    def __call__(self, end: RankEnd) -> bool:
-        self._known = self._known or end.joined
-        return self._known
+    own_affair = plan.is_script and not any(end.joined for end in ends)
+    return judge_script(ends) if own_affair else judge(ends)
 
 
 def _says_finished(status_path: Path | None) -> bool:

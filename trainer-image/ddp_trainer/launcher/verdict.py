@@ -103,6 +103,19 @@ class RestartBudget:
         )
 
 
+class ComesBack:
+    """Whether another process may take the place of a rank, which has to know how to join."""
+
+    def __init__(self, *, is_script: bool) -> None:
+        """`is_script`: a user's own, of which nobody knows before one of its ranks has joined."""
+        self._known = not is_script
+
+    def __call__(self, end: RankEnd) -> bool:
+        """Of a rank that ended so."""
+        self._known = self._known or end.joined
+        return self._known
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """How a pod's ranks ended, taken together."""

@@ -19,6 +19,8 @@ from ddp_trainer.library.endings import meaning, sentence
 from ddp_trainer.library.job import Job
 from ddp_trainer.settings.environment import Backend, Environment
 from ddp_trainer.settings.options import Options
+from ddp_trainer.telemetry.stacks import dump_on_signal
+from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE
 
 _AGENT_SECONDS = 60.0
 """For torchrun's agent, which is there before its workers are."""
@@ -73,6 +75,8 @@ def join(
             [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         )
         environment = environment_of(os.environ, checkpoint_dir=checkpoint_dir)
+        if REPORT_FD_VARIABLE in os.environ:  # a launcher, which may be asked for stacks
+            dump_on_signal()
         job = Job(environment, options, parts)
         job.begin()
         yield job
