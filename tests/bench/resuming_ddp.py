@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 CHECKPOINT_EVERY_STEPS = 20
 STEP_SECONDS = 0.02
 """What each step takes longer than it must, so that a kill can be aimed between two checkpoints."""
-_BATCH_SIZE = 32
+BATCH_SIZE = 32
 
 
 def main(folder: Path, steps: int) -> None:
@@ -43,7 +43,7 @@ def main(folder: Path, steps: int) -> None:
         for step in range(first + 1, steps + 1):
             begun.write(json.dumps({"step": step, "pid": os.getpid()}) + "\n")
             generator = torch.Generator().manual_seed(step * dist.get_world_size() + rank)
-            batch = torch.randint(len(workload.train), (_BATCH_SIZE,), generator=generator)
+            batch = torch.randint(len(workload.train), (BATCH_SIZE,), generator=generator)
             inputs, targets = workload.train.batch(batch.tolist())
             optimizer.zero_grad()
             workload.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]

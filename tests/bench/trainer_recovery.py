@@ -1,8 +1,9 @@
 """From `kill -9` of a rank to the next step of all ranks: the trainer against torchrun's restart.
 
-The trainer's launcher forks the rank anew and the survivor hands it the state; torchrun starts all
-processes of the node again, and these read a checkpoint. Both train the same model on the same
-machine, with steps of the same length, and are hit half way between two checkpoints.
+The trainer's launcher forks the rank anew and the survivor hands it the state; so it goes for a
+script that has joined, whose rank is started as a command; torchrun starts all processes of the
+node again, and these read a checkpoint. All train the same model on the same machine, with steps of
+the same length, and are hit half way between two checkpoints.
 """
 
 from __future__ import annotations
@@ -46,13 +47,16 @@ class Recovery:
 
 def measure(settings: Settings) -> Outcome:
     """Kill a rank of either, in turns."""
-    starts: list[float] = []
+    starts: dict[str, list[float]] = {"trainer": [], "script": []}
     found: dict[str, list[Recovery]] = {}
     for i in range(settings.repeat):
-        starts.append(_start_of_a_process())
+        starts["trainer"].append(_time_of("import ddp_trainer.loop.train"))
+        starts["script"].append(_time_of("from tests.bench import joined_ddp as s; s.prepare()"))
         for name, kill in (
             ("trainer, rank 1", lambda folder: _of_trainer(folder, victim=1)),
             ("trainer, rank 0", lambda folder: _of_trainer(folder, victim=0)),
+            ("script, rank 1", lambda folder: _of_script(folder, victim=1)),
+            ("script, rank 0", lambda folder: _of_script(folder, victim=0)),
             ("torchrun, rank 1", _of_torchrun),
         ):
             folder = settings.scratch / f"{name.replace(', ', '-').replace(' ', '-')}-{i}"
@@ -60,9 +64,10 @@ def measure(settings: Settings) -> Outcome:
             found.setdefault(name, []).append(kill(folder))
     met = all(
         recovery.in_time and recovery.seconds <= AIM_SECONDS + start and not recovery.steps_again
+        for kind, own_starts in starts.items()
         for name, recoveries in found.items()
-        if name.startswith("trainer")
-        for recovery, start in zip(recoveries, starts, strict=True)
+        if name.startswith(kind)
+        for recovery, start in zip(recoveries, own_starts, strict=True)
     )
     lines = [
         f"torch        {torch.__version__}, {RANKS} ranks in one pod, gloo, one thread each",
@@ -71,9 +76,10 @@ def measure(settings: Settings) -> Outcome:
         "",
         f"{'killed':18}{'s to the next step':>22}{'steps again':>18}",
         *(_row(name, recoveries) for name, recoveries in found.items()),
-        f"{'a new Python':18}{spread(starts, 2):>22}",
+        f"{'a new Python':18}{spread(starts['trainer'], 2):>22}",
+        f"{'... of the script':18}{spread(starts['script'], 2):>22}   until it joins",
         "",
-        f"aim: trainer ≤ {AIM_SECONDS} s and a process's start, no step again: "
+        f"aim: trainer and script ≤ {AIM_SECONDS} s and its process's start, no step again: "
         f"{'met' if met else 'MISSED'}",
     ]
     data = {
@@ -104,6 +110,17 @@ def _of_trainer(folder: Path, *, victim: int) -> Recovery:
     log = folder / "log"
     with started(command, variables, log=log) as launcher:
         return _killed(launcher, folder, log, lambda: _child_named(launcher, f"ddp-rank-{victim}"))
+
+
+def _of_script(folder: Path, *, victim: int) -> Recovery:
+    command = [
+        *("-m", "ddp_trainer.launch", "--", sys.executable),
+        *("-m", "tests.bench.joined_ddp", str(folder), str(_STEPS)),
+    ]
+    variables = {**environment(), "DDP_CHECKPOINT_DIR": str(folder / "checkpoints")}
+    log = folder / "log"
+    with started(command, variables, log=log) as launcher:
+        return _killed(launcher, folder, log, lambda: int(_begun(folder, victim)[-1]["pid"]))
 
 
 def _of_torchrun(folder: Path) -> Recovery:
@@ -166,7 +183,7 @@ def _child_named(parent: subprocess.Popen[bytes], name: str) -> int:
     return int(found)
 
 
-def _start_of_a_process() -> float:
+def _time_of(program: str) -> float:
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import ddp_trainer.loop.train"], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True)
     return time.monotonic() - began
