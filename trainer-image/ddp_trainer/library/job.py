@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,27 +31,22 @@ from ddp_trainer.exit_codes import (
     StoppedError,
 )
 from ddp_trainer.library.endings import end_stuck, meaning, sentence
+from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.loading import Loading
 from ddp_trainer.library.net import Net
-from ddp_trainer.library.progress import FAREWELL_SECONDS, Progress, publisher_of
+from ddp_trainer.library.progress import Progress, publisher_of
 from ddp_trainer.library.run import UserRun
-from ddp_trainer.membership.connection import bury_the_last_group
-from ddp_trainer.membership.failures import is_lost_peer
 from ddp_trainer.membership.heartbeat import interval
 from ddp_trainer.membership.network import hurry_the_resolver
-from ddp_trainer.membership.patience import Patience
 from ddp_trainer.membership.world import World
 from ddp_trainer.run.run import seed_step
-from ddp_trainer.run.stop import StopSignal, Votes
+from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.training import DDPOptions
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import Phase, StepTimer, moments_of
-
-_BURIAL_SECONDS = 10.0
-"""For threads of a group that everybody has left in order: they end at once."""
 
 
 @dataclass(kw_only=True)
@@ -73,13 +68,27 @@ class _Attempt:
     """Batches after which it has called `step`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What an epoch consists of."""
+
+    loader: DataLoader[Any]
+    loading: Loading
+    accumulate: int
+    """Batches of a step."""
+
+    def steps_left(self, samples: int, *, world_size: int) -> int:
+        """Steps of an epoch of which so many samples are done."""
+        batches = self.loading.batches_left(samples, world_size=world_size)
+        return math.ceil(batches / self.accumulate)
+
+
 class Job:
     """What `ddp_trainer.join` returns; every rank calls the same methods in the same order."""
 
     def __init__(
         self, environment: Environment, options: Options, parts: Mapping[str, Any]
     ) -> None:
-        self._placement = environment.placement
         self._options = options
         self.rank = environment.rank
         """Of this process, among all of the job."""
@@ -91,13 +100,13 @@ class Job:
         self._stop = StopSignal(within_seconds=options.stop_within_seconds)
         prepare_nccl()
         hurry_the_resolver()
-        self._world = World(
+        world = World(
             environment,
             group_timeout_seconds=options.group_timeout_seconds,
             heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
             on_stuck=partial(end_stuck, self._report),
         )
-        self.device = self._world.device
+        self.device = world.device
         """Where this rank computes, and where its models are."""
         self._run = UserRun(parts, seed=options.seed, device=self.device)
         saver = saver_of(environment, options, self._stop)
@@ -110,18 +119,10 @@ class Job:
             publisher_of(environment, self._timer),
             log_every_steps=options.log_every_steps,
         )
-        self._patience = Patience(options.max_reforms)
-        self._rendezvous_seconds = options.rendezvous_timeout_seconds
-        self._formed: AbstractContextManager[Group] | None = None
-        self._group: Group | None = None
-        self._votes: Votes | None = None
-        self._trouble: Exception | None = None
-        """What broke the group, if that is known and not yet dealt with."""
-        self._nets: list[Net] = []
-        self._rehearsed = True
+        self._formation = Formation(world, self._run, self._keeper, self._stop, options)
         self._asked = 0
         """Of `answers`: how many of the run's answers this rank has got."""
-        self._loading: tuple[DataLoader[Any], Loading] | None = None
+        self._plan: _Plan | None = None
         self._epochs: int | None = None
         self._attempt: _Attempt | None = None
 
@@ -146,7 +147,7 @@ class Job:
         Raises:
             ConfigurationError: the model was not given to `join`, or is wrapped already.
         """
-        if isinstance(model, Net) or any(net.module is model for net in self._nets):
+        if isinstance(model, Net) or any(net.module is model for net in self._formation.nets):
             raise ConfigurationError("wrap() got a model that is wrapped already: wrap it once")
         if not any(model is known for known in self._run.models):
             raise ConfigurationError(
@@ -159,12 +160,10 @@ class Job:
                 f"wrap() takes {', '.join(_DDP_OPTIONS)}, not {', '.join(sorted(unknown))}"
             )
         net = Net(model, DDPOptions(**ddp), before_waiting=self._timer.lap_before_waiting)
-        self._nets.append(net)
         try:
-            net.form(self._present)
+            self._formation.wrap(net)
         except Exception as error:
-            self._form(error)  # which forms all nets
-        self._rehearsed = self._needs_no_rehearsal
+            self._form(error)
         return net
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -216,13 +215,13 @@ class Job:
         if attempt.stepped < attempt.batches:
             return False
         self._attempt = None
-        if not self._gradients_have_come():
+        have_come = self._formation.gradients_have_come()
+        self._timer.lap(Phase.COMMUNICATION)
+        if not have_come:
             self._take_back(attempt.buffers)
             self._asked = attempt.answered
-            if self._trouble is not None:
-                self._form(self._trouble)
-            else:
-                self._rehearsed = True
+            if self._formation.trouble is not None:
+                self._form(self._formation.trouble)
             return False
         self._apply()
         self._complete(attempt)
@@ -241,7 +240,7 @@ class Job:
         answers = self._run.answers
         while self._asked == len(answers):
             try:
-                answers.append(self._present.sum(*map(float, values)))
+                answers.append(self._formation.group.sum(*map(float, values)))
             except Exception as error:
                 self._form(error)
         self._asked += 1
@@ -268,30 +267,23 @@ class Job:
         """All is trained: save, and leave together."""
         while True:
             try:
-                self._keeper.save_for_certain(self._run, self._present)
+                self._keeper.save_for_certain(self._run, self._formation.group)
                 self._progress.finished()
-                self._rendezvous_seconds = min(self._rendezvous_seconds, FAREWELL_SECONDS)
-                self._present.barrier()
+                self._formation.be_brief()
+                self._formation.group.barrier()
                 break
             except Exception as error:
                 self._form(error)
-        for net in self._nets:
-            net.leave()
-        formed, self._formed = self._formed, None
-        assert formed is not None
-        formed.__exit__(None, None, None)
-        bury_the_last_group().join(_BURIAL_SECONDS)
+        self._formation.close()
         self._close()
 
     def leave(self, error: BaseException) -> ExitCode:
         """The script has ended with an error; returns what that means."""
-        if isinstance(error, StoppedError) and not self._run.is_fresh and self._formed is None:
+        without_group = not self._formation.is_open
+        if isinstance(error, StoppedError) and not self._run.is_fresh and without_group:
             with suppress(OSError):  # logged where it happened
                 self._keeper.save_alone(self._run, within_seconds=self._stop.within_seconds)
-        formed, self._formed = self._formed, None
-        if formed is not None:
-            with suppress(BaseException):
-                formed.__exit__(type(error), error, error.__traceback__)
+        self._formation.abandon(error)
         code = meaning(error) if isinstance(error, Exception) else ExitCode.FAILURE
         if code is ExitCode.LOST_PEER and self._report.known.finished:
             code = ExitCode.DONE  # whoever has finished needs nobody any more
@@ -303,76 +295,9 @@ class Job:
         self._close()
         return code
 
-    # Groups.
-
-    @property
-    def _present(self) -> Group:
-        assert self._group is not None, "the job is not formed"
-        return self._group
-
-    @property
-    def _needs_no_rehearsal(self) -> bool:
-        return self.world_size <= 2
-
     def _form(self, error: Exception | None = None) -> None:
-        """Form a group, after another one in which a collective has failed, or none.
-
-        Raises:
-            Exception: the error, where it was not the group that broke.
-        """
-        while True:
-            self._trouble = None
-            try:
-                if error is not None:
-                    self._give_up_group(error)
-                self._formed = self._world.formed(
-                    timeout_seconds=self._rendezvous_seconds, told_to_stop=self._stop.told
-                )
-                self._group = self._enter(self._formed)
-                self._keeper.agree(self._run, self._group)
-                self._stop.listen()  # from here on there is something to save
-                for net in self._nets:
-                    net.form(self._group)
-                self._votes = Votes(self._group, stop=self._stop.told, save=self._keeper.is_overdue)
-            except BrokenGroupError as broken:
-                if self._formed is not None:
-                    error = broken
-                    continue
-                self._progress.pause()
-                self._patience.tried(step=self._run.position.step, reason=str(broken))
-                error = None
-                continue
-            except Exception as failure:
-                if self._formed is None:
-                    raise
-                error = failure
-                continue
-            self._rehearsed = self._needs_no_rehearsal
-            self._tell_progress()
-            return
-
-    def _enter(self, formed: AbstractContextManager[Group]) -> Group:
-        try:
-            return formed.__enter__()
-        except BaseException:
-            self._formed = None
-            raise
-
-    def _give_up_group(self, error: Exception) -> None:
-        """Leave a group in which something failed; raises BrokenGroupError if it was the group."""
-        for net in self._nets:
-            net.leave()
-        formed, self._formed = self._formed, None
-        if formed is None:
-            raise error
-        formed.__exit__(type(error), error, error.__traceback__)
-        raise error
-
-    def _note(self, error: Exception) -> None:
-        """The group is of no more use: compute on alone, until the step is to be taken."""
-        self._trouble = error
-        for net in self._nets:
-            net.leave()
+        self._formation.form(error, when_broken=self._progress.pause)
+        self._tell_progress()
 
     # Steps.
 
@@ -405,9 +330,9 @@ class Job:
 
     def _try_step(self, *, batches: int, ends_epoch: bool) -> _Attempt:
         try:
-            self._votes_of_group.begin(self._run.position.step)
+            self._formation.votes.begin(self._run.position.step)
         except Exception as error:
-            self._note(error)
+            self._formation.note(error)
         self._attempt = _Attempt(
             buffers=self._copy_buffers(),
             answered=self._asked,
@@ -419,28 +344,12 @@ class Job:
     def _give(self, attempt: _Attempt, number: int, count: int) -> None:
         attempt.given += 1
         attempt.samples += count * self.world_size
-        for net in self._nets:
+        for net in self._formation.nets:
             net.exchange(wanted=number == attempt.batches - 1)
         purpose = "model" if number == 0 else f"model/{number}"
         step = self._run.position.step
         seed_step(self._options.seed, rank=self.rank, step=step, purpose=purpose)
         self._timer.lap(Phase.DATA)
-
-    def _gradients_have_come(self) -> bool:
-        for net in self._nets:
-            if self._trouble is None and net.trouble is not None:
-                self._note(net.trouble)
-        if self._trouble is None:
-            try:
-                if any(net.shares_buffers for net in self._nets) and self.world_size > 1:
-                    self._present.share(*self._run.buffers())
-                self._present.gate.wait()
-            except Exception as error:
-                if not (is_lost_peer(error) or self._present.is_broken):
-                    raise
-                self._note(error)
-        self._timer.lap(Phase.COMMUNICATION)
-        return self._trouble is None and self._rehearsed
 
     def _complete(self, attempt: _Attempt) -> None:
         run = self._run
@@ -451,7 +360,8 @@ class Job:
         self._asked = 0
 
     def _after_step(self, loss: Tensor | float | None) -> None:
-        position, votes, group = self._run.position, self._votes_of_group, self._present
+        position = self._run.position
+        votes, group = self._formation.votes, self._formation.group
         self._progress.step(position)
         votes.read()
         if votes.save or self._keeper.is_due(position.step):
@@ -483,23 +393,15 @@ class Job:
     def _apply(self) -> None:
         self._run.apply()
 
-    @property
-    def _votes_of_group(self) -> Votes:
-        assert self._votes is not None, "the job is not formed"
-        return self._votes
-
     # Epochs.
 
     def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading:
-        if self._loading is None or self._loading[0] is not loader:
-            self._loading = loader, Loading(loader, seed=self._options.seed)
-        loading = self._loading[1]
-        self._run.choose_samples(loading.samples)
-        self._steps_left = lambda samples: math.ceil(
-            loading.batches_left(samples, world_size=self.world_size) / accumulate
-        )
-        self._tell_progress()
-        return loading
+        if self._plan is None or (self._plan.loader, self._plan.accumulate) != (loader, accumulate):
+            loading = Loading(loader, seed=self._options.seed)
+            self._run.choose_samples(loading.samples)
+            self._plan = _Plan(loader=loader, loading=loading, accumulate=accumulate)
+            self._tell_progress()
+        return self._plan.loading
 
     def _end_epoch(self) -> None:
         self._run.position.next_epoch()
@@ -508,22 +410,20 @@ class Job:
 
     def _tell_progress(self) -> None:
         """Say how many steps there are, as soon as that is known."""
-        if self._steps_left is None:
+        if self._plan is None:
             return
         position, epochs = self._run.position, self._epochs or self._run.position.epoch + 1
-        whole_epochs = max(epochs - position.epoch - 1, 0) * self._steps_left(0)
+        steps = partial(self._plan.steps_left, world_size=self.world_size)
+        whole_epochs = max(epochs - position.epoch - 1, 0)
         self._progress.begin(
             position,
-            total_steps=position.step + self._steps_left(position.samples) + whole_epochs,
+            total_steps=position.step + steps(position.samples) + whole_epochs * steps(0),
             epoch_length=self._run.order.samples,
         )
 
     def _close(self) -> None:
         self._keeper.close()
         self._progress.close()
-
-    _steps_left: Callable[[int], int] | None = None
-    """Of an epoch of which so many samples are done."""
 
 
 _DDP_OPTIONS = (

@@ -1,0 +1,172 @@
+"""The groups that a job's ranks form, one after another, so that nobody else sees one break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.exit_codes import BrokenGroupError
+from ddp_trainer.library.keeper import Keeper
+from ddp_trainer.library.net import Net
+from ddp_trainer.library.progress import FAREWELL_SECONDS
+from ddp_trainer.library.run import UserRun
+from ddp_trainer.membership.connection import bury_the_last_group
+from ddp_trainer.membership.failures import is_lost_peer
+from ddp_trainer.membership.patience import Patience
+from ddp_trainer.membership.world import World
+from ddp_trainer.run.stop import StopSignal, Votes
+from ddp_trainer.settings.options import Options
+
+_BURIAL_SECONDS = 10.0
+"""For threads of a group that everybody has left in order: they end at once."""
+
+
+class Formation:
+    """The present group, and what takes its place when it breaks.
+
+    A collective that fails is answered by `form`, which comes back when there is a new group, all
+    ranks of which have the state of the most advanced one.
+    """
+
+    def __init__(
+        self, world: World, run: UserRun, keeper: Keeper, stop: StopSignal, options: Options
+    ) -> None:
+        self._world = world
+        self._run = run
+        self._keeper = keeper
+        self._stop = stop
+        self._patience = Patience(options.max_reforms)
+        self._seconds = options.rendezvous_timeout_seconds
+        self._formed: AbstractContextManager[Group] | None = None
+        self._group: Group | None = None
+        self._votes: Votes | None = None
+        self.nets: list[Net] = []
+        """Whose gradients are exchanged, in the order in which all ranks have wrapped them."""
+        self.trouble: Exception | None = None
+        """What broke the group, if that is known and not yet dealt with."""
+        self.rehearsed = False
+        """Whether sums round in this group as they will from here on.
+
+        DDP lays out its gradient buckets anew after its first pass, and the layout decides in which
+        order the ranks' numbers are added. Two numbers have one sum: two ranks need no rehearsal.
+        """
+
+    @property
+    def group(self) -> Group:
+        """The present one; of no more use once there is trouble."""
+        assert self._group is not None, "the job is not formed"
+        return self._group
+
+    @property
+    def votes(self) -> Votes:
+        """Of the present group."""
+        assert self._votes is not None, "the job is not formed"
+        return self._votes
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a group that was not left."""
+        return self._formed is not None
+
+    def form(self, error: Exception | None, *, when_broken: Callable[[], None]) -> None:
+        """Form a group, the first one or after `error` in the present one.
+
+        Raises:
+            Exception: the error, where it was not the group that broke; or why no other one could
+                be formed.
+        """
+        while True:
+            try:
+                self._form_once(error)
+                return
+            except BrokenGroupError as broken:
+                error = broken
+                if not self.is_open:  # it was left, or has not come about
+                    when_broken()
+                    self._patience.tried(step=self._run.position.step, reason=str(broken))
+                    error = None
+            except Exception as failure:
+                if not self.is_open:
+                    raise
+                error = failure
+
+    def wrap(self, net: Net) -> None:
+        """Exchange the gradients of another model; a collective.
+
+        Raises:
+            Exception: what `form` is to be told.
+        """
+        self.nets.append(net)
+        self.rehearsed = self._needs_no_rehearsal
+        net.form(self.group)
+
+    def note(self, error: Exception) -> None:
+        """The group is of no more use: compute on alone, until the step is to be taken."""
+        self.trouble = error
+        for net in self.nets:
+            net.leave()
+
+    def gradients_have_come(self) -> bool:
+        """Whether those of all ranks are whole; False also where the step is but a rehearsal."""
+        for net in self.nets:
+            if self.trouble is None and net.trouble is not None:
+                self.note(net.trouble)
+        if self.trouble is None:
+            try:
+                if self.group.size > 1 and any(net.shares_buffers for net in self.nets):
+                    self.group.share(*self._run.buffers())
+                self.group.gate.wait()
+            except Exception as error:
+                if not (is_lost_peer(error) or self.group.is_broken):
+                    raise
+                self.note(error)
+        if self.trouble is not None:
+            return False
+        rehearsed, self.rehearsed = self.rehearsed, True
+        return rehearsed
+
+    def be_brief(self) -> None:
+        """All is saved: from here on wait for nobody for long."""
+        self._seconds = min(self._seconds, FAREWELL_SECONDS)
+
+    def close(self) -> None:
+        """Leave a group that everybody leaves."""
+        for net in self.nets:
+            net.leave()
+        formed, self._formed = self._formed, None
+        if formed is not None:
+            formed.__exit__(None, None, None)
+        bury_the_last_group().join(_BURIAL_SECONDS)
+
+    def abandon(self, error: BaseException) -> None:
+        """Leave the group, if there is one, because of an error that is nobody's here."""
+        with suppress(BaseException):
+            self._give_up(error)
+
+    @property
+    def _needs_no_rehearsal(self) -> bool:
+        return self.group.size <= 2
+
+    def _form_once(self, error: Exception | None) -> None:
+        self.trouble = None
+        if error is not None:
+            self._give_up(error)
+        formed = self._world.formed(timeout_seconds=self._seconds, told_to_stop=self._stop.told)
+        self._group = formed.__enter__()
+        self._formed = formed
+        self._keeper.agree(self._run, self._group)
+        self._stop.listen()  # from here on there is something to save
+        self.rehearsed = self._needs_no_rehearsal
+        for net in self.nets:
+            net.form(self._group)
+        self._votes = Votes(self._group, stop=self._stop.told, save=self._keeper.is_overdue)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Leave the group; raises BrokenGroupError if that is what the error means, else itself."""
+        for net in self.nets:
+            net.leave()
+        formed, self._formed = self._formed, None
+        if formed is not None:
+            formed.__exit__(type(error), error, error.__traceback__)
+        raise error
