@@ -6,10 +6,9 @@ to run out.
 
 import asyncio
 import signal
-import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from tests.bench.nodes import SimulatedNodes, simulated_nodes
 from tests.bench.process import OperatorProcess, running_operator
 from tests.bench.server import jobs_path, make_namespace, say, server
 from tests.cluster import ControlPlane
+from tests.ports import free_port
 
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 NAMESPACE = "takeover"
@@ -86,9 +86,7 @@ async def _measure(settings: Settings) -> tuple[str, dict[signal.Signals, list[T
 
 async def _start(stack: ExitStack, running: ControlPlane, log: Path) -> OperatorProcess:
     """Start a replica and wait until it watches jobs and pods."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = [*_LEASE, "--health-port", str(port)]
     replica = stack.enter_context(running_operator(running.kubeconfig, log=log, options=options))
     async with aiohttp.ClientSession() as session:

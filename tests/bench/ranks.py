@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.bench.benchmark import BenchmarkError
-from tests.trainer.pods import contract, free_port
+from tests.ports import free_port
+from tests.trainer.pods import contract
 
 RANKS = 2
 _DEADLINE_SECONDS = 1200.0

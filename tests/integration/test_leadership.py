@@ -6,9 +6,7 @@ job should ever have had.
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import aiohttp
@@ -20,6 +18,7 @@ from tests.cluster import ControlPlane
 from tests.good_manifests import job
 from tests.integration.jobs import Jobs
 from tests.integration.operator_process import OperatorProcess, running_operator
+from tests.ports import free_port
 from tests.waiting import eventually
 
 LEASE = "test-operator"
@@ -106,10 +105,10 @@ def options(namespace: str) -> list[str]:
 @pytest.fixture
 def ports() -> list[int]:
     """Two free ports."""
-    with closing(socket.socket()) as one, closing(socket.socket()) as other:
-        for probe in (one, other):
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in (one, other)]
+    first = second = free_port()
+    while second == first:
+        second = free_port()
+    return [first, second]
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ permissions it is installed with are those it needs: no fewer, no more.
 
 import asyncio
 import re
-import socket
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +23,7 @@ from tests.integration.http_proxy import HttpProxy, Seen, http_proxy, write
 from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import running_operator
+from tests.ports import free_port
 from tests.waiting import eventually
 
 RBAC: Final = Path(__file__).parents[2] / "manifests/install/rbac.yaml"
@@ -294,7 +293,7 @@ async def test_without_a_cluster_it_ends_with_one_line(tmp_path: Path) -> None:
 async def test_it_tells_when_it_is_alive_and_ready(
     control_plane: cluster.ControlPlane, jobs: Jobs, tmp_path: Path
 ) -> None:
-    port = await asyncio.to_thread(_free_port)
+    port = await asyncio.to_thread(free_port)
     statuses: dict[str, int] = {}
 
     async def ready() -> bool:
@@ -322,7 +321,7 @@ async def test_it_tells_when_it_is_alive_and_ready(
 async def test_it_waits_for_a_server_that_is_away_and_may_be_told_to_end_meanwhile(
     control_plane: cluster.ControlPlane, jobs: Jobs, tmp_path: Path
 ) -> None:
-    port = await asyncio.to_thread(_free_port)
+    port = await asyncio.to_thread(free_port)
     with (
         running_operator(
             control_plane.kubeconfig, tmp_path / "1", namespace=jobs.namespace, health_port=port
@@ -350,10 +349,3 @@ async def test_it_waits_for_a_server_that_is_away_and_may_be_told_to_end_meanwhi
         await jobs.create(job(replicas=1))
         await jobs.until_pods("job-0-0")
         assert patient.running
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,11 +17,10 @@ from typing import Any
 
 import torch
 
+from tests.ports import free_port
+
 DEADLINE_SECONDS = 120.0
 """Generous: a loaded machine takes many seconds to import torch in every rank."""
-
-_LOWEST_PORT = 20_000
-"""Above those that well-known servers listen on."""
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -32,20 +29,6 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {DEADLINE_SECONDS} s for {what}"
         time.sleep(0.01)
-
-
-def free_port() -> int:
-    """A port that is free, and stays so for the seconds that pass until a rank listens on it.
-
-    It is not one of those that the kernel gives to outgoing connections, of which a busy machine
-    opens dozens a second: one of them would keep the port from its rank for as long as it lives.
-    """
-    kernels = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    while True:
-        port = random.randrange(_LOWEST_PORT, max(int(kernels[0]), _LOWEST_PORT + 1000))
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
 
 
 def is_alive(pid: int) -> bool:

@@ -16,7 +16,8 @@ from ddp_trainer.launcher.server import serve_status
 from ddp_trainer.membership.announcement import MAX_BYTES, AnnouncedAddress, Announcer
 from ddp_trainer.settings.environment import Placement
 
-from tests.trainer.pods import contract, free_port, until
+from tests.ports import free_port
+from tests.trainer.pods import contract, until
 
 PEER = "digits-0-1.digits"
 

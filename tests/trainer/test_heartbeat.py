@@ -9,7 +9,8 @@ import pytest
 from ddp_trainer.membership.heartbeat import Heartbeat
 from ddp_trainer.membership.rendezvous import Membership
 
-from tests.trainer.pods import DEADLINE_SECONDS, free_port
+from tests.ports import free_port
+from tests.trainer.pods import DEADLINE_SECONDS
 from tests.trainer.test_rendezvous import environment, meet, ranks, start
 
 SIZE = 3

@@ -18,7 +18,8 @@ from ddp_trainer.checkpoints.manifest import MANIFEST, Manifest
 from ddp_trainer.launcher.forkserver import send_request
 from ddp_trainer.telemetry.termination import open_report_file
 
-from tests.trainer.pods import DEADLINE_SECONDS, free_port, is_alive, job, until
+from tests.ports import free_port
+from tests.trainer.pods import DEADLINE_SECONDS, is_alive, job, until
 
 
 def script(folder: Path, text: str) -> list[str]:

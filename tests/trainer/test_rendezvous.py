@@ -28,7 +28,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import PrefixStore
 
-from tests.trainer.pods import DEADLINE_SECONDS, contract, free_port
+from tests.ports import free_port
+from tests.trainer.pods import DEADLINE_SECONDS, contract
 
 NOBODY = "192.0.2.1"
 """Set apart for examples (RFC 5737): nobody answers there."""

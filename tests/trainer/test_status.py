@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.trainer.exposition import parse
-from tests.trainer.pods import free_port, job, until
+from tests.trainer.pods import job, until
 
 
 class Server:
