@@ -65,8 +65,11 @@ def _spread(plan: list[Death], *, begin: int, end: int) -> list[Death]:
     ]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("launcher", [CPU, STREAM], ids=["cpu", "stream"])
+@pytest.mark.parametrize(
+    ("launcher", "ranks"),
+    [(CPU, 2), (CPU, 3), (STREAM, 2), (STREAM, 3), (STREAM, 4)],
+    ids=["cpu-2", "cpu-3", "stream-2", "stream-3", "stream-4"],
+)
 def test_ranks_die_at_every_point(
     launcher: str, ranks: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
