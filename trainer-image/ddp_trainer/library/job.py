@@ -121,7 +121,9 @@ class Job:
         )
         self._formation = Formation(world, self._run, self._keeper, self._stop, options)
         self._asked = 0
-        """Of `answers`: how many of the run's answers this rank has got."""
+        """How many of the run's answers the script has got at this place."""
+        self._epoch = 0
+        """The script's: while it evaluates, other ranks may have gone on to the next one."""
         self._plan: _Plan | None = None
         self._epochs: int | None = None
         self._attempt: _Attempt | None = None
@@ -171,10 +173,11 @@ class Job:
         self._epochs = count
         position = self._run.position
         while position.epoch < count:
-            epoch = position.epoch
-            yield epoch
-            if position.epoch == epoch:  # else the others were further
-                self._end_epoch()
+            self._epoch, self._asked = position.epoch, 0
+            yield self._epoch
+            if position.epoch == self._epoch:  # else the others were further
+                position.next_epoch()
+        self._epoch, self._asked = position.epoch, 0
 
     def batches(self, loader: DataLoader[Any], *, accumulate: int = 1) -> Iterator[Any]:
         """This rank's batches of what is left of the epoch; call `step` after each of them.
@@ -237,14 +240,16 @@ class Job:
 
         Such as a score and the number of samples that it is of, after an evaluation.
         """
-        answers = self._run.answers
-        while self._asked == len(answers):
+        place = self._run.position.step, self._epoch
+        while self._asked == len(self._run.answers.setdefault(place, [])):
             try:
-                answers.append(self._formation.group.sum(*map(float, values)))
+                answer = self._formation.group.sum(*map(float, values))
             except Exception as error:
-                self._form(error)
+                self._form(error)  # with the answer, where another rank has got it
+            else:
+                self._run.answers[place].append(answer)
         self._asked += 1
-        return answers[self._asked - 1]
+        return self._run.answers[place][self._asked - 1]
 
     def share(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """This rank's batches of an evaluation: all ranks together get each sample once, in order.
@@ -402,11 +407,6 @@ class Job:
             self._plan = _Plan(loader=loader, loading=loading, accumulate=accumulate)
             self._tell_progress()
         return self._plan.loading
-
-    def _end_epoch(self) -> None:
-        self._run.position.next_epoch()
-        self._run.answers.clear()
-        self._asked = 0
 
     def _tell_progress(self) -> None:
         """Say how many steps there are, as soon as that is known."""

@@ -33,8 +33,11 @@ class UserRun(Run):
         for model in self.models:
             model.to(device)
         self.optimizers = [part for part in parts.values() if isinstance(part, Optimizer)]
-        self.answers: list[list[float]] = []
-        """What `Job.sum` has returned since the last step, or since the epoch began."""
+        self.answers: dict[tuple[int, int], list[list[float]]] = {}
+        """What `Job.sum` has returned, by step and epoch of the script when it asked.
+
+        Since the last step. A rank may be an epoch further than one that still waits for an answer.
+        """
         self._schedulers = [part for part in parts.values() if isinstance(part, LRScheduler)]
         scalers = [part for part in parts.values() if isinstance(part, torch.amp.GradScaler)]
         if len(scalers) > 1:
@@ -50,16 +53,17 @@ class UserRun(Run):
 
     def progress(self) -> list[int]:
         """How far this has come: what was answered after a step counts too."""
-        return [self.position.step, self.position.epoch, len(self.answers)]
+        place = self.position.step, self.position.epoch
+        return [*place, len(self.answers.get(place, []))]
 
     def serialise(self) -> memoryview:
         """The whole state as `restore` reads it, for ranks that go on together from here."""
-        return self._serialised({"answers": self.answers})
+        return self._serialised({"answers": list(self.answers.items())})
 
     def take_in(self, state: Mapping[str, Any]) -> None:
         """Go on from there; a checkpoint is of a step, after which nothing was answered yet."""
         super().take_in(state)
-        self.answers[:] = state.get("answers", [])
+        self.answers = {tuple(place): values for place, values in state.get("answers", [])}
 
     def check(self, state: Mapping[str, Any]) -> None:
         """See that a state is of a run like this.
