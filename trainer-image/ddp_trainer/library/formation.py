@@ -109,9 +109,6 @@ class Formation:
 
     def gradients_have_come(self) -> bool:
         """Whether those of all ranks are whole; False also where the step is but a rehearsal."""
-        for net in self.nets:
-            if self.trouble is None and net.trouble is not None:
-                self.note(net.trouble)
         if self.trouble is None:
             try:
                 if self.group.size > 1 and any(net.shares_buffers for net in self.nets):

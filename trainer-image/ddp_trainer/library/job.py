@@ -21,15 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ddp_trainer.checkpoints.saver import saver_of
-from ddp_trainer.collectives.group import Group
 from ddp_trainer.devices.accelerator import prepare_nccl
-from ddp_trainer.exit_codes import (
-    BrokenGroupError,
-    ConfigurationError,
-    ExitCode,
-    LostPeerError,
-    StoppedError,
-)
+from ddp_trainer.exit_codes import ConfigurationError, ExitCode, StoppedError
 from ddp_trainer.library.endings import end_stuck, meaning, sentence
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.keeper import Keeper
@@ -161,7 +154,12 @@ class Job:
             raise ConfigurationError(
                 f"wrap() takes {', '.join(_DDP_OPTIONS)}, not {', '.join(sorted(unknown))}"
             )
-        net = Net(model, DDPOptions(**ddp), before_waiting=self._timer.lap_before_waiting)
+        net = Net(
+            model,
+            DDPOptions(**ddp),
+            on_trouble=self._formation.note,
+            before_waiting=self._timer.lap_before_waiting,
+        )
         try:
             self._formation.wrap(net)
         except Exception as error:
@@ -375,19 +373,8 @@ class Job:
         if self._progress.wants_interval(position):
             votes.pace(self._progress.interval(position, _number(loss), group))
         if votes.stop:
-            self._save_and_stop(group)
-
-    def _save_and_stop(self, group: Group) -> None:
-        """Save, since whoever was told to stop leaves, then leave too or go on without them."""
-        try:
-            within_seconds = self._stop.within_seconds
-            self._keeper.save_for_certain(self._run, group, within_seconds=within_seconds)
-        except (OSError, LostPeerError):
-            if self._stop.told():
-                raise
-        if self._stop.told():
-            raise StoppedError(f"told to stop after step {self._run.position.step}")
-        raise BrokenGroupError("another pod was told to stop")
+            total = self._progress.total_steps
+            self._keeper.save_and_stop(self._run, group, self._stop, total_steps=total)
 
     def _copy_buffers(self) -> list[Tensor]:
         return [buffer.clone() for buffer in self._run.buffers()]

@@ -10,12 +10,19 @@ from __future__ import annotations
 import json
 import logging
 import time
+from typing import NoReturn
 
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.checkpoints.saver import Saver
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.exit_codes import ConfigurationError, LostPeerError
+from ddp_trainer.exit_codes import (
+    BrokenGroupError,
+    ConfigurationError,
+    LostPeerError,
+    StoppedError,
+)
 from ddp_trainer.run.run import Run
+from ddp_trainer.run.stop import StopSignal
 
 _NOTHING: list[int] = []
 """The progress of a rank that holds no state: less than any other."""
@@ -116,6 +123,26 @@ class Keeper:
                 failure = error
         if group.sum(float(failure is not None))[0] > 0:
             raise failure or LostPeerError("rank 0 could not save the last checkpoint")
+
+    def save_and_stop(
+        self, run: Run, group: Group, stop: StopSignal, *, total_steps: int
+    ) -> NoReturn:
+        """Save, since whoever was told to stop leaves, then leave too or go on without them.
+
+        Raises:
+            StoppedError: this rank was told to stop; the state is saved.
+            BrokenGroupError: another rank was told so, and leaves.
+            OSError, LostPeerError: this rank was told to stop, and the state could not be saved.
+        """
+        try:
+            self.save_for_certain(run, group, within_seconds=stop.within_seconds)
+        except (OSError, LostPeerError):
+            if stop.told():
+                raise
+            # Logged where it happened. This rank lives on, and in its memory so does the run.
+        if stop.told():
+            raise StoppedError(f"told to stop at step {run.position.step} of {total_steps}")
+        raise BrokenGroupError("another pod was told to stop")
 
     def close(self) -> None:
         """Let a save under way come to its end: this rank trains no more."""

@@ -26,23 +26,26 @@ class Net(nn.Module):
         model: nn.Module,
         options: DDPOptions,
         *,
-        before_waiting: Callable[[Tensor], None] = lambda _: None,
+        on_trouble: Callable[[Exception], None],
+        before_waiting: Callable[[Tensor], None],
     ) -> None:
-        """`before_waiting` gets an output whose backward pass may wait for other ranks."""
+        """`on_trouble` gets what broke the group while the model computed, and calls `leave`.
+
+        `before_waiting` gets an output whose backward pass may wait for other ranks.
+        """
         super().__init__()
         self.module = model
         self.shares_buffers = options.broadcast_buffers
         self._options = options
+        self._on_trouble = on_trouble
         self._before_waiting = before_waiting
         self._wrapped: list[DistributedDataParallel] = []  # no module: a name of its own for none
         self._exchanges = False
         self._group: Group | None = None
-        self.trouble: Exception | None = None
-        """What broke the group while the model computed."""
 
     def form(self, group: Group) -> None:
         """Train with the ranks of a new group; a collective."""
-        self._group, self.trouble = group, None
+        self._group = group
         self._wrapped = [group.wrap(self.module, self._options, quiet=True)]
 
     def leave(self) -> None:
@@ -65,8 +68,7 @@ class Net(nn.Module):
             assert self._group is not None
             if not (is_lost_peer(error) or self._group.is_broken):
                 raise
-            self.trouble = error
-            self.leave()
+            self._on_trouble(error)
             return self.module(*inputs, **named)
         if self._exchanges and isinstance(outputs, Tensor) and outputs.requires_grad:
             self._before_waiting(outputs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.data.sampler import SampleTrace, ShardedSampler, evaluation_batches
 from ddp_trainer.devices.hardware import check_abilities, make_deterministic, prepare_model
 from ddp_trainer.devices.precision import autocast, gradient_scaler
-from ddp_trainer.exit_codes import BrokenGroupError, LostPeerError, StoppedError
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.progress import Progress
 from ddp_trainer.loop.replica import Replica
@@ -145,34 +143,18 @@ def train(
                 votes.pace(progress.interval(position, loss.item(), group))
             if votes.stop:
                 replica.equalise()
-                _stop(group, run, keeper, stop, progress)
+                keeper.save_and_stop(run, group, stop, total_steps=progress.total_steps)
             if _is_over(position, options):
                 break
         replica.equalise()
         score = _evaluate(group, run, workload, options, stop)
         if score is None:
-            _stop(group, run, keeper, stop, progress)
+            keeper.save_and_stop(run, group, stop, total_steps=progress.total_steps)
         progress.evaluated(position, accuracy=score)
         if position.samples == len(workload.train):
             position.next_epoch()
         keeper.evaluated(run, score)
     keeper.save_for_certain(run, group)
-
-
-def _stop(
-    group: Group, run: ModelRun, keeper: Keeper, stop: StopSignal, progress: Progress
-) -> NoReturn:
-    """Save, since whoever was told to stop leaves, then leave too or go on without them."""
-    try:
-        keeper.save_for_certain(run, group, within_seconds=stop.within_seconds)
-    except (OSError, LostPeerError):
-        if stop.told():
-            raise
-        # Logged where it happened. This rank lives on, and in its memory so does the run.
-    if stop.told():
-        total = progress.total_steps
-        raise StoppedError(f"told to stop at step {run.position.step} of {total}")
-    raise BrokenGroupError("another pod was told to stop")
 
 
 def _evaluate(
