@@ -10,9 +10,11 @@ from typing import Any
 import ddp_trainer
 import pytest
 import torch
-from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LostPeerError
+from ddp_trainer.library.endings import tell
 from ddp_trainer.library.join import environment_of
 from ddp_trainer.library.loading import Loading
+from ddp_trainer.telemetry.termination import RankReport
 from torch import nn
 from torch.utils.data import (
     DataLoader,
@@ -234,6 +236,16 @@ def test_a_script_that_fails_fails(alone: None, model: nn.Module) -> None:
     del alone
     with pytest.raises(ZeroDivisionError), ddp_trainer.join(model=model) as job:
         print(job.steps_done / 0)
+
+
+def test_whoever_has_finished_needs_nobody_any_more() -> None:
+    report = RankReport({})
+    gone = LostPeerError("rank 1 is gone")
+    assert tell(report, gone) is ExitCode.LOST_PEER
+    assert (report.known.error, report.known.exit_code) == ("LostPeerError: rank 1 is gone", 75)
+    report.update(finished=True)
+    assert tell(report, gone) is ExitCode.DONE
+    assert (report.known.error, report.known.exit_code) == (None, 0)
 
 
 def test_the_environment_of_the_launcher_comes_first() -> None:

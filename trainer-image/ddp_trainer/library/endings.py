@@ -22,6 +22,16 @@ def meaning(error: Exception) -> ExitCode:
     return ExitCode.LOST_PEER if is_lost_peer(error) else ExitCode.FAILURE
 
 
+def tell(report: RankReport, error: Exception | None) -> ExitCode:
+    """What it means that a rank ends with an error, or without; its report says so in words."""
+    code = meaning(error) if error is not None else ExitCode.DONE
+    if code is ExitCode.LOST_PEER and report.known.finished:
+        code = ExitCode.DONE  # whoever has finished needs nobody any more
+    failed = error is not None and code not in (ExitCode.DONE, ExitCode.STOPPED)
+    report.update(error=sentence(error) if failed else None, exit_code=int(code))
+    return code
+
+
 def sentence(error: Exception | None) -> str:
     """The error in one line: `DiskFull: no space left` rather than a traceback."""
     first_line = next(iter(str(error).splitlines()), "")

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from ddp_trainer.checkpoints.saver import saver_of
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, StoppedError
-from ddp_trainer.library.endings import end_stuck, meaning, sentence
+from ddp_trainer.library.endings import end_stuck, tell
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.loading import Loading
@@ -287,14 +287,11 @@ class Job:
             with suppress(OSError):  # logged where it happened
                 self._keeper.save_alone(self._run, within_seconds=self._stop.within_seconds)
         self._formation.abandon(error)
-        code = meaning(error) if isinstance(error, Exception) else ExitCode.FAILURE
-        if code is ExitCode.LOST_PEER and self._report.known.finished:
-            code = ExitCode.DONE  # whoever has finished needs nobody any more
-        good = code in (ExitCode.DONE, ExitCode.STOPPED)
-        self._report.update(
-            error=None if good or not isinstance(error, Exception) else sentence(error),
-            exit_code=int(code),
-        )
+        if isinstance(error, Exception):
+            code = tell(self._report, error)
+        else:
+            code = ExitCode.FAILURE
+            self._report.update(exit_code=int(code))
         self._close()
         return code
 

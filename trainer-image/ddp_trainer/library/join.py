@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import TCPStore
@@ -89,13 +89,13 @@ def join(
         raise
 
 
-def _end(error: Exception, job: Job | None) -> NoReturn:
-    code, why = meaning(error), sentence(error)
-    if job is not None:
-        code = job.leave(error)
-    if code in (ExitCode.FAILURE, ExitCode.DONE):
+def _end(error: Exception, job: Job | None) -> None:
+    code = job.leave(error) if job is not None else meaning(error)
+    if code is ExitCode.DONE:
+        return
+    if code is ExitCode.FAILURE:
         raise error
-    _logger.log(logging.INFO if code is ExitCode.STOPPED else logging.ERROR, "%s", why)
+    _logger.log(logging.INFO if code is ExitCode.STOPPED else logging.ERROR, "%s", sentence(error))
     raise SystemExit(int(code)) from error
 
 

@@ -13,7 +13,7 @@ from ddp_trainer.exit_codes import (
     ExitCode,
     StoppedError,
 )
-from ddp_trainer.library.endings import end_stuck, meaning, sentence
+from ddp_trainer.library.endings import end_stuck, sentence, tell
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.progress import FAREWELL_SECONDS
 from ddp_trainer.loop.training import Training, staged
@@ -34,24 +34,18 @@ def run_rank(environment: Environment, options: Options) -> ExitCode:
     report = RankReport(os.environ, rank=environment.rank)
     if options.heartbeat_timeout_seconds > 0:
         report.start_pulse(interval(options.heartbeat_timeout_seconds))
-    code = ExitCode.DONE
     error: Exception | None = None
     try:
         _train(environment, options, report)
     except Exception as failure:
-        code, error = meaning(failure), failure
-        if code is ExitCode.LOST_PEER and report.known.finished:
-            code, error = ExitCode.DONE, None  # whoever has finished needs nobody any more
+        error = failure
+    code = tell(report, error)
     if code is ExitCode.FAILURE:
         _logger.error("failed", exc_info=error)
-    elif error is not None:
+    elif code is not ExitCode.DONE:
         _logger.log(
             logging.INFO if code is ExitCode.STOPPED else logging.ERROR, "%s", sentence(error)
         )
-    report.update(
-        error=sentence(error) if code not in (ExitCode.DONE, ExitCode.STOPPED) else None,
-        exit_code=int(code),
-    )
     return code
 
 
