@@ -13,23 +13,17 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from ddp_trainer import workloads
-from ddp_trainer.collectives.group import Group
-from ddp_trainer.library.keeper import Keeper
-from ddp_trainer.library.progress import Progress
-from ddp_trainer.loop.train import new_run, total_steps, train
-from ddp_trainer.membership.world import World
-from ddp_trainer.run.run import Position
-from ddp_trainer.run.stop import StopSignal
+from ddp_trainer.library.job import Job
+from ddp_trainer.loop.learner import Learner
+from ddp_trainer.loop.train import train
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.logs import end_process, log_to_stdout
-from ddp_trainer.telemetry.history import History
-from ddp_trainer.telemetry.publisher import Publisher
-from ddp_trainer.telemetry.status import StatusFile
 from ddp_trainer.telemetry.termination import RankReport
-from ddp_trainer.telemetry.timing import StepTimer, moments_of
 from ddp_trainer.workloads.base import Samples, Workload
 
 from tests.bench import bare_ddp
@@ -39,16 +33,18 @@ _WARM_UP_STEPS = 15
 _TEST_SAMPLES = 32
 
 
-class StampedProgress(Progress):
+class StampedJob(Job):
     """Notes when each step is complete."""
 
-    def __init__(self, *arguments: object, **options: object) -> None:
-        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.complete: list[bare_ddp.Moment] = []
 
-    def step(self, position: Position) -> None:
-        super().step(position)
-        self.complete.append(bare_ddp.now())
+    def step(self, *arguments: Any, **options: Any) -> bool:
+        taken = super().step(*arguments, **options)
+        if taken:
+            self.complete.append(bare_ddp.now())
+        return taken
 
 
 def main(name: str, steps: int, pairs: int, results: Path) -> None:
@@ -57,61 +53,27 @@ def main(name: str, steps: int, pairs: int, results: Path) -> None:
     log_to_stdout(f"rank {environment.rank}")
     world_size = environment.placement.world_size
     workload = cut(workloads.load(name), train=steps * bare_ddp.BATCH_SIZE * world_size)
-    world = World(environment, group_timeout_seconds=600, heartbeat_timeout_seconds=10)
+    flags = ["--epochs=1", "--checkpoint-every-steps=0", f"--batch-size={bare_ddp.BATCH_SIZE}"]
+    options = Options.parse([*flags, f"--log-every-steps={bare_ddp.LOG_EVERY_STEPS}"])
     found = []
-    with world.formed(timeout_seconds=600) as group:
-        for i in range(pairs):
-            times = {}
-            for ours in (i % 2 == 0, i % 2 == 1):  # neither is always the first
-                group.barrier()
-                complete = (
-                    trainer(workload, environment, group, world)
-                    if ours
-                    else bare_ddp.train(workload, epochs=1)
-                )
-                times[ours] = a_step(complete, steps)
-            found.append({"bare": times[False], "trainer": times[True]})
-        group.barrier()
+    for i in range(pairs):
+        times = {}
+        learner = Learner.of(workload, options, world_size=world_size, device=torch.device("cpu"))
+        report = RankReport(os.environ, rank=environment.rank)
+        with tempfile.TemporaryDirectory() as folder:
+            # For its history; nothing is saved before the end.
+            placement = replace(environment.placement, checkpoint_dir=Path(folder))
+            job = StampedJob(replace(environment, placement=placement), options, report)
+            with job.joined(learner.parts()):
+                for ours in (i % 2 == 0, i % 2 == 1):  # neither is always the first
+                    job.sum(0.0)
+                    if ours:
+                        train(job, learner, options)
+                    complete = job.complete if ours else bare_ddp.train(workload, epochs=1)
+                    times[ours] = a_step(complete, steps)
+        found.append({"bare": times[False], "trainer": times[True]})
     if environment.rank == 0:
         results.write_text(json.dumps(found))
-
-
-def trainer(
-    workload: Workload, environment: Environment, group: Group, world: World
-) -> list[bare_ddp.Moment]:
-    """One epoch as the trainer trains it, with all that it tells of it."""
-    flags = ["--epochs=1", f"--log-every-steps={bare_ddp.LOG_EVERY_STEPS}"]
-    options = Options.parse([*flags, f"--batch-size={bare_ddp.BATCH_SIZE}"])
-    run = new_run(workload, options, world_size=group.size, device=world.device)
-    timer = StepTimer(moments_of(world.device))
-    steps = total_steps(workload, options, world_size=group.size)
-    keeper = Keeper(None, options.checkpoint_every_steps, rank=environment.rank)
-    with tempfile.TemporaryDirectory() as folder:
-        publisher = None
-        if group.rank == 0:
-            history = History(Path(folder, "metrics.jsonl"))
-            file = StatusFile.from_env(os.environ)
-            publisher = Publisher(file, history, timer)
-        progress = StampedProgress(
-            RankReport(os.environ, rank=group.rank),
-            timer,
-            keeper,
-            publisher,
-            log_every_steps=options.log_every_steps,
-        )
-        progress.begin(run.position, total_steps=steps, epoch_length=len(workload.train))
-        train(
-            group,
-            run,
-            workload,
-            options,
-            keeper=keeper,
-            stop=StopSignal(within_seconds=options.stop_within_seconds),
-            timer=timer,
-            progress=progress,
-        )
-        progress.close()
-    return progress.complete
 
 
 def cut(workload: Workload, *, train: int) -> Workload:

@@ -12,8 +12,7 @@ from statistics import median
 import torch
 from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
 from ddp_trainer.checkpoints.saver import Saver
-from ddp_trainer.run.optimization import Optimization
-from ddp_trainer.run.run import ModelRun, Order
+from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import size_of
@@ -74,13 +73,13 @@ def measure(settings: Settings) -> Outcome:
     return Outcome("\n".join(lines), {"stateMB": size_mb, "first": asdict(first), **data})
 
 
-def _new_run() -> ModelRun:
+def _new_run() -> Run:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     optimizer = torch.optim.AdamW(model.parameters())
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10**6)
-    order = Order(seed=0, samples=10**9)
-    return ModelRun(model=model, optimization=Optimization(optimizer, scheduler), order=order)
+    run = Run({"model": model, "optimizer": optimizer}, seed=0, device=torch.device("cpu"))
+    run.choose_samples(10**9)
+    return run
 
 
 def _saver(root: Path, flags: list[str]) -> Saver:
@@ -88,18 +87,17 @@ def _saver(root: Path, flags: list[str]) -> Saver:
     return Saver(directory, Options.parse(flags), stop=StopSignal(within_seconds=60.0))
 
 
-def _steps(run: ModelRun, count: int) -> float:
+def _steps(run: Run, count: int) -> float:
     """Train; returns the mean seconds of a step."""
     began = time.perf_counter()
     for _ in range(count):
         inputs = torch.randn(BATCH, WIDTH)
-        run.optimization.optimizer.zero_grad()
-        run.model(inputs).square().mean().backward()
+        run.models[0](inputs).square().mean().backward()
         run.complete_step(BATCH)
     return (time.perf_counter() - began) / count
 
 
-def _save(saver: Saver, run: ModelRun, *, step_seconds: float) -> Saved:
+def _save(saver: Saver, run: Run, *, step_seconds: float) -> Saved:
     began = time.perf_counter()
     saver.save(run)
     stall = time.perf_counter() - began

@@ -107,9 +107,8 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.collectives.group import Group  # noqa: PLC0415
     from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
     from ddp_trainer.library import job, keeper  # noqa: PLC0415
-    from ddp_trainer.loop import train  # noqa: PLC0415
     from ddp_trainer.membership import connection, rendezvous  # noqa: PLC0415
-    from ddp_trainer.run import run  # noqa: PLC0415
+    from ddp_trainer.run import position, run  # noqa: PLC0415
     from torch.optim import adam  # noqa: PLC0415
 
     plan = [Death(**death) for death in json.loads(variables[PLAN_VARIABLE])]
@@ -127,11 +126,9 @@ def install(variables: Mapping[str, str]) -> None:
     patch(Group, "start_sum", after=dying("vote"))
     patch(Group, "wrap", before=die_in_backward)
     patch(Gate, "wait", before=dying("gate"))
-    patch(run.ModelRun, "complete_step", before=dying("before the optimizer's step"))
-    patch(job.Job, "_apply", before=dying("before the optimizer's step"))
+    patch(run.Run, "complete_step", before=dying("before the optimizer's step"))
     patch(adam, "adam", after=dying("within the optimizer's step"))
-    patch(run.Position, "advance", after=dying("after the optimizer's step"))
-    patch(train, "evaluate", before=dying("evaluation"))
+    patch(position.Position, "advance", after=dying("after the optimizer's step"))
     patch(job.Job, "sum", before=dying("evaluation"))
     patch(checkpoint, "write_file", after=dying("within a save"))
     patch(rendezvous.Rendezvous, "meet", after=dying("rendezvous"))

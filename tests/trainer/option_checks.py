@@ -10,7 +10,8 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import torch
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.waits import Waits
 from ddp_trainer.data.staging import Stage
-from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.loop.replica import Replica
-from ddp_trainer.loop.train import evaluate, new_run
+from ddp_trainer.devices.gate import Gate
+from ddp_trainer.exit_codes import BrokenGroupError, ConfigurationError
+from ddp_trainer.loop.learner import Learner
+from ddp_trainer.loop.train import train
 from ddp_trainer.membership.world import World
-from ddp_trainer.run.run import ModelRun
+from ddp_trainer.run.run import Run
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.workloads.base import Samples, Workload
@@ -30,12 +32,16 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn import functional
 
+from tests.trainer.same_group import SameGroup, job_in
+
 Json = Any
 FEATURES, CLASSES, BATCH = 24, 8, 8
 
 
 class Net(nn.Module):
     """Two layers; a third that only some ranks use, or none."""
+
+    seen: Tensor
 
     def __init__(self, *, extra_on: tuple[int, ...] = (), with_extra: bool = False) -> None:
         super().__init__()
@@ -47,6 +53,8 @@ class Net(nn.Module):
         self.extra_on = extra_on
 
     def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.seen.fill_(rank() + 5)
         hidden = self.first(inputs).relu()
         outputs: Tensor = self.second(hidden)
         return outputs + self.extra(hidden) if rank() in self.extra_on else outputs
@@ -76,131 +84,138 @@ class CountingWaits(Waits):
 
     buckets = 0
 
-    def guard(
-        self, future: Future[Any], value: Callable[[], Tensor], *, quiet: bool = False
-    ) -> Future[Tensor]:
+    def guard(self, future: Future[Any], *, instead: Tensor) -> Future[Tensor]:
         self.buckets += 1
-        return super().guard(future, value, quiet=quiet)
+        return super().guard(future, instead=instead)
 
 
 class Trial:
-    """A run of some steps with some flags."""
+    """A training of some steps with some flags."""
 
-    def __init__(self, group: Group, *flags: str, model: Callable[[], nn.Module] = Net) -> None:
-        self.group = group
-        self.options = Options.parse(["--batch-size", str(BATCH), "--epochs=100", *flags])
-        self.workload = workload(model)
-        self.run: ModelRun = new_run(
-            self.workload, self.options, world_size=group.size, device=group.device
+    def __init__(self, group: Group, *flags: str, trained: Workload | None = None) -> None:
+        trained = trained or workload()
+        self._options = Options.parse(
+            ["--batch-size", str(BATCH), "--epochs=100", "--checkpoint-every-steps=0", *flags]
+        )
+        self.learner = Learner.of(
+            trained, self._options, world_size=group.size, device=group.device
         )
         self.travelled = CountingWaits()
         counted = copy.copy(group)
         counted._waits = self.travelled
-        self.replica = Replica(self.run, counted, self.workload.loss, self.options)
+        self.job = job_in(counted, self._options)
+        self.counts: dict[int, int] = {}
+        """Of buckets that had travelled, by step."""
+        self.gradients: dict[str, Tensor] = {}
+        """That the last step was taken with."""
+        self.own: list[float] = []
+        """What PowerSGD had left out of this rank's then."""
+        self.learner.optimizer.register_step_pre_hook(self._look)
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        size = self.options.step_size
-        first = (step * self.group.size + self.group.rank) * size
-        return self.workload.train.batch([(first + i) % 64 for i in range(size)])
+    def train(
+        self,
+        steps: int,
+        *,
+        begin_at: bytes | memoryview | None = None,
+        then: Callable[[int], object] = lambda _: None,
+    ) -> Trial:
+        """Train up to a step; `then` is called after each of them, with its number."""
+        take = self.job.step
 
-    def backward(self, step: int = 0) -> Tensor:
-        batch = self.batch(step)
-        self.replica.rehearse(*batch)
-        return self.replica.backward(*batch)
+        def step(*arguments: Any, **options: Any) -> bool:
+            taken = take(*arguments, **options)
+            if taken:
+                self.counts[self.job.steps_done] = self.travelled.buckets
+                then(self.job.steps_done)
+            return taken
 
-    def steps(self, first: int, last: int) -> None:
-        for step in range(first, last):
-            self.backward(step)
-            self.run.complete_step(BATCH)
+        self.job.step = step  # type: ignore[method-assign]
+        with self.job.joined(self.learner.parts()):
+            if begin_at is not None:
+                self.run.restore(begin_at)
+            train(self.job, self.learner, replace(self._options, max_steps=steps))
+        return self
+
+    @property
+    def run(self) -> Run:
+        return self.job._run
 
     def parameters(self) -> list[float]:
-        return flat(parameter.detach() for parameter in self.run.model.parameters())
+        return flat(parameter.detach() for parameter in self.learner.model.parameters())
 
-    def gradients(self) -> list[float]:
-        return flat(
-            parameter.grad
-            for parameter in self.run.model.parameters()
+    def left_out(self) -> list[float]:
+        assert self.learner.compression is not None
+        return flat(self.learner.compression.left_out())
+
+    def _look(self, *_: object) -> None:
+        self.gradients = {
+            name: parameter.grad
+            for name, parameter in self.learner.model.named_parameters()
             if parameter.grad is not None
-        )
+        }
+        if self.learner.compression is not None and self.learner.compression.left_out():
+            self.own = self.left_out()
 
 
-def flat(tensors: Any) -> list[float]:
+def flat(tensors: Iterable[Tensor]) -> list[float]:
     values: list[float] = torch.cat([tensor.flatten() for tensor in tensors]).tolist()
     return values
 
 
 def accumulation(group: Group) -> Json:
-    whole = Trial(group, "--batch-size=16")
-    parts = Trial(group, "--accumulate-steps=2")
-    for trial in (whole, parts):
-        trial.steps(0, 3)
-    uneven = Trial(group, "--accumulate-steps=2")
-    uneven_batch = uneven.workload.train.batch(range(11))
-    loss = uneven.replica.backward(*uneven_batch)
-    plain = Trial(group, "--batch-size=11")
+    whole = Trial(group, "--batch-size=16").train(3)
+    parts = Trial(group, "--accumulate-steps=2").train(3)
+    # The last step of an epoch takes what 12 a step leave of 32 samples of each rank: 6 and 2.
+    uneven = Trial(group, "--batch-size=6", "--accumulate-steps=2", "--log-every-steps=3").train(3)
+    plain = Trial(group, "--batch-size=12", "--log-every-steps=3").train(3)
     return {
         "whole": whole.parameters(),
         "parts": parts.parameters(),
         "buckets": parts.travelled.buckets,
-        "uneven": loss.item(),
-        "plain": plain.replica.backward(*uneven_batch).item(),
+        "uneven": [uneven.job._report.known.loss, *uneven.parameters()],
+        "plain": [plain.job._report.known.loss, *plain.parameters()],
     }
 
 
 def bf16(group: Group) -> Json:
     kinds: list[str] = []
-    trial = Trial(group, "--precision=bf16")
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         kinds.append(str(outputs.dtype))
         return functional.cross_entropy(outputs, targets)
 
-    trial.replica._loss = loss
-    trial.steps(0, 2)
-
     def score(outputs: Tensor, targets: Tensor) -> Tensor:
         kinds.append(str(outputs.dtype))
         return targets.float()
 
-    watched = Workload(
-        train=trial.workload.train,
-        test=trial.workload.test,
-        model=Net,
-        loss=loss,
-        score=score,
-    )
-    evaluate(group, trial.run.model, watched, "bf16", batch_size=64)
-    return {"kinds": kinds, "parameters": str(next(trial.run.model.parameters()).dtype)}
+    trained = replace(workload(), loss=loss, score=score)
+    trial = Trial(group, "--precision=bf16", "--evaluation-batch-size=64", trained=trained).train(2)
+    return {"kinds": kinds, "parameters": str(next(trial.learner.model.parameters()).dtype)}
 
 
 def unused_parameters(group: Group) -> Json:
     def complaint(model: Callable[[], nn.Module], *flags: str) -> str:
         try:
-            Trial(group, *flags, model=model).steps(0, 3)
+            Trial(group, *flags, trained=workload(model)).train(3)
         except ConfigurationError as error:
             return str(error)
         return ""
 
     never = functools.partial(Net, with_extra=True)
-    sometimes = functools.partial(Net, extra_on=(1,))
-    trial = Trial(group, "--find-unused-parameters", model=sometimes)
-    trial.backward()
-    extra = trial.run.model.get_submodule("extra").weight.grad
-    assert isinstance(extra, Tensor)
+    sometimes = workload(functools.partial(Net, extra_on=(1,)))
+    trial = Trial(group, "--find-unused-parameters", trained=sometimes).train(1)
     return {
         "never": complaint(never),
         "never, accumulated": complaint(never, "--accumulate-steps=2"),
         "never, found": complaint(never, "--find-unused-parameters"),
         "never, static": complaint(never, "--static-graph"),
-        "on rank 1": flat([extra]),
+        "on rank 1": flat([trial.gradients["extra.weight"]]),
     }
 
 
 def static_graph_accumulates(group: Group) -> Json:
-    static = Trial(group, "--static-graph", "--accumulate-steps=2")
-    plain = Trial(group, "--accumulate-steps=2")
-    for trial in (static, plain):
-        trial.steps(0, 3)
+    static = Trial(group, "--static-graph", "--accumulate-steps=2").train(3)
+    plain = Trial(group, "--accumulate-steps=2").train(3)
     return {"static": static.parameters(), "plain": plain.parameters()}
 
 
@@ -208,24 +223,16 @@ def buckets(group: Group) -> Json:
     counts = {}
     for megabytes in ("25", "0.001"):
         trial = Trial(group, f"--bucket-cap-mb={megabytes}")
-        trial.steps(0, 1)  # DDP makes its buckets anew after the first pass
-        before = trial.travelled.buckets
-        trial.steps(1, 2)
-        counts[megabytes] = trial.travelled.buckets - before
+        trial.train(2)  # DDP makes its buckets anew after the first pass
+        counts[megabytes] = trial.counts[2] - trial.counts[1]
     return counts
 
 
 def bucket_views(group: Group) -> Json:
     shared = {}
     for flag in ("--gradient-as-bucket-view", "--no-gradient-as-bucket-view"):
-        trial = Trial(group, flag)
-        trial.backward()
-        storages = {
-            parameter.grad.untyped_storage().data_ptr()
-            for parameter in trial.run.model.parameters()
-            if parameter.grad is not None
-        }
-        shared[flag] = len(storages)
+        gradients = Trial(group, flag).train(1).gradients.values()
+        shared[flag] = len({gradient.untyped_storage().data_ptr() for gradient in gradients})
     return shared
 
 
@@ -233,82 +240,86 @@ def buffers(group: Group) -> Json:
     seen: dict[str, list[float]] = {}
     for flag in ("--broadcast-buffers", "--no-broadcast-buffers"):
         trial = Trial(group, flag)
-        buffer = trial.run.model.get_buffer("seen")
-        buffer.fill_(group.rank + 5)
-        trial.backward()
-        seen[flag] = [buffer.item()]
-        buffer.fill_(group.rank + 7)
-        trial.replica.equalise()
-        seen[flag].append(buffer.item())
+        buffer = trial.learner.model.get_buffer("seen")
+        found = seen[flag] = []
+        trial.train(2, then=functools.partial(append_value, found, buffer))
     return seen
 
 
+def append_value(values: list[float], of: Tensor, _: int) -> None:
+    values.append(of.item())
+
+
 def compression(group: Group) -> Json:
-    found = {}
-    for kind in ("none", "fp16", "bf16"):
-        trial = Trial(group, f"--gradient-compression={kind}")
-        trial.backward()
-        found[kind] = trial.gradients()
-    return found
+    return {
+        kind: flat(Trial(group, f"--gradient-compression={kind}").train(1).gradients.values())
+        for kind in ("none", "fp16", "bf16")
+    }
 
 
 def powersgd(group: Group) -> Json:
-    flags = ("--gradient-compression=powersgd", "--powersgd-start-step=2", "--lr=0.01")
+    flags = (
+        *("--gradient-compression=powersgd", "--powersgd-start-step=2", "--lr=0.01"),
+        "--checkpoint-every-steps=3",
+    )
+    states: dict[int, memoryview] = {}
+    left_out: dict[int, list[float]] = {}
+    gradients: dict[int, list[float]] = {}
+    own: dict[int, list[float]] = {}
     trial = Trial(group, *flags)
-    trial.steps(0, 2)
-    exact, compressed = Trial(group), trial
-    exact.run.model.load_state_dict(trial.run.model.state_dict())
-    for one in (exact, compressed):
-        one.backward(2)
-    before_equal = left_out(trial.run)
-    result: dict[str, Json] = {
-        "exact": exact.gradients(),
-        "compressed": compressed.gradients(),
-        "left out": before_equal,
-    }
-    trial.run.complete_step(BATCH)
-    trial.replica.equalise()
-    result["mean left out"] = left_out(trial.run)
 
-    state = trial.run.serialise()
-    fresh = Trial(group, *flags)
-    fresh.run.restore(state)
+    def remember(step: int) -> None:
+        states[step] = trial.run.serialise()
+        gradients[step], own[step] = flat(trial.gradients.values()), trial.own
+        if step >= 3:
+            left_out[step] = trial.left_out()
+
+    trial.train(6, then=remember)
+    exact = Trial(group, "--lr=0.01").train(3, begin_at=states[2])
+    fresh = Trial(group, *flags).train(6, begin_at=states[3])
     # Buckets of other sizes: what was left out of the old ones is of no use to the new.
-    other = Trial(group, *flags, "--bucket-cap-mb=0.001")
-    other.run.restore(state)
-    for one in (trial, fresh, other):
-        one.steps(3, 6)
-    result["went on"], result["restored"] = trial.parameters(), fresh.parameters()
-    result["other buckets"] = other.parameters()
-
-    memory = trial.run.serialise()
-    try:
-        with trial.run.attempt():
-            trial.replica._all_passes(*trial.batch(6))
-            raise RuntimeError("a peer is lost")
-    except RuntimeError:
-        pass
-    result["taken back"] = trial.run.serialise() == memory
-    return result
+    other = Trial(group, *flags, "--bucket-cap-mb=0.001").train(6, begin_at=states[3])
+    return {
+        "exact": flat(exact.gradients.values()),
+        "compressed": gradients[3],
+        "left out": own[3],
+        "mean left out": left_out[3],
+        "went on": trial.parameters(),
+        "restored": fresh.parameters(),
+        "other buckets": other.parameters(),
+        "refused once": refused(Trial(group, *flags), at=4).train(6).parameters(),
+    }
 
 
-def left_out(run: ModelRun) -> list[float]:
-    assert run.compression is not None
-    return flat(run.compression.state_dict()["left_out"].values())
+def refused(trial: Trial, *, at: int) -> Trial:
+    """A step of it is found to be impossible when its passes are done.
+
+    It comes after a save, so that what the ranks have left out is the same on both.
+    """
+    world = trial.job._world
+    assert isinstance(world, SameGroup)
+    errors: list[Exception] = []
+
+    def lose_a_peer(model: nn.Module, *_: object) -> None:
+        if model.training and trial.job.steps_done == at - 1:
+            errors.append(BrokenGroupError("a peer is lost"))
+            handle.remove()
+
+    handle = trial.learner.model.register_forward_hook(lose_a_peer)
+    world.group.gate = Gate(None, lambda: errors.pop() if errors else None, timeout_seconds=60)
+    return trial
 
 
 def compiled(group: Group) -> Json:
     frames = torch._dynamo.utils.counters["frames"]
-    plain = Trial(group)
-    plain.steps(0, 2)
+    plain = Trial(group).train(2)
     before = frames["ok"]
-    eager = Trial(group, "--compile=eager")
-    eager.steps(0, 2)
+    eager = Trial(group, "--compile=eager").train(2)
     return {
         "frames": [before, frames["ok"]],
         "plain": plain.parameters(),
         "compiled": eager.parameters(),
-        "names": list(eager.run.model.state_dict()) == list(plain.run.model.state_dict()),
+        "names": list(eager.learner.model.state_dict()) == list(plain.learner.model.state_dict()),
     }
 
 

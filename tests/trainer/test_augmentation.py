@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from ddp_trainer.run.run import seed_step
+from ddp_trainer.run.seeds import seed_step
 
 from tests.trainer.pods import Job, assert_same, job
 

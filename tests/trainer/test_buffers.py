@@ -12,8 +12,7 @@ import pytest
 import torch
 from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
 from ddp_trainer.checkpoints.storage import Transfer
-from ddp_trainer.run.optimization import Optimization
-from ddp_trainer.run.run import ModelRun, Order
+from ddp_trainer.run.run import Run
 from ddp_trainer.system.buffers import Reader, Writer, allocate, load, save
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,12 +24,10 @@ FEW_BYTES = 6 << 20
 """Enough for chunks of a file; a small part of the state."""
 
 
-def new_run() -> ModelRun:
+def new_run() -> Run:
     model = nn.Linear(2048, 2048)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    optimization = Optimization(optimizer, scheduler)
-    return ModelRun(model=model, optimization=optimization, order=Order(seed=0, samples=9))
+    return Run({"model": model, "optimizer": optimizer}, seed=0, device=torch.device("cpu"))
 
 
 @contextmanager
@@ -46,7 +43,7 @@ def little_of_pythons_memory() -> Iterator[None]:
 
 def test_a_large_state_is_never_an_object_of_pythons(tmp_path: Path) -> None:
     run, other = new_run(), new_run()
-    run.model(torch.ones(1, 2048)).sum().backward()
+    run.models[0](torch.ones(1, 2048)).sum().backward()
     run.complete_step(1)
     with little_of_pythons_memory():
         state = run.serialise()

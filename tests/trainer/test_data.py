@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
+from itertools import islice
 
+import numpy as np
 import pytest
 import torch
-from ddp_trainer.data.sampler import ShardedSampler, evaluation_batches
-from ddp_trainer.run.run import Position
+from ddp_trainer.data.order import _computed
+from ddp_trainer.data.sampler import ShardedSampler
+from ddp_trainer.library.loading import Loading
+from ddp_trainer.run.position import Position
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 lengths = st.integers(1, 200)
 world_sizes = st.integers(1, 9)
@@ -126,15 +131,51 @@ def test_a_start_outside_the_epoch_is_refused(start: int) -> None:
         sampler.set_epoch(0, start=start)
 
 
-@given(st.integers(0, 200), st.integers(1, 70), world_sizes)
+@given(lengths, st.integers(1, 70), world_sizes)
 def test_each_sample_is_evaluated_by_exactly_one_rank(
     length: int, batch_size: int, world_size: int
 ) -> None:
-    ranks = [
-        evaluation_batches(length, batch_size, rank=rank, world_size=world_size)
-        for rank in range(world_size)
-    ]
-    assert len({len(batches) for batches in ranks}) == 1, "one rank would wait for another"
+    loader = DataLoader(Numbers(length), batch_size=batch_size)
+    loading = Loading(loader, seed=0)
+    ranks = [list(loading.share(rank=rank, world_size=world_size)) for rank in range(world_size)]
     assert all(len(batch) <= batch_size for batches in ranks for batch in batches)
-    evaluated = [index for batches in ranks for batch in batches for index in batch]
+    assert max(map(len, ranks)) == loading.turns(world_size=world_size)
+    evaluated = [int(index) for batches in ranks for batch in batches for index in batch]
     assert sorted(evaluated) == list(range(length))
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("length", [2, 3, 10, 1000, 4096, 4097, 70_001])
+def test_a_computed_order_has_every_sample_once(length: int) -> None:
+    places = np.arange(length)
+    order = _computed(places, length=length, seed=1)
+    assert sorted(order.tolist()) == places.tolist()
+    if length >= 1000:
+        assert _computed(places, length=length, seed=2).tolist() != order.tolist()
+        # As in a random order, hardly any sample is in its own place or next to its neighbour.
+        assert np.count_nonzero(order == places) < 10
+        assert np.count_nonzero(np.abs(np.diff(order)) == 1) < 15
+        assert abs(np.corrcoef(places, order)[0, 1]) < 4 / np.sqrt(length)
+
+
+def test_a_billion_samples_take_no_list_of_them() -> None:
+    tracemalloc.start()
+    sampler = ShardedSampler(10**9, rank=3, world_size=8, seed=0)
+    sampler.set_epoch(1, start=999_000_000)
+    batches = list(islice(sampler.batches(64), 300))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20
+    seen = [index for batch in batches for index in batch]
+    assert len(set(seen)) == len(seen) == 300 * 64
+    assert 0 <= min(seen) < 10**8 < 9 * 10**8 < max(seen) < 10**9

@@ -34,7 +34,7 @@ def test_accumulated_batches_equal_a_large_one(seen: Results) -> None:
         result = rank["accumulation"]
         assert close(result["whole"], result["parts"])
         assert result["buckets"] == 3, "one exchange a step, not one a batch"
-        assert result["uneven"] == pytest.approx(result["plain"], rel=1e-5)
+        assert close(result["uneven"], result["plain"], tolerance=1e-5)
 
 
 def test_bf16_computes_in_bf16_and_keeps_parameters_in_fp32(seen: Results) -> None:
@@ -49,7 +49,8 @@ def test_unused_parameters_are_named_unless_looked_for(seen: Results) -> None:
         result = rank["unused_parameters"]
         message = (
             f"the loss of rank {number} does not depend on extra.weight, extra.bias: set "
-            "--find-unused-parameters, or freeze them or leave them out of the model"
+            "--find-unused-parameters (find_unused_parameters=True in a script of your own), or "
+            "freeze them or leave them out of the model"
         )
         assert result["never"] == result["never, accumulated"] == message
         assert result["never, found"] == result["never, static"] == ""
@@ -83,12 +84,13 @@ def test_gradients_live_in_their_buckets_unless_told_otherwise(seen: Results) ->
 
 def test_buffers_are_equal_before_each_step_or_at_least_before_saves(seen: Results) -> None:
     assert seen[0]["buffers"] == {
-        "--broadcast-buffers": [5.0, 7.0],
-        "--no-broadcast-buffers": [5.0, 7.0],
+        "--broadcast-buffers": [5.0, 5.0],
+        "--no-broadcast-buffers": [5.0, 5.0],
     }
+    # Training ends with an evaluation, and with a save.
     assert seen[1]["buffers"] == {
-        "--broadcast-buffers": [5.0, 7.0],
-        "--no-broadcast-buffers": [6.0, 7.0],
+        "--broadcast-buffers": [5.0, 5.0],
+        "--no-broadcast-buffers": [6.0, 5.0],
     }
 
 
@@ -113,7 +115,7 @@ def test_powersgd_goes_on_from_a_saved_state(seen: Results) -> None:
     for rank in seen:
         result = rank["powersgd"]
         assert result["restored"] == result["went on"]
-        assert result["taken back"], "a failed step is forgotten"
+        assert result["refused once"] == result["went on"], "a failed step is forgotten"
         # Without the memory of the old buckets it is another path to the same place.
         assert result["other buckets"] != result["went on"]
         assert close(result["other buckets"], result["went on"], tolerance=0.1)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ddp_trainer
 import pytest
 import torch
 from ddp_trainer.collectives.group import Group
@@ -14,16 +15,12 @@ from ddp_trainer.collectives.waits import Waits
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.devices.gate import Gate, expect, pause_after
 from ddp_trainer.exit_codes import BrokenGroupError, LostDeviceError
-from ddp_trainer.loop.replica import Replica
-from ddp_trainer.loop.train import new_run
 from ddp_trainer.membership.failures import is_lost_device, is_lost_peer
-from ddp_trainer.settings.options import Options
 from ddp_trainer.system.last_resort import LastResort
-from ddp_trainer.workloads.base import Samples, Workload
 from torch import distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
-from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.pods import assert_same
 
@@ -178,6 +175,35 @@ class NormNet(nn.Module):
         return outputs
 
 
+def test_a_refused_step_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in running statistics nor in what PowerSGD has left out."""
+    for name in ("RANK", "DDP_BACKEND", "DDP_CHECKPOINT_DIR", "DDP_STATUS_FILE", "DDP_REPORT_FD"):
+        monkeypatch.delenv(name, raising=False)
+    torch.manual_seed(1)
+    model = NormNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(64, 16)), batch_size=8)
+    failure = Failure()
+    refused = 0
+    with ddp_trainer.join(
+        model=model, optimizer=optimizer, memory=ddp_trainer.PowerSGD(start_step=2)
+    ) as job:
+        net = job.wrap(model, gradient_compression="powersgd")
+        for (inputs,) in job.batches(loader):
+            before = copy.deepcopy(job._run.state())
+            net(inputs).square().mean().backward()
+            if job.steps_done == 4 and refused == 0:
+                group = job._formation.group
+                group.gate = Gate(None, failure, timeout_seconds=1)
+                failure.error = BrokenGroupError("rank 1 is gone")
+            if not job.step():
+                assert_same(job._run.state(), before)
+                refused += failure.error is not None
+                failure.error = None
+        assert before["memory"]["left_out"]
+        assert (job.steps_done, refused) == (8, 1)
+
+
 @pytest.fixture
 def alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -186,22 +212,9 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_refused_step_leaves_no_trace() -> None:
-    """Neither in running statistics nor in what PowerSGD has left out."""
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(8, 16, generator=generator)
-    targets = torch.randint(16, (8,), generator=generator)
-    samples = Samples(inputs=inputs, targets=targets)
-    workload = Workload(
-        train=samples,
-        test=samples,
-        model=NormNet,
-        loss=functional.cross_entropy,
-        score=lambda outputs, targets: (outputs.argmax(1) == targets).float(),
-    )
-    flags = ["--gradient-compression=powersgd", "--powersgd-start-step=2", "--batch-size=8"]
-    options = Options.parse(flags)
+def test_what_a_broken_group_shared_or_averaged_is_not_taken() -> None:
     failure = Failure()
+    failure.error = BrokenGroupError("rank 1 is gone")
     group = Group(
         rank=0,
         size=1,
@@ -209,19 +222,11 @@ def test_a_refused_step_leaves_no_trace() -> None:
         waits=Waits(),
         gate=Gate(None, failure, timeout_seconds=1),
     )
-    run = new_run(workload, options, world_size=1, device=group.device)
-    replica = Replica(run, group, workload.loss, options)
-    replica.rehearse(inputs, targets)
-    for _ in range(4):
-        replica.backward(inputs, targets)
-        run.complete_step(8)
-    before = copy.deepcopy(run.state())
-    assert before["compression"]["left_out"]
-    failure.error = BrokenGroupError("rank 1 is gone")
-    for attempt in (lambda: replica.backward(inputs, targets), replica.equalise):
+    tensor = torch.ones(3)
+    for collective in (group.share, group.average):
         with pytest.raises(BrokenGroupError):
-            attempt()
-        assert_same(run.state(), before)
+            collective(tensor)
+        assert tensor.tolist() == [1, 1, 1]
 
 
 def test_the_last_resort_ends_what_does_not_come_back() -> None:

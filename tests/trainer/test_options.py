@@ -12,35 +12,51 @@ from ddp_trainer.collectives.compression import PowerSGD
 from ddp_trainer.devices.hardware import check_abilities, gpu_of, make_deterministic, prepare_model
 from ddp_trainer.devices.precision import gradient_scaler
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.run.optimization import Optimization
-from ddp_trainer.run.run import ModelRun, Order, Position
-from ddp_trainer.run.schedule import Course, Schedule
+from ddp_trainer.loop.optimization import optimizer_of
+from ddp_trainer.loop.schedule import Course, Schedule
+from ddp_trainer.run.position import Position
+from ddp_trainer.run.run import Run
 from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.training import OptimizationOptions
 from torch import nn
 
+from tests.trainer.test_schedule import workload
+
 CPU = torch.device("cpu")
 COURSE = Course(epochs=1, epoch_length=10, step_size=1)
-HERE = Position()
 
 
-def optimization(
-    model: nn.Module,
-    *,
-    scaler: torch.amp.GradScaler | None = None,
-    clip_grad_norm: float | None = None,
-    skip_zero_grads: bool = False,
-) -> Optimization:
-    """AdamW with much weight decay, at a constant rate."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
-    constant = OptimizationOptions(schedule="constant")
-    return Optimization(
-        optimizer,
-        Schedule(optimizer, constant, COURSE),
-        scaler=scaler,
-        clip_grad_norm=clip_grad_norm,
-        skip_zero_grads=skip_zero_grads,
-    )
+class Steps:
+    """Steps of AdamW with much weight decay, at a constant rate."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *flags: str,
+        scaler: torch.amp.GradScaler | None = None,
+        clip_grad_norm: float | None = None,
+    ) -> None:
+        options = Options.parse(["--lr=0.1", *flags]).optimization
+        optimizer = optimizer_of(workload(), model, options)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.5
+        parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
+        self.run = Run({k: part for k, part in parts.items() if part}, seed=0, device=CPU)
+        self._scaler = scaler
+        self._clip_grad_norm = clip_grad_norm
+        self.gradients: list[torch.Tensor] = []
+        """That the last step was taken with."""
+        optimizer.register_step_pre_hook(self._look)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+
+    def take(self) -> None:
+        self.run.complete_step(1, clip_grad_norm=self._clip_grad_norm)
+
+    def _look(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.gradients = [p.grad.clone() for p in parameters if p.grad is not None]
 
 
 def gradients(model: nn.Module, value: float) -> None:
@@ -99,7 +115,7 @@ def test_learning_rate_warms_up_and_follows_torchs_cosine() -> None:
     schedule = Schedule(optimizer, options, Course(epochs=1, epoch_length=24, step_size=1))
     rates = []
     for step in range(25):
-        schedule.before_step(Position(step=step, samples=step))
+        schedule.set_rates(Position(step=step, samples=step))
         rates.append(optimizer.param_groups[0]["lr"])
     assert rates[:4] == pytest.approx([0.02, 0.04, 0.06, 0.08])
 
@@ -117,36 +133,32 @@ def test_learning_rate_stays_where_it_ends() -> None:
         options = Options.parse([f"--schedule={kind}"]).optimization
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         schedule = Schedule(optimizer, options, COURSE)
-        schedule.before_step(Position(step=12, epoch=1))
+        schedule.set_rates(Position(step=12, epoch=1))
         assert optimizer.param_groups[0]["lr"] == rate
 
 
 def test_gradients_are_clipped_together() -> None:
     model = nn.Linear(3, 1)  # four numbers
+    steps = Steps(model, clip_grad_norm=1.0)
     gradients(model, 10.0)
-    optimization(model, clip_grad_norm=1.0).step(HERE)
-    norms = [
-        parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None
-    ]
-    assert torch.stack(norms).norm().item() == pytest.approx(1.0, rel=1e-4)
+    steps.take()
+    norm = torch.stack([gradient.norm() for gradient in steps.gradients]).norm().item()
+    assert norm == pytest.approx(1.0, rel=1e-4)
     gradients(model, 0.1)
-    optimization(model, clip_grad_norm=1.0).step(HERE)
-    assert model.bias.grad is not None
-    assert model.bias.grad.item() == pytest.approx(0.1)
+    steps.take()
+    assert [gradient.max().item() for gradient in steps.gradients] == pytest.approx([0.1, 0.1])
 
 
 @pytest.mark.parametrize("skip", [True, False])
 def test_parameters_with_nothing_but_zeros_for_gradients(skip: bool) -> None:
     model = nn.Linear(2, 2)
-    step = optimization(model, skip_zero_grads=skip).step
+    steps = Steps(model, "--skip-zero-grads" if skip else "--no-skip-zero-grads")
     gradients(model, 1.0)
-    step(HERE)  # from now on the optimizer has a direction of its own
+    steps.take()  # from now on the optimizer has a direction of its own
     weight, bias = copies(model)
-    assert model.weight.grad is not None
-    assert model.bias.grad is not None
-    model.weight.grad.zero_()
-    model.bias.grad.copy_(torch.tensor([0.0, 1.0]))
-    step(HERE)
+    gradients(model, 0.0)
+    model.bias.grad = torch.tensor([0.0, 1.0])
+    steps.take()
     assert torch.equal(model.weight, weight) is skip
     assert not torch.equal(model.bias, bias), "a gradient with a single zero counts"
 
@@ -155,45 +167,51 @@ def test_scaled_gradients_are_clipped_at_their_true_size() -> None:
     model, reference = nn.Linear(3, 1), nn.Linear(3, 1)
     reference.load_state_dict(model.state_dict())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaled = optimization(model, scaler=scaler, clip_grad_norm=1.0)
-    plain = optimization(reference, clip_grad_norm=1.0)
+    scaled = Steps(model, scaler=scaler, clip_grad_norm=1.0)
+    plain = Steps(reference, clip_grad_norm=1.0)
     inputs = torch.full((4, 3), 5.0)
-    for network, using in ((model, scaled), (reference, plain)):
-        using.scale(network(inputs).sum()).backward()  # type: ignore[no-untyped-call]
-        using.step(HERE)
-    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        torch.testing.assert_close(one.grad, other.grad)
-        torch.testing.assert_close(one, other)
+    for network, steps in ((model, scaled), (reference, plain)):
+        steps.backward(network(inputs).sum())
+        steps.take()
+    torch.testing.assert_close(scaled.gradients, plain.gradients)
+    torch.testing.assert_close(model.state_dict(), reference.state_dict())
 
 
 def test_a_step_with_infinite_gradients_changes_nothing_but_the_scale() -> None:
     model = nn.Linear(3, 1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaled = optimization(model, scaler=scaler)
+    steps = Steps(model, scaler=scaler)
     before = copies(model)
-    scaled.scale(model(torch.ones(1, 3)).sum() * float("inf")).backward()  # type: ignore[no-untyped-call]
-    scaled.step(HERE)
+    steps.backward(model(torch.ones(1, 3)).sum() * float("inf"))
+    steps.take()
     assert all(map(torch.equal, copies(model), before))
     assert scaler.get_scale() == 512.0
 
 
-def test_the_scaler_is_part_of_the_state() -> None:
-    def run(scale: float) -> ModelRun:
-        model = nn.Linear(3, 1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        scaler.scale(torch.zeros(1))  # it takes its scale from the first use
-        return ModelRun(
-            model=model,
-            optimization=optimization(model, scaler=scaler),
-            order=Order(seed=0, samples=1),
-        )
+def test_a_step_that_was_not_taken_moves_no_scheduler() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    run = Run(parts, seed=0, device=CPU)
+    for factor, rate in ((float("inf"), 1.0), (1.0, 0.1)):
+        scaler.scale(model(torch.ones(1, 3)).sum() * factor).backward()
+        run.complete_step(1)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
 
-    saved, fresh = run(4.0), run(1024.0)
-    fresh.restore(saved.serialise())
-    assert fresh.optimization.scaler is not None
-    assert fresh.optimization.scaler.get_scale() == 4.0
+
+def test_the_scaler_is_part_of_the_state() -> None:
+    def scaler(scale: float) -> torch.amp.GradScaler:
+        made = torch.amp.GradScaler("cpu", init_scale=scale)
+        made.scale(torch.zeros(1))  # it takes its scale from the first use
+        return made
+
+    saved, fresh = scaler(4.0), scaler(1024.0)
+    state = Steps(nn.Linear(3, 1), scaler=saved).run.serialise()
+    Steps(nn.Linear(3, 1), scaler=fresh).run.restore(state)
+    assert fresh.get_scale() == 4.0
+    Steps(nn.Linear(3, 1)).run.restore(state)  # and may be left out
 
 
 def test_powersgd_is_part_of_the_state_and_of_plain_types() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.loop.train import new_run
-from ddp_trainer.run.run import ModelRun
+from ddp_trainer.loop.learner import Learner
+from ddp_trainer.run.run import Run
 from ddp_trainer.settings.options import Options
 from ddp_trainer.workloads.base import Workload
 from torch import nn
@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from tests.trainer.test_schedule import workload
 
 FLAGS = ("--epochs=2", "--batch-size=50", "--lr=0.25")
+CPU = torch.device("cpu")
 STEPS = 20  # 2 epochs of 1000 / (2 x 50)
 
 
@@ -36,38 +37,41 @@ def own(**parts: Any) -> Workload:
     return replace(workload(), **parts)
 
 
-def begin(trained: Workload, *flags: str) -> ModelRun:
+def begin(trained: Workload, *flags: str) -> Run:
     options = Options.parse([*FLAGS, *flags])
-    return new_run(trained, options, world_size=2, device=torch.device("cpu"))
+    learner = Learner.of(trained, options, world_size=2, device=CPU)
+    run = Run(learner.parts(), seed=0, device=CPU)
+    run.choose_samples(1000)
+    return run
 
 
-def train(run: ModelRun, *, steps: int) -> list[list[float]]:
+def train(run: Run, *, steps: int) -> list[list[float]]:
     """The rates of each parameter group at each step."""
     rates: list[list[float]] = []
-    groups = run.optimization.optimizer.param_groups
-    hook = run.optimization.optimizer.register_step_pre_hook(
+    [optimizer] = run.optimizers
+    hook = optimizer.register_step_pre_hook(
         lambda optimizer, *_: rates.append([group["lr"] for group in optimizer.param_groups])
     )
     for _ in range(steps):
-        run.model(torch.ones(1, 1)).sum().backward()
+        run.models[0](torch.ones(1, 1)).sum().backward()
         run.complete_step(100)
         if run.position.samples == 1000:
-            run.position.next_epoch()
+            run.end_epoch()
     hook.remove()
-    assert len(groups) == len(rates[0])
+    assert len(optimizer.param_groups) == len(rates[0])
     return rates
 
 
 def test_its_own_optimizer_follows_the_bundled_schedule() -> None:
     run = begin(own(optimizer=sgd), "--warmup-steps=1")
-    assert isinstance(run.optimization.optimizer, SGD)
+    assert isinstance(run.optimizers[0], SGD)
     rates = train(run, steps=STEPS)
     assert rates[:2] == [[0.125, 0.0125], [0.25, 0.025]]
     assert rates[-1] == pytest.approx([0.25 * 0.00682, 0.025 * 0.00682], rel=1e-2)
 
 
 def test_its_own_scheduler_is_stepped_with_the_optimizer_and_goes_on_after_a_restart() -> None:
-    def fresh() -> ModelRun:
+    def fresh() -> Run:
         return begin(own(optimizer=sgd, scheduler=one_cycle))
 
     whole = train(fresh(), steps=STEPS)

@@ -12,14 +12,10 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
-from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
-from ddp_trainer.checkpoints.storage import Transfer
 
 from tests.trainer.mounts import with_own_mounts
 from tests.trainer.pods import Job, assert_same, is_alive, job, until
@@ -204,23 +200,6 @@ def test_resumed_with_another_number_of_ranks_no_sample_is_repeated_or_left_out(
             for sample in samples
         )
         assert trained == dict.fromkeys(range(SAMPLES), EPOCHS)
-
-
-def test_a_checkpoint_of_a_trainer_that_counted_steps(tmp_path: Path) -> None:
-    """Its learning rates go on, with a word in the log, and with as many ranks to the bit."""
-    with job(tmp_path / "whole", nodes=1) as whole, job(tmp_path / "resumed", nodes=1) as resumed:
-        [pod] = whole.start_all(*flags(whole, "--keep-checkpoints", "20"))
-        assert pod.wait() == 0, pod.log
-        old = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD([torch.zeros(1)]), lambda _: 1.0)
-        state = whole.state(70) | {"scheduler": old.state_dict()}
-        CheckpointDirectory(resumed.checkpoints, keep=1).save(
-            partial(torch.save, state), step=70, transfer=Transfer(1)
-        )
-        [pod] = resumed.start_all(*flags(resumed))
-        assert pod.wait() == 0, pod.log
-        assert "is of a trainer that chose the learning rate by steps" in pod.log
-        last = pod.message["step"]
-        assert_same(resumed.state(last), whole.state(last))
 
 
 def test_a_full_disk_is_reported_and_no_reason_to_stop_training(tmp_path: Path) -> None:

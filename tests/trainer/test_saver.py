@@ -16,8 +16,8 @@ from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
 from ddp_trainer.checkpoints.saver import Saver
 from ddp_trainer.checkpoints.storage import Recorder, Transfer
 from ddp_trainer.library.keeper import Keeper
-from ddp_trainer.run.optimization import Optimization
-from ddp_trainer.run.run import ModelRun, Order, Position
+from ddp_trainer.run.position import Order, Position
+from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.options import Options
 from torch import nn
@@ -54,22 +54,20 @@ class GatedDirectory(CheckpointDirectory):
         return super().save(write, step=step, transfer=transfer, score=score)
 
 
-def new_run() -> ModelRun:
+def new_run() -> Run:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
-    return ModelRun(
-        model=model,
-        optimization=Optimization(optimizer, scheduler),
-        order=Order(seed=0, samples=1000),
-    )
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    run = Run(parts, seed=0, device=torch.device("cpu"))
+    run.choose_samples(1000)
+    return run
 
 
-def advance(run: ModelRun) -> None:
+def advance(run: Run) -> None:
     """One more step."""
-    run.optimization.optimizer.zero_grad()
-    run.model(torch.randn(4, 3)).square().sum().backward()
+    run.models[0](torch.randn(4, 3)).square().sum().backward()
     run.complete_step(4)
 
 
@@ -277,7 +275,7 @@ def test_evaluated_or_not_the_same_step_is_the_same_checkpoint() -> None:
 def test_a_checkpoint_of_other_data_is_refused() -> None:
     run = new_run()
     run.order = Order(seed=0, samples=999)
-    with pytest.raises(ValueError, match="--seed 0 and 1000 training samples, this one has"):
+    with pytest.raises(ValueError, match="seed 0 and 1000 training samples, this one has"):
         run.restore(new_run().serialise())
 
 

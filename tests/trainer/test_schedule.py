@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 from ddp_trainer.data.sampler import ShardedSampler
-from ddp_trainer.loop.train import new_run
-from ddp_trainer.run.run import ModelRun
-from ddp_trainer.run.schedule import Schedule
+from ddp_trainer.loop.learner import Learner
+from ddp_trainer.run.run import Run
 from ddp_trainer.settings.options import Options
-from ddp_trainer.system import buffers
 from ddp_trainer.workloads.base import Samples, Workload
 from torch import nn
 from torch.nn import functional
-from torch.optim.lr_scheduler import LambdaLR
 
 SAMPLES, EPOCHS, LR = 1000, 3, 0.5
+CPU = torch.device("cpu")
 FLAGS = (f"--epochs={EPOCHS}", "--batch-size=8", f"--lr={LR}")
 
 
@@ -45,7 +41,7 @@ class Training:
         """Of every step, as the optimizer took it."""
         self.shares: list[float] = []
         """Of all samples of all epochs that were done before every step."""
-        self.run: ModelRun | None = None
+        self.run: Run | None = None
 
     def go_on(self, world_size: int, *, until: Callable[[float], bool] = lambda _: False) -> None:
         """Train with so many ranks from where the last ones stopped, until a share is done."""
@@ -62,14 +58,15 @@ class Training:
                     return
                 self.shares.append(share)
                 self.run.complete_step(len(indices) * world_size)
-            position.next_epoch()
+            self.run.end_epoch()
 
-    def _new_run(self, world_size: int) -> ModelRun:
-        run = new_run(workload(), self._options, world_size=world_size, device=torch.device("cpu"))
-        optimizer = run.optimization.optimizer
-        optimizer.register_step_pre_hook(
-            lambda *_: self.rates.append(optimizer.param_groups[0]["lr"])
+    def _new_run(self, world_size: int) -> Run:
+        learner = Learner.of(workload(), self._options, world_size=world_size, device=CPU)
+        learner.optimizer.register_step_pre_hook(
+            lambda optimizer, *_: self.rates.append(optimizer.param_groups[0]["lr"])
         )
+        run = Run(learner.parts(), seed=0, device=CPU)
+        run.choose_samples(SAMPLES)
         return run
 
 
@@ -134,37 +131,6 @@ def test_the_end_of_the_cosine_needs_no_steps_after_the_warm_up() -> None:
     training = Training("--warmup-steps=1000")
     training.go_on(1)
     assert training.rates == [LR * (step + 1) / 1001 for step in range(375)]
-
-
-@pytest.mark.parametrize("warmup", [0, 20])
-def test_a_checkpoint_of_a_trainer_that_counted_steps_is_gone_on_from(warmup: int) -> None:
-    training = Training(f"--warmup-steps={warmup}")
-    training.go_on(2, until=lambda _: len(training.rates) == 70)
-    assert training.run is not None
-    old = LambdaLR(torch.optim.SGD([torch.zeros(1)], lr=LR), functools.partial(float))
-    state = training.run.state() | {"scheduler": old.state_dict()}
-    for world_size, expected in ((2, rates_by_steps(world_size=2, warmup=warmup)[70:]), (4, None)):
-        resumed = Training(f"--warmup-steps={warmup}")
-        resumed.run = Saved(state)  # type: ignore[assignment]
-        resumed.go_on(world_size)
-        assert isinstance(resumed.run, ModelRun)
-        scheduler = resumed.run.optimization.scheduler
-        assert isinstance(scheduler, Schedule)
-        assert scheduler.counted_steps
-        if expected is not None:
-            assert resumed.rates == expected
-        assert all(later < earlier for earlier, later in pairwise(resumed.rates))
-        assert resumed.rates[-1] < 0.01 * LR
-
-
-class Saved:
-    """A run that is no more than what was saved of it."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self._state = state
-
-    def serialise(self) -> memoryview:
-        return buffers.save(self._state)
 
 
 def test_a_warm_up_of_another_length_ends_where_it_would_have() -> None:

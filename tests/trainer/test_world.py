@@ -14,99 +14,11 @@ from ddp_trainer.membership.network import hurry_the_resolver, interface_towards
 
 from tests.trainer.pods import job
 
-RANK_PROGRAM = """
-import json, os, pathlib, sys, threading
-import ddp_trainer.collectives.group, torch
-from ddp_trainer.settings.environment import Environment
-from ddp_trainer.system.logs import end_process
-from ddp_trainer.loop.train import evaluate
-from ddp_trainer.workloads.base import Samples, Workload
-from ddp_trainer.membership.world import World
-
-
-def workload(size):
-    samples = Samples(inputs=torch.arange(size).float(), targets=torch.ones(size))
-    return Workload(
-        train=samples,
-        test=samples,
-        model=torch.nn.Identity,
-        loss=lambda outputs, targets: outputs.mean(),
-        # A different score for every sample: one left out or counted twice changes the mean.
-        score=lambda outputs, targets: outputs**2,
-    )
-
-
-evaluated = 0
-
-
-def evaluate_until_rank_1_is_told_to_stop(group):
-    def told():  # asked once before each of the three batches
-        global evaluated
-        evaluated += 1
-        return group.rank == 1 and evaluated == 2
-
-    score = evaluate(
-        group, torch.nn.Identity(), workload(1800), batch_size=256, told_to_stop=told
-    )
-    return [score, evaluated]
-
-
-def shared_by_rank_1(group):
-    tensors = [
-        torch.full((2, 2), 1.0 + group.rank).t(),
-        torch.arange(24.0).view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
-        * (group.rank == 1),
-        torch.tensor(group.rank == 1),
-        torch.tensor([10, 20]) + group.rank,
-        torch.tensor([30]) + group.rank,
-    ]
-    group.share(*tensors, source=1)
-    return [tensor.tolist() for tensor in tensors]
-
-
-def large(group, source):
-    data = None
-    if source < 2:  # of rank 2, nothing; of the others, more than two parts
-        data = memoryview(bytearray(str(group.rank).encode() * (1000 + group.rank)))
-    return bytes(group.broadcast_large(data, source=source)).decode()
-
-
-ddp_trainer.collectives.group._LARGE_PART_BYTES = 400
-environment = Environment.from_env(os.environ)
-world = World(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=10)
-with world.formed(timeout_seconds=60) as group:
-    result = {
-        "scores": {
-            f"{size} by {batch_size}": evaluate(
-                group, torch.nn.Identity(), workload(size), batch_size=batch_size
-            )
-            for size in (1, 2, 3, 10, 700)
-            for batch_size in (1, 7, 256)
-        },
-        "stopped": evaluate_until_rank_1_is_told_to_stop(group),
-        "shared": shared_by_rank_1(group),
-        "sum": group.sum(1.0, group.rank),
-        "broadcast": [
-            group.broadcast(f"from rank {source}".encode() * (group.rank == source), source=source)
-            .decode()
-            for source in range(group.size)
-        ],
-        "large": [large(group, source) for source in range(group.size)],
-        "nothing": group.broadcast(None).decode(),
-        "gathered": [part.decode() for part in group.gather(b"x" * (3 * group.rank + 1))],
-    }
-names = {"heartbeat", "answers"}
-result["threads"] = [thread.name for thread in threading.enumerate() if thread.name in names]
-pathlib.Path(sys.argv[1], f"rank-{environment.rank}").write_text(json.dumps(result))
-end_process(0)  # threads of the group could abort the interpreter's shutdown
-"""
-
 
 def test_collectives_and_exact_evaluation_on_three_ranks(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(RANK_PROGRAM)
+    program = ("-m", "tests.trainer.world_checks", str(tmp_path))
     with job(tmp_path, nodes=1, local_world_size=3) as three:
-        pod = three.start(0, "--", sys.executable, str(program), str(tmp_path))
+        pod = three.start(0, "--", sys.executable, *program)
         assert pod.wait() == 0, pod.log
     for rank in range(3):
         assert json.loads((tmp_path / f"rank-{rank}").read_text()) == {
@@ -115,7 +27,7 @@ def test_collectives_and_exact_evaluation_on_three_ranks(tmp_path: Path) -> None
                 for size in (1, 2, 3, 10, 700)
                 for batch_size in (1, 7, 256)
             },
-            "stopped": [None, 2],
+            "stopped": 2,
             "shared": [
                 [[2.0, 2.0], [2.0, 2.0]],
                 torch.arange(24.0).view(1, 2, 3, 4).tolist(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -14,6 +15,8 @@ from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LostPeerError
 from ddp_trainer.library.endings import tell
 from ddp_trainer.library.join import environment_of
 from ddp_trainer.library.loading import Loading
+from ddp_trainer.telemetry.prometheus import render
+from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.termination import RankReport
 from torch import nn
 from torch.utils.data import (
@@ -23,6 +26,8 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+
+from tests.trainer.exposition import parse
 
 SAMPLES = 10
 BATCH_SIZE = 4
@@ -66,7 +71,7 @@ def train(job: ddp_trainer.Job, net: nn.Module, *, epochs: int, **how: Any) -> l
     for _ in job.epochs(epochs):
         for (inputs,) in job.batches(loader, **how):
             seen.append(inputs.flatten().tolist())
-            loss = (net(inputs) - 2 * inputs).square().mean() / how.get("accumulate", 1)
+            loss = (net(inputs) - 2 * inputs).square().mean() * job.weight
             loss.backward()
             job.step(loss)
     return seen
@@ -98,6 +103,50 @@ def test_accumulated_batches_make_a_step(job: ddp_trainer.Job, model: nn.Module)
     assert job.steps_done == 4, "the last batch of an epoch has no other to wait for"
 
 
+def test_weights_make_the_mean_of_a_step(job: ddp_trainer.Job, model: nn.Module) -> None:
+    net = job.wrap(model)
+    weights: list[float] = []
+    for _ in job.batches(loader_of(), accumulate=3):
+        net(torch.zeros(1, 1)).sum().backward()
+        weights.append(job.weight)
+        job.step()
+    assert weights == [0.4, 0.4, 0.2]
+    assert job.steps_done == 1
+
+
+def test_training_ends_with_the_last_step_that_is_wanted(alone: None, tmp_path: Path) -> None:
+    def run(max_steps: int) -> tuple[int, int]:
+        torch.manual_seed(0)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        evaluations = 0
+        with ddp_trainer.join(model=model, optimizer=optimizer, checkpoint_dir=tmp_path) as job:
+            net = job.wrap(model)
+            for _ in job.epochs(4, max_steps=max_steps):
+                for (inputs,) in job.batches(loader_of()):
+                    net(inputs).sum().backward()
+                    job.step()
+                job.evaluated(0.5)
+                evaluations += 1
+            return job.steps_done, evaluations
+
+    del alone
+    assert run(4) == (4, 2), "one epoch of three steps, and a part of one"
+    assert run(4) == (4, 1), "what is complete is evaluated once more"
+    assert run(6) == (6, 1), "the rest of the epoch"
+    assert run(0) == (12, 3)
+
+
+def test_powersgd_needs_a_memory_that_is_saved(alone: None, model: nn.Module) -> None:
+    del alone
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with ddp_trainer.join(model=model, optimizer=optimizer) as job:
+        with pytest.raises(ConfigurationError, match="belong together: give both"):
+            job.wrap(model, gradient_compression="powersgd")
+        with pytest.raises(ConfigurationError, match="choose from none, fp16, bf16, powersgd"):
+            job.wrap(model, gradient_compression="zip")
+
+
 def test_a_checkpoint_is_gone_on_from(alone: None, tmp_path: Path) -> None:
     def run(epochs: int, folder: Path) -> tuple[list[list[float]], dict[str, Any]]:
         torch.manual_seed(0)
@@ -112,6 +161,41 @@ def test_a_checkpoint_is_gone_on_from(alone: None, tmp_path: Path) -> None:
     whole, expected = run(3, tmp_path / "whole")
     assert first + second == whole
     torch.testing.assert_close(resumed, expected, rtol=0, atol=0)
+
+
+def test_a_scripts_own_numbers_are_shown(
+    alone: None, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del alone
+    file = tmp_path / "status.json"
+    monkeypatch.setenv("DDP_STATUS_FILE", str(file))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with ddp_trainer.join(model=model, optimizer=optimizer, checkpoint_dir=tmp_path) as job:
+        job.log(**{"lr/bias": 0.5})
+        job.log(perplexity=torch.tensor(8.0), gap=float("nan"))
+        train(job, job.wrap(model), epochs=1)
+        job.log(perplexity=4)
+        with pytest.raises(ValueError, match="got the name 'a\"b'"):
+            job.log(**{'a"b': 1.0})
+        job.log(**{f"much{number}": 1.0 for number in range(100)})
+    status = StatusFile(file).read()
+    assert status is not None
+    assert status.metrics is not None
+    assert len(status.metrics) < 70
+    assert (status.metrics["perplexity"], status.metrics["lr/bias"]) == (4.0, 0.5)
+    assert 'ddp_metric{name="perplexity"} 4.0' in render(status, rank_restarts=0).splitlines()
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    logged = [(line["step"], line["values"]) for line in lines if line["kind"] == "metrics"]
+    assert logged[0] == (0, {"lr/bias": 0.5, "perplexity": 8.0, "gap": None})
+    assert logged[1][0] == 3
+    assert logged[1][1]["perplexity"] == 4.0
+
+
+def test_names_in_a_scripts_own_file_are_looked_at() -> None:
+    status = Status(step=1, metrics={'x"} 1\nddp_step 7': 1.0, "good": 2.0})
+    metrics = parse(render(status, rank_restarts=0))
+    assert metrics["ddp_step"] == 1
+    assert metrics['ddp_metric{name="good"}'] == 2
 
 
 def test_sums_of_one_rank_are_its_values(job: ddp_trainer.Job) -> None:
@@ -138,7 +222,7 @@ def test_random_samples_depend_on_their_place_alone(workers: int) -> None:
         loader = DataLoader(Noise(), batch_size=2, shuffle=True, num_workers=workers)
         loading = Loading(loader, seed=7)
         shares = [
-            torch.cat([batch for _, batch in loading.rest(3, done, rank=rank, world_size=ranks)])
+            torch.cat([*loading.rest(3, done, rank=rank, world_size=ranks).batches])
             for rank in range(ranks)
         ]
         return sorted(torch.cat(shares).tolist())
@@ -151,6 +235,40 @@ def test_random_samples_depend_on_their_place_alone(workers: int) -> None:
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         yield from range(SAMPLES)
+
+
+class Together(Noise):
+    """Draws the samples of a batch together."""
+
+    def __getitems__(self, indices: list[int]) -> list[float]:
+        noise = torch.rand(len(indices))
+        return [index + float(one) for index, one in zip(indices, noise, strict=True)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_batches_depend_on_their_place_alone(workers: int) -> None:
+    def drawn(workers: int) -> list[list[float]]:
+        loading = Loading(DataLoader(Together(), batch_size=4, num_workers=workers), seed=7)
+        torch.seed()
+        return [batch.tolist() for batch in loading.rest(1, 0, rank=0, world_size=1).batches]
+
+    seen = drawn(workers)
+    assert seen == drawn(workers) == drawn(0)
+    assert sorted(int(value) for batch in seen for value in batch) == list(range(SAMPLES))
+
+
+def test_kept_workers_serve_one_epoch_after_another() -> None:
+    loader = DataLoader(Noise(), batch_size=2, num_workers=2, persistent_workers=True)
+    loading = Loading(loader, seed=7)
+    place = {"rank": 0, "world_size": 1}
+    cut = loading.rest(0, 0, **place).batches
+    next(cut)  # and the group breaks
+    epochs = [torch.cat([*loading.rest(epoch, 0, **place).batches]) for epoch in (0, 1)]
+    for epoch in epochs:
+        assert sorted(epoch.int().tolist()) == list(range(SAMPLES))
+    assert not torch.equal(*epochs)
+    once = Loading(DataLoader(Noise(), batch_size=2), seed=7)
+    assert torch.equal(epochs[1], torch.cat([*once.rest(1, 0, **place).batches]))
 
 
 @pytest.mark.parametrize(

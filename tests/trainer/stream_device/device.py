@@ -18,13 +18,11 @@ from enum import StrEnum
 from typing import Any
 
 from ddp_trainer.devices.gate import Event, Gate
-from ddp_trainer.library import job, net
-from ddp_trainer.loop import train
-from ddp_trainer.loop.replica import Replica
+from ddp_trainer.library import net
+from ddp_trainer.loop import learner
 from ddp_trainer.membership import connection, world
 from ddp_trainer.membership.connection import Connection
 from ddp_trainer.run import run
-from ddp_trainer.run.optimization import Optimization
 from torch import distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import Store
@@ -134,17 +132,11 @@ def install(sabotage: Sabotage | None = None) -> None:
     replace(connection, "_LEAVE_SECONDS", 5.0)
     dist.Backend.register_backend("stream", functools.partial(StreamGroup, STREAM), devices=["cpu"])
     replace(world, "accelerator_for", lambda *_: StreamDevice())
-    replace(train, "check_abilities", lambda *_: None)
-    _queue(Optimization, "step")
-    _queue(run.ModelRun, "_take_back")
-    _synchronize_before(Replica, "_all_passes")
-    _synchronize_before(run.ModelRun, "attempt")
-    _synchronize_before(run.Run, "state", "restore")
-    _synchronize_before(train, "evaluate")
+    replace(learner, "check_abilities", lambda *_: None)
     _queue(nn.utils, "clip_grad_norm_")
-    _queue(job.Job, "_apply")
-    _queue(job.Job, "_take_back")
-    _synchronize_before(job.Job, "_copy_buffers")
+    _queue(run.Run, "_apply")
+    _queue(run.Run, "take_back")
+    _synchronize_before(run.Run, "state", "restore", "before")
     _synchronize_before(net.Net, "forward")
     match sabotage:
         case Sabotage.NO_GATE:

@@ -10,8 +10,7 @@ survivor's memory takes its place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +58,13 @@ class PowerSGD:
     at once, ranks could begin them in different orders: on a CPU each has to wait for the last.
     """
 
-    def __init__(self, *, rank: int, start_step: int) -> None:
+    def __init__(self, *, rank: int = 1, start_step: int = 10) -> None:
+        """`rank`: of the matrices that it makes of gradients. `start_step`: steps before that."""
         self._state = powerSGD_hook.PowerSGDState(
             process_group=None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step
         )
-        self._rehearsing = False
+        self.is_rehearsing = False
+        """Whether passes average without compressing, and nothing of them is remembered."""
 
     @classmethod
     def from_options(cls, options: DDPOptions) -> PowerSGD | None:
@@ -74,7 +75,7 @@ class PowerSGD:
 
     def hook(self, _: object, bucket: GradBucket) -> Future[Tensor]:
         """Average a bucket over the ranks."""
-        if self._rehearsing:
+        if self.is_rehearsing:
             return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
         gradients = bucket.buffer()
         known = self._state.error_dict.get(bucket.index())
@@ -115,15 +116,6 @@ class PowerSGD:
         self._state.error_dict = memory.left_out
         self._state.p_memory_dict = memory.rows
         self._state.q_memory_dict = memory.columns
-
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Passes in here average without compressing, and nothing of them is remembered."""
-        self._rehearsing = True
-        try:
-            yield
-        finally:
-            self._rehearsing = False
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, of types that `torch.load(weights_only=True)` takes."""

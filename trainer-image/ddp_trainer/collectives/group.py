@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.collectives.compression import Hook
-from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.collectives.waits import Waits, value_of
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.settings.training import DDPOptions
 from ddp_trainer.system.buffers import allocate
@@ -60,14 +61,12 @@ class Group:
         hook: Hook | None = None,
         *,
         one_at_a_time: bool = False,
-        quiet: bool = False,
     ) -> DistributedDataParallel:
         """Average the gradients of a model on this rank's device over the ranks of this group.
 
         `hook`: does it in another way than by a sum. `one_at_a_time`: on a CPU a bucket begins only
-        when the one before is done. `quiet`: a backward pass in a group that breaks ends like any
-        other, with gradients that are of no use; the gate alone tells. Buffers are left to the
-        caller.
+        when the one before is done. A backward pass in a group that breaks ends like any other,
+        with gradients that are of no use: the gate alone tells. Buffers are left to the caller.
         """
         # None of this is left to DDP, which would wait in gloo.
         for tensor in (*model.parameters(), *model.buffers()):
@@ -82,40 +81,34 @@ class Group:
             init_sync=False,
         )
         wrapped.broadcast_buffers = False
-        if not self._queues:
-            # DDP takes annotations that are text, as here, for wrong ones; a lambda has none.
-            wrapped.register_comm_hook(
-                None,
-                lambda _, bucket: (
-                    self._quietly(bucket)
-                    if quiet
-                    else self._guarded(hook, bucket, wait=one_at_a_time)
-                ),
-            )
-        elif hook is not None:  # the host waits at the gate alone
-            wrapped.register_comm_hook(None, lambda _, bucket: hook(None, bucket))
+        average = hook or self._mean
+        one_at_a_time = one_at_a_time and not self._queues
+        # DDP takes annotations that are text, as here, for wrong ones; a lambda has none.
+        wrapped.register_comm_hook(
+            None, lambda _, bucket: self._guarded(average, bucket, wait=one_at_a_time)
+        )
         return wrapped
 
-    def _guarded(self, hook: Hook | None, bucket: GradBucket, *, wait: bool) -> Future[Tensor]:
-        if hook is not None:
-            future = hook(None, bucket)
-            if wait:
-                self._waits.wait(future)
-            return self._waits.guard(future, future.value)
+    def _mean(self, _: object, bucket: GradBucket) -> Future[Any]:
         gradients = bucket.buffer().div_(self.size)
         work: dist.Work = dist.all_reduce(gradients, async_op=True)
-        return self._waits.guard(work.get_future(), lambda: gradients)
+        return work.get_future()
 
-    def _quietly(self, bucket: GradBucket) -> Future[Tensor]:
-        gradients = bucket.buffer().div_(self.size)
+    def _guarded(self, average: Hook, bucket: GradBucket, *, wait: bool) -> Future[Tensor]:
+        """The mean of a bucket, or at last the bucket as it is in a group that breaks."""
+        gradients = bucket.buffer()
         try:
-            work: dist.Work = dist.all_reduce(gradients, async_op=True)
-        except RuntimeError as error:  # gloo has noticed already
+            future = average(None, bucket)
+            if wait:
+                self._waits.wait(future)
+            if self._queues:  # the host waits at the gate alone
+                return future.then(value_of)
+            return self._waits.guard(future, instead=gradients)
+        except Exception as error:  # whatever it is, the gate raises it
             self._waits.fail(error)
             nothing: Future[Tensor] = Future()
             nothing.set_result(gradients)
             return nothing
-        return self._waits.guard(work.get_future(), lambda: gradients, quiet=True)
 
     @property
     def is_broken(self) -> bool:

@@ -74,21 +74,15 @@ class Waits:
         with self._lock:
             self.failure = self.failure or error
 
-    def guard(
-        self, future: Future[Any], value: Callable[[], Tensor], *, quiet: bool = False
-    ) -> Future[Tensor]:
-        """What DDP may wait for instead of a future: `value` when that ends.
+    def guard(self, future: Future[Any], *, instead: Tensor) -> Future[Tensor]:
+        """What DDP may wait for instead of a future; see `value_of`.
 
-        If it ends badly, or not before the group, the result is no tensor, and DDP fails of that,
-        unless it is to end `quiet`, with what is there by then; `failure` says why.
+        If it ends badly, or not before the group, the value is another one; `failure` says why.
         """
         ended: Future[Tensor] = Future()
 
         def settle(error: Exception | None) -> None:
-            if error is None or quiet:
-                ended.set_result(value())
-            else:
-                ended.set_exception(error)  # type: ignore[arg-type]  # torch's hint is wrong
+            ended.set_result(value_of(future) if error is None else instead)
 
         self._settle_at_the_end(future, settle)
         return ended
@@ -115,3 +109,14 @@ class Waits:
             self._pending.discard(settle)
             self.failure = self.failure or error
         settle(error)
+
+
+def value_of(future: Future[Any]) -> Tensor:
+    """The value of a future that has ended: the tensor of a hook, or the only one of a collective.
+
+    Raises:
+        RuntimeError: whatever it failed of.
+    """
+    value = future.value()
+    tensor: Tensor = value[0] if isinstance(value, list) else value
+    return tensor

@@ -1,7 +1,6 @@
 """Who trains on which samples, and in what order.
 
-torch's DistributedSampler cannot start in the middle of an epoch, and its padding counts some
-test samples twice; these two samplers can, and do not.
+torch's DistributedSampler cannot start in the middle of an epoch; this one can.
 """
 
 from __future__ import annotations
@@ -11,17 +10,22 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
+import numpy as np
+
+from ddp_trainer.data.order import shuffled, unshuffled
+
+_AT_A_TIME = 1 << 14
+"""Places whose samples are looked up together: fast, and no list worth counting."""
 
 
 class ShardedSampler:
     """One rank's share of a shuffled epoch, from any position on.
 
-    Same order and sharding as `DistributedSampler(drop_last=False)`: the order
-    depends on seed and epoch alone, is padded from its own beginning to a multiple of the world
-    size, and rank r takes every world_size-th index. `start` is the number of samples that all
-    ranks together have consumed of the epoch. It is a property of the data and not of the group:
-    an epoch begun with one world size can be ended with another.
+    Same sharding as `DistributedSampler(drop_last=False)`, and the same order up to a few million
+    samples: it depends on seed and epoch alone, is padded from its own beginning to a multiple of
+    the world size, and rank r takes every world_size-th index. `start` is the number of samples
+    that all ranks together have consumed of the epoch. It is a property of the data and not of the
+    group: an epoch begun with one world size can be ended with another.
     """
 
     def __init__(
@@ -49,35 +53,23 @@ class ShardedSampler:
         return math.ceil((self._length - self._start) / self._world_size)
 
     def __iter__(self) -> Iterator[int]:
-        order = list(range(self._length))
-        if self._shuffle:
-            generator = torch.Generator().manual_seed(self._seed + self._epoch)
-            order = torch.randperm(self._length, generator=generator).tolist()
-        rest = order[self._start :]
-        missing = len(self) * self._world_size - len(rest)
-        while missing > 0:  # more than once round when there are fewer samples than ranks
-            rest += order[:missing]
-            missing = len(self) * self._world_size - len(rest)
-        return iter(rest[self._rank :: self._world_size])
+        for indices in self.batches(_AT_A_TIME):
+            yield from indices
 
     def batches(self, batch_size: int) -> Iterator[list[int]]:
         """The rest of the epoch in batches of `batch_size`; the last one may be smaller."""
-        indices = list(self)
-        for first in range(0, len(indices), batch_size):
-            yield indices[first : first + batch_size]
-
-
-def evaluation_batches(
-    length: int, batch_size: int, *, rank: int, world_size: int
-) -> list[list[int]]:
-    """The samples that `rank` evaluates: every sample falls to exactly one rank.
-
-    Shares differ by up to one sample and may be empty. All ranks have as many batches, so that they
-    can talk to each other in between; the last one may be empty.
-    """
-    share = range(rank, length, world_size)
-    longest = math.ceil(length / world_size)
-    return [list(share[first : first + batch_size]) for first in range(0, longest, batch_size)]
+        order = (
+            shuffled(self._length, seed=self._seed + self._epoch) if self._shuffle else unshuffled
+        )
+        many = max(1, _AT_A_TIME // batch_size) * batch_size
+        for first in range(0, len(self), many):
+            own = np.arange(first, min(first + many, len(self)), dtype=np.int64)
+            # Beyond the end it goes on at the beginning: more than once round when there are fewer
+            # samples than ranks.
+            places = (self._start + self._rank + own * self._world_size) % self._length
+            indices = order(places).tolist()
+            for begin in range(0, len(indices), batch_size):
+                yield indices[begin : begin + batch_size]
 
 
 class SampleTrace:

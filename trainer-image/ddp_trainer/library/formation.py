@@ -10,11 +10,11 @@ from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.net import Net
 from ddp_trainer.library.progress import FAREWELL_SECONDS
-from ddp_trainer.library.run import UserRun
 from ddp_trainer.membership.connection import bury_the_last_group
 from ddp_trainer.membership.failures import is_lost_peer
 from ddp_trainer.membership.patience import Patience
 from ddp_trainer.membership.world import World
+from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal, Votes
 from ddp_trainer.settings.options import Options
 
@@ -30,27 +30,35 @@ class Formation:
     """
 
     def __init__(
-        self, world: World, run: UserRun, keeper: Keeper, stop: StopSignal, options: Options
+        self,
+        world: World,
+        prepare: Callable[[Group], Run],
+        keeper: Keeper,
+        stop: StopSignal,
+        options: Options,
     ) -> None:
+        """`prepare` is called in each group that forms, and returns the same run each time."""
         self._world = world
-        self._run = run
+        self._prepare = prepare
         self._keeper = keeper
         self._stop = stop
         self._patience = Patience(options.max_reforms)
         self._seconds = options.rendezvous_timeout_seconds
         self._formed: AbstractContextManager[Group] | None = None
+        self._run: Run | None = None
         self._group: Group | None = None
         self._votes: Votes | None = None
+        self._rehearsed = False
         self.nets: list[Net] = []
         """Whose gradients are exchanged, in the order in which all ranks have wrapped them."""
         self.trouble: Exception | None = None
         """What broke the group, if that is known and not yet dealt with."""
-        self.rehearsed = False
-        """Whether sums round in this group as they will from here on.
 
-        DDP lays out its gradient buckets anew after its first pass, and the layout decides in which
-        order the ranks' numbers are added. Two numbers have one sum: two ranks need no rehearsal.
-        """
+    @property
+    def run(self) -> Run:
+        """What all ranks train."""
+        assert self._run is not None, "the job is not formed"
+        return self._run
 
     @property
     def group(self) -> Group:
@@ -69,6 +77,23 @@ class Formation:
         """Whether there is a group that was not left."""
         return self._formed is not None
 
+    @property
+    def has_state(self) -> bool:
+        """Whether there is something that could be saved."""
+        return self._run is not None and not self._run.is_fresh
+
+    @property
+    def is_rehearsed(self) -> bool:
+        """Whether sums round in this group as they will from here on.
+
+        DDP lays out its gradient buckets anew after its first pass, and the layout decides in which
+        order the ranks' numbers are added. Without a rehearsal, the first step after a group has
+        broken would round differently from the same step of a run that nothing happened to. Two
+        numbers have one sum: two ranks need none, unless a compression remembers buckets, or DDP
+        wants to see a whole pass first.
+        """
+        return self._rehearsed
+
     def form(self, error: Exception | None, *, when_broken: Callable[[], None]) -> None:
         """Form a group, the first one or after `error` in the present one.
 
@@ -84,7 +109,8 @@ class Formation:
                 error = broken
                 if not self.is_open:  # it was left, or has not come about
                     when_broken()
-                    self._patience.tried(step=self._run.position.step, reason=str(broken))
+                    step = self._run.position.step if self._run is not None else 0
+                    self._patience.tried(step=step, reason=str(broken))
                     error = None
             except Exception as failure:
                 if not self.is_open:
@@ -98,7 +124,7 @@ class Formation:
             Exception: what `form` is to be told.
         """
         self.nets.append(net)
-        self.rehearsed = self._needs_no_rehearsal
+        self._begin_to_rehearse()
         net.form(self.group)
 
     def note(self, error: Exception) -> None:
@@ -110,9 +136,12 @@ class Formation:
     def gradients_have_come(self) -> bool:
         """Whether those of all ranks are whole; False also where the step is but a rehearsal."""
         if self.trouble is None:
+            for net in self.nets:
+                net.check_all_parameters_took_part()
             try:
-                if self.group.size > 1 and any(net.shares_buffers for net in self.nets):
-                    self.group.share(*self._run.buffers())
+                if self._shares_buffers:
+                    # After the step rather than before the next: whoever lives has rank 0's then.
+                    self.group.share(*self.run.buffers())
                 self.group.gate.wait()
             except Exception as error:
                 if not (is_lost_peer(error) or self.group.is_broken):
@@ -120,8 +149,19 @@ class Formation:
                 self.note(error)
         if self.trouble is not None:
             return False
-        rehearsed, self.rehearsed = self.rehearsed, True
+        rehearsed = self._rehearsed
+        self._rehearse(done=True)
         return rehearsed
+
+    def equalise(self) -> None:
+        """Give all ranks the same buffers, and whatever else differs between them; a collective.
+
+        Due before what the state of one rank decides for all: a save, an evaluation.
+        """
+        if self.group.size > 1 and not self._shares_buffers:
+            self.group.share(*self.run.buffers())
+        if self.run.compression is not None:
+            self.group.average(*self.run.compression.left_out())
 
     def be_brief(self) -> None:
         """All is saved: from here on wait for nobody for long."""
@@ -142,8 +182,17 @@ class Formation:
             self._give_up(error)
 
     @property
-    def _needs_no_rehearsal(self) -> bool:
-        return self.group.size <= 2
+    def _shares_buffers(self) -> bool:
+        return self.group.size > 1 and any(net.shares_buffers for net in self.nets)
+
+    def _begin_to_rehearse(self) -> None:
+        alone = self.group.size <= 2 and self.run.compression is None
+        self._rehearse(done=alone and not any(net.has_static_graph for net in self.nets))
+
+    def _rehearse(self, *, done: bool) -> None:
+        self._rehearsed = done
+        if self.run.compression is not None:
+            self.run.compression.is_rehearsing = not done
 
     def _form_once(self, error: Exception | None) -> None:
         self.trouble = None
@@ -152,9 +201,10 @@ class Formation:
         formed = self._world.formed(timeout_seconds=self._seconds, told_to_stop=self._stop.told)
         self._group = formed.__enter__()
         self._formed = formed
+        self._run = self._prepare(self._group)
         self._keeper.agree(self._run, self._group)
         self._stop.listen()  # from here on there is something to save
-        self.rehearsed = self._needs_no_rehearsal
+        self._begin_to_rehearse()
         for net in self.nets:
             net.form(self._group)
         self._votes = Votes(self._group, stop=self._stop.told, save=self._keeper.is_overdue)

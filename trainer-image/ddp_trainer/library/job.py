@@ -3,123 +3,112 @@
 A group that breaks never reaches the script as an error. What is left of the step is computed for
 nothing; `step` finds that it cannot be taken, forms the group anew and takes over the state of the
 most advanced rank; then `batches` gives the step's batches once more, or goes on where the others
-are. A rank that takes the place of a lost one runs the script from its top, and `join` puts it
+are. A rank that takes the place of a lost one runs the script from its top, and `begin` puts it
 where the others stand.
 """
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ddp_trainer.checkpoints.saver import saver_of
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.data.sampler import SampleTrace
 from ddp_trainer.devices.accelerator import prepare_nccl
-from ddp_trainer.exit_codes import ConfigurationError, ExitCode, StoppedError
-from ddp_trainer.library.endings import end_stuck, tell
+from ddp_trainer.exit_codes import ConfigurationError, StoppedError
+from ddp_trainer.library.attempt import Attempt
+from ddp_trainer.library.endings import end_stuck
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.loading import Loading
 from ddp_trainer.library.net import Net
+from ddp_trainer.library.plan import Plan
 from ddp_trainer.library.progress import Progress, publisher_of
-from ddp_trainer.library.run import UserRun
-from ddp_trainer.membership.heartbeat import interval
 from ddp_trainer.membership.network import hurry_the_resolver
 from ddp_trainer.membership.world import World
-from ddp_trainer.run.run import seed_step
+from ddp_trainer.run.run import Run
+from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
-from ddp_trainer.settings.training import DDPOptions
+from ddp_trainer.settings.training import COMPRESSIONS, DDPOptions
+from ddp_trainer.telemetry.prometheus import is_name
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import Phase, StepTimer, moments_of
 
+Parts = Mapping[str, Any]
+"""Whatever has `state_dict` and `load_state_dict`, by a name of the script's choice."""
 
-@dataclass(kw_only=True)
-class _Attempt:
-    """A step that is being tried."""
-
-    buffers: list[Tensor]
-    """Of the models before it."""
-    answered: int
-    """What the script had asked for by then."""
-    batches: int
-    """Of this rank."""
-    ends_epoch: bool
-    samples: int = 0
-    """Of all ranks, in the batches that the script has got."""
-    given: int = 0
-    """Batches that the script has got."""
-    stepped: int = 0
-    """Batches after which it has called `step`."""
+_ASK_SECONDS = 0.25
+"""Between questions, within an evaluation, whether a rank was told to stop."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """What an epoch consists of."""
-
-    loader: DataLoader[Any]
-    loading: Loading
-    accumulate: int
-    """Batches of a step."""
-
-    def steps_left(self, samples: int, *, world_size: int) -> int:
-        """Steps of an epoch of which so many samples are done."""
-        batches = self.loading.batches_left(samples, world_size=world_size)
-        return math.ceil(batches / self.accumulate)
+WRAP_OPTIONS = (
+    "broadcast_buffers",
+    "bucket_cap_mb",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "gradient_compression",
+    "static_graph",
+)
+"""What `Job.wrap` can be told of DDP."""
 
 
 class Job:
     """What `ddp_trainer.join` returns; every rank calls the same methods in the same order."""
 
-    def __init__(
-        self, environment: Environment, options: Options, parts: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, environment: Environment, options: Options, report: RankReport) -> None:
+        """Find this rank's device; nobody is met yet.
+
+        Raises:
+            ConfigurationError: this pod has not the GPUs that its ranks need.
+        """
         self._options = options
+        self._report = report
         self.rank = environment.rank
         """Of this process, among all of the job."""
         self.local_rank = environment.local_rank
         """Of this process, in its pod."""
         self.world_size = environment.placement.world_size
         """Processes in the whole job."""
-        self._report = RankReport(os.environ, rank=self.rank)
         self._stop = StopSignal(within_seconds=options.stop_within_seconds)
         prepare_nccl()
         hurry_the_resolver()
-        world = World(
+        self._world = World(
             environment,
             group_timeout_seconds=options.group_timeout_seconds,
             heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
-            on_stuck=partial(end_stuck, self._report),
+            device_ids=options.hardware.device_ids,
+            on_stuck=partial(end_stuck, report),
         )
-        self.device = world.device
+        self.device = self._world.device
         """Where this rank computes, and where its models are."""
-        self._run = UserRun(parts, seed=options.seed, device=self.device)
         saver = saver_of(environment, options, self._stop)
         self._keeper = Keeper(saver, options.checkpoint_every_steps, rank=self.rank)
         self._timer = StepTimer(moments_of(self.device))
         self._progress = Progress(
-            self._report,
+            report,
             self._timer,
             self._keeper,
             publisher_of(environment, self._timer),
             log_every_steps=options.log_every_steps,
         )
-        self._formation = Formation(world, self._run, self._keeper, self._stop, options)
+        self._trace = SampleTrace(options.trace_samples, rank=self.rank)
+        self._formation: Formation
         self._asked = 0
         """How many of the run's answers the script has got at this place."""
         self._epoch = 0
         """The script's: while it evaluates, other ranks may have gone on to the next one."""
-        self._plan: _Plan | None = None
-        self._epochs: int | None = None
-        self._attempt: _Attempt | None = None
+        self._plan = Plan(world_size=self.world_size)
+        self._attempt: Attempt | None = None
 
     # What a script calls.
 
@@ -133,11 +122,20 @@ class Job:
         """Steps that were taken since training began."""
         return self._run.position.step
 
+    @property
+    def weight(self) -> float:
+        """The present batch's part of the samples of its step, which has several to accumulate.
+
+        Of losses that were multiplied by this, the sum is the mean over all of the step.
+        """
+        return self._attempt.weight if self._attempt is not None else 1.0
+
     def wrap(self, model: nn.Module, **ddp: Any) -> Net:
         """The model to call in the loop: its gradients come averaged over all ranks.
 
         `ddp`: arguments of torch's DistributedDataParallel: bucket_cap_mb, find_unused_parameters,
-        static_graph, gradient_as_bucket_view, broadcast_buffers.
+        static_graph, gradient_as_bucket_view, broadcast_buffers. And gradient_compression: "fp16",
+        "bf16", or "powersgd", whose memory `join` has to know.
 
         Raises:
             ConfigurationError: the model was not given to `join`, or is wrapped already.
@@ -149,41 +147,44 @@ class Job:
                 "wrap() got a model that join() does not know: name it there, as in "
                 "join(model=model, ...), so that it can be saved and passed on"
             )
-        unknown = set(ddp) - set(_DDP_OPTIONS)
-        if unknown:
-            raise ConfigurationError(
-                f"wrap() takes {', '.join(_DDP_OPTIONS)}, not {', '.join(sorted(unknown))}"
-            )
+        compression = self._run.compression
+        if compression is not None and self._formation.nets:
+            raise ConfigurationError("PowerSGD remembers what it left out of one model: wrap one")
         net = Net(
             model,
-            DDPOptions(**ddp),
+            _options_of(ddp, has_memory=compression is not None),
+            compression,
             on_trouble=self._formation.note,
             before_waiting=self._timer.lap_before_waiting,
         )
-        try:
-            self._formation.wrap(net)
-        except Exception as error:
-            self._form(error)
+        self._or_form(lambda: self._formation.wrap(net))
         return net
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of so many, counted from 0: the one under way comes first."""
-        self._epochs = count
-        position = self._run.position
-        while position.epoch < count:
-            self._epoch, self._asked = position.epoch, 0
+    def epochs(self, count: int, *, max_steps: int = 0) -> Iterator[int]:
+        """The epochs that are left of so many, counted from 0: the one under way comes first.
+
+        `max_steps`: training ends after so many altogether, even within an epoch; 0: it does not.
+        """
+        run = self._run
+        self._plan.epochs, self._plan.max_steps = count, max_steps
+        while run.epoch < count:
+            self._epoch, self._asked = run.epoch, 0
             yield self._epoch
-            if position.epoch == self._epoch:  # else the others were further
-                position.next_epoch()
-        self._epoch, self._asked = position.epoch, 0
+            if run.epoch != self._epoch:  # the others were further
+                continue
+            if self._plan.is_at_limit(run.position):
+                run.end_training(epochs=count)
+            else:
+                run.end_epoch()
+        self._epoch, self._asked = run.epoch, 0
 
     def batches(self, loader: DataLoader[Any], *, accumulate: int = 1) -> Iterator[Any]:
         """This rank's batches of what is left of the epoch; call `step` after each of them.
 
         The samples are those of the loader, shuffled if it shuffles, shared out among all ranks as
         DistributedSampler does it. The loader's batch size is that of one rank. `accumulate`: the
-        gradients of so many batches make one step; scale the loss by that yourself. A batch may
-        come again, if the step that it belongs to could not be taken.
+        gradients of so many batches make one step; multiply each loss by `weight`. A batch may come
+        again, if the step that it belongs to could not be taken.
 
         Raises:
             ConfigurationError: the loader cannot be begun in the middle.
@@ -193,18 +194,25 @@ class Job:
         loading = self._use(loader, accumulate)
         position = self._run.position
         epoch = position.epoch
-        while position.epoch == epoch and position.samples < loading.samples:
+        while (
+            position.epoch == epoch
+            and position.samples < loading.samples
+            and not self._plan.is_at_limit(position)
+        ):
             before = position.step, position.samples
             yield from self._batches_from_here(loading, accumulate)
             if (position.step, position.samples) == before:  # too few for a whole batch
                 position.samples = loading.samples
 
-    def step(self, loss: Tensor | float | None = None) -> bool:
+    def step(
+        self, loss: Tensor | float | None = None, *, clip_grad_norm: float | None = None
+    ) -> bool:
         """Take a step with the gradients that `backward` has left; False when none was taken.
 
         None is where more batches are to be accumulated, and where not all gradients have come:
-        then the same batches come again. Optimizers step, then the gradient scaler and schedulers;
-        gradients are cleared. `loss` is for the log and the status.
+        then the same batches come again. Gradients are scaled down to `clip_grad_norm`, over all
+        parameters; optimizers step, then the gradient scaler and schedulers; gradients are cleared.
+        `loss` is for the log and the status.
         """
         attempt = self._attempt
         if attempt is None or attempt.stepped == attempt.given:
@@ -212,25 +220,26 @@ class Job:
                 "job.step() was called without a batch: call it once after each batch of "
                 "job.batches()"
             )
-        attempt.stepped += 1
-        if attempt.stepped < attempt.batches:
+        if not attempt.stepped_with(loss):
             return False
         self._attempt = None
         have_come = self._formation.gradients_have_come()
         self._timer.lap(Phase.COMMUNICATION)
         if not have_come:
-            self._take_back(attempt.buffers)
+            self._run.take_back(attempt.before)
             self._asked = attempt.answered
             if self._formation.trouble is not None:
                 self._form(self._formation.trouble)
             return False
-        self._apply()
-        self._complete(attempt)
+        self._run.complete_step(
+            attempt.samples * self.world_size,
+            ends_epoch=attempt.ends_epoch,
+            clip_grad_norm=clip_grad_norm,
+        )
+        self._asked = 0
+        self._progress.step(self._run.position)
         self._timer.lap(Phase.COMPUTE)
-        try:
-            self._after_step(loss)
-        except Exception as error:
-            self._form(error)
+        self._or_form(lambda: self._after_step(attempt))
         return True
 
     def sum(self, *values: float) -> list[float]:
@@ -238,35 +247,102 @@ class Job:
 
         Such as a score and the number of samples that it is of, after an evaluation.
         """
-        place = self._run.position.step, self._epoch
-        while self._asked == len(self._run.answers.setdefault(place, [])):
-            try:
-                answer = self._formation.group.sum(*map(float, values))
-            except Exception as error:
-                self._form(error)  # with the answer, where another rank has got it
-            else:
-                self._run.answers[place].append(answer)
-        self._asked += 1
-        return self._run.answers[place][self._asked - 1]
+        answer, _ = self._sum(*values)
+        return answer
 
     def share(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """This rank's batches of an evaluation: all ranks together get each sample once, in order.
 
         Ranks may get one more or less than others; none may call `sum` in between.
         """
-        loading = Loading(loader, seed=self._options.seed)
-        return loading.share(rank=self.rank, world_size=self.world_size)
+        run, seed = self._run, self._options.seed
+        seed_step(seed, rank=self.rank, step=run.position.step, purpose="evaluation")
+        loading = Loading(loader, seed=seed)
+        batches = loading.share(rank=self.rank, world_size=self.world_size)
+        began, interval, left = time.monotonic(), 1, 1
+        for _ in range(loading.turns(world_size=self.world_size)):
+            yield from islice(batches, 1)
+            left -= 1
+            if left > 0:
+                continue
+            (told, seconds), is_new = self._sum(self._stop.told(), time.monotonic() - began)
+            if told and is_new:
+                self._or_form(self._save_and_stop)
+            a_turn = seconds / self.world_size / interval  # the same on all ranks
+            interval = left = max(1, int(_ASK_SECONDS / max(a_turn, 1e-9)))
+            began = time.monotonic()
 
-    # What `join` calls.
+    def evaluated(self, score: float) -> None:
+        """The models have this score now, of which more is better: an accuracy, as a rule.
 
-    def begin(self) -> None:
-        """Meet the others, and put the script's objects where they stand."""
-        if self._options.heartbeat_timeout_seconds > 0:
-            self._report.start_pulse(interval(self._options.heartbeat_timeout_seconds))
-        self._report.update(finished=False)  # which tells the launcher that this rank can come back
-        self._form()
+        It is for the log and the status. A checkpoint of the best one is kept.
+        """
+        self._progress.evaluated(self._run.position, accuracy=score)
+        self._keeper.evaluated(self._run, score)
 
-    def finish(self) -> None:
+    def log(self, **metrics: SupportsFloat) -> None:
+        """Show numbers of the script's own, by name: in the status, for Prometheus, in the history.
+
+        Those of rank 0 count; of more than 64 names, those that came first.
+
+        Raises:
+            ValueError: a name is longer than 63 letters, digits, `_`, `.`, `/` and `-`.
+        """
+        for name in metrics:
+            if not is_name(name):
+                raise ValueError(
+                    f"job.log() got the name {name!r}: use up to 63 letters, digits, _ . / or -"
+                )
+        numbers = {name: float(value) for name, value in metrics.items()}
+        self._progress.log(self._run.position, numbers)
+
+    # What begins and ends it.
+
+    @contextmanager
+    def joined(self, parts: Parts | Callable[[Group], Parts]) -> Iterator[None]:
+        """Train together in here, and leave together when all is trained and saved.
+
+        `parts` is asked for in each group that forms, where it takes others to know them, and
+        returns the same each time.
+
+        Raises:
+            StoppedError: the job was told to stop, and the state is saved.
+            LostPeerError: the others are gone for good.
+            ConfigurationError: what was asked for cannot work.
+        """
+        try:
+            run_of = self._run_of(parts)
+            self._formation = Formation(
+                self._world, run_of, self._keeper, self._stop, self._options
+            )
+            self._report.update(finished=False)  # tells the launcher that this rank can come back
+            try:
+                self._form()
+                yield
+                self._finish()
+            except BaseException as error:
+                self._leave(error)
+                raise
+        finally:
+            self._keeper.close()
+            self._progress.close()
+
+    def _run_of(self, parts: Parts | Callable[[Group], Parts]) -> Callable[[Group], Run]:
+        new = partial(Run, seed=self._options.seed, device=self.device)
+        if not callable(parts):
+            run = new(parts)  # wrong ones need not wait for other ranks
+            return lambda _: run
+        made: list[Run] = []
+
+        def run_in(group: Group) -> Run:
+            found = parts(group)
+            if not made:
+                made.append(new(found))
+            return made[0]
+
+        return run_in
+
+    def _finish(self) -> None:
         """All is trained: save, and leave together."""
         while True:
             try:
@@ -278,72 +354,80 @@ class Job:
             except Exception as error:
                 self._form(error)
         self._formation.close()
-        self._close()
 
-    def leave(self, error: BaseException) -> ExitCode:
-        """The script has ended with an error; returns what that means."""
-        without_group = not self._formation.is_open
-        if isinstance(error, StoppedError) and not self._run.is_fresh and without_group:
+    def _leave(self, error: BaseException) -> None:
+        # Where the group is gone, the others cannot agree on a step; this rank's is as good.
+        formation = self._formation
+        if isinstance(error, StoppedError) and formation.has_state and not formation.is_open:
             with suppress(OSError):  # logged where it happened
-                self._keeper.save_alone(self._run, within_seconds=self._stop.within_seconds)
-        self._formation.abandon(error)
-        if isinstance(error, Exception):
-            code = tell(self._report, error)
-        else:
-            code = ExitCode.FAILURE
-            self._report.update(exit_code=int(code))
-        self._close()
-        return code
+                self._keeper.save_alone(formation.run, within_seconds=self._stop.within_seconds)
+        formation.abandon(error)
+
+    @property
+    def _run(self) -> Run:
+        return self._formation.run
 
     def _form(self, error: Exception | None = None) -> None:
         self._formation.form(error, when_broken=self._progress.pause)
         self._tell_progress()
 
+    def _or_form(self, collective: Callable[[], object]) -> None:
+        """Do what takes all ranks, or form the group anew."""
+        try:
+            collective()
+        except Exception as error:
+            self._form(error)
+
     # Steps.
 
     def _batches_from_here(self, loading: Loading, accumulate: int) -> Iterator[Any]:
         """Up to the end of the epoch, or to where another rank has turned out to be further."""
-        position = self._run.position
-        place = {"rank": self.rank, "world_size": self.world_size}
-        left = loading.batches_left(position.samples, world_size=self.world_size)
-        source = loading.rest(position.epoch, position.samples, **place)
-        while left > 0:
-            size = min(accumulate, left)
-            left -= size
-            batches: list[tuple[int, Any]] = []
-            step, epoch = position.step, position.epoch
-            while (position.step, position.epoch) == (step, epoch):
-                attempt = self._try_step(batches=size, ends_epoch=left == 0)
-                for number in range(size):
-                    if number == len(batches):
-                        batches.append(next(source))
-                    count, batch = batches[number]
-                    self._give(attempt, number, count)
-                    yield batch
+        run = self._run
+        rest = loading.rest(
+            run.position.epoch,
+            run.position.samples,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        while places := rest.next_places(accumulate):
+            batches: list[Any] = []
+            step, epoch = run.position.step, run.position.epoch
+            while (run.position.step, run.position.epoch) == (step, epoch):
+                attempt = self._try_step(places, ends_epoch=rest.is_at_end)
+                while attempt.given < attempt.batches:
+                    if attempt.given == len(batches):
+                        batches.append(next(rest.batches))
+                    self._prepare_for_batch(attempt)
+                    yield batches[attempt.given - 1]
                     if attempt.stepped < attempt.given:
                         raise RuntimeError(
                             "the loop asked for another batch without job.step(): call it once "
                             "after each batch"
                         )
-            if (position.step, position.epoch) != (step + 1, epoch):
+            if (run.position.step, run.position.epoch) != (step + 1, epoch):
+                return
+            if self._plan.is_at_limit(run.position):
                 return
 
-    def _try_step(self, *, batches: int, ends_epoch: bool) -> _Attempt:
+    def _try_step(self, places: list[list[int]], *, ends_epoch: bool) -> Attempt:
+        position = self._run.position
         try:
-            self._formation.votes.begin(self._run.position.step)
+            self._formation.votes.begin(position.step)
         except Exception as error:
             self._formation.note(error)
-        self._attempt = _Attempt(
-            buffers=self._copy_buffers(),
+        samples = [index for batch in places for index in batch]
+        self._trace.write(step=position.step + 1, epoch=position.epoch, samples=samples)
+        self._attempt = Attempt(
+            before=self._run.before(),
             answered=self._asked,
-            batches=batches,
+            # One pass is enough to see how DDP lays out its buckets.
+            sizes=[len(batch) for batch in places][: None if self._formation.is_rehearsed else 1],
             ends_epoch=ends_epoch,
         )
         return self._attempt
 
-    def _give(self, attempt: _Attempt, number: int, count: int) -> None:
-        attempt.given += 1
-        attempt.samples += count * self.world_size
+    def _prepare_for_batch(self, attempt: Attempt) -> None:
+        number = attempt.give()
         for net in self._formation.nets:
             net.exchange(wanted=number == attempt.batches - 1)
         purpose = "model" if number == 0 else f"model/{number}"
@@ -351,75 +435,76 @@ class Job:
         seed_step(self._options.seed, rank=self.rank, step=step, purpose=purpose)
         self._timer.lap(Phase.DATA)
 
-    def _complete(self, attempt: _Attempt) -> None:
-        run = self._run
-        run.position.advance(attempt.samples, epoch_length=run.order.samples)
-        if attempt.ends_epoch:
-            run.position.samples = run.order.samples
-        run.answers.clear()
-        self._asked = 0
-
-    def _after_step(self, loss: Tensor | float | None) -> None:
+    def _after_step(self, attempt: Attempt) -> None:
         position = self._run.position
         votes, group = self._formation.votes, self._formation.group
-        self._progress.step(position)
         votes.read()
-        if votes.save or self._keeper.is_due(position.step):
+        saves = votes.save or self._keeper.is_due(position.step)
+        if saves or votes.stop or attempt.ends_epoch or self._plan.is_at_limit(position):
+            self._formation.equalise()
+        if saves:
             self._keeper.save(self._run)
             self._timer.lap(Phase.CHECKPOINT)
         if self._progress.wants_interval(position):
-            votes.pace(self._progress.interval(position, _number(loss), group))
+            votes.pace(self._progress.interval(position, attempt.loss(), group))
         if votes.stop:
-            total = self._progress.total_steps
-            self._keeper.save_and_stop(self._run, group, self._stop, total_steps=total)
+            self._save_and_stop()
 
-    def _copy_buffers(self) -> list[Tensor]:
-        return [buffer.clone() for buffer in self._run.buffers()]
+    def _save_and_stop(self) -> None:
+        run, total = self._run, self._progress.total_steps
+        self._keeper.save_and_stop(run, self._formation.group, self._stop, total_steps=total)
 
-    def _take_back(self, buffers: list[Tensor]) -> None:
-        self._run.take_back(buffers)
-
-    def _apply(self) -> None:
-        self._run.apply()
+    def _sum(self, *values: float) -> tuple[list[float], bool]:
+        """The sum, and whether it is new: not if other ranks got it before this one joined them."""
+        answers = self._run.answers
+        place, is_new = (self._run.position.step, self._epoch), False
+        while self._asked == len(answers.setdefault(place, [])):
+            try:
+                answer = self._formation.group.sum(*map(float, values))
+            except Exception as error:
+                self._form(error)  # with the answer, where another rank has got it
+                answers = self._run.answers
+            else:
+                answers[place].append(answer)
+                is_new = True
+        self._asked += 1
+        return answers[place][self._asked - 1], is_new
 
     # Epochs.
 
     def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading:
-        if self._plan is None or (self._plan.loader, self._plan.accumulate) != (loader, accumulate):
+        if not self._plan.is_of(loader, accumulate):
             loading = Loading(loader, seed=self._options.seed)
             self._run.choose_samples(loading.samples)
-            self._plan = _Plan(loader=loader, loading=loading, accumulate=accumulate)
+            self._plan.choose(loader, loading, accumulate)
             self._tell_progress()
+        assert self._plan.loading is not None
         return self._plan.loading
 
     def _tell_progress(self) -> None:
         """Say how many steps there are, as soon as that is known."""
-        if self._plan is None:
-            return
-        position, epochs = self._run.position, self._epochs or self._run.position.epoch + 1
-        steps = partial(self._plan.steps_left, world_size=self.world_size)
-        whole_epochs = max(epochs - position.epoch - 1, 0)
-        self._progress.begin(
-            position,
-            total_steps=position.step + steps(position.samples) + whole_epochs * steps(0),
-            epoch_length=self._run.order.samples,
+        position = self._run.position
+        total_steps = self._plan.total_steps(position)
+        if total_steps is not None:
+            length = self._run.order.samples
+            self._progress.begin(position, total_steps=total_steps, epoch_length=length)
+
+
+def _options_of(ddp: Mapping[str, Any], *, has_memory: bool) -> DDPOptions:
+    unknown = set(ddp) - set(WRAP_OPTIONS)
+    if unknown:
+        raise ConfigurationError(
+            f"wrap() takes {', '.join(WRAP_OPTIONS)}, not {', '.join(sorted(unknown))}"
         )
-
-    def _close(self) -> None:
-        self._keeper.close()
-        self._progress.close()
-
-
-_DDP_OPTIONS = (
-    "broadcast_buffers",
-    "bucket_cap_mb",
-    "find_unused_parameters",
-    "gradient_as_bucket_view",
-    "static_graph",
-)
-
-
-def _number(loss: Tensor | float | None) -> float:
-    if isinstance(loss, Tensor):
-        return float(loss.detach())
-    return math.nan if loss is None else loss
+    options = DDPOptions(**ddp)
+    if options.gradient_compression not in COMPRESSIONS:
+        raise ConfigurationError(
+            f"wrap() got gradient_compression={options.gradient_compression!r}: choose from "
+            f"{', '.join(COMPRESSIONS)}"
+        )
+    if (options.gradient_compression == "powersgd") != has_memory:
+        raise ConfigurationError(
+            'gradient_compression="powersgd" of wrap() and a ddp_trainer.PowerSGD among the parts '
+            "of join() belong together: give both or neither"
+        )
+    return options

@@ -15,12 +15,13 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.library.endings import meaning, sentence
+from ddp_trainer.library.endings import meaning, sentence, tell
 from ddp_trainer.library.job import Job
+from ddp_trainer.membership.heartbeat import interval
 from ddp_trainer.settings.environment import Backend, Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.telemetry.stacks import dump_on_signal
-from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE
+from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE, RankReport
 
 _AGENT_SECONDS = 60.0
 """For torchrun's agent, which is there before its workers are."""
@@ -69,7 +70,7 @@ def join(
         "heartbeat-timeout-seconds": heartbeat_timeout_seconds,
         "max-reforms": max_reforms,
     }
-    job: Job | None = None
+    report: RankReport | None = None
     try:
         options = Options.parse(
             [word for name, value in flags.items() for word in (f"--{name}", str(value))]
@@ -77,20 +78,28 @@ def join(
         environment = environment_of(os.environ, checkpoint_dir=checkpoint_dir)
         if REPORT_FD_VARIABLE in os.environ:  # a launcher, which may be asked for stacks
             dump_on_signal()
-        job = Job(environment, options, parts)
-        job.begin()
-        yield job
-        job.finish()
+        report = report_of(environment, options)
+        job = Job(environment, options, report)
+        with job.joined(parts):
+            yield job
     except Exception as error:
-        _end(error, job)
-    except BaseException as error:
-        if job is not None:
-            job.leave(error)
+        _end(error, report)
+    except BaseException:
+        if report is not None:
+            report.update(exit_code=int(ExitCode.FAILURE))
         raise
 
 
-def _end(error: Exception, job: Job | None) -> None:
-    code = job.leave(error) if job is not None else meaning(error)
+def report_of(environment: Environment, options: Options) -> RankReport:
+    """What this rank tells its launcher, beginning with that it is alive."""
+    report = RankReport(os.environ, rank=environment.rank)
+    if options.heartbeat_timeout_seconds > 0:
+        report.start_pulse(interval(options.heartbeat_timeout_seconds))
+    return report
+
+
+def _end(error: Exception, report: RankReport | None) -> None:
+    code = tell(report, error) if report is not None else meaning(error)
     if code is ExitCode.DONE:
         return
     if code is ExitCode.FAILURE:

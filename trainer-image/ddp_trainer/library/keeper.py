@@ -182,5 +182,3 @@ class Keeper:
             ) from error
         if group.rank == 0:
             _logger.info("resuming from checkpoint %s", self.newest)
-            for remark in run.remarks():
-                _logger.warning("%s: %s", self.newest, remark)

@@ -1,14 +1,17 @@
 """A script's own DataLoader, from any position on: the same samples in the same order after a loss.
 
 Each sample is drawn with random numbers of its own, so that augmentation depends neither on the
-worker that does it nor on what was drawn before.
+worker that does it nor on what was drawn before; a dataset that draws whole batches
+(`__getitems__`) has some for each batch.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice, tee
 from typing import Any
 
 from torch.utils.data import (
@@ -23,7 +26,8 @@ from torch.utils.data import (
 
 from ddp_trainer.data.sampler import ShardedSampler
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.run.run import seed_everything
+from ddp_trainer.run.seeds import seed_by_name
+from ddp_trainer.system.deathsignal import die_with_parent
 
 
 class Loading:
@@ -50,6 +54,13 @@ class Loading:
         self.samples = len(loader.dataset)  # type: ignore[arg-type]  # map-style datasets have one
         self.batch_size = loader.batch_size
         self._shuffles = _shuffles(loader)
+        self._places = _Places()
+        seeded = _SeededBatches if _draws_batches(loader.dataset) else _Seeded
+        self._reader = self._read(
+            seeded(loader.dataset, seed=seed),
+            batch_sampler=self._places,
+            persistent_workers=loader.persistent_workers,
+        )
 
     def batches_left(self, samples: int, *, world_size: int) -> int:
         """Batches of each rank after so many samples of the epoch."""
@@ -58,10 +69,8 @@ class Loading:
             return left // self.batch_size
         return math.ceil(left / self.batch_size)
 
-    def rest(
-        self, epoch: int, samples: int, *, rank: int, world_size: int
-    ) -> Iterator[tuple[int, Any]]:
-        """(number of samples, batch) of one rank, after so many samples of the epoch."""
+    def rest(self, epoch: int, samples: int, *, rank: int, world_size: int) -> Rest:
+        """What is left for one rank, after so many samples of the epoch."""
         sampler = ShardedSampler(
             self.samples,
             rank=rank,
@@ -70,13 +79,14 @@ class Loading:
             shuffle=self._shuffles,
         )
         sampler.set_epoch(epoch, start=samples)
-        batches = list(sampler.batches(self.batch_size))
-        batches = batches[: self.batches_left(samples, world_size=world_size)]
-        source = self._read(
-            _Seeded(self._loader.dataset, seed=self._seed),
-            batch_sampler=[[(epoch, index) for index in batch] for batch in batches],
-        )
-        return zip(map(len, batches), source, strict=True)
+        count = self.batches_left(samples, world_size=world_size)
+        places, to_read = tee(islice(sampler.batches(self.batch_size), count))
+        self._places.batches = ([(epoch, index) for index in batch] for batch in to_read)
+        return Rest(places, count, iter(self._reader))
+
+    def turns(self, *, world_size: int) -> int:
+        """Batches of whichever rank has most, where all share the samples out."""
+        return math.ceil(math.ceil(self.samples / world_size) / self.batch_size)
 
     def share(self, *, rank: int, world_size: int) -> Iterator[Any]:
         """The batches of one rank, where all ranks together read each sample once."""
@@ -91,11 +101,54 @@ class Loading:
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
+            worker_init_fn=partial(_begin_worker, os.getpid(), loader.worker_init_fn),
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
             **which,
         )
+
+
+def _begin_worker(rank: int, also: Callable[[int], None] | None, number: int) -> None:
+    """In a process that loads: it holds copies of the rank's connections to the other ranks.
+
+    As long as it lives, nobody would learn from those that the rank has died.
+    """
+    if os.getppid() == rank:  # else it was not forked from the rank, and holds nothing of it
+        die_with_parent(rank)
+    if also is not None:
+        also(number)
+
+
+class Rest:
+    """The batches of one rank up to the end of an epoch."""
+
+    def __init__(self, places: Iterator[list[int]], count: int, batches: Iterator[Any]) -> None:
+        """`places`: the samples of each batch, as the dataset counts them."""
+        self._places = places
+        self._left = count
+        self.batches = batches
+        """One for each of those places."""
+
+    def next_places(self, count: int) -> list[list[int]]:
+        """The samples of so many more batches, or of those that are left."""
+        found = list(islice(self._places, count))
+        self._left -= len(found)
+        return found
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether there are no more."""
+        return self._left == 0
+
+
+class _Places:
+    """What DataLoader takes for a batch sampler: the batches of whatever is to be read next."""
+
+    def __init__(self) -> None:
+        self.batches: Iterator[list[tuple[int, int]]] = iter(())
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return self.batches
 
 
 class _Seeded(Dataset[Any]):
@@ -106,10 +159,22 @@ class _Seeded(Dataset[Any]):
         self._seed = seed
 
     def __getitem__(self, place: tuple[int, int]) -> Any:
-        epoch, index = place
-        name = f"{self._seed}/{epoch}/{index}/sample".encode()
-        seed_everything(int.from_bytes(hashlib.blake2b(name, digest_size=7).digest()))
-        return self._dataset[index]
+        seed_by_name(self._seed, *place, "sample")
+        return self._dataset[place[1]]
+
+
+class _SeededBatches(_Seeded):
+    """The same of a dataset that draws the samples of a batch together."""
+
+    def __getitems__(self, places: list[tuple[int, int]]) -> Any:
+        seed_by_name(self._seed, *places[0], len(places), "batch")
+        return self._dataset.__getitems__([index for _, index in places])  # type: ignore[attr-defined]
+
+
+def _draws_batches(dataset: Dataset[Any]) -> bool:
+    while isinstance(dataset, Subset):  # hands through what the dataset in it can do
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_trainer.collectives.compression import PowerSGD, stateless_hook
 from ddp_trainer.collectives.group import Group
+from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.membership.failures import is_lost_peer
 from ddp_trainer.settings.training import DDPOptions
+
+_UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
 class Net(nn.Module):
@@ -25,6 +30,7 @@ class Net(nn.Module):
         self,
         model: nn.Module,
         options: DDPOptions,
+        compression: PowerSGD | None,
         *,
         on_trouble: Callable[[Exception], None],
         before_waiting: Callable[[Tensor], None],
@@ -36,7 +42,9 @@ class Net(nn.Module):
         super().__init__()
         self.module = model
         self.shares_buffers = options.broadcast_buffers
+        self.has_static_graph = options.static_graph
         self._options = options
+        self._compression = compression
         self._on_trouble = on_trouble
         self._before_waiting = before_waiting
         self._wrapped: list[DistributedDataParallel] = []  # no module: a name of its own for none
@@ -46,7 +54,10 @@ class Net(nn.Module):
     def form(self, group: Group) -> None:
         """Train with the ranks of a new group; a collective."""
         self._group = group
-        self._wrapped = [group.wrap(self.module, self._options, quiet=True)]
+        compression = self._compression
+        hook = compression.hook if compression is not None else stateless_hook(self._options)
+        one_at_a_time = compression is not None
+        self._wrapped = [group.wrap(self.module, self._options, hook, one_at_a_time=one_at_a_time)]
 
     def leave(self) -> None:
         """Let go of a group that broke."""
@@ -55,6 +66,28 @@ class Net(nn.Module):
     def exchange(self, *, wanted: bool) -> None:
         """Whether the next backward pass averages the gradients."""
         self._exchanges = wanted
+
+    def check_all_parameters_took_part(self) -> None:
+        """See that the last backward pass has left no gradient out.
+
+        Raises:
+            ConfigurationError: the loss does not depend on some parameters, and DDP was not told.
+        """
+        try:
+            for wrapped in self._wrapped:
+                wrapped._check_reducer_finalized()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            indices = _UNUSED_INDICES.search(str(error))
+            if indices is None or self._group is None:
+                raise
+            parameters = self.module.named_parameters()
+            trained = [name for name, parameter in parameters if parameter.requires_grad]
+            names = ", ".join(trained[int(index)] for index in indices[1].split())
+            raise ConfigurationError(
+                f"the loss of rank {self._group.rank} does not depend on {names}: set "
+                "--find-unused-parameters (find_unused_parameters=True in a script of your own), "
+                "or freeze them or leave them out of the model"
+            ) from error
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """What the model says."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.library.keeper import Keeper
-from ddp_trainer.run.run import Position
+from ddp_trainer.run.position import Position
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.telemetry.bar import ProgressBar
 from ddp_trainer.telemetry.history import FILE_NAME, History
@@ -119,6 +120,11 @@ class Progress:
             self._publisher.evaluated(
                 step=position.step, epoch=position.epoch + 1, accuracy=accuracy
             )
+
+    def log(self, position: Position, metrics: Mapping[str, float]) -> None:
+        """Numbers of the script's own."""
+        if self._publisher is not None:
+            self._publisher.log(position.step, metrics)
 
     def finished(self) -> None:
         """All is trained and saved."""

@@ -1,35 +1,30 @@
 """All that a run must remember to go on as if it had never stopped.
 
 The serialised state is what checkpoints hold and what a rank that lags behind or starts anew takes
-from another one, so resuming follows one path wherever the state comes from.
-
-Random numbers are no part of it: every rank seeds its generators anew for every step, once for the
-samples that it draws and once for the model, from the run's seed, its rank and the step. A rank
-that takes the place of a dead one therefore draws the same numbers as that one would have, although
-nobody else knew its generators.
+from another one, so resuming follows one path wherever the state comes from. Random numbers are no
+part of it: see `seeds`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ddp_trainer.collectives.compression import Memory, PowerSGD
-from ddp_trainer.run.optimization import Optimization
-from ddp_trainer.run.schedule import Schedule
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.run.position import Order, Position
 from ddp_trainer.system import buffers
 from ddp_trainer.system.buffers import size_of
 
-_ONLY_WITH_OPTIONS = ("scaler", "compression")
-"""Parts that a run may be saved without and go on with."""
+_RESERVED = frozenset({"position", "order", "answers", "epoch"})
+"""Names of what is no part."""
 _OVERHEAD_BYTES = 1 << 20
 """What a serialised state takes beside its tensors, of which there may be a thousand."""
 
@@ -44,80 +39,88 @@ class Part(Protocol):
         """Take over what `state_dict` returned."""
 
 
-@dataclass(kw_only=True)
-class Position:
-    """How far a run has come: always at a boundary between two optimizer steps."""
+@runtime_checkable
+class PositionalSchedule(Protocol):
+    """Sets learning rates by how far the run has come; torch's own count their steps instead."""
 
-    step: int = 0
-    """Optimizer steps completed since the beginning of training."""
-    epoch: int = 0
-    samples: int = 0
-    """Samples of this epoch that all ranks together have consumed, padding not counted."""
-
-    def advance(self, samples: int, *, epoch_length: int) -> None:
-        """One more step, on `samples` samples over all ranks, padding included."""
-        self.step += 1
-        self.samples = min(self.samples + samples, epoch_length)
-
-    def before_evaluation(self, *, epoch_length: int) -> Position:
-        """The same place, but the end of an epoch where it is the beginning of the next one.
-
-        Whoever goes on from there evaluates, again if need be.
-        """
-        if self.epoch == 0 or self.samples > 0:
-            return self
-        return Position(step=self.step, epoch=self.epoch - 1, samples=epoch_length)
-
-    def next_epoch(self) -> None:
-        """The epoch is complete."""
-        self.epoch += 1
-        self.samples = 0
+    def set_rates(self, position: Position) -> None:
+        """Set those of the step that begins at `position`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """What decides which samples come in which order, and which random numbers are drawn."""
+class Before:
+    """What a step's passes change before anybody knows whether it will be taken."""
 
-    seed: int
-    samples: int
-    """In the training set."""
-
-    def __str__(self) -> str:
-        return f"--seed {self.seed} and {self.samples} training samples"
+    buffers: list[Tensor]
+    memory: Memory | None
+    """Of what a compression has left out."""
 
 
 class Run:
     """What changes from step to step, part by part; it outlives broken groups."""
 
-    def __init__(self, *, order: Order) -> None:
-        self.order = order
+    def __init__(self, parts: Mapping[str, Any], *, seed: int, device: torch.device) -> None:
+        """`parts`: whatever has a state, by its name in the serialised state.
+
+        Models move to the device.
+
+        Raises:
+            ConfigurationError: a part cannot be remembered.
+        """
+        self.order = Order(seed=seed)
         self.position = Position()
         self.is_fresh = True
         """Whether this holds nothing yet that another rank could go on from."""
+        self.epoch = 0
+        """The epoch that the script is in: the position's, or beyond it where training has ended
+        within an epoch."""
+        self.answers: dict[tuple[int, int], list[list[float]]] = {}
+        """What all ranks were told when they asked each other, by step and epoch of the script.
 
-    def parts(self) -> Mapping[str, Part]:
-        """All that has a state of its own, by its name in the serialised state."""
-        raise NotImplementedError
+        Since the last step. A rank may be an epoch further than one that still waits for an answer.
+        """
+        self.parts = {name: _checked(name, part) for name, part in parts.items()}
+        """All that has a state of its own."""
+        self.models = self._of_kind(nn.Module)
+        if not self.models:
+            raise ConfigurationError("join() got no model: name it, as in join(model=model, ...)")
+        for model in self.models:
+            model.to(device)
+        self.optimizers: list[Optimizer] = self._of_kind(Optimizer)
+        self._schedulers: list[LRScheduler] = self._of_kind(LRScheduler)
+        self._schedules: list[PositionalSchedule] = self._of_kind(PositionalSchedule)
+        self._scaler: torch.amp.GradScaler | None = self._one("scaler", torch.amp.GradScaler)
+        self.compression: PowerSGD | None = self._one("compression", PowerSGD)
+        self._may_step = False
+        for optimizer in self.optimizers:
+            optimizer.register_step_pre_hook(self._expect_gate)
+
+    # State.
 
     def progress(self) -> list[int]:
-        """How far this has come, to be compared with how far other ranks have."""
-        return [self.position.step]
+        """How far this has come, to be compared with how far other ranks have.
+
+        What was answered after a step counts too.
+        """
+        place = self.position.step, self.epoch
+        return [*place, len(self.answers.get(place, []))]
 
     def state(self) -> dict[str, Any]:
         """The whole state, in the very tensors that the next step changes.
 
         The same for everybody who has completed the same step, evaluated or not.
         """
-        parts = {name: part.state_dict() for name, part in self.parts().items()}
+        parts = {name: part.state_dict() for name, part in self.parts.items()}
         position = self.position.before_evaluation(epoch_length=self.order.samples)
         return {**parts, "position": asdict(position), "order": asdict(self.order)}
 
     def serialise(self) -> memoryview:
         """The whole state as `restore` reads it, for ranks that go on together from here."""
-        return self._serialised({})
-
-    def _serialised(self, more: Mapping[str, Any]) -> memoryview:
-        state = self.state() | {"position": asdict(self.position), **more}
+        state = self.state() | {
+            "position": asdict(self.position),
+            "epoch": self.epoch,
+            "answers": list(self.answers.items()),
+        }
         return buffers.save(state, capacity=size_of(state) + _OVERHEAD_BYTES)
 
     def restore(self, data: bytes | memoryview) -> None:
@@ -128,130 +131,174 @@ class Run:
             RuntimeError, KeyError: it is of another model or optimizer.
         """
         state: Any = buffers.load(data)
-        self.check(state)
-        self.take_in(state)
-
-    def take_in(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that was checked."""
-        for name, part in self.parts().items():
-            if name in state or name not in _ONLY_WITH_OPTIONS:
+        self._check(state)
+        for name, part in self.parts.items():
+            if name in state:
                 part.load_state_dict(state[name])
         for name, value in state["position"].items():
             setattr(self.position, name, value)
+        self.order = Order(**state["order"])
+        # A checkpoint is of a step, after which nothing was answered yet.
+        self.epoch = state.get("epoch", self.position.epoch)
+        self.answers = {tuple(place): values for place, values in state.get("answers", [])}
 
-    def check(self, state: Mapping[str, Any]) -> None:
-        """See that a state is of a run like this.
+    def choose_samples(self, samples: int) -> None:
+        """The training set has so many.
 
         Raises:
-            ValueError: it is of another order of samples, in which the position means nothing.
+            ConfigurationError: the run is in the midst of another one, in which positions mean
+                something else.
         """
-        order = Order(**state["order"])
-        if order != self.order:
-            raise ValueError(f"it is of a run with {order}, this one has {self.order}")
+        if self.order.samples not in (0, samples):
+            raise ConfigurationError(
+                f"the training set has {samples} samples, and had {self.order.samples} when this "
+                "run began: choose another checkpoint directory to begin anew"
+            )
+        self.order = Order(seed=self.order.seed, samples=samples)
 
-    def remarks(self) -> Iterator[str]:
-        """What people should know of the state that was restored last."""
-        yield from ()
+    # Steps.
 
+    def buffers(self) -> Iterator[Tensor]:
+        """Those of all models."""
+        for model in self.models:
+            yield from model.buffers()
 
-class ModelRun(Run):
-    """The run of one model by the bundled loop."""
+    def before(self) -> Before:
+        """What `take_back` needs to undo the passes that begin now."""
+        return Before(
+            buffers=[buffer.clone() for buffer in self.buffers()],
+            memory=self.compression.memory() if self.compression is not None else None,
+        )
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        optimization: Optimization,
-        order: Order,
-        compression: PowerSGD | None = None,
-    ) -> None:
-        """`model` is the model itself, not its DDP wrapper, of which each group has its own."""
-        super().__init__(order=order)
-        self.model = model
-        self.optimization = optimization
-        self.compression = compression
-
-    def complete_step(self, samples: int) -> None:
-        """Apply the averaged gradients of `samples` samples over all ranks, padding included.
-
-        The gradients have come. Nothing in here waits for another rank: a run is at a boundary
-        between steps whenever a collective fails.
-        """
-        self.optimization.step(self.position)
-        self.position.advance(samples, epoch_length=self.order.samples)
-
-    @contextmanager
-    def attempt(self, *, rehearsal: bool = False) -> Iterator[None]:
-        """Take back what a forward pass does to the model's buffers, should its step fail.
-
-        The same holds for what the backward pass does to the memory of a compression. A `rehearsal`
-        leaves no trace even when it succeeds.
-        """
-        before = [buffer.clone() for buffer in self.model.buffers()]
-        memory = self.compression.memory() if self.compression is not None else None
-        counts = False
-        try:
-            yield
-            counts = not rehearsal
-        finally:
-            if not counts:
-                self._take_back(before, memory)
-
-    def _take_back(self, buffers: Sequence[Tensor], memory: Memory | None) -> None:
-        for buffer, value in zip(self.model.buffers(), buffers, strict=True):
+    def take_back(self, before: Before) -> None:
+        """Undo what the passes of a step have left that is not taken."""
+        for buffer, value in zip(self.buffers(), before.buffers, strict=True):
             buffer.copy_(value)
-        self.optimization.optimizer.zero_grad()
-        if self.compression is not None and memory is not None:
-            self.compression.restore(memory)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        if self.compression is not None and before.memory is not None:
+            self.compression.restore(before.memory)
+        if self._scaler is not None:  # or it would think that gradients are unscaled already
+            self._scaler._per_optimizer_states.clear()
 
-    def parts(self) -> Mapping[str, Part]:
-        """All that has a state of its own, by its name in the serialised state."""
-        parts: dict[str, Any] = {
-            "model": self.model,
-            "optimizer": self.optimization.optimizer,
-            "scheduler": self.optimization.scheduler,
-            "scaler": self.optimization.scaler,
-            "compression": self.compression,
-        }
-        return {name: part for name, part in parts.items() if part is not None}
+    def complete_step(
+        self, samples: int, *, ends_epoch: bool = False, clip_grad_norm: float | None = None
+    ) -> None:
+        """Take a step with the averaged gradients of so many samples over all ranks.
 
-    def check(self, state: Mapping[str, Any]) -> None:
-        """See that a state is of a run like this.
-
-        Raises:
-            ValueError: it is of another order of samples, or of another kind of scheduler.
+        Padding included. The gradients have come. Nothing in here waits for another rank: a run is
+        at a boundary between steps whenever a collective fails.
         """
-        super().check(state)
-        if self.optimization.has_other_scheduler(state["scheduler"]):
-            raise ValueError("it is of a run with another learning rate scheduler")
+        self._apply(self.position, clip_grad_norm)
+        self.position.advance(samples, epoch_length=self.order.samples)
+        if ends_epoch:
+            self.position.samples = self.order.samples
+        self.answers.clear()
 
-    def remarks(self) -> Iterator[str]:
-        """What people should know of the state that was restored last."""
-        scheduler = self.optimization.scheduler
-        if isinstance(scheduler, Schedule) and scheduler.counted_steps:
-            yield (
-                "it is of a trainer that chose the learning rate by steps: it goes on by the share "
-                "of samples that is done, with a warm-up as of this number of ranks"
+    def end_epoch(self) -> None:
+        """The script has come to the end of an epoch."""
+        self.position.next_epoch()
+        self.epoch = self.position.epoch
+
+    def end_training(self, *, epochs: int) -> None:
+        """The script has come to the end of its training, perhaps within one of so many epochs."""
+        if self.position.samples == self.order.samples:
+            self.position.next_epoch()
+        self.epoch = epochs
+
+    def _apply(self, position: Position, clip_grad_norm: float | None) -> None:
+        for schedule in self._schedules:
+            schedule.set_rates(position)
+        if clip_grad_norm is not None:
+            self._clip(clip_grad_norm)
+        self._may_step = True
+        try:
+            is_taken = self._step()
+        finally:
+            self._may_step = False
+        if is_taken:
+            for scheduler in self._schedulers:
+                scheduler.step()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def _clip(self, norm: float) -> None:
+        if self._scaler is not None:  # limits are meant for true gradients, not for scaled ones
+            for optimizer in self.optimizers:
+                self._scaler.unscale_(optimizer)
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        clip_grad_norm_([parameter for group in groups for parameter in group["params"]], norm)
+
+    def _step(self) -> bool:
+        """Whether the optimizers have taken it: gradients may be too large for fp16."""
+        if self._scaler is None:
+            for optimizer in self.optimizers:
+                optimizer.step()
+            return True
+        scale = self._scaler.get_scale()
+        for optimizer in self.optimizers:
+            self._scaler.step(optimizer)
+        self._scaler.update()
+        return self._scaler.get_scale() >= scale
+
+    def _expect_gate(self, *_: object) -> None:
+        if not self._may_step:
+            raise RuntimeError(
+                "optimizer.step() was called: call job.step() instead, which does it when the "
+                "gradients of all ranks are known to have come"
+            )
+
+    # Parts.
+
+    def _of_kind(self, kind: type[Any]) -> list[Any]:
+        return [part for part in self.parts.values() if isinstance(part, kind)]
+
+    def _one(self, what: str, kind: type[Any]) -> Any:
+        found = self._of_kind(kind)
+        if len(found) > 1:
+            raise ConfigurationError(f"join() got several parts of kind {what}: give one")
+        return found[0] if found else None
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """See that a state is of a run like this; raises ValueError if not."""
+        # With or without these a run may go on.
+        optional = {"scaler", "compression"} - set(self.parts)
+        for name, part in self.parts.items():
+            if isinstance(part, torch.amp.GradScaler | PowerSGD):
+                optional.add(name)
+        found, wanted = set(state) - _RESERVED, set(self.parts)
+        if found - optional != wanted - optional:
+            raise ValueError(f"it holds {_names(found)}, and this run has {_names(wanted)}")
+        for name, part in self.parts.items():
+            if isinstance(part, LRScheduler) and "last_epoch" not in state[name]:
+                raise ValueError("it is of a run with another learning rate scheduler")
+        theirs, samples = Order(**state["order"]), self.order.samples
+        if theirs.seed != self.order.seed or samples not in (0, theirs.samples):
+            raise ValueError(
+                f"it is of a run with seed {theirs.seed} and {theirs.samples} training samples, "
+                f"this one has seed {self.order.seed} and {samples or 'as many'}"
             )
 
 
-def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's generators, on the GPU too."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    # Not torch.manual_seed: that formats a stack trace for every kind of device that is not there,
-    # which takes longer than a step of a small model.
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed(seed)
+def _names(parts: set[str]) -> str:
+    return ", ".join(sorted(parts))
 
 
-def seed_step(seed: int, *, rank: int, step: int, purpose: str = "model") -> None:
-    """Seed the generators for one purpose of one rank's part of one step, unlike any other.
-
-    Each purpose has numbers of its own, so that what one draws, or draws once more when a step is
-    rehearsed, shifts nothing for the others.
-    """
-    name = f"{seed}/{rank}/{step}" if purpose == "model" else f"{seed}/{rank}/{step}/{purpose}"
-    digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
-    seed_everything(int.from_bytes(digest))
+def _checked(name: str, part: Any) -> Part:
+    if name in _RESERVED:
+        raise ConfigurationError(f"join() uses the name {name} itself: call it something else")
+    if isinstance(part, ReduceLROnPlateau):
+        raise ConfigurationError(
+            f"{name} is a ReduceLROnPlateau, which wants a score at each step: choose a scheduler "
+            "that counts steps"
+        )
+    methods: list[Callable[..., Any] | None] = [
+        getattr(part, method, None) for method in ("state_dict", "load_state_dict")
+    ]
+    if not all(callable(method) for method in methods):
+        raise ConfigurationError(
+            f"{name} is a {type(part).__name__} and cannot be remembered: give join() objects with "
+            "state_dict and load_state_dict, such as models and optimizers"
+        )
+    checked: Part = part
+    return checked

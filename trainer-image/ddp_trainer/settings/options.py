@@ -18,6 +18,7 @@ from ddp_trainer.settings.flags import Parser, add_flags, check_range, chosen, t
 from ddp_trainer.settings.training import (
     DDPOptions,
     HardwareOptions,
+    LoadingOptions,
     OptimizationOptions,
     StagingOptions,
 )
@@ -41,6 +42,7 @@ class Options:
     optimization: OptimizationOptions
     ddp: DDPOptions
     hardware: HardwareOptions
+    loading: LoadingOptions
     staging: StagingOptions
     checkpoint_every_steps: int
     """0: however many steps it has been."""
@@ -89,6 +91,7 @@ _KINDS: Mapping[str, type[Any]] = {
     "optimization": OptimizationOptions,
     "ddp": DDPOptions,
     "hardware": HardwareOptions,
+    "loading": LoadingOptions,
     "staging": StagingOptions,
 }
 """Fields of Options whose own fields are flags."""

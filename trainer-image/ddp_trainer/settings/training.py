@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.settings.flags import flag
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "fp16", "bf16", "powersgd"]
+COMPRESSIONS: tuple[str, ...] = get_args(Compression)
 
+_PREFETCH_BATCHES = 2
 _POWERSGD_RANK = 1
 _POWERSGD_START_STEP = 10
 
@@ -107,6 +109,25 @@ class HardwareOptions:
     compile: Literal["no", "inductor", "aot_eager", "eager"] = flag(
         "no", "backend of torch.compile: inductor for speed, the others to look for faults"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadingOptions:
+    """How samples come from where they are read."""
+
+    workers: int = flag(
+        0,
+        "processes of each rank that load samples ahead of the training; 0: the training loads "
+        "each batch itself, when it is due",
+        minimum=0,
+    )
+    prefetch_batches: int = flag(
+        _PREFETCH_BATCHES, "batches that each of --workers keeps ready", minimum=1
+    )
+
+    def __post_init__(self) -> None:
+        if self.workers == 0 and self.prefetch_batches != _PREFETCH_BATCHES:
+            raise ConfigurationError("--prefetch-batches is for --workers: set that to 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import accumulate
@@ -9,6 +10,7 @@ from itertools import accumulate
 from ddp_trainer.telemetry.histogram import BOUNDS
 from ddp_trainer.telemetry.status import Measurements, Status
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,62}")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -27,6 +29,11 @@ def render(status: Status | None, *, rank_restarts: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def is_name(text: str) -> bool:
+    """Whether a script's own number can go by this name."""
+    return _NAME.fullmatch(text) is not None
+
+
 def _training(status: Status) -> Iterator[str]:
     gauges: Iterable[tuple[str, str, float | None]] = [
         ("ddp_step", "Optimizer steps completed since the beginning of training.", status.step),
@@ -38,6 +45,9 @@ def _training(status: Status) -> Iterator[str]:
     ]
     for name, text, value in gauges:
         yield from _metric(name, "gauge", text, value)
+    own = {name: value for name, value in (status.metrics or {}).items() if is_name(name)}
+    if own:
+        yield from _labelled("ddp_metric", "gauge", "The script's own numbers.", "name", own)
     text = "When a step was last completed, in Unix time."
     seconds = _unix_time(status.last_step_time)
     yield from _metric("ddp_last_step_timestamp_seconds", "gauge", text, seconds)

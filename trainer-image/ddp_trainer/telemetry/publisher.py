@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from math import isfinite
 
 from ddp_trainer.system.logs import Complaints
 from ddp_trainer.telemetry.histogram import Histogram
@@ -20,6 +22,9 @@ from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.telemetry.wire import utc_to_the_millisecond
 
 _INTERVAL_SECONDS = 0.25
+
+_LARGEST_COUNT = 64
+"""Names of a script's own numbers."""
 
 _NOTHING = Measurements(
     step_seconds=0.0,
@@ -59,6 +64,9 @@ class Publisher:
         self._last_step_at: float | None = None
         """In Unix time; None: no step was completed by this process."""
         self._due = 0.0
+        self._logged: dict[str, float] = {}
+        """Numbers of the script's own that are not in the history yet."""
+        self._logged_at = 0
         self._status = Status(step=0, last_step_time=before.last_step_time)
         self._complaints = Complaints(_logger, "cannot write the status")
 
@@ -85,6 +93,7 @@ class Publisher:
         now = time.monotonic()
         self._histogram.observe(now - self._step_began)
         self._step_began = now
+        self._write_logged()
         self._step = step
         self._last_step_at = time.time()
         if now >= self._due:
@@ -138,17 +147,32 @@ class Publisher:
             )
         self._step_began = time.monotonic()
 
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Numbers of the script's own, which are of a step."""
+        known = {**(self._status.metrics or {}), **metrics}
+        self._status = replace(self._status, metrics=dict(islice(known.items(), _LARGEST_COUNT)))
+        self._logged.update(islice(metrics.items(), _LARGEST_COUNT))
+        self._logged_at = step
+
     def saved(self, checkpoint: CheckpointStatus) -> None:
         """A checkpoint is complete."""
+        self._write_logged()
         self._status = replace(self._status, checkpoint=checkpoint)
         if self._history is not None:
             self._history.close()
 
     def close(self) -> None:
         """Training is over, for whatever reason."""
+        self._write_logged()
         self._publish(time.monotonic())
         if self._history is not None:
             self._history.close()
+
+    def _write_logged(self) -> None:
+        if self._logged and self._history is not None:
+            finite = {name: v if isfinite(v) else None for name, v in self._logged.items()}
+            self._history.append("metrics", step=self._logged_at, values=finite)
+        self._logged.clear()
 
     def _compare(self, own_seconds: Sequence[float]) -> None:
         before, self._straggler = self._straggler, self._watch.compare(own_seconds)

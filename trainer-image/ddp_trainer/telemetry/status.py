@@ -70,6 +70,8 @@ class Status:
     samples_per_second: float | None = None
     slowest_rank: int | None = None
     """A rank that holds the others up."""
+    metrics: Mapping[str, float] | None = None
+    """A script's own numbers, the newest of each name."""
     checkpoint: CheckpointStatus | None = None
     finished: bool | None = None
     """A script's last word: whether all ranks of this pod have trained and saved everything."""

@@ -52,7 +52,7 @@ def _plain(value: Any) -> Any:
         items = {camel_case(field.name): getattr(value, field.name) for field in fields(value)}
         return {key: _plain(item) for key, item in items.items() if _is_known(item)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items() if _is_known(item)}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value

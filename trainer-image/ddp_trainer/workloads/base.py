@@ -51,15 +51,15 @@ class MapSamples:
         collate: Callable[[list[Any]], tuple[Tensor, Tensor]] = default_collate,
     ) -> None:
         """`dataset` needs a length. `collate`: list of pairs → inputs and targets, as tensors."""
-        self._dataset = dataset
-        self._collate = collate
+        self.dataset = dataset
+        self.collate = collate
 
     def __len__(self) -> int:
-        return len(self._dataset)  # type: ignore[arg-type]  # Dataset does not promise a length
+        return len(self.dataset)  # type: ignore[arg-type]  # Dataset does not promise a length
 
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Inputs and targets of some samples."""
-        inputs, targets = self._collate([self._dataset[index] for index in indices])
+        inputs, targets = self.collate([self.dataset[index] for index in indices])
         return inputs, targets
 
 

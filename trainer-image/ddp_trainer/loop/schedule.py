@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim import Optimizer
 
+from ddp_trainer.run.position import Position
 from ddp_trainer.settings.training import OptimizationOptions
-
-if TYPE_CHECKING:
-    from ddp_trainer.run.run import Position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +71,11 @@ class Schedule:
         self._course = course
         self._warmed_up: tuple[int, int] | None = None
         """Epoch and samples of it when the warm-up ended; where the cosine begins."""
-        self.counted_steps = False
-        """Whether the state that was loaded is of a scheduler that counted steps alone."""
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
 
-    def before_step(self, position: Position) -> None:
-        """Set the rates of the step that begins at `position`."""
+    def set_rates(self, position: Position) -> None:
+        """Set those of the step that begins at `position`."""
         factor = self._factor(position)
         for group in self._optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
@@ -92,14 +88,13 @@ class Schedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, or torch's state of a scheduler that counts steps.
+        """Take over what `state_dict` returned.
 
-        From such a one nothing is taken: the rate goes on with the share of samples that is done.
-        The warm-up, if it is over, counts as if ranks as many as now had trained through it.
+        A warm-up of another length, if it is over, counts as if ranks as many as now had trained
+        through it.
         """
-        self.counted_steps = "last_epoch" in state
         self._warmed_up = None
-        if state.get("warmup_steps") == self._options.warmup_steps and state["warmed_up"]:
+        if state["warmup_steps"] == self._options.warmup_steps and state["warmed_up"]:
             epoch, samples = state["warmed_up"]
             self._warmed_up = int(epoch), int(samples)
 

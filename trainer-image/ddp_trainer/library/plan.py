@@ -1,0 +1,56 @@
+"""How long a script trains, as far as it has said."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ddp_trainer.library.loading import Loading
+from ddp_trainer.run.position import Position
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """Epochs, what they consist of, and when all of it ends."""
+
+    world_size: int
+    epochs: int | None = None
+    max_steps: int = 0
+    """0: as many as the epochs have."""
+    loading: Loading | None = None
+    _loader: DataLoader[Any] | None = None
+    _accumulate: int = 1
+
+    def is_of(self, loader: DataLoader[Any], accumulate: int) -> bool:
+        """Whether an epoch consists of this."""
+        return self._loader is loader and self._accumulate == accumulate
+
+    def choose(self, loader: DataLoader[Any], loading: Loading, accumulate: int) -> None:
+        """An epoch consists of what the loader loads, in steps of so many batches."""
+        self._loader, self.loading, self._accumulate = loader, loading, accumulate
+
+    def is_at_limit(self, position: Position) -> bool:
+        """Whether no more steps are wanted, even if the epoch has some."""
+        return 0 < self.max_steps <= position.step
+
+    def total_steps(self, position: Position) -> int | None:
+        """Steps of the whole training, of which those before `position` are done.
+
+        They may have been done with another world size. None: nobody has said.
+        """
+        if self.loading is None:
+            return None
+        total = position.step
+        epochs = self.epochs if self.epochs is not None else position.epoch + 1
+        if position.epoch < epochs:
+            whole = epochs - position.epoch - 1
+            total += self._steps_left(position.samples) + whole * self._steps_left(0)
+        return max(position.step, min(total, self.max_steps)) if self.max_steps else total
+
+    def _steps_left(self, samples: int) -> int:
+        assert self.loading is not None
+        batches = self.loading.batches_left(samples, world_size=self.world_size)
+        return math.ceil(batches / self._accumulate)

@@ -1,0 +1,93 @@
+"""What the bundled loop trains: a workload's model, and what takes its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ddp_trainer import workloads
+from ddp_trainer.collectives.compression import PowerSGD
+from ddp_trainer.devices.hardware import check_abilities, make_deterministic, prepare_model
+from ddp_trainer.devices.precision import gradient_scaler
+from ddp_trainer.loop.optimization import optimizer_of, scheduler_of
+from ddp_trainer.loop.schedule import Course, Schedule
+from ddp_trainer.run.seeds import seed_everything
+from ddp_trainer.settings.environment import Environment
+from ddp_trainer.settings.options import Options
+from ddp_trainer.workloads.base import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """All that a training changes, at step 0; the same on all ranks."""
+
+    workload: Workload
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: Schedule | LRScheduler
+    scaler: torch.amp.GradScaler | None = None
+    compression: PowerSGD | None = None
+
+    @classmethod
+    def new(
+        cls, environment: Environment, options: Options, data: Path | None, *, device: torch.device
+    ) -> Self:
+        """Load the workload that the options name, and what trains it.
+
+        `data`: where the workload's data lies, if it was told.
+
+        Raises:
+            ConfigurationError: the workload cannot be had, or the device, or this machine, cannot
+                do what the options ask for.
+        """
+        arguments = {"data": str(data)} if data is not None else {}
+        seed_everything(options.seed)  # a workload may draw its samples, or split them, at random
+        workload = workloads.load(options.workload, {**options.workload_options, **arguments})
+        return cls.of(workload, options, world_size=environment.placement.world_size, device=device)
+
+    @classmethod
+    def of(
+        cls, workload: Workload, options: Options, *, world_size: int, device: torch.device
+    ) -> Self:
+        """What trains a workload.
+
+        Raises:
+            ConfigurationError: the device, or this machine, cannot do what the options ask for.
+        """
+        check_abilities(options, device)
+        if options.hardware.deterministic:
+            make_deterministic()
+        seed_everything(options.seed)
+        model = prepare_model(workload.model(), options, device)
+        optimizer = optimizer_of(workload, model, options.optimization)
+        course = Course(
+            epochs=options.epochs,
+            epoch_length=len(workload.train),
+            step_size=options.step_size * world_size,
+            max_steps=options.max_steps,
+        )
+        return cls(
+            workload=workload,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler_of(workload, optimizer, options.optimization, course),
+            scaler=gradient_scaler(options.optimization.precision, device),
+            compression=PowerSGD.from_options(options.ddp),
+        )
+
+    def parts(self) -> dict[str, Any]:
+        """What has a state of its own, by its name in checkpoints."""
+        parts = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "scaler": self.scaler,
+            "compression": self.compression,
+        }
+        return {name: part for name, part in parts.items() if part is not None}

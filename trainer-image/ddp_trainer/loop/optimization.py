@@ -1,0 +1,84 @@
+"""What takes a step: the workload's own optimizer and scheduler, or those of the flags."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.loop.schedule import Course, Schedule
+from ddp_trainer.settings.training import OptimizationOptions
+from ddp_trainer.workloads.base import Workload
+
+
+def optimizer_of(workload: Workload, model: nn.Module, options: OptimizationOptions) -> Optimizer:
+    """The workload's own, or AdamW.
+
+    Raises:
+        ConfigurationError: what the workload brings is none.
+    """
+    found: object = (
+        workload.optimizer(model, options.lr)
+        if workload.optimizer is not None
+        else torch.optim.AdamW(model.parameters(), lr=options.lr)
+    )
+    if not isinstance(found, Optimizer):
+        raise ConfigurationError(
+            f"the workload's optimizer must return a torch.optim.Optimizer, not {_kind(found)}"
+        )
+    if options.skip_zero_grads:
+        found.register_step_pre_hook(_drop_zero_gradients)
+    return found
+
+
+def scheduler_of(
+    workload: Workload, optimizer: Optimizer, options: OptimizationOptions, course: Course
+) -> Schedule | LRScheduler:
+    """The workload's own, or that of the flags.
+
+    Raises:
+        ConfigurationError: what the workload brings is none, or does not do what flags ask for.
+    """
+    if workload.scheduler is None:
+        return Schedule(optimizer, options, course)
+    for name in ("schedule", "warmup_steps", "min_lr_ratio"):
+        if getattr(options, name) != getattr(OptimizationOptions, name):
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} is for the bundled schedule, and this workload brings "
+                "a scheduler of its own: leave it out"
+            )
+    found: object = workload.scheduler(optimizer, course.steps_at_most)
+    if isinstance(found, ReduceLROnPlateau):
+        raise ConfigurationError(
+            "the workload's scheduler is a ReduceLROnPlateau, which wants a score at each step: "
+            "choose one that counts steps"
+        )
+    if not isinstance(found, LRScheduler):
+        raise ConfigurationError(
+            "the workload's scheduler must return a torch.optim.lr_scheduler.LRScheduler, not "
+            f"{_kind(found)}"
+        )
+    return found
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def _drop_zero_gradients(optimizer: Optimizer, *_: object) -> None:
+    """Let the optimizer see no gradient where all of it is zero.
+
+    To an optimizer a zero is a gradient like any other: it would decay the weight and go on in the
+    direction of past steps.
+    """
+    groups = (group["params"] for group in optimizer.param_groups)
+    gradients = {p: p.grad for parameters in groups for p in parameters if p.grad is not None}
+    if not gradients:
+        return
+    # One transfer from the GPU for all of them.
+    largest = torch.stack(torch._foreach_norm([*gradients.values()], float("inf")))
+    for parameter, size in zip(gradients, largest.tolist(), strict=True):
+        if size == 0:
+            parameter.grad = None
