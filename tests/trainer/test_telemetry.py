@@ -30,7 +30,7 @@ from ddp_trainer.telemetry.status import (
     StatusFile,
     status_file,
 )
-from ddp_trainer.telemetry.stragglers import IN_A_ROW, StragglerWatch
+from ddp_trainer.telemetry.stragglers import IN_A_ROW, Pace, StragglerWatch
 from ddp_trainer.telemetry.timing import Phase, StepTimer, moments_of
 from ddp_trainer.telemetry.wire import from_json, to_json
 
@@ -165,6 +165,14 @@ def test_histogram() -> None:
     assert sum(Histogram([1, 2]).counts) == 0  # of another version, with other buckets
 
 
+def pace(own_seconds: list[float]) -> Pace:
+    """Of so many ranks."""
+    slowest = max(own_seconds)
+    others = (sum(own_seconds) - slowest) / max(len(own_seconds) - 1, 1)
+    rank = own_seconds.index(slowest)
+    return Pace(slowest_rank=rank, slowest_seconds=slowest, others_seconds=others)
+
+
 @pytest.mark.parametrize(
     ("own_seconds", "named"),
     [
@@ -173,14 +181,14 @@ def test_histogram() -> None:
         ([0.16, 0.1], 0),
         ([0.1, 0.14], None),
         ([0.0004, 0.0012], None),  # less than a millisecond more
-        ([0.1, 0.2, 0.2], None),  # slower than the median, but so is another one
+        ([0.1, 0.2, 0.2], None),  # slower than the mean, but so is another one
         ([0.0, 0.0], None),
         ([0.1], None),
     ],
 )
 def test_who_is_a_straggler(own_seconds: list[float], named: int | None) -> None:
     watch = StragglerWatch()
-    found = [watch.compare(own_seconds) for _ in range(IN_A_ROW)]
+    found = [watch.compare(pace(own_seconds)) for _ in range(IN_A_ROW)]
     assert found[:-1] == [None] * (IN_A_ROW - 1)
     assert (found[-1].rank if found[-1] is not None else None) == named
 
@@ -188,14 +196,14 @@ def test_who_is_a_straggler(own_seconds: list[float], named: int | None) -> None
 def test_a_straggler_is_named_as_long_as_it_is_one() -> None:
     watch = StragglerWatch()
     for _ in range(IN_A_ROW):
-        straggler = watch.compare([0.1, 0.1, 0.25])
+        straggler = watch.compare(pace([0.1, 0.1, 0.25]))
     assert str(straggler) == (
         "rank 2 holds the others up: it needs 0.25 s a step by itself, "
-        "2.5 times the median of the others"
+        "2.5 times the mean of the others"
     )
-    assert watch.compare([0.1, 0.1, 0.3]) is not None
-    assert watch.compare([0.3, 0.1, 0.1]) is None  # another one, and perhaps just a hiccup
-    assert watch.compare([0.1, 0.1, 0.3]) is None
+    assert watch.compare(pace([0.1, 0.1, 0.3])) is not None
+    assert watch.compare(pace([0.3, 0.1, 0.1])) is None  # another one, and perhaps just a hiccup
+    assert watch.compare(pace([0.1, 0.1, 0.3])) is None
 
 
 def lines(path: Path) -> list[tuple[str, int]]:
@@ -448,7 +456,7 @@ def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.Mon
     now += 1.0625
     first.step(1)
     now += 10
-    first.interval(step=1, epoch=1, loss=0.5, samples_per_second=1.0, own_seconds=[1.0])
+    first.interval(step=1, epoch=1, loss=0.5, samples_per_second=1.0, pace=pace([1.0]))
     first.evaluated(step=1, epoch=1, accuracy=0.5)
     first.pause()
     now += 10

@@ -204,12 +204,16 @@ class Group:
             bytes(part.numpy().data)[: int(size)] for part, size in zip(parts, sizes, strict=True)
         ]
 
-    def gather_numbers(self, *values: float) -> list[list[float]]:
-        """Every rank's values, by rank, on all ranks: as many on each of them."""
-        mine = torch.tensor(values, dtype=torch.float64)
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        self._waits.wait(dist.all_gather(parts, mine, group=self._control, async_op=True))
-        return [part.tolist() for part in parts]
+    def maximum(self, value: float) -> tuple[float, int]:
+        """The greatest of all ranks' values, and the rank that has it: the last of several."""
+        greatest = self._greatest(value)
+        return greatest, int(self._greatest(self.rank if value == greatest else -1))
+
+    def _greatest(self, value: float) -> float:
+        found = torch.tensor([value], dtype=torch.float64)
+        work = dist.all_reduce(found, dist.ReduceOp.MAX, group=self._control, async_op=True)
+        self._waits.wait(work)
+        return float(found)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

@@ -17,6 +17,7 @@ from ddp_trainer.telemetry.bar import ProgressBar
 from ddp_trainer.telemetry.history import FILE_NAME, History
 from ddp_trainer.telemetry.publisher import Publisher
 from ddp_trainer.telemetry.status import CheckpointStatus, StatusFile
+from ddp_trainer.telemetry.stragglers import Pace
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.telemetry.wire import utc
@@ -89,9 +90,11 @@ class Progress:
         Returns the seconds that a step takes the slowest rank by itself; the same on all ranks.
         """
         steps = max(position.step - self._told.step, 1)
-        notes = group.gather_numbers(loss, self._timer.own_seconds() / steps)
+        own = self._timer.own_seconds() / steps
+        sum_of_losses, sum_of_own = group.sum(loss, own)
+        slowest, slowest_rank = group.maximum(own)
         self._timer.lap(Phase.COMMUNICATION)
-        mean = sum(loss for loss, _ in notes) / len(notes)
+        mean = sum_of_losses / group.size
         self._report.update(step=position.step, loss=round(mean, 6))
         now = self._mark(position)
         if self._publisher is not None:
@@ -106,10 +109,14 @@ class Progress:
                 epoch=position.epoch + 1,
                 loss=mean,
                 samples_per_second=rate,
-                own_seconds=[own for _, own in notes],
+                pace=Pace(
+                    slowest_rank=slowest_rank,
+                    slowest_seconds=slowest,
+                    others_seconds=(sum_of_own - slowest) / max(group.size - 1, 1),
+                ),
             )
         self._told = now
-        return max(own for _, own in notes)
+        return slowest
 
     def evaluated(self, position: Position, *, accuracy: float) -> None:
         """The model of `position` has this accuracy on the whole test set."""

@@ -71,7 +71,7 @@ def _measured(measured: Measurements, *, slowest_rank: int | None) -> Iterator[s
     text = "Time without training while the group was formed anew."
     yield from _metric("ddp_reform_seconds_total", "counter", text, measured.reform_seconds)
     if slowest_rank is not None and measured.straggler_ratio is not None:
-        text = "A step's own time of the rank that holds the others up, by the others' median."
+        text = "A step's own time of the rank that holds the others up, by the others' mean."
         ratio = {str(slowest_rank): measured.straggler_ratio}
         yield from _labelled("ddp_straggler_ratio", "gauge", text, "rank", ratio)
 

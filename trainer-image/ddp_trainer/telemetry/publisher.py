@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from math import isfinite
@@ -17,7 +17,7 @@ from ddp_trainer.system.logs import Complaints
 from ddp_trainer.telemetry.histogram import Histogram
 from ddp_trainer.telemetry.history import History
 from ddp_trainer.telemetry.status import CheckpointStatus, Measurements, Status, StatusFile
-from ddp_trainer.telemetry.stragglers import Straggler, StragglerWatch
+from ddp_trainer.telemetry.stragglers import Pace, Straggler, StragglerWatch
 from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.telemetry.wire import utc_to_the_millisecond
 
@@ -106,10 +106,10 @@ class Publisher:
         epoch: int,
         loss: float,
         samples_per_second: float,
-        own_seconds: Sequence[float],
+        pace: Pace,
     ) -> None:
-        """Some steps are complete; `own_seconds` a step, by rank."""
-        self._compare(own_seconds)
+        """Some steps are complete."""
+        self._compare(pace)
         slowest_rank = self._straggler.rank if self._straggler is not None else None
         self._status = replace(
             self._status,
@@ -174,8 +174,8 @@ class Publisher:
             self._history.append("metrics", step=self._logged_at, values=finite)
         self._logged.clear()
 
-    def _compare(self, own_seconds: Sequence[float]) -> None:
-        before, self._straggler = self._straggler, self._watch.compare(own_seconds)
+    def _compare(self, pace: Pace) -> None:
+        before, self._straggler = self._straggler, self._watch.compare(pace)
         if self._straggler is None and before is not None:
             _logger.info("rank %d holds nobody up any longer", before.rank)
         elif self._straggler is not None and (

@@ -49,7 +49,7 @@ class Measurements:
     reform_seconds: float
     """From noticing the loss of a rank to the first step that could follow."""
     straggler_ratio: float | None = None
-    """The slowest rank's own time by the median of the others', where that is worth a word."""
+    """The slowest rank's own time by the mean of the others', where that is worth a word."""
 
 
 @dataclass(frozen=True, kw_only=True)
