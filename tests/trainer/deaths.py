@@ -133,7 +133,7 @@ def install(variables: Mapping[str, str]) -> None:
     patch(checkpoint, "write_file", after=dying("within a save"))
     patch(rendezvous.Rendezvous, "meet", after=dying("rendezvous"))
     patch(connection.Connection, "open", before=dying("connection"))
-    patch(Group, "broadcast_large", before=dying("the state's transfer"))
+    patch(keeper, "hand_over", before=dying("the state's transfer"))
 
 
 def patch(

@@ -116,7 +116,7 @@ class Trial:
         self,
         steps: int,
         *,
-        begin_at: bytes | memoryview | None = None,
+        begin_at: Json | None = None,
         then: Callable[[int], object] = lambda _: None,
     ) -> Trial:
         """Train up to a step; `then` is called after each of them, with its number."""
@@ -132,7 +132,7 @@ class Trial:
         self.job.step = step  # type: ignore[method-assign]
         with self.job.joined(self.learner.parts()):
             if begin_at is not None:
-                self.run.restore(begin_at)
+                self.run.take_in(copy.deepcopy(begin_at))
             train(self.job, self.learner, replace(self._options, max_steps=steps))
         return self
 
@@ -262,14 +262,14 @@ def powersgd(group: Group) -> Json:
         *("--gradient-compression=powersgd", "--powersgd-start-step=2", "--lr=0.01"),
         "--checkpoint-every-steps=3",
     )
-    states: dict[int, memoryview] = {}
+    states: dict[int, Json] = {}
     left_out: dict[int, list[float]] = {}
     gradients: dict[int, list[float]] = {}
     own: dict[int, list[float]] = {}
     trial = Trial(group, *flags)
 
     def remember(step: int) -> None:
-        states[step] = trial.run.serialise()
+        states[step] = copy.deepcopy(trial.run.memory())
         gradients[step], own[step] = flat(trial.gradients.values()), trial.own
         if step >= 3:
             left_out[step] = trial.left_out()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 from collections.abc import Iterator
@@ -208,10 +209,10 @@ def test_the_scaler_is_part_of_the_state() -> None:
         return made
 
     saved, fresh = scaler(4.0), scaler(1024.0)
-    state = Steps(nn.Linear(3, 1), scaler=saved).run.serialise()
-    Steps(nn.Linear(3, 1), scaler=fresh).run.restore(state)
+    state = Steps(nn.Linear(3, 1), scaler=saved).run.memory()
+    Steps(nn.Linear(3, 1), scaler=fresh).run.take_in(copy.deepcopy(state))
     assert fresh.get_scale() == 4.0
-    Steps(nn.Linear(3, 1)).run.restore(state)  # and may be left out
+    Steps(nn.Linear(3, 1)).run.take_in(copy.deepcopy(state))  # and may be left out
 
 
 def test_powersgd_is_part_of_the_state_and_of_plain_types() -> None:

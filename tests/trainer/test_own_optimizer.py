@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -89,14 +90,14 @@ def test_its_own_scheduler_is_stepped_with_the_optimizer_and_goes_on_after_a_res
 
     first, second = fresh(), fresh()
     rates = train(first, steps=7)
-    second.restore(first.serialise())
+    second.take_in(copy.deepcopy(first.memory()))
     assert rates + train(second, steps=STEPS - 7) == whole
 
 
 def test_its_own_scheduler_and_the_bundled_one_do_not_take_each_others_state() -> None:
     bundled, other = begin(workload()), begin(own(scheduler=one_cycle))
     with pytest.raises(ValueError, match="scheduler"):
-        other.restore(bundled.serialise())
+        other.take_in(bundled.memory())
 
 
 @pytest.mark.parametrize("flag", ["--schedule=constant", "--warmup-steps=3", "--min-lr-ratio=0.1"])

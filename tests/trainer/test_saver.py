@@ -20,6 +20,7 @@ from ddp_trainer.run.position import Order, Position
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.options import Options
+from ddp_trainer.system.buffers import load
 from torch import nn
 
 from tests.trainer.pods import assert_same, until
@@ -250,7 +251,7 @@ def test_restored_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
         advance(run)
     one.save_for_certain(run)
     other = new_run()
-    other.restore(CheckpointDirectory(tmp_path, keep=2).load() or b"")
+    other.take_in(load(CheckpointDirectory(tmp_path, keep=2).load() or b""))
     for each in (run, other):
         torch.manual_seed(5)
         for _ in range(3):
@@ -268,7 +269,7 @@ def test_evaluated_or_not_the_same_step_is_the_same_checkpoint() -> None:
     assert before["position"] == {"step": 1, "epoch": 0, "samples": 4}
     other = new_run()
     other.order = run.order
-    other.restore(run.serialise())
+    other.take_in(copy.deepcopy(run.memory()))
     assert other.position == Position(step=1, epoch=1, samples=0)
 
 
@@ -276,7 +277,7 @@ def test_a_checkpoint_of_other_data_is_refused() -> None:
     run = new_run()
     run.order = Order(seed=0, samples=999)
     with pytest.raises(ValueError, match="seed 0 and 1000 training samples, this one has"):
-        run.restore(new_run().serialise())
+        run.take_in(new_run().memory())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -47,7 +48,7 @@ class Training:
         """Train with so many ranks from where the last ones stopped, until a share is done."""
         before, self.run = self.run, self._new_run(world_size)
         if before is not None:
-            self.run.restore(before.serialise())
+            self.run.take_in(copy.deepcopy(before.memory()))
         position = self.run.position
         while position.epoch < EPOCHS:
             sampler = ShardedSampler(SAMPLES, rank=0, world_size=world_size, seed=0)

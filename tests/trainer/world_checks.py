@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
 import os
 import sys
@@ -11,17 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from ddp_trainer.collectives import group as collectives
 from ddp_trainer.collectives.group import Group
+from ddp_trainer.library import handover
+from ddp_trainer.library.handover import hand_over
 from ddp_trainer.library.job import Job
 from ddp_trainer.loop.train import evaluate
 from ddp_trainer.membership.world import World
+from ddp_trainer.run.run import Run
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.logs import end_process
 from ddp_trainer.workloads.base import Samples, Workload
 from torch import Tensor, nn
 
+from tests.trainer.pods import assert_same
 from tests.trainer.same_group import job_in
 
 
@@ -105,17 +110,47 @@ def shared_by_rank_1(group: Group) -> list[object]:
     return [tensor.tolist() for tensor in tensors]
 
 
-def large(group: Group, source: int) -> str:
-    """What has come from a rank in many parts."""
-    data = None
-    if source < 2:  # of rank 2, nothing; of the others, more than two parts
-        data = memoryview(bytearray(str(group.rank).encode() * (1000 + group.rank)))
-    return bytes(group.broadcast_large(data, source=source)).decode()
+class Odd(nn.Module):
+    """Tensors of all kinds, of which some are no parameters."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.large = nn.Parameter(torch.randn(40, 41))
+        self.strided = nn.Parameter(torch.randn(7, 5).t())
+        self.register_buffer("scalar", torch.tensor(rank))
+        self.register_buffer("flags", torch.rand(9) > 0.5)
+        self.register_buffer("short", torch.randn(3, dtype=torch.bfloat16))
+        self.register_buffer("empty", torch.zeros(0, 4))
+
+
+def handed_over(group: Group) -> list[object]:
+    """Rank 1 has three steps, rank 2 is another run's, rank 0 is new."""
+    handover.BUCKET_BYTES = 1000  # so that most tensors travel in parts, and some together
+    model = Odd(group.rank)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = Run({"model": model, "optimizer": optimizer}, seed=0, device=group.device)
+    places = [tensor.data_ptr() for tensor in model.state_dict().values()]
+    for _ in range(3 * (group.rank == 1)):
+        (model.large.sum() + model.strided.square().sum()).backward()  # type: ignore[no-untyped-call]
+        run.complete_step(5)
+    run.answers = {(3, 0): [[1.5]]} if group.rank == 1 else {}
+    before = copy.deepcopy(run.memory())
+    hand_over(run, group, source=1, lacks_it=group.rank == 0)
+    assert places == [tensor.data_ptr() for tensor in model.state_dict().values()]
+    if group.rank != 0:
+        assert_same(run.memory(), before)
+        assert not run.is_torn
+    digest = hashlib.sha256()
+    state = run.memory()
+    for part in (state["model"].values(), *map(dict.values, state["optimizer"]["state"].values())):
+        for tensor in part:
+            digest.update(bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist()))
+    return [digest.hexdigest(), run.position.step, list(run.answers.items())]
 
 
 def main(folder: Path) -> None:
     """Write down what this rank sees."""
-    collectives._LARGE_PART_BYTES = 400
     environment = Environment.from_env(os.environ)
     world = World(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=10)
     with world.formed(timeout_seconds=60) as group:
@@ -135,7 +170,7 @@ def main(folder: Path) -> None:
                 ).decode()
                 for source in range(group.size)
             ],
-            "large": [large(group, source) for source in range(group.size)],
+            "handed over": handed_over(group),
             "nothing": group.broadcast(None).decode(),
             "gathered": [part.decode() for part in group.gather(b"x" * (3 * group.rank + 1))],
         }

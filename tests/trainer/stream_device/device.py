@@ -136,7 +136,7 @@ def install(sabotage: Sabotage | None = None) -> None:
     _queue(nn.utils, "clip_grad_norm_")
     _queue(run.Run, "_apply")
     _queue(run.Run, "take_back")
-    _synchronize_before(run.Run, "state", "restore", "before")
+    _synchronize_before(run.Run, "state", "take_in", "before")
     _synchronize_before(net.Net, "forward")
     match sabotage:
         case Sabotage.NO_GATE:

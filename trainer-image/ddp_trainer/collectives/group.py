@@ -22,10 +22,6 @@ from ddp_trainer.collectives.compression import Hook
 from ddp_trainer.collectives.waits import Waits, value_of
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.settings.training import DDPOptions
-from ddp_trainer.system.buffers import allocate
-
-_LARGE_PART_BYTES = 64 << 20
-"""Seconds on a slow network, and so many that waiting for each by itself does not count."""
 
 
 class Group:
@@ -172,20 +168,6 @@ class Group:
         if len(buffer):
             self._pass_on(buffer, source)
         return bytes(buffer.numpy().data)
-
-    def broadcast_large(self, data: memoryview | None, *, source: int = 0) -> memoryview:
-        """The `data` of rank `source`, on all ranks: the same as `broadcast`, for gigabytes.
-
-        It travels a part at a time, each of which has the group's timeout to itself.
-        """
-        size = torch.tensor([len(data) if data is not None else 0])
-        self._pass_on(size, source)
-        if data is None or self.rank != source:
-            data = allocate(int(size))
-        for first in range(0, len(data), _LARGE_PART_BYTES):
-            part = torch.frombuffer(data[first : first + _LARGE_PART_BYTES], dtype=torch.uint8)
-            self._pass_on(part, source)
-        return data
 
     def _pass_on(self, message: Tensor, source: int) -> None:
         self._waits.wait(dist.broadcast(message, src=source, group=self._control, async_op=True))

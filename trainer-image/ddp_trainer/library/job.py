@@ -415,8 +415,9 @@ class Job:
             self._formation.votes.begin(position.step)
         except Exception as error:
             self._formation.note(error)
-        samples = [index for batch in places for index in batch]
-        self._trace.write(step=position.step + 1, epoch=position.epoch, samples=samples)
+        if self._formation.is_rehearsed:
+            samples = [index for batch in places for index in batch]
+            self._trace.write(step=position.step + 1, epoch=position.epoch, samples=samples)
         self._attempt = Attempt(
             before=self._run.before(),
             answered=self._asked,

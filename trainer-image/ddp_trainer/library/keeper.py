@@ -21,8 +21,10 @@ from ddp_trainer.exit_codes import (
     LostPeerError,
     StoppedError,
 )
+from ddp_trainer.library.handover import hand_over
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
+from ddp_trainer.system import buffers
 
 _NOTHING: list[int] = []
 """The progress of a rank that holds no state: less than any other."""
@@ -70,8 +72,11 @@ class Keeper:
         if most == _NOTHING:
             self._load(run, group)
         else:
-            has_nothing = all_progress[group.rank] == _NOTHING
-            self._take_over(run, group, source=all_progress.index(most), has_nothing=has_nothing)
+            source, lacks_it = all_progress.index(most), all_progress[group.rank] != most
+            everybody_has_it = all(progress == most for progress in all_progress)
+            self._take_over(
+                run, group, source=None if everybody_has_it else source, lacks_it=lacks_it
+            )
         run.is_fresh = False
 
     def is_due(self, step: int) -> bool:
@@ -149,36 +154,56 @@ class Keeper:
         if self._saver is not None:
             self._saver.close()
 
-    def _take_over(self, run: Run, group: Group, *, source: int, has_nothing: bool) -> None:
+    def _take_over(self, run: Run, group: Group, *, source: int | None, lacks_it: bool) -> None:
         begin = time.monotonic()
-        mine = run.serialise() if group.rank == source else None
-        state = group.broadcast_large(mine, source=source)
-        if group.rank != source:
-            run.restore(state)
+        size = 0
+        if source is not None:
+            size = hand_over(run, group, source=source, lacks_it=lacks_it)
         if self._directory is not None and self._directory.newest is None:
             self._directory.look()
-        if group.rank == 0 or has_nothing:
+        if group.rank == 0 or lacks_it:
             _logger.info(
-                "going on from memory at step %d: rank %d's state, %.1f MB in %.2f s",
+                "going on from memory at step %d: %s",
                 run.position.step,
-                source,
-                len(state) / 1e6,
-                time.monotonic() - begin,
+                "all ranks have it"
+                if source is None
+                else f"rank {source}'s state, {size / 1e6:.1f} MB in "
+                f"{time.monotonic() - begin:.2f} s",
             )
 
     def _load(self, run: Run, group: Group) -> None:
         if not self._keeps:
+            self._start(run)
             return
-        loaded = self._directory.load() if self._directory is not None else None
-        state = group.broadcast_large(loaded)
-        if not state:
+        found, trouble = False, ""
+        if self._directory is not None:
+            loaded = self._directory.load()
+            found = loaded is not None
+            try:
+                if loaded is not None:
+                    run.take_in(buffers.load(loaded))
+            except (RuntimeError, KeyError, ValueError) as error:
+                trouble = (
+                    f"checkpoint {self.newest or ''} does not fit this run: choose another "
+                    f"checkpoint directory, or the workload that wrote it ({error})"
+                )
+            group.broadcast(json.dumps([found, trouble]).encode())
+        else:
+            found, trouble = json.loads(group.broadcast(None))
+        if trouble:
+            raise ConfigurationError(trouble)
+        if not found:
+            self._start(run)
             return
-        try:
-            run.restore(state)
-        except (RuntimeError, KeyError, ValueError) as error:
-            raise ConfigurationError(
-                f"checkpoint {self.newest or ''} does not fit this run: choose another checkpoint "
-                f"directory, or the workload that wrote it ({error})"
-            ) from error
+        if group.size > 1:
+            hand_over(run, group, source=0, lacks_it=group.rank != 0)
         if group.rank == 0:
             _logger.info("resuming from checkpoint %s", self.newest)
+
+    @staticmethod
+    def _start(run: Run) -> None:
+        if run.is_torn:
+            raise RuntimeError(
+                "all ranks that had the state were lost while they passed it on, and there is no "
+                "checkpoint: starting again"
+            )

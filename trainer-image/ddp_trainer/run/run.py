@@ -1,7 +1,7 @@
 """All that a run must remember to go on as if it had never stopped.
 
-The serialised state is what checkpoints hold and what a rank that lags behind or starts anew takes
-from another one, so resuming follows one path wherever the state comes from. Random numbers are no
+The same state is what checkpoints hold and what a rank that lags behind or starts anew takes from
+another one, so resuming follows one path wherever the state comes from. Random numbers are no
 part of it: see `seeds`.
 """
 
@@ -20,13 +20,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ddp_trainer.collectives.compression import Memory, PowerSGD
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Order, Position
-from ddp_trainer.system import buffers
-from ddp_trainer.system.buffers import size_of
 
 _RESERVED = frozenset({"position", "order", "answers", "epoch"})
 """Names of what is no part."""
-_OVERHEAD_BYTES = 1 << 20
-"""What a serialised state takes beside its tensors, of which there may be a thousand."""
 
 
 class Part(Protocol):
@@ -70,7 +66,9 @@ class Run:
         self.order = Order(seed=seed)
         self.position = Position()
         self.is_fresh = True
-        """Whether this holds nothing yet that another rank could go on from."""
+        """Whether this holds nothing that another rank could go on from."""
+        self.is_torn = False
+        """Whether a part of another state has come into this one, and never the rest."""
         self.epoch = 0
         """The epoch that the script is in: the position's, or beyond it where training has ended
         within an epoch."""
@@ -114,23 +112,21 @@ class Run:
         position = self.position.before_evaluation(epoch_length=self.order.samples)
         return {**parts, "position": asdict(position), "order": asdict(self.order)}
 
-    def serialise(self) -> memoryview:
-        """The whole state as `restore` reads it, for ranks that go on together from here."""
-        state = self.state() | {
+    def memory(self) -> dict[str, Any]:
+        """The same with what ranks need that go on together from here, in this very moment."""
+        return self.state() | {
             "position": asdict(self.position),
             "epoch": self.epoch,
             "answers": list(self.answers.items()),
         }
-        return buffers.save(state, capacity=size_of(state) + _OVERHEAD_BYTES)
 
-    def restore(self, data: bytes | memoryview) -> None:
-        """Take over a serialised state, in the same tensors that the model has now.
+    def take_in(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` or `memory` has told, in the same tensors that the model has now.
 
         Raises:
             ValueError: it is of a run that cannot go on as this one.
             RuntimeError, KeyError: it is of another model or optimizer.
         """
-        state: Any = buffers.load(data)
         self._check(state)
         for name, part in self.parts.items():
             if name in state:
@@ -141,6 +137,7 @@ class Run:
         # A checkpoint is of a step, after which nothing was answered yet.
         self.epoch = state.get("epoch", self.position.epoch)
         self.answers = {tuple(place): values for place, values in state.get("answers", [])}
+        self.is_torn = False
 
     def choose_samples(self, samples: int) -> None:
         """The training set has so many.

@@ -1,0 +1,168 @@
+"""A run's state from the rank that has it to those that lack it, in their own tensors.
+
+What holds the state are tensors, of gigabytes perhaps: they travel in buckets, over the devices'
+own backend, into the memory that will hold them. All else goes before, as an outline with a hole
+for each tensor. Whoever lacks the state has none until all of it has come.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.run.run import Run
+
+BUCKET_BYTES = 32 << 20
+"""A bucket is copied on its way, once on each side: little beside any state worth the name."""
+
+Path = tuple[object, ...]
+"""Keys and indices that lead to a tensor."""
+
+
+def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
+    """Give rank `source`'s state to the ranks that lack it; returns its bytes. A collective.
+
+    Ranks that neither have to give nor lack it pass on what they get, and keep their own.
+    """
+    giver = group.rank == source
+    state = run.memory() if giver or lacks_it else {}
+    own = dict(_tensors(state))
+    outline = _Outline.of(state, own) if giver else None
+    message = group.broadcast(outline.pack() if outline is not None else None, source=source)
+    outline = outline or _Outline.unpack(message)
+    if lacks_it:
+        run.is_fresh = run.is_torn = True
+    slots = [
+        _Slot(own[path] if giver else _room(own.get(path), hole, on_device, group.device))
+        if giver or lacks_it
+        else None
+        for (path, hole), on_device in zip(outline.holes.items(), outline.on_device, strict=True)
+    ]
+    for pieces in _buckets(list(outline.holes.values()), outline.on_device):
+        tensors = [
+            slot.bytes[begin:end]
+            for number, begin, end in pieces
+            if (slot := slots[number]) is not None
+        ]
+        if not tensors:
+            size = sum(end - begin for _, begin, end in pieces)
+            device = group.device if outline.on_device[pieces[0][0]] else torch.device("cpu")
+            tensors = [torch.empty(size, dtype=torch.uint8, device=device)]
+        group.share(*tensors, source=source)
+    if lacks_it:
+        filled = {
+            path: slot.filled() for path, slot in zip(outline.holes, slots, strict=True) if slot
+        }
+        run.take_in(outline.with_tensors(filled))
+    return sum(map(_size, outline.holes.values()))
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """A state with tensors that hold nothing ("meta") in the place of its own."""
+
+    state: Any
+    on_device: list[bool]
+    """Of each tensor, whether it is on the rank's device; else it is on the CPU."""
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], tensors: Mapping[Path, Tensor]) -> _Outline:
+        """What is left of a state without its tensors."""
+        holes = {
+            id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for tensor in tensors.values()
+        }
+        on_device = [tensor.device.type != "cpu" for tensor in tensors.values()]
+        return cls(copy.deepcopy(state, dict[int, Any](holes)), on_device)
+
+    @property
+    def holes(self) -> dict[Path, Tensor]:
+        """The tensors that hold nothing."""
+        return dict(_tensors(self.state))
+
+    def with_tensors(self, tensors: Mapping[Path, Tensor]) -> Any:
+        """The state, with these in their places."""
+        memo = {id(hole): tensors[path] for path, hole in self.holes.items()}
+        return copy.deepcopy(self.state, dict[int, Any](memo))
+
+    def pack(self) -> bytes:
+        """As a message."""
+        file = io.BytesIO()
+        torch.save((self.state, self.on_device), file)
+        return file.getvalue()
+
+    @classmethod
+    def unpack(cls, message: bytes) -> _Outline:
+        """Of a message."""
+        return cls(*torch.load(io.BytesIO(message), weights_only=True))
+
+
+class _Slot:
+    """The memory of a tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor.detach()
+        self._contiguous = self._tensor.contiguous()
+        self.bytes = self._contiguous.reshape(-1).view(torch.uint8)
+
+    def filled(self) -> Tensor:
+        """The tensor, when all of its bytes have come."""
+        if self._contiguous is not self._tensor:
+            self._tensor.copy_(self._contiguous)
+        return self._tensor
+
+
+def _tensors(state: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    if isinstance(state, Tensor):
+        yield path, state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from _tensors(value, (*path, key))
+    elif isinstance(state, list | tuple):
+        for index, value in enumerate(state):
+            yield from _tensors(value, (*path, index))
+
+
+def _room(own: Tensor | None, hole: Tensor, on_device: bool, device: torch.device) -> Tensor:
+    """Where a tensor is to be: in the place of its like, or in new memory."""
+    wanted = device if on_device else torch.device("cpu")
+    if (
+        own is not None
+        and own.shape == hole.shape
+        and own.dtype == hole.dtype
+        and own.device == wanted
+    ):
+        return own
+    return torch.empty(hole.shape, dtype=hole.dtype, device=wanted)
+
+
+def _buckets(tensors: list[Tensor], on_device: list[bool]) -> Iterator[list[tuple[int, int, int]]]:
+    """Pieces (number of the tensor, first byte, end) that travel together; alike on all ranks."""
+    pieces: list[tuple[int, int, int]] = []
+    room = BUCKET_BYTES
+    for number, tensor in enumerate(tensors):
+        size, begin = _size(tensor), 0
+        if pieces and on_device[number] != on_device[pieces[-1][0]]:
+            yield pieces
+            pieces, room = [], BUCKET_BYTES
+        while begin < size:
+            end = min(begin + room, size)
+            pieces.append((number, begin, end))
+            room -= end - begin
+            begin = end
+            if room == 0:
+                yield pieces
+                pieces, room = [], BUCKET_BYTES
+    if pieces:
+        yield pieces
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
