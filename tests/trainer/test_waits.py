@@ -106,7 +106,8 @@ try:
                 dist.all_reduce(large, async_op=True)
                 time.sleep(0.02)
                 os.kill(os.getpid(), signal.SIGKILL)
-            loss.backward()
+            loss.backward()  # ends like any other
+            group.gate.wait()
 except BrokenGroupError as error:
     print("broken:", error, flush=True)
     os._exit(0)
