@@ -109,7 +109,7 @@ def _of_trainer(folder: Path, *, victim: int) -> Recovery:
     variables = {**environment(), "DDP_CHECKPOINT_DIR": str(folder / "checkpoints")}
     log = folder / "log"
     with started(command, variables, log=log) as launcher:
-        return _killed(launcher, folder, log, lambda: _child_named(launcher, f"ddp-rank-{victim}"))
+        return _killed(launcher, folder, log, lambda: child_named(launcher, f"ddp-rank-{victim}"))
 
 
 def _of_script(folder: Path, *, victim: int) -> Recovery:
@@ -177,7 +177,8 @@ def _last_step(folder: Path, rank: int) -> int:
     return max((entry["step"] for entry in _begun(folder, rank)), default=0)
 
 
-def _child_named(parent: subprocess.Popen[bytes], name: str) -> int:
+def child_named(parent: subprocess.Popen[bytes], name: str) -> int:
+    """The process ID of a launcher's child."""
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
     (found,) = [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == name]
     return int(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,18 @@ from ddp_trainer.checkpoints.background_save import is_worth_overtaking
 from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
 from ddp_trainer.checkpoints.saver import Saver
 from ddp_trainer.checkpoints.storage import Recorder, Transfer
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.devices.gate import Gate
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.run.position import Order, Position
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import load
+from torch import distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from tests.trainer.pods import assert_same, until
 
@@ -271,6 +276,35 @@ def test_evaluated_or_not_the_same_step_is_the_same_checkpoint() -> None:
     other.order = run.order
     other.take_in(copy.deepcopy(run.memory()))
     assert other.position == Position(step=1, epoch=1, samples=0)
+
+
+@pytest.fixture
+def alone() -> Iterator[Group]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield Group(
+        rank=0,
+        size=1,
+        device=torch.device("cpu"),
+        waits=Waits(),
+        gate=Gate(None, lambda: None, timeout_seconds=1),
+    )
+    dist.destroy_process_group()
+
+
+def test_a_state_of_which_only_a_part_has_come_is_no_beginning(
+    alone: Group, tmp_path: Path
+) -> None:
+    run = new_run()
+    run.is_torn = True
+    with pytest.raises(RuntimeError, match="all ranks that had the state were lost"):
+        Keeper(None, 0, rank=0).agree(run, alone)
+    advanced = new_run()
+    advance(advanced)
+    directory = CheckpointDirectory(tmp_path, keep=1)
+    saver(directory).save_for_certain(advanced)
+    Keeper(saver(CheckpointDirectory(tmp_path, keep=1)), 0, rank=0).agree(run, alone)
+    assert_same(run.state(), advanced.state())
+    assert not run.is_torn
 
 
 def test_a_checkpoint_of_other_data_is_refused() -> None:

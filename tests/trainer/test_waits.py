@@ -92,12 +92,13 @@ class Large(torch.nn.Module):
 
 try:
     with world.formed(timeout_seconds=60) as group:
-        if sys.argv[1] == "wrapping":
+        if sys.argv[1] == "sharing":
             if environment.rank == 0:
                 dist.broadcast(large, src=0, async_op=True)
                 time.sleep(0.02)
                 os.kill(os.getpid(), signal.SIGKILL)
-            group.wrap(Large(), DDPOptions())
+            group.share(large)
+            group.gate.wait()
         else:
             hook = allreduce_hook if sys.argv[1] == "one at a time" else None
             model = group.wrap(Large(), DDPOptions(), hook, one_at_a_time=hook is not None)
@@ -114,7 +115,7 @@ except BrokenGroupError as error:
 """
 
 
-@pytest.mark.parametrize("moment", ["wrapping", "backward", "one at a time"])
+@pytest.mark.parametrize("moment", ["sharing", "backward", "one at a time"])
 def test_a_rank_that_dies_with_a_message_half_sent(moment: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(RANK_PROGRAM)

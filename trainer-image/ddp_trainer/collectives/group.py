@@ -62,11 +62,9 @@ class Group:
 
         `hook`: does it in another way than by a sum. `one_at_a_time`: on a CPU a bucket begins only
         when the one before is done. A backward pass in a group that breaks ends like any other,
-        with gradients that are of no use: the gate alone tells. Buffers are left to the caller.
+        with gradients that are of no use: the gate alone tells. That the model is the same on all
+        ranks, and remains so in its buffers, is left to the caller: DDP would wait in gloo.
         """
-        # None of this is left to DDP, which would wait in gloo.
-        for tensor in (*model.parameters(), *model.buffers()):
-            self.share(tensor.detach())
         wrapped = DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,

@@ -31,6 +31,8 @@ def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
 
     Ranks that neither have to give nor lack it pass on what they get, and keep their own.
     """
+    if group.size == 1:
+        return 0
     giver = group.rank == source
     state = run.memory() if giver or lacks_it else {}
     own = dict(_tensors(state))

@@ -173,7 +173,7 @@ class Keeper:
 
     def _load(self, run: Run, group: Group) -> None:
         if not self._keeps:
-            self._start(run)
+            self._start(run, group)
             return
         found, trouble = False, ""
         if self._directory is not None:
@@ -193,17 +193,18 @@ class Keeper:
         if trouble:
             raise ConfigurationError(trouble)
         if not found:
-            self._start(run)
+            self._start(run, group)
             return
-        if group.size > 1:
-            hand_over(run, group, source=0, lacks_it=group.rank != 0)
+        hand_over(run, group, source=0, lacks_it=group.rank != 0)
         if group.rank == 0:
             _logger.info("resuming from checkpoint %s", self.newest)
 
     @staticmethod
-    def _start(run: Run) -> None:
-        if run.is_torn:
+    def _start(run: Run, group: Group) -> None:
+        """Train from where rank 0 begins: others may have drawn other weights."""
+        if group.rank == 0 and run.is_torn:
             raise RuntimeError(
                 "all ranks that had the state were lost while they passed it on, and there is no "
                 "checkpoint: starting again"
             )
+        hand_over(run, group, source=0, lacks_it=group.rank != 0)
