@@ -10,16 +10,41 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from ddp_trainer import workloads
-from ddp_trainer.workloads.base import Samples, Workload
+from ddp_trainer.workloads.base import MapSamples, Samples, SampleSet, Workload
+from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
 BATCH_SIZE = 32
 LOG_EVERY_STEPS = 10
+LOADING_WORKERS = 1
+"""Of each rank, where samples take time to load."""
+
+
+def batches(
+    samples: SampleSet, epoch: int, *, rank: int, world_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One rank's batches of an epoch: from memory, or by a DataLoader with a worker."""
+    if isinstance(samples, MapSamples):
+        yield from DataLoader(
+            samples.dataset,
+            batch_size=BATCH_SIZE,
+            sampler=DistributedSampler(samples.dataset, world_size, rank),
+            num_workers=LOADING_WORKERS,
+        )
+        return
+    assert isinstance(samples, Samples)
+    generator = torch.Generator().manual_seed(epoch)
+    mine = torch.randperm(len(samples), generator=generator)[rank::world_size]
+    for first in range(0, len(mine), BATCH_SIZE):
+        batch = mine[first : first + BATCH_SIZE]
+        yield samples.inputs[batch], samples.targets[batch]
 
 
 @dataclass(frozen=True)
@@ -47,15 +72,9 @@ def train(workload: Workload, *, epochs: int) -> list[Moment]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     steps_of_an_epoch = -(-len(workload.train) // (BATCH_SIZE * world_size))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps_of_an_epoch)
-    samples = workload.train
-    assert isinstance(samples, Samples)
     complete: list[Moment] = []
     for epoch in range(epochs):
-        generator = torch.Generator().manual_seed(epoch)
-        mine = torch.randperm(len(workload.train), generator=generator)[rank::world_size]
-        for first in range(0, len(mine), BATCH_SIZE):
-            batch = mine[first : first + BATCH_SIZE]
-            inputs, targets = samples.inputs[batch], samples.targets[batch]
+        for inputs, targets in batches(workload.train, epoch, rank=rank, world_size=world_size):
             loss = workload.loss(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -2,6 +2,9 @@
 
     python -m ddp_trainer.launch -- python -m tests.bench.loop_rank WORKLOAD STEPS PAIRS FILE
 
+WORKLOAD is a bundled one, or such as `digits+0.006`, of which a batch takes so many seconds to
+load.
+
 Both loops share processes and process group, so that all that differs between them is themselves.
 """
 
@@ -11,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,9 @@ from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.logs import end_process, log_to_stdout
 from ddp_trainer.telemetry.termination import RankReport
-from ddp_trainer.workloads.base import Samples, Workload
+from ddp_trainer.workloads.base import MapSamples, Samples, SampleSet, Workload
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from tests.bench import bare_ddp
 
@@ -52,8 +58,13 @@ def main(name: str, steps: int, pairs: int, results: Path) -> None:
     environment = Environment.from_env(os.environ)
     log_to_stdout(f"rank {environment.rank}")
     world_size = environment.placement.world_size
-    workload = cut(workloads.load(name), train=steps * bare_ddp.BATCH_SIZE * world_size)
+    known, _, loading_seconds = name.partition("+")
+    workload = cut(workloads.load(known), train=steps * bare_ddp.BATCH_SIZE * world_size)
     flags = ["--epochs=1", "--checkpoint-every-steps=0", f"--batch-size={bare_ddp.BATCH_SIZE}"]
+    if loading_seconds:
+        flags.append(f"--workers={bare_ddp.LOADING_WORKERS}")
+        slow = Slow(workload.train, float(loading_seconds) / bare_ddp.BATCH_SIZE)
+        workload = replace(workload, train=MapSamples(slow))
     options = Options.parse([*flags, f"--log-every-steps={bare_ddp.LOG_EVERY_STEPS}"])
     found = []
     for i in range(pairs):
@@ -74,6 +85,22 @@ def main(name: str, steps: int, pairs: int, results: Path) -> None:
         found.append({"bare": times[False], "trainer": times[True]})
     if environment.rank == 0:
         results.write_text(json.dumps(found))
+
+
+class Slow(Dataset[Any]):
+    """Samples each of which has to be waited for, as for storage."""
+
+    def __init__(self, samples: SampleSet, seconds: float) -> None:
+        self._samples = samples
+        self._seconds = seconds
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        time.sleep(self._seconds)
+        inputs, targets = self._samples.batch([index])
+        return inputs[0], targets[0]
 
 
 def cut(workload: Workload, *, train: int) -> Workload:

@@ -34,7 +34,8 @@ class Shape:
     steps: int
 
 
-SHAPES = (Shape("digits", 120), Shape("gpt", 40))
+SHAPES = (Shape("digits", 120), Shape("gpt", 40), Shape("digits+0.006", 120))
+"""The last one loads for as long as it computes: by DataLoader, with a worker for each rank."""
 
 
 def measure(settings: Settings) -> Outcome:
