@@ -65,6 +65,20 @@ def test_a_rank_of_a_script_is_killed_and_comes_back(name: str, tmp_path: Path) 
         assert pod.message["checkpoint"]["step"] == pod.message["step"]
 
 
+def test_a_rank_of_a_script_that_stands_still_is_killed_and_comes_back(tmp_path: Path) -> None:
+    with job(tmp_path, nodes=1, local_world_size=2) as frozen:
+        script = ("-m", "tests.trainer.library.script", "--heartbeat-timeout-seconds", "3")
+        slow = ("--step-delay-seconds", "0.1")
+        [pod] = frozen.start_all("--", sys.executable, *script, *slow)
+        pod.wait_for_log("epoch 0: ")
+        os.kill(pod.child_pids()[1], signal.SIGSTOP)
+        pod.wait_for_log("rank 1 has been frozen for 3 s: killing it")
+        pod.wait_for_log("going on from memory at step")
+        pod.wait_for_log("epoch 1: ")
+        pod.stop()
+        assert pod.wait() in (0, 128 + signal.SIGTERM), pod.log
+
+
 def test_torchrun_starts_a_script(tmp_path: Path) -> None:
     ran = subprocess.run(
         [

@@ -26,6 +26,7 @@ from ddp_trainer.telemetry.termination import (
     open_report_file,
     read_pulse,
     read_report_file,
+    read_timeout,
 )
 
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -68,7 +69,8 @@ class Supervisor:
         """`kill_after_seconds`: how long ranks may take to end when one of them has failed.
 
         `silence_seconds`: how long a rank may give no sign of life before it is killed; 0: for
-        ever. A pulse is one; that it computes is another one, but not without any end.
+        ever, or as long as a script says whose ranks have joined. A pulse is one; that it computes
+        is another one, but not without any end.
         `can_come_back`: whether another process may take the place of a rank that ended so.
         `script_has_finished`: whether a script said, for all ranks, that nothing is left to do;
         ranks of the bundled trainer each say so in their report.
@@ -79,11 +81,9 @@ class Supervisor:
         self._silence_seconds = silence_seconds
         self._can_come_back = can_come_back
         self._script_has_finished = script_has_finished
-        self._watch = FrozenWatch(
-            timeout_seconds=silence_seconds,
-            longest_seconds=_BUSY_TIMEOUTS * silence_seconds,
-            now=time.monotonic(),
-        )
+        self._before_their_pulse = silence_seconds > 0
+        """Whether ranks are watched before they have a pulse: a script's may never have one."""
+        self._watch: FrozenWatch | None = None
         self._busy: list[int] = []
         """Process IDs of the ranks that were found too busy for a pulse by the last look."""
         self._variables: Mapping[int, Mapping[str, str]] = {}
@@ -236,8 +236,19 @@ class Supervisor:
 
     def _kill_the_frozen(self) -> None:
         if self._silence_seconds <= 0:
+            timeouts = (read_timeout(one.report_fd) for one in self._running.values())
+            self._silence_seconds = max(timeouts, default=0.0)
+        if self._silence_seconds <= 0:
             return
+        if self._watch is None:
+            self._watch = FrozenWatch(
+                timeout_seconds=self._silence_seconds,
+                longest_seconds=_BUSY_TIMEOUTS * self._silence_seconds,
+                now=time.monotonic(),
+            )
         pulses = {pid: read_pulse(one.report_fd) for pid, one in self._running.items()}
+        if not self._before_their_pulse:
+            pulses = {pid: pulse for pid, pulse in pulses.items() if pulse > 0}
         seen = self._watch.look(pulses, read_activity, now=time.monotonic())
         for pid in seen.frozen:
             if pid in seen.busy:

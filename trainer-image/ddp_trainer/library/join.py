@@ -94,7 +94,8 @@ def report_of(environment: Environment, options: Options) -> RankReport:
     """What this rank tells its launcher, beginning with that it is alive."""
     report = RankReport(os.environ, rank=environment.rank)
     if options.heartbeat_timeout_seconds > 0:
-        report.start_pulse(interval(options.heartbeat_timeout_seconds))
+        seconds = options.heartbeat_timeout_seconds
+        report.start_pulse(interval(seconds), timeout_seconds=seconds)
     return report
 
 

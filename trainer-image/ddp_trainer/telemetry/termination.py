@@ -2,8 +2,8 @@
 
 Each rank keeps its own report up to date in a file that it inherits from the launcher; the launcher
 alone writes the pod's. A rank that dies without warning thus still tells how far it had come.
-Behind the report in the same file stand its newest step and its pulse, by which the launcher knows
-a frozen process.
+Behind the report in the same file stand its newest step, its pulse, and how long that may stand
+still, by which the launcher knows a frozen process.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _DEFAULT_PATH = Path("/dev/termination-log")
 _NUMBER = struct.Struct("<q")
 _STEP_OFFSET = _LIMIT_BYTES
 _PULSE_OFFSET = _STEP_OFFSET + _NUMBER.size
+_TIMEOUT_OFFSET = _PULSE_OFFSET + _NUMBER.size
 
 _logger = logging.getLogger(__name__)
 
@@ -100,9 +101,13 @@ class RankReport:
             with contextlib.suppress(OSError):
                 os.pwrite(self._fd, _NUMBER.pack(step), _STEP_OFFSET)
 
-    def start_pulse(self, interval_seconds: float) -> None:
-        """Tell the launcher from a thread, now and then, that this process runs."""
+    def start_pulse(self, interval_seconds: float, *, timeout_seconds: float) -> None:
+        """Tell the launcher from a thread, now and then, that this process runs.
+
+        After so long without a sign of life it counts as frozen.
+        """
         if self._fd is not None:
+            os.pwrite(self._fd, _NUMBER.pack(round(timeout_seconds * 1000)), _TIMEOUT_OFFSET)
             threading.Thread(
                 target=self._beat, args=(self._fd, interval_seconds), name="pulse", daemon=True
             ).start()
@@ -131,6 +136,11 @@ def read_report_file(fd: int) -> TerminationReport:
 def read_pulse(fd: int) -> int:
     """A number that grows as long as the rank's process runs; 0 before its first beat."""
     return _read_number(fd, _PULSE_OFFSET)
+
+
+def read_timeout(fd: int) -> float:
+    """Seconds without a sign of life after which a rank is frozen; 0 where it has not said."""
+    return _read_number(fd, _TIMEOUT_OFFSET) / 1000
 
 
 def _read_number(fd: int, offset: int) -> int:
