@@ -3,49 +3,33 @@
 A group that breaks never reaches the script as an error. What is left of the step is computed for
 nothing; `step` finds that it cannot be taken, forms the group anew and takes over the state of the
 most advanced rank; then `batches` gives the step's batches once more, or goes on where the others
-are. A rank that takes the place of a lost one runs the script from its top, and `begin` puts it
-where the others stand.
+are. A rank that takes the place of a lost one runs the script from its top, and finds itself where
+the others stand.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ddp_trainer.checkpoints.saver import saver_of
-from ddp_trainer.collectives.group import Group
 from ddp_trainer.data.sampler import SampleTrace
-from ddp_trainer.devices.accelerator import prepare_nccl
-from ddp_trainer.exit_codes import ConfigurationError, StoppedError
+from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.library.attempt import Attempt
-from ddp_trainer.library.endings import end_stuck
-from ddp_trainer.library.formation import Formation
-from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.loading import Loading
 from ddp_trainer.library.net import Net
-from ddp_trainer.library.plan import Plan
-from ddp_trainer.library.progress import Progress, publisher_of
-from ddp_trainer.membership.network import hurry_the_resolver
-from ddp_trainer.membership.world import World
-from ddp_trainer.run.run import Run
+from ddp_trainer.library.session import Session
 from ddp_trainer.run.seeds import seed_step
-from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.training import COMPRESSIONS, DDPOptions
 from ddp_trainer.telemetry.prometheus import is_name
 from ddp_trainer.telemetry.termination import RankReport
-from ddp_trainer.telemetry.timing import Phase, StepTimer, moments_of
-
-Parts = Mapping[str, Any]
-"""Whatever has `state_dict` and `load_state_dict`, by a name of the script's choice."""
+from ddp_trainer.telemetry.timing import Phase
 
 _ASK_SECONDS = 0.25
 """Between questions, within an evaluation, whether a rank was told to stop."""
@@ -62,7 +46,7 @@ WRAP_OPTIONS = (
 """What `Job.wrap` can be told of DDP."""
 
 
-class Job:
+class Job(Session):
     """What `ddp_trainer.join` returns; every rank calls the same methods in the same order."""
 
     def __init__(self, environment: Environment, options: Options, report: RankReport) -> None:
@@ -71,43 +55,8 @@ class Job:
         Raises:
             ConfigurationError: this pod has not the GPUs that its ranks need.
         """
-        self._options = options
-        self._report = report
-        self.rank = environment.rank
-        """Of this process, among all of the job."""
-        self.local_rank = environment.local_rank
-        """Of this process, in its pod."""
-        self.world_size = environment.placement.world_size
-        """Processes in the whole job."""
-        self._stop = StopSignal(within_seconds=options.stop_within_seconds)
-        prepare_nccl()
-        hurry_the_resolver()
-        self._world = World(
-            environment,
-            group_timeout_seconds=options.group_timeout_seconds,
-            heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
-            device_ids=options.hardware.device_ids,
-            on_stuck=partial(end_stuck, report),
-        )
-        self.device = self._world.device
-        """Where this rank computes, and where its models are."""
-        saver = saver_of(environment, options, self._stop)
-        self._keeper = Keeper(saver, options.checkpoint_every_steps, rank=self.rank)
-        self._timer = StepTimer(moments_of(self.device))
-        self._progress = Progress(
-            report,
-            self._timer,
-            self._keeper,
-            publisher_of(environment, self._timer),
-            log_every_steps=options.log_every_steps,
-        )
+        super().__init__(environment, options, report)
         self._trace = SampleTrace(options.trace_samples, rank=self.rank)
-        self._formation: Formation
-        self._asked = 0
-        """How many of the run's answers the script has got at this place."""
-        self._epoch = 0
-        """The script's: while it evaluates, other ranks may have gone on to the next one."""
-        self._plan = Plan(world_size=self.world_size)
         self._attempt: Attempt | None = None
 
     # What a script calls.
@@ -296,88 +245,6 @@ class Job:
         numbers = {name: float(value) for name, value in metrics.items()}
         self._progress.log(self._run.position, numbers)
 
-    # What begins and ends it.
-
-    @contextmanager
-    def joined(self, parts: Parts | Callable[[Group], Parts]) -> Iterator[None]:
-        """Train together in here, and leave together when all is trained and saved.
-
-        `parts` is asked for in each group that forms, where it takes others to know them, and
-        returns the same each time.
-
-        Raises:
-            StoppedError: the job was told to stop, and the state is saved.
-            LostPeerError: the others are gone for good.
-            ConfigurationError: what was asked for cannot work.
-        """
-        try:
-            run_of = self._run_of(parts)
-            self._formation = Formation(
-                self._world, run_of, self._keeper, self._stop, self._options
-            )
-            self._report.update(finished=False)  # tells the launcher that this rank can come back
-            try:
-                self._form()
-                yield
-                self._finish()
-            except BaseException as error:
-                self._leave(error)
-                raise
-        finally:
-            self._keeper.close()
-            self._progress.close()
-
-    def _run_of(self, parts: Parts | Callable[[Group], Parts]) -> Callable[[Group], Run]:
-        new = partial(Run, seed=self._options.seed, device=self.device)
-        if not callable(parts):
-            run = new(parts)  # wrong ones need not wait for other ranks
-            return lambda _: run
-        made: list[Run] = []
-
-        def run_in(group: Group) -> Run:
-            found = parts(group)
-            if not made:
-                made.append(new(found))
-            return made[0]
-
-        return run_in
-
-    def _finish(self) -> None:
-        """All is trained: save, and leave together."""
-        while True:
-            try:
-                self._keeper.save_for_certain(self._run, self._formation.group)
-                self._progress.finished()
-                self._formation.be_brief()
-                self._formation.group.barrier()
-                break
-            except Exception as error:
-                self._form(error)
-        self._formation.close()
-
-    def _leave(self, error: BaseException) -> None:
-        # Where the group is gone, the others cannot agree on a step; this rank's is as good.
-        formation = self._formation
-        if isinstance(error, StoppedError) and formation.has_state and not formation.is_open:
-            with suppress(OSError):  # logged where it happened
-                self._keeper.save_alone(formation.run, within_seconds=self._stop.within_seconds)
-        formation.abandon(error)
-
-    @property
-    def _run(self) -> Run:
-        return self._formation.run
-
-    def _form(self, error: Exception | None = None) -> None:
-        self._formation.form(error, when_broken=self._progress.pause)
-        self._tell_progress()
-
-    def _or_form(self, collective: Callable[[], object]) -> None:
-        """Do what takes all ranks, or form the group anew."""
-        try:
-            collective()
-        except Exception as error:
-            self._form(error)
-
     # Steps.
 
     def _batches_from_here(self, loading: Loading, accumulate: int) -> Iterator[Any]:
@@ -451,26 +318,6 @@ class Job:
         if votes.stop:
             self._save_and_stop()
 
-    def _save_and_stop(self) -> None:
-        run, total = self._run, self._progress.total_steps
-        self._keeper.save_and_stop(run, self._formation.group, self._stop, total_steps=total)
-
-    def _sum(self, *values: float) -> tuple[list[float], bool]:
-        """The sum, and whether it is new: not if other ranks got it before this one joined them."""
-        answers = self._run.answers
-        place, is_new = (self._run.position.step, self._epoch), False
-        while self._asked == len(answers.setdefault(place, [])):
-            try:
-                answer = self._formation.group.sum(*map(float, values))
-            except Exception as error:
-                self._form(error)  # with the answer, where another rank has got it
-                answers = self._run.answers
-            else:
-                answers[place].append(answer)
-                is_new = True
-        self._asked += 1
-        return answers[place][self._asked - 1], is_new
-
     # Epochs.
 
     def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading:
@@ -481,14 +328,6 @@ class Job:
             self._tell_progress()
         assert self._plan.loading is not None
         return self._plan.loading
-
-    def _tell_progress(self) -> None:
-        """Say how many steps there are, as soon as that is known."""
-        position = self._run.position
-        total_steps = self._plan.total_steps(position)
-        if total_steps is not None:
-            length = self._run.order.samples
-            self._progress.begin(position, total_steps=total_steps, epoch_length=length)
 
 
 def _options_of(ddp: Mapping[str, Any], *, has_memory: bool) -> DDPOptions:
