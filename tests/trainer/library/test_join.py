@@ -137,6 +137,32 @@ def test_training_ends_with_the_last_step_that_is_wanted(alone: None, tmp_path: 
     assert run(0) == (12, 3)
 
 
+def test_a_scheduler_may_count_epochs(alone: None, tmp_path: Path) -> None:
+    def run(epochs: int, folder: Path) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        rates: list[float] = []
+        optimizer.register_step_pre_hook(
+            lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+        )
+        with ddp_trainer.join(
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scheduler_interval="epoch",
+            checkpoint_dir=folder,
+        ) as job:
+            train(job, job.wrap(model), epochs=epochs)
+        return rates
+
+    del alone
+    assert run(3, tmp_path / "whole") == [1.0] * 3 + [0.5] * 3 + [0.25] * 3
+    assert run(1, tmp_path / "cut") == [1.0] * 3
+    assert run(3, tmp_path / "cut") == [0.5] * 3 + [0.25] * 3
+
+
 def test_powersgd_needs_a_memory_that_is_saved(alone: None, model: nn.Module) -> None:
     del alone
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch._C._distributed_c10d import TCPStore
@@ -18,6 +18,7 @@ from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.library.endings import meaning, sentence, tell
 from ddp_trainer.library.job import Job
 from ddp_trainer.membership.heartbeat import interval
+from ddp_trainer.run.run import SchedulerInterval
 from ddp_trainer.settings.environment import Backend, Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.telemetry.stacks import dump_on_signal
@@ -33,6 +34,7 @@ _logger = logging.getLogger("ddp_trainer")
 def join(
     *,
     seed: int = 0,
+    scheduler_interval: SchedulerInterval = "step",
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every_steps: int = 0,
     checkpoint_every_seconds: float = 300.0,
@@ -51,6 +53,7 @@ def join(
     checkpoint holds, and what a rank gets that takes the place of a lost one; when this returns
     they are as all ranks have them. Models move to `job.device`.
 
+    `scheduler_interval`: whether schedulers count the optimizer's steps, or epochs ("epoch").
     `checkpoint_dir`: where checkpoints are written and looked for; by default where the operator
     says (DDP_CHECKPOINT_DIR), and nowhere if it says nothing. The other numbers are those of the
     bundled trainer's flags of the same names, 0 for `checkpoint_every_...`: not by that.
@@ -72,6 +75,10 @@ def join(
     }
     report: RankReport | None = None
     try:
+        if scheduler_interval not in get_args(SchedulerInterval):
+            raise ConfigurationError(
+                f"join() got scheduler_interval={scheduler_interval!r}: choose step or epoch"
+            )
         options = Options.parse(
             [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         )
@@ -80,7 +87,7 @@ def join(
             dump_on_signal()
         report = report_of(environment, options)
         job = Job(environment, options, report)
-        with job.joined(parts):
+        with job.joined(parts, scheduler_interval=scheduler_interval):
             yield job
     except Exception as error:
         _end(error, report)

@@ -22,7 +22,7 @@ from ddp_trainer.library.plan import Plan
 from ddp_trainer.library.progress import Progress, publisher_of
 from ddp_trainer.membership.network import hurry_the_resolver
 from ddp_trainer.membership.world import World
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.run import Run, SchedulerInterval
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
@@ -80,11 +80,16 @@ class Session:
         self._plan = Plan(world_size=self.world_size)
 
     @contextmanager
-    def joined(self, parts: Parts | Callable[[Group], Parts]) -> Iterator[None]:
+    def joined(
+        self,
+        parts: Parts | Callable[[Group], Parts],
+        *,
+        scheduler_interval: SchedulerInterval = "step",
+    ) -> Iterator[None]:
         """Train together in here, and leave together when all is trained and saved.
 
         `parts` is asked for in each group that forms, where it takes others to know them, and
-        returns the same each time.
+        returns the same each time. `scheduler_interval`: what torch's schedulers count.
 
         Raises:
             StoppedError: the job was told to stop, and the state is saved.
@@ -92,7 +97,7 @@ class Session:
             ConfigurationError: what was asked for cannot work.
         """
         try:
-            run_of = self._run_of(parts)
+            run_of = self._run_of(parts, scheduler_interval)
             self._formation = Formation(
                 self._world, run_of, self._keeper, self._stop, self._options
             )
@@ -108,8 +113,15 @@ class Session:
             self._keeper.close()
             self._progress.close()
 
-    def _run_of(self, parts: Parts | Callable[[Group], Parts]) -> Callable[[Group], Run]:
-        new = partial(Run, seed=self._options.seed, device=self.device)
+    def _run_of(
+        self, parts: Parts | Callable[[Group], Parts], scheduler_interval: SchedulerInterval
+    ) -> Callable[[Group], Run]:
+        new = partial(
+            Run,
+            seed=self._options.seed,
+            device=self.device,
+            scheduler_interval=scheduler_interval,
+        )
         if not callable(parts):
             run = new(parts)  # wrong ones need not wait for other ranks
             return lambda _: run

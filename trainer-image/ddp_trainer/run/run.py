@@ -7,9 +7,10 @@ part of it: see `seeds`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ from ddp_trainer.run.position import Order, Position
 
 _RESERVED = frozenset({"position", "order", "answers", "epoch"})
 """Names of what is no part."""
+
+
+SchedulerInterval = Literal["step", "epoch"]
 
 
 class Part(Protocol):
@@ -55,10 +59,17 @@ class Before:
 class Run:
     """What changes from step to step, part by part; it outlives broken groups."""
 
-    def __init__(self, parts: Mapping[str, Any], *, seed: int, device: torch.device) -> None:
-        """`parts`: whatever has a state, by its name in the serialised state.
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        *,
+        seed: int,
+        device: torch.device,
+        scheduler_interval: SchedulerInterval = "step",
+    ) -> None:
+        """`parts`: whatever has a state, by its name in the state of the run.
 
-        Models move to the device.
+        Models move to the device. `scheduler_interval`: what torch's schedulers count.
 
         Raises:
             ConfigurationError: a part cannot be remembered.
@@ -89,6 +100,7 @@ class Run:
         self._schedules: list[PositionalSchedule] = self._of_kind(PositionalSchedule)
         self._scaler: torch.amp.GradScaler | None = self._one("scaler", torch.amp.GradScaler)
         self.compression: PowerSGD | None = self._one("compression", PowerSGD)
+        self._scheduler_interval = scheduler_interval
         self._may_step = False
         for optimizer in self.optimizers:
             optimizer.register_step_pre_hook(self._expect_gate)
@@ -206,6 +218,14 @@ class Run:
     def _apply(self, position: Position, clip_grad_norm: float | None) -> None:
         for schedule in self._schedules:
             schedule.set_rates(position)
+        if self._scheduler_interval == "epoch" and position.epoch > 0 and position.samples == 0:
+            # With the epoch's first step rather than at the end of the one before: after that there
+            # are states with and without an evaluation, which must not differ.
+            with warnings.catch_warnings():
+                # The steps before, after which this is right, may have been another process's.
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                for scheduler in self._schedulers:
+                    scheduler.step()
         if clip_grad_norm is not None:
             self._clip(clip_grad_norm)
         self._may_step = True
@@ -213,7 +233,7 @@ class Run:
             is_taken = self._step()
         finally:
             self._may_step = False
-        if is_taken:
+        if is_taken and self._scheduler_interval == "step":
             for scheduler in self._schedulers:
                 scheduler.step()
         for optimizer in self.optimizers:
