@@ -18,7 +18,7 @@ from typing import Any
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
 from tests.ports import free_port
 
-SIZES = (16, 64)
+SIZES = (64, 1024)
 _PROCESSES = 4
 _REST_SECONDS = 5.0
 _SETTLE_SECONDS = 2.0

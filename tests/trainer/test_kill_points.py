@@ -67,12 +67,13 @@ def _spread(plan: list[Death], *, begin: int, end: int) -> list[Death]:
 
 @pytest.mark.parametrize(
     ("launcher", "ranks"),
-    [(CPU, 2), (CPU, 3), (STREAM, 2), (STREAM, 3), (STREAM, 4)],
-    ids=["cpu-2", "cpu-3", "stream-2", "stream-3", "stream-4"],
+    [(CPU, 2), (CPU, 3), (STREAM, 3)],
+    ids=["cpu-2", "cpu-3", "stream-3"],
 )
 def test_ranks_die_at_every_point(
     launcher: str, ranks: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
+    """The bundled loop is a script; other numbers of ranks are for those of `library`."""
     plan, graves = plan_for(ranks), tmp_path / "graves"
     settings: dict[str, Any] = {"nodes": 1, "local_world_size": ranks, "launcher": launcher}
     with job(tmp_path, **settings, extra_environment=deaths.environment(plan, graves)) as wounded:
