@@ -42,7 +42,7 @@ def test_collectives_and_exact_evaluation_on_three_ranks(tmp_path: Path) -> None
                 [31],
             ],
             "sum": [3.0, 3.0],
-            "maximum": [[0.5, 0], [0.5, 1], [0.0, 1]],
+            "compared": [[[3, 3], 5, 0], [[3, 3], 5, 1], [[3, 3], 4.5, 1]],
             "broadcast": ["from rank 0", "from rank 1", "from rank 2"],
             "nothing": "",
             "threads": [],

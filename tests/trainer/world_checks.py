@@ -163,7 +163,9 @@ def main(folder: Path) -> None:
             "stopped": batches_before_all_stop(group),
             "shared": shared_by_rank_1(group),
             "sum": group.sum(1.0, group.rank),
-            "maximum": [group.maximum(0.5 - abs(group.rank - at)) for at in (0, 1, 0.5)],
+            "compared": [
+                group.compare(1.0, group.rank, among=5 - abs(group.rank - at)) for at in (0, 1, 0.5)
+            ],
             "broadcast": [
                 group.broadcast(
                     f"from rank {source}".encode() * (group.rank == source), source=source

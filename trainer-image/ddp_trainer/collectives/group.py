@@ -23,6 +23,9 @@ from ddp_trainer.collectives.waits import Waits, value_of
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.settings.training import DDPOptions
 
+_MOST_RANKS = 1 << 20
+"""Leaves 43 bits for a value that is compared: millionths of months, if it is in seconds."""
+
 
 class Group:
     """One formed group, as seen by one of its ranks; of no more use once it broke."""
@@ -184,16 +187,21 @@ class Group:
             bytes(part.numpy().data)[: int(size)] for part, size in zip(parts, sizes, strict=True)
         ]
 
-    def maximum(self, value: float) -> tuple[float, int]:
-        """The greatest of all ranks' values, and the rank that has it: the last of several."""
-        greatest = self._greatest(value)
-        return greatest, int(self._greatest(self.rank if value == greatest else -1))
+    def compare(self, *values: float, among: float) -> tuple[list[float], float, int]:
+        """Sums of values over all ranks; the greatest of their `among`, and the rank that has it.
 
-    def _greatest(self, value: float) -> float:
-        found = torch.tensor([value], dtype=torch.float64)
-        work = dist.all_reduce(found, dist.ReduceOp.MAX, group=self._control, async_op=True)
-        self._waits.wait(work)
-        return float(found)
+        `among` counts in millionths; of equal ones, the last rank's is the greatest.
+        """
+        sums = torch.tensor(values, dtype=torch.float64)
+        greatest = torch.tensor([round(among * 1e6) * _MOST_RANKS + self.rank])
+        waits = [
+            self._waits.begin(dist.all_reduce(tensor, kind, group=self._control, async_op=True))
+            for tensor, kind in ((sums, dist.ReduceOp.SUM), (greatest, dist.ReduceOp.MAX))
+        ]
+        for wait in waits:
+            wait()
+        found, rank = divmod(int(greatest), _MOST_RANKS)
+        return sums.tolist(), found / 1e6, rank
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

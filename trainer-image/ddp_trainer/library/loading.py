@@ -56,11 +56,14 @@ class Loading:
         self._shuffles = _shuffles(loader)
         self._places = _Places()
         seeded = _SeededBatches if _draws_batches(loader.dataset) else _Seeded
-        self._reader = self._read(
-            seeded(loader.dataset, seed=seed),
-            batch_sampler=self._places,
-            persistent_workers=loader.persistent_workers,
-        )
+        self._seeded = seeded(loader.dataset, seed=seed)
+        self._reader: DataLoader[Any] | None = None
+        if loader.num_workers > 0 or loader.pin_memory:
+            self._reader = self._read(
+                self._seeded,
+                batch_sampler=self._places,
+                persistent_workers=loader.persistent_workers,
+            )
 
     def batches_left(self, samples: int, *, world_size: int) -> int:
         """Batches of each rank after so many samples of the epoch."""
@@ -81,7 +84,10 @@ class Loading:
         sampler.set_epoch(epoch, start=samples)
         count = self.batches_left(samples, world_size=world_size)
         places, to_read = tee(islice(sampler.batches(self.batch_size), count))
-        self._places.batches = ([(epoch, index) for index in batch] for batch in to_read)
+        seeded_places = ([(epoch, index) for index in batch] for batch in to_read)
+        if self._reader is None:
+            return Rest(places, count, map(self._load, seeded_places))
+        self._places.batches = seeded_places
         return Rest(places, count, iter(self._reader))
 
     def turns(self, *, world_size: int) -> int:
@@ -92,6 +98,14 @@ class Loading:
         """The batches of one rank, where all ranks together read each sample once."""
         own: Subset[Any] = Subset(self._loader.dataset, range(rank, self.samples, world_size))
         return iter(self._read(own, batch_size=self.batch_size))
+
+    def _load(self, places: list[tuple[int, int]]) -> Any:
+        """A batch, as DataLoader does it in this process; its own way costs as much as a seed."""
+        if isinstance(self._seeded, _SeededBatches):
+            samples = self._seeded.__getitems__(places)
+        else:
+            samples = [self._seeded[place] for place in places]
+        return self._loader.collate_fn(samples)
 
     def _read(self, dataset: Dataset[Any], **which: Any) -> DataLoader[Any]:
         loader = self._loader

@@ -91,8 +91,7 @@ class Progress:
         """
         steps = max(position.step - self._told.step, 1)
         own = self._timer.own_seconds() / steps
-        sum_of_losses, sum_of_own = group.sum(loss, own)
-        slowest, slowest_rank = group.maximum(own)
+        (sum_of_losses, sum_of_own), slowest, slowest_rank = group.compare(loss, own, among=own)
         self._timer.lap(Phase.COMMUNICATION)
         mean = sum_of_losses / group.size
         self._report.update(step=position.step, loss=round(mean, 6))
