@@ -131,6 +131,13 @@ class Group:
             for tensor, part in zip(itertools.chain(*alike.values()), arriving, strict=True):
                 tensor.copy_(part.view(tensor.shape))
 
+    def pass_on(self, tensor: Tensor, *, source: int) -> None:
+        """Fill a tensor with rank `source`'s; where the group breaks, perhaps in part.
+
+        It is whole when the gate says so.
+        """
+        self._wait(dist.broadcast(tensor, src=source, async_op=True))
+
     def average(self, *tensors: Tensor) -> None:
         """Replace tensors, on this rank's device or the CPU, by their means over all ranks.
 
@@ -162,15 +169,15 @@ class Group:
     def broadcast(self, data: bytes | None, *, source: int = 0) -> bytes:
         """The `data` of rank `source`, on all ranks; for messages, which Python copies."""
         size = torch.tensor([len(data or b"")])
-        self._pass_on(size, source)
+        self._send(size, source)
         buffer = torch.empty(int(size), dtype=torch.uint8)
         if self.rank == source and data:
             buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if len(buffer):
-            self._pass_on(buffer, source)
+            self._send(buffer, source)
         return bytes(buffer.numpy().data)
 
-    def _pass_on(self, message: Tensor, source: int) -> None:
+    def _send(self, message: Tensor, source: int) -> None:
         self._waits.wait(dist.broadcast(message, src=source, group=self._control, async_op=True))
 
     def gather(self, data: bytes) -> list[bytes]:

@@ -20,7 +20,8 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.run.run import Run
 
 BUCKET_BYTES = 32 << 20
-"""A bucket is copied on its way, once on each side: little beside any state worth the name."""
+"""What small tensors travel in together, and large ones in parts: each part has the group's timeout
+to itself."""
 
 Path = tuple[object, ...]
 """Keys and indices that lead to a tensor."""
@@ -57,7 +58,11 @@ def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
             size = sum(end - begin for _, begin, end in pieces)
             device = group.device if outline.on_device[pieces[0][0]] else torch.device("cpu")
             tensors = [torch.empty(size, dtype=torch.uint8, device=device)]
-        group.share(*tensors, source=source)
+        if len(pieces) == 1:  # most of a large state, which is not copied on its way
+            group.pass_on(tensors[0], source=source)
+        else:
+            group.share(*tensors, source=source)
+    group.gate.wait()
     if lacks_it:
         filled = {
             path: slot.filled() for path, slot in zip(outline.holes, slots, strict=True) if slot
