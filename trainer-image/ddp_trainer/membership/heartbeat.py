@@ -19,6 +19,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.distributed_c10d import Store
 
 from ddp_trainer.membership.rendezvous import Membership
 from ddp_trainer.system.standstill import Silence
@@ -26,10 +27,8 @@ from ddp_trainer.system.standstill import Silence
 _LONGEST_INTERVAL_SECONDS = 1.0
 _BEATS_PER_TIMEOUT = 4
 _LOST = "lost"
-_READY = "ready"
-"""Set by rank 0 when the keys are there that all look at."""
-_NO_BEAT = "-1"
-"""The counter of a rank that has not begun to beat."""
+_NO_BEAT = -1
+"""Stands for the counter of a rank that has not begun to beat."""
 
 
 def interval(timeout_seconds: float) -> float:
@@ -99,20 +98,12 @@ class Heartbeat:
 
     def _watch(self, membership: Membership) -> str | None:
         store = membership.store
-        keys = [_LOST, *map(_beat_key, self._watched)]
-        if self._rank == 0:
-            store.multi_set(keys, ["", *[_NO_BEAT] * len(self._watched)])  # type: ignore[attr-defined]
-            store.set(_READY, "")
         silence = Silence(timeout_seconds=self._timeout_seconds, now=time.monotonic())
-        is_ready = False
         while not self._stopped.wait(interval(self._timeout_seconds)):
-            # There may be a thousand ranks: two requests of each, and two of rank 0 for all.
             store.set(_beat_key(self._rank), str(self._beats))
-            is_ready = is_ready or store.check([_READY])
-            told, *beats = store.multi_get(keys) if is_ready else [b"", b"-1"]
-            if told:
-                return told.decode()
-            counters = dict(zip(self._watched, map(int, beats), strict=True))
+            if self._rank != 0 and store.check([_LOST]):
+                return store.get(_LOST).decode()
+            counters = {rank: _beats_of(rank, store) for rank in self._watched}
             lost: str | None = None
             if silent := silence.look(counters, now=time.monotonic()):
                 lost = _sentence(silent, self._timeout_seconds)
@@ -124,6 +115,10 @@ class Heartbeat:
                 return lost
             self._beats += 1
         return None
+
+
+def _beats_of(rank: int, store: Store) -> int:
+    return int(store.get(_beat_key(rank))) if store.check([_beat_key(rank)]) else _NO_BEAT
 
 
 def _beat_key(rank: int) -> str:

@@ -5,23 +5,16 @@ certain when a rank comes: the name may not resolve yet, the port may be closed,
 still hold a group that is just falling apart. So every formation of a group is a numbered round:
 each rank registers in it, and only the registrations that rank 0 counts form the group. Whoever is
 not counted tries again, with the next round or the next store, until the deadline.
-
-There may be a thousand ranks, and one store: whoever waits does so in the store, which tells it,
-instead of asking again and again.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import secrets
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
@@ -31,18 +24,13 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.membership.announcement import AnnouncedAddress, Announcer
 from ddp_trainer.membership.failures import reason
-from ddp_trainer.membership.keywait import wait_for_key
 from ddp_trainer.membership.network import Resolver, expect_answer
 from ddp_trainer.membership.retry import NotYetError, Wait, retry
 from ddp_trainer.membership.sockets import Connections
 from ddp_trainer.settings.environment import Environment
 
-_MISSING_SECONDS = 1.0
-"""How often rank 0 looks who is missing."""
 _STORE_REQUEST_SECONDS = 10.0
 """A store that takes longer to answer a request is gone, or something else listens there."""
-_CONNECTING = threading.Lock()
-"""So that the new sockets of this process are those of one client."""
 _OWN_STORE = "localhost"
 """Rank 0's pod is not to look for itself by name: for a while, DNS names the one it replaces."""
 
@@ -135,33 +123,20 @@ class Rendezvous:
         connections = Connections()
         # The group's waits are on a connection that can be cut without harm to the store.
         try:
-            root, to_store = _client_and_connection(_OWN_STORE, port)
+            root = _client(_OWN_STORE, port, timedelta(seconds=_STORE_REQUEST_SECONDS))
         except DistNetworkError as error:  # for instance when this process was frozen meanwhile
             raise NotYetError(f"rank 0 does not reach its own store: {reason(error)}") from error
-        number = self._begin_round(store)
-        self._register(store, number)
+        number = int(store.add("round", 1))
+        _register(store, 0, number=number, is_new=False)
         missing = list(range(1, placement.world_size))
-
-        told_at = -math.inf
-
-        def what_is_missing() -> str:
-            nonlocal missing, told_at
-            if time.monotonic() - told_at > _MISSING_SECONDS:
-                keys = {rank: _registrations_key(rank, number=number) for rank in missing}
-                missing = [rank for rank, key in keys.items() if not store.check([key])]
-                self._announcer.tell(sorted({placement.node_rank_of(rank) for rank in missing}))
-                told_at = time.monotonic()
-            return f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}"
-
-        probe = partial(_client, _OWN_STORE, port)
-        try:
-            wait_for_key(_complete_key(number), root, probe, to_store, wait, what_is_missing)
-        except (DistNetworkError, DistStoreError) as error:
-            raise NotYetError(f"rank 0 has lost its own store: {reason(error)}") from error
+        while missing := [
+            rank for rank in missing if not store.check([_registrations_key(rank, number=number)])
+        ]:
+            self._announcer.tell(sorted({placement.node_rank_of(rank) for rank in missing}))
+            wait.pause(f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}")
         name = secrets.token_hex(8)
         newcomers = _newcomers(store, number=number)  # before the ranks, so that none is missed
-        keys = [_registrations_key(rank, number=number) for rank in range(placement.world_size)]
-        members = [int(count) for count in store.multi_get(keys)]
+        members = [_count(store, rank, number=number) for rank in range(placement.world_size)]
         declared = {"group": name, "members": members, "newcomers": newcomers}
         store.set(_group_key(number), json.dumps(declared))
         return Membership(
@@ -174,15 +149,6 @@ class Rendezvous:
             number=number,
             newcomers=newcomers,
         )
-
-    def _begin_round(self, store: Store) -> int:
-        """Begin one; whoever waits for the end of a round that was given up joins this one."""
-        number = int(store.add("round", 1))
-        if not store.check([_group_key(number - 1)]):
-            nobody = [0] * self._environment.placement.world_size
-            store.set(_group_key(number - 1), json.dumps({"members": nobody}))
-        store.set(_begun_key(number), "")
-        return number
 
     def _try_to_join(self, wait: Wait) -> Membership:
         """Join the first store of the job that answers, wherever rank 0 may be."""
@@ -223,28 +189,27 @@ class Rendezvous:
         placement, rank = self._environment.placement, self._environment.rank
         expect_answer(placement.master_addr, store_address, placement.master_port)
         connections = Connections()
-        rank_0 = f"rank 0 at {placement.master_addr}"
-        probe = partial(_client, store_address, placement.master_port)
         try:
             with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS):
-                store, to_store = _client_and_connection(store_address, placement.master_port)
+                store = _client(
+                    store_address, placement.master_port, timedelta(seconds=_STORE_REQUEST_SECONDS)
+                )
                 self._compare(json.loads(store.get("identity")))
+                number = int(store.add("round", 0))
+                registration = _register(store, rank, number=number, is_new=self._is_new)
             while True:
                 with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS):
-                    number = int(store.add("round", 0))
-                    registration = self._register(store, number)
-                if number > 0:  # else rank 0 has not begun any yet
-                    what = self._unless_elsewhere(f"{rank_0} waits for the other ranks", address)
-                    wait_for_key(_group_key(number), store, probe, to_store, wait, what)
-                    with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS):
+                    if store.check([_group_key(number)]):
                         declared = json.loads(store.get(_group_key(number)))
-                    if declared["members"][rank] == registration:
                         break
-                # It counted this rank's predecessor, and is about to break for want of it.
-                what = self._unless_elsewhere("rank 0 has not left its old group yet", address)
-                wait_for_key(_begun_key(number + 1), store, probe, to_store, wait, what)
+                    if int(store.add("round", 0)) != number:
+                        raise NotYetError("rank 0 has begun another round")
+                wait.pause(f"rank 0 at {placement.master_addr} waits for the other ranks")
         except (DistNetworkError, DistStoreError) as error:
             raise NotYetError(f"rank 0's store went away: {reason(error)}") from error
+        if declared["members"][rank] != registration:
+            # It counted this rank's predecessor, and is about to break for want of it.
+            raise NotYetError("rank 0 has not left its old group yet")
         return Membership(
             root=store,
             address=address,
@@ -255,28 +220,6 @@ class Rendezvous:
             number=number,
             newcomers=declared["newcomers"],
         )
-
-    def _unless_elsewhere(self, what: str, address: str) -> Callable[[], str]:
-        """Tells what is missing, until rank 0 announces that it is at another address."""
-
-        def tell() -> str:
-            announced = self._announced.read() if self._announced is not None else None
-            if announced not in (before, None, address):
-                raise NotYetError(f"rank 0 is at {announced} now")
-            return what
-
-        before = self._announced.read() if self._announced is not None else None
-        return tell
-
-    def _register(self, store: Store, number: int) -> int:
-        """Say that this rank is there; returns how many times that was said in this round."""
-        rank, size = self._environment.rank, self._environment.placement.world_size
-        if self._is_new and rank != 0:  # first, so that whoever is counted has been announced
-            store.add(_newcomers_key(number), 1)
-        registration = int(store.add(_registrations_key(rank, number=number), 1))
-        if registration == 1 and int(store.add(_registered_key(number), 1)) == size:
-            store.set(_complete_key(number), "")
-        return registration
 
     def _compare(self, identity: Mapping[str, Any]) -> None:
         theirs, ours = _Identity(**identity), _identity(self._environment)
@@ -307,8 +250,7 @@ def _identity(environment: Environment) -> _Identity:
 
 def _listen(port: int) -> TCPStore:
     try:
-        with _CONNECTING:
-            return TCPStore(_OWN_STORE, port, is_master=True, wait_for_workers=False)
+        return TCPStore(_OWN_STORE, port, is_master=True, wait_for_workers=False)
     except DistNetworkError as error:
         raise NotYetError(f"rank 0 cannot listen on MASTER_PORT {port}: {reason(error)}") from error
 
@@ -317,13 +259,14 @@ def _client(address: str, port: int, timeout: timedelta) -> TCPStore:
     return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
-def _client_and_connection(address: str, port: int) -> tuple[TCPStore, Connections]:
-    """A client, and what can be cut of it alone."""
-    with _CONNECTING:
-        connections = Connections()
-        store = _client(address, port, timedelta(seconds=_STORE_REQUEST_SECONDS))
-        connections.complete()
-    return store, connections
+def _register(store: Store, rank: int, *, number: int, is_new: bool) -> int:
+    if is_new:  # first, so that whoever is counted has been announced
+        store.add(_newcomers_key(number), 1)
+    return int(store.add(_registrations_key(rank, number=number), 1))
+
+
+def _count(store: Store, rank: int, *, number: int) -> int:
+    return int(store.add(_registrations_key(rank, number=number), 0))
 
 
 def _newcomers(store: Store, *, number: int) -> int:
@@ -336,18 +279,6 @@ def _newcomers_key(number: int) -> str:
 
 def _registrations_key(rank: int, *, number: int) -> str:
     return f"registrations/{number}/{rank}"
-
-
-def _registered_key(number: int) -> str:
-    return f"registered/{number}"
-
-
-def _complete_key(number: int) -> str:
-    return f"complete/{number}"
-
-
-def _begun_key(number: int) -> str:
-    return f"begun/{number}"
 
 
 def _group_key(number: int) -> str:

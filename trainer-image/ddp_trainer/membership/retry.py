@@ -31,18 +31,8 @@ class Wait:
         self._begin = time.monotonic()
         self._next_log = self._begin + _FIRST_LOG_SECONDS
 
-    @property
-    def seconds_left(self) -> float:
-        """0 where the time is up."""
-        return max(self._begin + self._timeout_seconds - time.monotonic(), 0.0)
-
     def pause(self, reason: str) -> None:
-        """Sleep a little before another try; raises what `look` does."""
-        self.look(reason)
-        time.sleep(_RETRY_SECONDS)
-
-    def look(self, reason: str) -> None:
-        """See that there is reason to go on waiting; `reason`: what is missing.
+        """Sleep a little before another try; `reason`: what is missing.
 
         Raises:
             RendezvousTimeoutError: the time is up.
@@ -64,6 +54,7 @@ class Wait:
                 self._timeout_seconds,
                 reason,
             )
+        time.sleep(_RETRY_SECONDS)
 
 
 def retry(attempt: Callable[[], _T], wait: Wait) -> _T:
