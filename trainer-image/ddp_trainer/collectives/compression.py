@@ -58,7 +58,12 @@ class PowerSGD:
     at once, ranks could begin them in different orders: on a CPU each has to wait for the last.
     """
 
-    def __init__(self, *, rank: int = 1, start_step: int = 10) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int = DDPOptions.powersgd_rank,
+        start_step: int = DDPOptions.powersgd_start_step,
+    ) -> None:
         """`rank`: of the matrices that it makes of gradients. `start_step`: steps before that."""
         self._state = powerSGD_hook.PowerSGDState(
             process_group=None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step

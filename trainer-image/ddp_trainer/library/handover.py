@@ -18,13 +18,11 @@ from torch import Tensor
 
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.run.run import Run
+from ddp_trainer.system.buffers import Place, size_of, tensors_by_place
 
 BUCKET_BYTES = 32 << 20
 """What small tensors travel in together, and large ones in parts: each part has the group's timeout
 to itself."""
-
-Path = tuple[object, ...]
-"""Keys and indices that lead to a tensor."""
 
 
 def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
@@ -36,19 +34,20 @@ def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
         return 0
     giver = group.rank == source
     state = run.memory() if giver or lacks_it else {}
-    own = dict(_tensors(state))
+    own = dict(tensors_by_place(state))
     outline = _Outline.of(state, own) if giver else None
     message = group.broadcast(outline.pack() if outline is not None else None, source=source)
     outline = outline or _Outline.unpack(message)
+    holes = outline.holes
     if lacks_it:
         run.is_fresh = run.is_torn = True
     slots = [
-        _Slot(own[path] if giver else _room(own.get(path), hole, on_device, group.device))
+        _Slot(own[place] if giver else _room(own.get(place), hole, on_device, group.device))
         if giver or lacks_it
         else None
-        for (path, hole), on_device in zip(outline.holes.items(), outline.on_device, strict=True)
+        for (place, hole), on_device in zip(holes.items(), outline.on_device, strict=True)
     ]
-    for pieces in _buckets(list(outline.holes.values()), outline.on_device):
+    for pieces in _buckets(list(holes.values()), outline.on_device):
         tensors = [
             slot.bytes[begin:end]
             for number, begin, end in pieces
@@ -64,11 +63,9 @@ def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
             group.share(*tensors, source=source)
     group.gate.wait()
     if lacks_it:
-        filled = {
-            path: slot.filled() for path, slot in zip(outline.holes, slots, strict=True) if slot
-        }
+        filled = {place: slot.filled() for place, slot in zip(holes, slots, strict=True) if slot}
         run.take_in(outline.with_tensors(filled))
-    return sum(map(_size, outline.holes.values()))
+    return size_of(outline.state)
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class _Outline:
     """Of each tensor, whether it is on the rank's device; else it is on the CPU."""
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], tensors: Mapping[Path, Tensor]) -> _Outline:
+    def of(cls, state: Mapping[str, Any], tensors: Mapping[Place, Tensor]) -> _Outline:
         """What is left of a state without its tensors."""
         holes = {
             id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -90,13 +87,13 @@ class _Outline:
         return cls(copy.deepcopy(state, dict[int, Any](holes)), on_device)
 
     @property
-    def holes(self) -> dict[Path, Tensor]:
+    def holes(self) -> dict[Place, Tensor]:
         """The tensors that hold nothing."""
-        return dict(_tensors(self.state))
+        return dict(tensors_by_place(self.state))
 
-    def with_tensors(self, tensors: Mapping[Path, Tensor]) -> Any:
+    def with_tensors(self, tensors: Mapping[Place, Tensor]) -> Any:
         """The state, with these in their places."""
-        memo = {id(hole): tensors[path] for path, hole in self.holes.items()}
+        memo = {id(hole): tensors[place] for place, hole in self.holes.items()}
         return copy.deepcopy(self.state, dict[int, Any](memo))
 
     def pack(self) -> bytes:
@@ -126,17 +123,6 @@ class _Slot:
         return self._tensor
 
 
-def _tensors(state: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    if isinstance(state, Tensor):
-        yield path, state
-    elif isinstance(state, Mapping):
-        for key, value in state.items():
-            yield from _tensors(value, (*path, key))
-    elif isinstance(state, list | tuple):
-        for index, value in enumerate(state):
-            yield from _tensors(value, (*path, index))
-
-
 def _room(own: Tensor | None, hole: Tensor, on_device: bool, device: torch.device) -> Tensor:
     """Where a tensor is to be: in the place of its like, or in new memory."""
     wanted = device if on_device else torch.device("cpu")
@@ -155,7 +141,7 @@ def _buckets(tensors: list[Tensor], on_device: list[bool]) -> Iterator[list[tupl
     pieces: list[tuple[int, int, int]] = []
     room = BUCKET_BYTES
     for number, tensor in enumerate(tensors):
-        size, begin = _size(tensor), 0
+        size, begin = tensor.nbytes, 0
         if pieces and on_device[number] != on_device[pieces[-1][0]]:
             yield pieces
             pieces, room = [], BUCKET_BYTES
@@ -169,7 +155,3 @@ def _buckets(tensors: list[Tensor], on_device: list[bool]) -> Iterator[list[tupl
                 pieces, room = [], BUCKET_BYTES
     if pieces:
         yield pieces
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -72,11 +72,8 @@ class Keeper:
         if most == _NOTHING:
             self._load(run, group)
         else:
-            source, lacks_it = all_progress.index(most), all_progress[group.rank] != most
-            everybody_has_it = all(progress == most for progress in all_progress)
-            self._take_over(
-                run, group, source=None if everybody_has_it else source, lacks_it=lacks_it
-            )
+            lacking = {rank for rank, progress in enumerate(all_progress) if progress != most}
+            self._take_over(run, group, source=all_progress.index(most), lacking=lacking)
         run.is_fresh = False
 
     def is_due(self, step: int) -> bool:
@@ -154,22 +151,17 @@ class Keeper:
         if self._saver is not None:
             self._saver.close()
 
-    def _take_over(self, run: Run, group: Group, *, source: int | None, lacks_it: bool) -> None:
-        begin = time.monotonic()
-        size = 0
-        if source is not None:
-            size = hand_over(run, group, source=source, lacks_it=lacks_it)
+    def _take_over(self, run: Run, group: Group, *, source: int, lacking: set[int]) -> None:
+        what, lacks_it = "all ranks have it", group.rank in lacking
+        if lacking:
+            begin = time.monotonic()
+            megabytes = hand_over(run, group, source=source, lacks_it=lacks_it) / 1e6
+            seconds = time.monotonic() - begin
+            what = f"rank {source}'s state, {megabytes:.1f} MB in {seconds:.2f} s"
         if self._directory is not None and self._directory.newest is None:
             self._directory.look()
         if group.rank == 0 or lacks_it:
-            _logger.info(
-                "going on from memory at step %d: %s",
-                run.position.step,
-                "all ranks have it"
-                if source is None
-                else f"rank {source}'s state, {size / 1e6:.1f} MB in "
-                f"{time.monotonic() - begin:.2f} s",
-            )
+            _logger.info("going on from memory at step %d: %s", run.position.step, what)
 
     def _load(self, run: Run, group: Group) -> None:
         if not self._keeps:

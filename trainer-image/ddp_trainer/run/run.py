@@ -25,7 +25,6 @@ from ddp_trainer.run.position import Order, Position
 _RESERVED = frozenset({"position", "order", "answers", "epoch"})
 """Names of what is no part."""
 
-
 SchedulerInterval = Literal["step", "epoch"]
 
 

@@ -20,67 +20,42 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
+Place = tuple[object, ...]
+"""Keys and indices that lead to a tensor."""
+
+
 def allocate(size: int) -> memoryview:
     """Memory for so many bytes, whatever is in it; the kernel gives it when it is first used."""
     return torch.empty(size, dtype=torch.uint8).numpy().data
 
 
-def save(state: object, *, capacity: int = 0) -> memoryview:
-    """What torch.save makes of a state; `capacity`: about how many bytes that is."""
-    writer = Writer(capacity)
-    torch.save(state, writer)  # type: ignore[arg-type]  # it needs no more of a file
-    return writer.content
-
-
 def load(data: bytes | memoryview) -> Any:
-    """What `save`, or torch.save, was given, on the CPU; raises what torch.load does."""
+    """What torch.save was given, on the CPU; raises what torch.load does."""
     # weights_only: a checkpoint is data and must not be able to run code.
     return torch.load(Reader(data), map_location="cpu", weights_only=True)  # type: ignore[arg-type]
 
 
 def tensors(state: Any) -> Iterator[Tensor]:
     """All tensors in nested dictionaries, lists and tuples."""
+    for _, tensor in tensors_by_place(state):
+        yield tensor
+
+
+def tensors_by_place(state: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
+    """The same, each with where it is."""
     if isinstance(state, Tensor):
-        yield state
+        yield place, state
     elif isinstance(state, Mapping):
-        for value in state.values():
-            yield from tensors(value)
+        for key, value in state.items():
+            yield from tensors_by_place(value, (*place, key))
     elif isinstance(state, list | tuple):
-        for value in state:
-            yield from tensors(value)
+        for index, value in enumerate(state):
+            yield from tensors_by_place(value, (*place, index))
 
 
 def size_of(state: Any) -> int:
     """Bytes of all tensors, about what a file of the state takes."""
     return sum(tensor.nbytes for tensor in tensors(state))
-
-
-class Writer:
-    """A file in memory that is written from front to end."""
-
-    def __init__(self, capacity: int) -> None:
-        """`capacity`: about how many bytes it will be; more cost another copy."""
-        self._memory = allocate(max(capacity, 1))
-        self._size = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        """Append all of `data`."""
-        end = self._size + len(data)
-        if end > len(self._memory):
-            larger = allocate(2 * end)
-            _copy(self._memory[: self._size], larger)
-            self._memory = larger
-        _copy(data, self._memory[self._size :])
-        self._size = end
-        return len(data)
-
-    def flush(self) -> None:
-        """There is nothing behind this."""
-
-    @property
-    def content(self) -> memoryview:
-        """What was written; not a copy of it."""
-        return self._memory[: self._size]
 
 
 class Reader(io.RawIOBase):
