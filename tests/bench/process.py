@@ -13,6 +13,18 @@ from tests.bench.benchmark import BenchmarkError
 _STOP_SECONDS = 30.0
 
 
+def memory_mb(pid: int, field: str, *, file: str = "status") -> float:
+    """A field of /proc/PID/status, or of another file there, in MB (10^6 bytes).
+
+    Raises:
+        BenchmarkError: the kernel does not tell it.
+    """
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise BenchmarkError(f"the kernel tells no {field} of process {pid}")
+
+
 class OperatorProcess:
     """A running operator; made by `running_operator`."""
 
@@ -32,11 +44,11 @@ class OperatorProcess:
 
     def peak_memory_mb(self) -> float:
         """Return the most memory that was ever resident, in MB (10^6 bytes)."""
-        return self._memory_mb("VmHWM")
+        return memory_mb(self._process.pid, "VmHWM")
 
     def memory_mb(self) -> float:
         """Return the memory that is resident now, in MB (10^6 bytes)."""
-        return self._memory_mb("VmRSS")
+        return memory_mb(self._process.pid, "VmRSS")
 
     def cpu_seconds(self) -> float:
         """Return the CPU time that it has used, in user and kernel mode."""
@@ -44,12 +56,6 @@ class OperatorProcess:
         # The command name (field 2) may hold spaces and parentheses: count from its end.
         fields = stat[stat.rindex(")") + 2 :].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def _memory_mb(self, field: str) -> float:
-        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024 / 1e6
-        raise BenchmarkError(f"the kernel tells no {field} of the operator")
 
     def troubles(self) -> list[str]:
         """Return the warnings and errors that it has logged."""

@@ -13,6 +13,7 @@ from subprocess import Popen
 import torch
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
+from tests.bench.process import memory_mb
 from tests.bench.ranks import RANKS, environment, started, wait_until
 
 WORKLOAD = "digits"
@@ -58,7 +59,9 @@ def _measure(
         wait_until(lambda: f"step {STEP}" in log.read_text(errors="replace"), process, log)
         sizes: dict[str, list[float]] = {}
         for pid in [process.pid, *_descendants(process.pid)]:
-            sizes.setdefault(part(pid, process), []).append(_megabytes(pid))
+            sizes.setdefault(part(pid, process), []).append(
+                memory_mb(pid, "Pss_Anon", file="smaps_rollup")
+            )
     if len(sizes.get("rank", [])) != RANKS:
         raise BenchmarkError(f"{len(sizes.get('rank', []))} ranks found instead of {RANKS}")
     found = {name: sum(values) for name, values in sizes.items()}
@@ -79,10 +82,3 @@ def _trainer_part(pid: int, launcher: Popen[bytes]) -> str:
 def _descendants(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [one for child in map(int, children) for one in (child, *_descendants(child))]
-
-
-def _megabytes(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss_Anon:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise BenchmarkError(f"the kernel tells no Pss_Anon of process {pid}")

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
+from tests.bench.process import memory_mb
 from tests.bench.ranks import RANKS, environment, run_to_the_end, started, wait_until
 from tests.bench.trainer_recovery import child_named
 
@@ -95,12 +96,12 @@ def _measure(folder: Path) -> Transfer:
 
         wait_until(lambda: last_step() >= _KILL_AT_STEP, launcher, log)
         survivor, victim = (child_named(launcher, f"ddp-rank-{rank}") for rank in (0, 1))
-        peak = _peak_mb(survivor)
+        peak = memory_mb(survivor, "VmHWM")
         killed_at, before = time.monotonic(), last_step()
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: last_step() > before + 1, launcher, log, poll_seconds=0.01)
         seconds = time.monotonic() - killed_at
-        grew = _peak_mb(survivor) - peak
+        grew = memory_mb(survivor, "VmHWM") - peak
     handed_over = _HANDED_OVER.findall(log.read_text(errors="replace"))
     if not handed_over:
         raise BenchmarkError("no state was handed over")
@@ -118,10 +119,3 @@ def _broadcast(megabytes: float, log: Path) -> float:
     program = [sys.executable, "-c", _BARE_BROADCAST, str(megabytes)]
     run_to_the_end(["-m", "ddp_trainer.launch", "--", *program], environment(), log=log)
     return float(log.read_text().split("broadcast took")[1].split()[0])
-
-
-def _peak_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise BenchmarkError("the kernel tells no peak of a rank's memory")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.devices.gate import Gate
 from ddp_trainer.library.job import Job
 from ddp_trainer.membership.world import World
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.telemetry.termination import RankReport
+from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 
 class SameGroup(World):
@@ -24,6 +29,26 @@ class SameGroup(World):
     @contextmanager
     def formed(self, **_: Any) -> Iterator[Group]:
         yield self.group
+
+
+NO_LAUNCHER = ("RANK", "DDP_BACKEND", "DDP_CHECKPOINT_DIR", "DDP_STATUS_FILE", "DDP_REPORT_FD")
+"""Variables without which a process is a job of its own."""
+
+
+@contextmanager
+def group_of_one(failure: Callable[[], Exception | None] = lambda: None) -> Iterator[Group]:
+    """A group that this process forms by itself; `failure` is what broke it, if anything has."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield Group(
+            rank=0,
+            size=1,
+            device=torch.device("cpu"),
+            waits=Waits(),
+            gate=Gate(None, failure, timeout_seconds=1),
+        )
+    finally:
+        dist.destroy_process_group()
 
 
 def job_in(group: Group, options: Options) -> Job:

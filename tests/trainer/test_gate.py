@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ddp_trainer
 import pytest
 import torch
-from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.waits import Waits
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.devices.gate import Gate, expect, pause_after
@@ -19,10 +18,10 @@ from ddp_trainer.membership.failures import is_lost_device, is_lost_peer
 from ddp_trainer.system.last_resort import LastResort
 from torch import distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.pods import assert_same
+from tests.trainer.same_group import NO_LAUNCHER, group_of_one
 
 
 class Device:
@@ -177,7 +176,7 @@ class NormNet(nn.Module):
 
 def test_a_refused_step_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in running statistics nor in what PowerSGD has left out."""
-    for name in ("RANK", "DDP_BACKEND", "DDP_CHECKPOINT_DIR", "DDP_STATUS_FILE", "DDP_REPORT_FD"):
+    for name in NO_LAUNCHER:
         monkeypatch.delenv(name, raising=False)
     torch.manual_seed(1)
     model = NormNet()
@@ -204,29 +203,15 @@ def test_a_refused_step_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None
         assert (job.steps_done, refused) == (8, 1)
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
 def test_what_a_broken_group_shared_or_averaged_is_not_taken() -> None:
     failure = Failure()
     failure.error = BrokenGroupError("rank 1 is gone")
-    group = Group(
-        rank=0,
-        size=1,
-        device=torch.device("cpu"),
-        waits=Waits(),
-        gate=Gate(None, failure, timeout_seconds=1),
-    )
     tensor = torch.ones(3)
-    for collective in (group.share, group.average):
-        with pytest.raises(BrokenGroupError):
-            collective(tensor)
-        assert tensor.tolist() == [1, 1, 1]
+    with group_of_one(failure) as group:
+        for collective in (group.share, group.average):
+            with pytest.raises(BrokenGroupError):
+                collective(tensor)
+            assert tensor.tolist() == [1, 1, 1]
 
 
 def test_the_last_resort_ends_what_does_not_come_back() -> None:

@@ -16,19 +16,16 @@ from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
 from ddp_trainer.checkpoints.saver import Saver
 from ddp_trainer.checkpoints.storage import Recorder, Transfer
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.collectives.waits import Waits
-from ddp_trainer.devices.gate import Gate
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.run.position import Order, Position
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import load
-from torch import distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 
 from tests.trainer.pods import assert_same, until
+from tests.trainer.same_group import group_of_one
 
 DEADLINE_SECONDS = 60.0
 
@@ -280,15 +277,8 @@ def test_evaluated_or_not_the_same_step_is_the_same_checkpoint() -> None:
 
 @pytest.fixture
 def alone() -> Iterator[Group]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield Group(
-        rank=0,
-        size=1,
-        device=torch.device("cpu"),
-        waits=Waits(),
-        gate=Gate(None, lambda: None, timeout_seconds=1),
-    )
-    dist.destroy_process_group()
+    with group_of_one() as group:
+        yield group
 
 
 def test_a_state_of_which_only_a_part_has_come_is_no_beginning(

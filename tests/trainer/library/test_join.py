@@ -28,6 +28,7 @@ from torch.utils.data import (
 )
 
 from tests.trainer.exposition import parse
+from tests.trainer.same_group import NO_LAUNCHER
 
 SAMPLES = 10
 BATCH_SIZE = 4
@@ -40,7 +41,7 @@ def loader_of(**settings: Any) -> DataLoader[Any]:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "DDP_BACKEND", "DDP_CHECKPOINT_DIR", "DDP_STATUS_FILE", "DDP_REPORT_FD"):
+    for name in NO_LAUNCHER:
         monkeypatch.delenv(name, raising=False)
 
 
