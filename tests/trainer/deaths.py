@@ -40,7 +40,11 @@ class Death:
     since the death before and taken a step, so that all of it have the run's state. 0: at once."""
     deed: str = "kill"
     """Of DEEDS."""
+    others_at: str = ""
+    """A point of the same step that all other ranks have come to before."""
 
+
+_WITNESSES_SECONDS = 60.0
 
 DEEDS: dict[str, Callable[[], None]] = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL)}
 """What can befall a rank."""
@@ -49,6 +53,7 @@ DEEDS: dict[str, Callable[[], None]] = {"kill": lambda: os.kill(os.getpid(), sig
 def environment(plan: list[Death], folder: Path) -> dict[str, str]:
     """What makes ranks die as planned, where `install` is called."""
     folder.mkdir(exist_ok=True)
+    _witnesses(folder).mkdir(exist_ok=True)
     return {
         PLAN_VARIABLE: json.dumps([asdict(death) for death in plan]),
         FOLDER_VARIABLE: str(folder),
@@ -58,6 +63,10 @@ def environment(plan: list[Death], folder: Path) -> dict[str, str]:
 def toll(folder: Path) -> int:
     """How many have died as planned."""
     return len(list(folder.iterdir()))
+
+
+def _witnesses(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-witnesses")
 
 
 def pass_by(point: str) -> None:
@@ -87,11 +96,24 @@ class _Fate:
             if grave.exists():
                 last = grave.stat().st_mtime
                 continue
-            mine = death.rank == int(os.environ["RANK"]) and death.point == point
-            if mine and (death.step == 0 or self._is_about_to_take(death.step, last)):
+            is_its_time = death.step == 0 or self._is_about_to_take(death.step, last)
+            rank = int(os.environ["RANK"])
+            if death.rank == rank and death.point == point and is_its_time:
+                self._wait_for_witnesses(death)
                 grave.touch()
                 DEEDS[death.deed]()
+            elif death.rank != rank and death.others_at == point and is_its_time:
+                (_witnesses(self._folder) / str(rank)).touch()
             return
+
+    def _wait_for_witnesses(self, death: Death) -> None:
+        if not death.others_at:
+            return
+        wanted = int(os.environ["WORLD_SIZE"]) - 1
+        until = time.monotonic() + _WITNESSES_SECONDS
+        while len(list(_witnesses(self._folder).iterdir())) < wanted:
+            assert time.monotonic() < until, f"the others have not come to {death.others_at!r}"
+            time.sleep(0.01)
 
     def _is_about_to_take(self, step: int, last_death: float) -> bool:
         done = self._run.position.step if self._run is not None else 0

@@ -17,6 +17,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
+from ddp_trainer.collectives.waits import Waits
 from ddp_trainer.devices.gate import Event, Gate
 from ddp_trainer.library import net
 from ddp_trainer.loop import learner
@@ -27,6 +28,7 @@ from torch import distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
+from torch.futures import Future
 
 from tests.trainer import deaths
 from tests.trainer.stream_device import kernels
@@ -144,16 +146,34 @@ def install(sabotage: Sabotage | None = None) -> None:
         case Sabotage.EVENT_ALONE:
             replace(Gate, "wait", lambda _: STREAM.synchronize())
         case Sabotage.ABORT_FIRST:
-            give_up = Connection.give_up
+            _fail_late()
 
-            def abort_and_give_up(broken: Connection, why: str) -> None:
-                assert broken._communicator is not None
-                broken._communicator.abort()
-                STREAM.synchronize()
-                time.sleep(_SLOWNESS_SECONDS)
-                give_up(broken, why)
 
-            replace(Connection, "give_up", abort_and_give_up)
+def _fail_late() -> None:
+    give_up, end = Connection.give_up, Waits._end
+
+    def give_up_late(broken: Connection, why: str) -> None:
+        _abort_and_linger()
+        give_up(broken, why)
+
+    def end_late(waits: Waits, future: Future[Any], settle: Callable[..., None]) -> None:
+        try:
+            future.value()
+        except RuntimeError:
+            _abort_and_linger()
+        end(waits, future, settle)
+
+    replace(Connection, "give_up", give_up_late)
+    replace(Waits, "_end", end_late)
+
+
+def _abort_and_linger() -> None:
+    if dist.is_initialized():
+        group = distributed_c10d._get_default_group()
+        assert isinstance(group, StreamGroup)
+        group.abort()
+        STREAM.synchronize()
+        time.sleep(_SLOWNESS_SECONDS)
 
 
 def _queue(owner: object, name: str) -> None:

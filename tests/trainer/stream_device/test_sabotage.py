@@ -21,8 +21,10 @@ def test_what_is_taken_away_is_missed(
     sabotage: Sabotage, tmp_path: Path, reference: Undisturbed
 ) -> None:
     """A device on which nothing could go wrong would prove nothing."""
+    # The others wait for nothing but gradients.
+    death = Death(rank=2, point="backward", step=9, others_at="gate")
     variables = {
-        **deaths.environment([Death(rank=2, point="backward", step=9)], tmp_path / "graves"),
+        **deaths.environment([death], tmp_path / "graves"),
         SABOTAGE_VARIABLE: sabotage,
     }
     with job(
