@@ -84,15 +84,21 @@ def finish_control_plane(
     """Wait for what `begin_control_plane` started until objects can be created; start the rest."""
     _wait_for_apiserver(components, config)
     write_kubeconfigs(config)
+    needed = ["kube-apiserver", "etcd"]
+    what, path = "namespace default", "/api/v1/namespaces/default"
     if controllers:
-        components.spawn("kube-controller-manager", controller_manager_argv(config))
+        name = "kube-controller-manager"
+        components.spawn(name, controller_manager_argv(config))
+        needed.append(name)
+        # They make it when they run. Before that they die of an API server that is down for 10 s.
+        what, path = "controllers", f"{path}/serviceaccounts/default"
     if scheduler:
         components.spawn("kube-scheduler", scheduler_argv(config))
     wait_until(
-        lambda: _exists(admin_client(config), "/api/v1/namespaces/default"),
-        what="namespace default",
+        lambda: _exists(admin_client(config), path),
+        what=what,
         deadline_s=START_DEADLINE_S,
-        failed=lambda: components.death("kube-apiserver", "etcd"),
+        failed=lambda: components.death(*needed),
     )
 
 
