@@ -19,13 +19,14 @@ from tests.e2e.jobs import (
     last_words,
     manifests_in,
 )
-from tests.e2e.kubectl import Kubectl, wait_for
+from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 
 EXAMPLES = REPOSITORY / "manifests/examples"
 DIGITS = "digits-gloo"
 TWO_PROCESSES = "two-processes"
 TORCHRUN = "any-script"
 LAUNCHER = "any-script-by-launcher"
+DRIVER = "driver"
 
 
 def script_job(name: str, **command: list[str]) -> list[Any]:
@@ -53,6 +54,23 @@ def with_misleading_name(job: Any) -> Any:
     return job
 
 
+def driver_job() -> Manifest:
+    """A pod that needs a driver, which it finds where a GPU node of GKE mounts its own."""
+    job = digits_job(DRIVER, replicas=1)
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    container["volumeMounts"] = [{"name": "driver", "mountPath": "/usr/local/nvidia"}]
+    mounts_it = (
+        "cd /usr/local/nvidia && mkdir bin lib64 && ln -s /bin/true bin/nvidia-smi"
+        " && cp /lib/*-linux-gnu/libz.so.1 lib64/libcuda.so.1"
+    )
+    pod["initContainers"] = [{**container, "name": "node", "command": ["sh", "-c", mounts_it]}]
+    needs_it = "nvidia-smi && python -c 'import ctypes; ctypes.CDLL(\"libcuda.so.1\")'"
+    container["command"] = ["sh", "-c", needs_it]
+    pod["volumes"] = [{"name": "driver", "emptyDir": {}}]
+    return job
+
+
 @pytest.fixture(scope="module")
 def jobs(environment: Environment, shared: Kubectl) -> dict[str, Job]:
     """All jobs of this module, applied at once."""
@@ -62,8 +80,9 @@ def jobs(environment: Environment, shared: Kubectl) -> dict[str, Job]:
         with_misleading_name(digits_job(TWO_PROCESSES, "--epochs=6", nprocPerNode=2)),
         *script_job(TORCHRUN),
         *script_job(LAUNCHER, args=["--", "python", "/scripts/train.py"]),
+        driver_job(),
     )
-    names = (DIGITS, TWO_PROCESSES, TORCHRUN, LAUNCHER)
+    names = (DIGITS, TWO_PROCESSES, TORCHRUN, LAUNCHER, DRIVER)
     return {name: Job(shared, name) for name in names}
 
 
@@ -141,3 +160,7 @@ def test_operator_keeps_the_promises_of_its_manifest(environment: Environment) -
         lambda: budget().get("currentHealthy") == 2, what="two ready replicas", describe=budget
     )
     assert budget()["disruptionsAllowed"] == 1
+
+
+def test_a_driver_is_found_where_gpu_nodes_have_it(jobs: dict[str, Job]) -> None:
+    jobs[DRIVER].wait_until("Succeeded")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import os
+import re
+import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -246,16 +249,35 @@ def test_only_fp16_needs_a_scaler() -> None:
     [
         (["--precision=fp16"], "--precision fp16 needs a GPU: use bf16 on CPUs"),
         (["--sync-batch-norm"], "--sync-batch-norm needs GPUs"),
-        (["--compile=inductor"], "--compile inductor needs a C\\+\\+ compiler"),
     ],
 )
-def test_what_this_machine_cannot_do(
-    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.delenv("CXX", raising=False)
+def test_what_this_machine_cannot_do(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_abilities(Options.parse(flags), CPU)
+
+
+@pytest.mark.parametrize(
+    ("device", "compiler", "variable"),
+    [("cpu", "g++", "CXX"), ("cuda", "gcc", "CC")],
+)
+def test_what_is_missing_to_compile_is_named(
+    device: str, compiler: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options.parse(["--compile=inductor"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    lacking = f"compiler ({compiler}, or one that {variable} names) and Python's headers"
+    with pytest.raises(ConfigurationError, match=re.escape(lacking)):
+        check_abilities(options, torch.device(device))
+    tmp_path.joinpath(compiler).touch(mode=0o755)
+    with pytest.raises(ConfigurationError, match=r"needs Python's headers \(python3-dev\), which"):
+        check_abilities(options, torch.device(device))
+    tmp_path.joinpath("Python.h").touch()
+    check_abilities(options, torch.device(device))
+    monkeypatch.setenv(variable, "nothing-of-this-name")
+    with pytest.raises(ConfigurationError, match=re.escape(f"compiler ({compiler}, or one")):
+        check_abilities(options, torch.device(device))
 
 
 def test_what_every_machine_can_do() -> None:

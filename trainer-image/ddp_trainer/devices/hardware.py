@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -83,9 +85,10 @@ def check_abilities(options: Options, device: torch.device) -> None:
             raise ConfigurationError(
                 "--sync-batch-norm needs GPUs, since torch has it for them alone: leave it out"
             )
-    if options.hardware.compile == "inductor" and not _has_compiler():
+    if options.hardware.compile == "inductor" and (lacking := _lacking_to_compile(device)):
         raise ConfigurationError(
-            "--compile inductor needs a C++ compiler: install g++ in the image, or set CXX to one"
+            f"--compile inductor needs {' and '.join(lacking)}, which this machine has not: build "
+            "an image that has"
         )
 
 
@@ -112,5 +115,18 @@ def prepare_model(model: nn.Module, options: Options, device: torch.device) -> n
     return model
 
 
-def _has_compiler() -> bool:
-    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++"))
+def _lacking_to_compile(device: torch.device) -> list[str]:
+    """What inductor writes is C++, and on GPUs Triton's, which starts its kernels by way of C."""
+    language, variable, usual = "C++", "CXX", ("g++", "clang++")
+    if device.type == "cuda":
+        language, variable, usual = "C", "CC", ("gcc", "clang")
+    compilers = (os.environ[variable],) if variable in os.environ else usual
+    headers = Path(torch.__file__).parent / "include/torch"
+    needed = {
+        f"a {language} compiler ({usual[0]}, or one that {variable} names)": any(
+            shutil.which(name) for name in compilers
+        ),
+        "Python's headers (python3-dev)": Path(sysconfig.get_path("include"), "Python.h").exists(),
+        "torch's headers": device.type == "cuda" or headers.is_dir(),
+    }
+    return [what for what, is_there in needed.items() if not is_there]
