@@ -27,6 +27,8 @@ IN_A_STEP = (
     "within the optimizer's step",
     "after the optimizer's step",
 )
+IN_A_TURN = ("backward", "gate", "within the optimizer's step", "after a turn")
+"""Of one optimizer of several."""
 WHILE_FORMING = ("rendezvous", "connection", "the state's transfer")
 ELSEWHERE = ("evaluation", "within a save")
 
@@ -38,6 +40,8 @@ class Death:
     step: int = 0
     """Not before the rank is about to take this step, or is beyond it, in a group that has formed
     since the death before and taken a step, so that all of it have the run's state. 0: at once."""
+    turn: int = 0
+    """Not before that of the step, where its optimizers take turns."""
     deed: str = "kill"
     """Of DEEDS."""
     others_at: str = ""
@@ -96,7 +100,7 @@ class _Fate:
             if grave.exists():
                 last = grave.stat().st_mtime
                 continue
-            is_its_time = death.step == 0 or self._is_about_to_take(death.step, last)
+            is_its_time = death.step == 0 or self._is_about_to_take(death, last)
             rank = int(os.environ["RANK"])
             if death.rank == rank and death.point == point and is_its_time:
                 self._wait_for_witnesses(death)
@@ -115,10 +119,12 @@ class _Fate:
             assert time.monotonic() < until, f"the others have not come to {death.others_at!r}"
             time.sleep(0.01)
 
-    def _is_about_to_take(self, step: int, last_death: float) -> bool:
-        done = self._run.position.step if self._run is not None else 0
+    def _is_about_to_take(self, death: Death, last_death: float) -> bool:
+        if self._run is None:
+            return False
+        done, turns = self._run.position.step, self._run.position.turns
         formed_since = self._agreed_at > last_death and done > self._agreed_on
-        return bool(formed_since and done >= step - 1)
+        return bool(formed_since and done >= death.step - 1 and turns >= death.turn)
 
 
 def install(variables: Mapping[str, str]) -> None:
@@ -149,6 +155,7 @@ def install(variables: Mapping[str, str]) -> None:
     patch(Group, "wrap", before=die_in_backward)
     patch(Gate, "wait", before=dying("gate"))
     patch(run.Run, "complete_step", before=dying("before the optimizer's step"))
+    patch(run.Run, "take_turn", after=dying("after a turn"))
     patch(adam, "adam", after=dying("within the optimizer's step"))
     patch(position.Position, "advance", after=dying("after the optimizer's step"))
     patch(job.Job, "sum", before=dying("evaluation"))

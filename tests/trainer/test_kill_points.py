@@ -48,14 +48,14 @@ def plan_for(ranks: int) -> list[Death]:
     second = [*in_steps[1::2], *chain.from_iterable(forming)]
     half = LAST_STEP[ranks] // 2
     return [
-        *_spread(first, begin=2, end=half - 1),
+        *spread(first, begin=2, end=half - 1),
         Death(rank=ranks - 1, point="evaluation", step=half),
-        *_spread(second, begin=half + 1, end=2 * half - 1),
+        *spread(second, begin=half + 1, end=2 * half - 1),
         Death(rank=0, point="evaluation", step=2 * half),
     ]
 
 
-def _spread(plan: list[Death], *, begin: int, end: int) -> list[Death]:
+def spread(plan: list[Death], *, begin: int, end: int) -> list[Death]:
     """Over so many steps; a rank that forms the group may be new, and know of none."""
     return [
         death

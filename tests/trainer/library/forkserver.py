@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from ddp_trainer import __main__ as trainer
 
 from tests.trainer import forkserver
-from tests.trainer.library import script
+from tests.trainer.library import adversaries, script
 from tests.trainer.stream_device.device import install
 from tests.trainer.stream_device.kernels import replace
 
 DEVICE_VARIABLE = "TEST_DEVICE"
+SCRIPT_VARIABLE = "TEST_SCRIPT"
+SCRIPTS = {"one model": script.main, "two models": adversaries.main}
 
 
 def run_script(arguments: Sequence[str]) -> int:
     """What a rank does."""
     try:
-        script.main(arguments)
+        SCRIPTS[os.environ[SCRIPT_VARIABLE]](arguments)
     except SystemExit as end:
         return int(end.code or 0)
     return 0

@@ -1,19 +1,19 @@
-"""Runs of the test's script."""
+"""Runs of the tests' scripts."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tests.trainer.library.forkserver import DEVICE_VARIABLE
+from tests.trainer.library.forkserver import DEVICE_VARIABLE, SCRIPT_VARIABLE
 from tests.trainer.pods import Job, Pod, job
 
 SCRIPT = "tests.trainer.library.launch"
 
 
-def on(device: str) -> dict[str, str]:
-    """Variables that make the script's ranks compute on a device, "cpu" or "stream"."""
-    return {DEVICE_VARIABLE: device}
+def on(device: str, *, script: str = "one model") -> dict[str, str]:
+    """Variables that make ranks run a script on a device, "cpu" or "stream"."""
+    return {DEVICE_VARIABLE: device, SCRIPT_VARIABLE: script}
 
 
 def script_job(
@@ -22,15 +22,16 @@ def script_job(
     ranks: int,
     nodes: int = 1,
     device: str = "cpu",
+    script: str = "one model",
     variables: dict[str, str] | None = None,
 ) -> AbstractContextManager[Job]:
-    """A job that runs the script."""
+    """A job that runs a script."""
     return job(
         folder,
         nodes=nodes,
         local_world_size=ranks // nodes,
         launcher=SCRIPT,
-        extra_environment={**on(device), **(variables or {})},
+        extra_environment={**on(device, script=script), **(variables or {})},
     )
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.trainer import deaths
+from tests.trainer.deaths import Death
 from tests.trainer.library.runs import run_to_its_end, script_job
 from tests.trainer.pods import Job, assert_same
 from tests.trainer.runs import LAST_STEP, assert_same_run
-from tests.trainer.test_kill_points import plan_for
+from tests.trainer.test_kill_points import plan_for, spread
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -47,6 +48,28 @@ def test_ranks_of_a_script_die_at_every_point(
         assert deaths.toll(graves) == len(plan), pod.log
         assert "resuming from checkpoint" not in pod.log
         expected = reference(ranks, device)
+        assert_same_run(wounded, expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", "stream"])
+def test_ranks_whose_optimizers_take_turns_die_at_every_point(device: str, tmp_path: Path) -> None:
+    """Half of a step may be taken, on some ranks or all, when a rank is lost."""
+    script, graves = "two models", tmp_path / "graves"
+    dead = [
+        Death(rank=rank, point=point, turn=turn)
+        for point in deaths.IN_A_TURN
+        for rank, turn in ((0, 0), (1, 1), (2, 0), (2, 1))
+    ]
+    plan = spread(dead, begin=2, end=LAST_STEP[3] - 2)
+    variables = deaths.environment(plan, graves)
+    with script_job(tmp_path / "peace", ranks=3, device=device, script=script) as expected:
+        run_to_its_end(expected)
+    with script_job(
+        tmp_path / "war", ranks=3, device=device, script=script, variables=variables
+    ) as wounded:
+        pod = run_to_its_end(wounded)
+        assert deaths.toll(graves) == len(plan), pod.log
+        assert "resuming from checkpoint" not in pod.log
         assert_same_run(wounded, expected)
 
 

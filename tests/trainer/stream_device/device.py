@@ -179,10 +179,10 @@ def _abort_and_linger() -> None:
 def _queue(owner: object, name: str) -> None:
     original: Callable[..., None] = getattr(owner, name)
 
-    def queued(of: object, *arguments: object) -> None:
+    def queued(of: object, *arguments: object, **options: object) -> None:
         # As they are now: the host goes on, and moves the position that it was called with.
         told = map(copy.copy, arguments)
-        STREAM.tell(functools.partial(original, of, *told))
+        STREAM.tell(functools.partial(original, of, *told, **options))
 
     replace(owner, name, queued)
 

@@ -24,6 +24,8 @@ class Attempt:
     """Batches that the script has got."""
     stepped: int = 0
     """Batches after which it has called `step`."""
+    turns: int = 0
+    """How often it has called `step` for one of its optimizers."""
     _losses: list[Tensor | float] = field(default_factory=list)
 
     @property
@@ -49,9 +51,19 @@ class Attempt:
     def stepped_with(self, loss: Tensor | float | None) -> bool:
         """The script has called `step`; returns whether that was after the last batch."""
         self.stepped += 1
+        self._note(loss)
+        return self.stepped == self.batches
+
+    def take_turn(self, loss: Tensor | float | None) -> int:
+        """The script has called `step` for one of its optimizers; returns its number, from 0."""
+        self.stepped = self.batches
+        self.turns += 1
+        self._note(loss)
+        return self.turns - 1
+
+    def _note(self, loss: Tensor | float | None) -> None:
         if loss is not None:
             self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
-        return self.stepped == self.batches
 
     def loss(self) -> float:
         """The sum of those that the script has told, NaN if it has told none."""

@@ -133,25 +133,28 @@ class Formation:
         for net in self.nets:
             net.leave()
 
-    def gradients_have_come(self) -> bool:
-        """Whether those of all ranks are whole; False also where the step is but a rehearsal."""
+    def gradients_have_come(self, *, in_turn: bool = False) -> bool:
+        """Whether those of all ranks are whole; False also where the step is but a rehearsal.
+
+        `in_turn`: what the passes before have computed may go on to be used.
+        """
         if self.trouble is None:
             for net in self.nets:
                 net.check_all_parameters_took_part()
             try:
                 if self._shares_buffers:
                     # After the step rather than before the next: whoever lives has rank 0's then.
-                    self.group.share(*self.run.buffers())
+                    self._share_buffers(in_turn=in_turn)
                 self.group.gate.wait()
             except Exception as error:
                 if not (is_lost_peer(error) or self.group.is_broken):
                     raise
                 self.note(error)
-        if self.trouble is not None:
-            return False
-        rehearsed = self._rehearsed
+        return self.trouble is None and self._rehearsed
+
+    def end_rehearsal(self) -> None:
+        """All nets have made their pass."""
         self._rehearse(done=True)
-        return rehearsed
 
     def equalise(self) -> None:
         """Give all ranks the same buffers, and whatever else differs between them; a collective.
@@ -180,6 +183,14 @@ class Formation:
         """Leave the group, if there is one, because of an error that is nobody's here."""
         with suppress(BaseException):
             self._give_up(error)
+
+    def _share_buffers(self, *, in_turn: bool) -> None:
+        buffers = list(self.run.buffers())
+        if in_turn:
+            buffers = [buffer.clone() for buffer in buffers]
+        self.group.share(*buffers)
+        if in_turn:
+            self.run.put_buffers(buffers)
 
     @property
     def _shares_buffers(self) -> bool:

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ddp_trainer.data.sampler import SampleTrace
@@ -154,7 +155,11 @@ class Job(Session):
                 position.samples = loading.samples
 
     def step(
-        self, loss: Tensor | float | None = None, *, clip_grad_norm: float | None = None
+        self,
+        loss: Tensor | float | None = None,
+        *,
+        optimizer: Optimizer | None = None,
+        clip_grad_norm: float | None = None,
     ) -> bool:
         """Take a step with the gradients that `backward` has left; False when none was taken.
 
@@ -162,33 +167,41 @@ class Job(Session):
         then the same batches come again. Gradients are scaled down to `clip_grad_norm`, over all
         parameters; optimizers step, then the gradient scaler and schedulers; gradients are cleared.
         `loss` is for the log and the status.
+
+        `optimizer`: this one alone steps, of several that take turns with the same batch, in the
+        same order with each; the schedulers step when the next batch is asked for.
+
+        Raises:
+            ConfigurationError: the optimizer was not given to `join`.
+            RuntimeError: there is no batch to step with.
         """
         attempt = self._attempt
-        if attempt is None or attempt.stepped == attempt.given:
+        if attempt is None or (attempt.stepped == attempt.given and attempt.turns == 0):
             raise RuntimeError(
                 "job.step() was called without a batch: call it once after each batch of "
                 "job.batches()"
             )
+        if optimizer is not None:
+            return self._take_turn(attempt, optimizer, loss, clip_grad_norm)
+        if attempt.turns > 0:
+            raise RuntimeError(
+                "job.step() was called for all optimizers after one of them has stepped: name one "
+                "in each call, as in job.step(loss, optimizer=optimizer)"
+            )
         if not attempt.stepped_with(loss):
             return False
-        self._attempt = None
         have_come = self._formation.gradients_have_come()
         self._timer.lap(Phase.COMMUNICATION)
         if not have_come:
             self._run.take_back(attempt.before)
-            self._asked = attempt.answered
-            if self._formation.trouble is not None:
-                self._form(self._formation.trouble)
+            self._try_again(attempt)
             return False
         self._run.complete_step(
             attempt.samples * self.world_size,
             ends_epoch=attempt.ends_epoch,
             clip_grad_norm=clip_grad_norm,
         )
-        self._asked = 0
-        self._progress.step(self._run.position)
-        self._timer.lap(Phase.COMPUTE)
-        self._or_form(lambda: self._after_step(attempt))
+        self._complete(attempt)
         return True
 
     def sum(self, *values: float) -> list[float]:
@@ -266,7 +279,9 @@ class Job(Session):
                         batches.append(next(rest.batches))
                     self._prepare_for_batch(attempt)
                     yield batches[attempt.given - 1]
-                    if attempt.stepped < attempt.given:
+                    if attempt.turns > 0:
+                        self._end_turns(attempt)
+                    elif attempt.stepped < attempt.given:
                         raise RuntimeError(
                             "the loop asked for another batch without job.step(): call it once "
                             "after each batch"
@@ -302,6 +317,56 @@ class Job(Session):
         step = self._run.position.step
         seed_step(self._options.seed, rank=self.rank, step=step, purpose=purpose)
         self._timer.lap(Phase.DATA)
+
+    def _take_turn(
+        self,
+        attempt: Attempt,
+        optimizer: Optimizer,
+        loss: Tensor | float | None,
+        clip_grad_norm: float | None,
+    ) -> bool:
+        run = self._run
+        if not any(optimizer is known for known in run.optimizers):
+            raise ConfigurationError(
+                "step() got an optimizer that join() does not know: name it there, as in "
+                "join(model=model, optimizer=optimizer, ...), so that its state can be saved"
+            )
+        if self._plan.accumulate > 1:
+            raise ConfigurationError(
+                "step(optimizer=...) and batches(accumulate=...) do not go together: leave one out"
+            )
+        turn = attempt.take_turn(loss)
+        have_come = self._formation.gradients_have_come(in_turn=True)
+        self._timer.lap(Phase.COMMUNICATION)
+        if not have_come or turn < run.position.turns:  # it was taken before the group broke
+            run.take_back(attempt.before, in_turn=True)
+            return False
+        run.take_turn(optimizer, clip_grad_norm=clip_grad_norm)
+        attempt.before = run.before()
+        return True
+
+    def _end_turns(self, attempt: Attempt) -> None:
+        if self._formation.trouble is not None or not self._formation.is_rehearsed:
+            self._try_again(attempt)
+            return
+        self._run.complete_turns(attempt.samples * self.world_size, ends_epoch=attempt.ends_epoch)
+        self._complete(attempt)
+
+    def _try_again(self, attempt: Attempt) -> None:
+        """The step's batches come again, in another group if this one is broken."""
+        self._attempt = None
+        self._asked = attempt.answered
+        if self._formation.trouble is not None:
+            self._form(self._formation.trouble)
+        else:
+            self._formation.end_rehearsal()
+
+    def _complete(self, attempt: Attempt) -> None:
+        self._attempt = None
+        self._asked = 0
+        self._progress.step(self._run.position)
+        self._timer.lap(Phase.COMPUTE)
+        self._or_form(lambda: self._after_step(attempt))
 
     def _after_step(self, attempt: Attempt) -> None:
         position = self._run.position

@@ -21,16 +21,17 @@ class Plan:
     max_steps: int = 0
     """0: as many as the epochs have."""
     loading: Loading | None = None
+    accumulate: int = 1
+    """Batches of a step."""
     _loader: DataLoader[Any] | None = None
-    _accumulate: int = 1
 
     def is_of(self, loader: DataLoader[Any], accumulate: int) -> bool:
         """Whether an epoch consists of this."""
-        return self._loader is loader and self._accumulate == accumulate
+        return self._loader is loader and self.accumulate == accumulate
 
     def choose(self, loader: DataLoader[Any], loading: Loading, accumulate: int) -> None:
         """An epoch consists of what the loader loads, in steps of so many batches."""
-        self._loader, self.loading, self._accumulate = loader, loading, accumulate
+        self._loader, self.loading, self.accumulate = loader, loading, accumulate
 
     def is_at_limit(self, position: Position) -> bool:
         """Whether no more steps are wanted, even if the epoch has some."""
@@ -53,4 +54,4 @@ class Plan:
     def _steps_left(self, samples: int) -> int:
         assert self.loading is not None
         batches = self.loading.batches_left(samples, world_size=self.world_size)
-        return math.ceil(batches / self._accumulate)
+        return math.ceil(batches / self.accumulate)

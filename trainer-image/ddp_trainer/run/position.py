@@ -7,17 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class Position:
-    """How far a run has come: always at a boundary between two optimizer steps."""
+    """How far a run has come: always at a boundary between steps of optimizers."""
 
     step: int = 0
-    """Optimizer steps completed since the beginning of training."""
+    """Steps completed since the beginning of training."""
     epoch: int = 0
     samples: int = 0
     """Samples of this epoch that all ranks together have consumed, padding not counted."""
+    turns: int = 0
+    """Of the step that comes next: those of its optimizers' turns that are over, where they step
+    one after the other."""
 
     def advance(self, samples: int, *, epoch_length: int) -> None:
         """One more step, on `samples` samples over all ranks, padding included."""
         self.step += 1
+        self.turns = 0
         self.samples = min(self.samples + samples, epoch_length)
 
     def before_evaluation(self, *, epoch_length: int) -> Position:

@@ -8,7 +8,7 @@ part of it: see `seeds`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -112,7 +112,7 @@ class Run:
         What was answered after a step counts too.
         """
         place = self.position.step, self.epoch
-        return [*place, len(self.answers.get(place, []))]
+        return [*place, self.position.turns, len(self.answers.get(place, []))]
 
     def state(self) -> dict[str, Any]:
         """The whole state, in the very tensors that the next step changes.
@@ -178,10 +178,24 @@ class Run:
             memory=self.compression.memory() if self.compression is not None else None,
         )
 
-    def take_back(self, before: Before) -> None:
-        """Undo what the passes of a step have left that is not taken."""
-        for buffer, value in zip(self.buffers(), before.buffers, strict=True):
-            buffer.copy_(value)
+    def put_buffers(self, values: Sequence[Tensor]) -> None:
+        """Put others in the place of `buffers`: a backward pass may yet need those."""
+        others = dict(zip(self.buffers(), values, strict=True))
+        for model in self.models:
+            for module in model.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    module._buffers[name] = others[buffer]
+
+    def take_back(self, before: Before, *, in_turn: bool = False) -> None:
+        """Undo what the passes of a step have left that is not taken.
+
+        `in_turn`: what they have computed may go on to be used.
+        """
+        if in_turn:
+            self.put_buffers([value.clone() for value in before.buffers])
+        else:
+            for buffer, value in zip(self.buffers(), before.buffers, strict=True):
+                buffer.copy_(value)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         if self.compression is not None and before.memory is not None:
@@ -197,7 +211,20 @@ class Run:
         Padding included. The gradients have come. Nothing in here waits for another rank: a run is
         at a boundary between steps whenever a collective fails.
         """
-        self._apply(self.position, clip_grad_norm)
+        self._apply(self.position, self.optimizers, clip_grad_norm, ends_step=True)
+        self._advance(samples, ends_epoch=ends_epoch)
+
+    def take_turn(self, optimizer: Optimizer, *, clip_grad_norm: float | None = None) -> None:
+        """Step with one of several optimizers, of a step that `complete_turns` completes."""
+        self._apply(self.position, [optimizer], clip_grad_norm, ends_step=False)
+        self.position.turns += 1
+
+    def complete_turns(self, samples: int, *, ends_epoch: bool = False) -> None:
+        """The script has stepped with all optimizers that it wants to step, on so many samples."""
+        self._apply(self.position, [], None, ends_step=True)
+        self._advance(samples, ends_epoch=ends_epoch)
+
+    def _advance(self, samples: int, *, ends_epoch: bool) -> None:
         self.position.advance(samples, epoch_length=self.order.samples)
         if ends_epoch:
             self.position.samples = self.order.samples
@@ -214,10 +241,18 @@ class Run:
             self.position.next_epoch()
         self.epoch = epochs
 
-    def _apply(self, position: Position, clip_grad_norm: float | None) -> None:
+    def _apply(
+        self,
+        position: Position,
+        optimizers: Sequence[Optimizer],
+        clip_grad_norm: float | None,
+        *,
+        ends_step: bool,
+    ) -> None:
         for schedule in self._schedules:
             schedule.set_rates(position)
-        if self._scheduler_interval == "epoch" and position.epoch > 0 and position.samples == 0:
+        begins_epoch = position.epoch > 0 and position.samples == 0 and position.turns == 0
+        if self._scheduler_interval == "epoch" and begins_epoch:
             # With the epoch's first step rather than at the end of the one before: after that there
             # are states with and without an evaluation, which must not differ.
             with warnings.catch_warnings():
@@ -226,33 +261,33 @@ class Run:
                 for scheduler in self._schedulers:
                     scheduler.step()
         if clip_grad_norm is not None:
-            self._clip(clip_grad_norm)
+            self._clip(optimizers, clip_grad_norm)
         self._may_step = True
         try:
-            is_taken = self._step()
+            is_taken = self._step(optimizers)
         finally:
             self._may_step = False
-        if is_taken and self._scheduler_interval == "step":
+        if is_taken and ends_step and self._scheduler_interval == "step":
             for scheduler in self._schedulers:
                 scheduler.step()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
-    def _clip(self, norm: float) -> None:
+    def _clip(self, optimizers: Sequence[Optimizer], norm: float) -> None:
         if self._scaler is not None:  # limits are meant for true gradients, not for scaled ones
-            for optimizer in self.optimizers:
+            for optimizer in optimizers:
                 self._scaler.unscale_(optimizer)
-        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
         clip_grad_norm_([parameter for group in groups for parameter in group["params"]], norm)
 
-    def _step(self) -> bool:
+    def _step(self, optimizers: Sequence[Optimizer]) -> bool:
         """Whether the optimizers have taken it: gradients may be too large for fp16."""
-        if self._scaler is None:
-            for optimizer in self.optimizers:
+        if self._scaler is None or not optimizers:
+            for optimizer in optimizers:
                 optimizer.step()
             return True
         scale = self._scaler.get_scale()
-        for optimizer in self.optimizers:
+        for optimizer in optimizers:
             self._scaler.step(optimizer)
         self._scaler.update()
         return self._scaler.get_scale() >= scale
