@@ -13,11 +13,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """One run of each kind, for all tests."""
     known: dict[tuple[int, str], Job] = {}
 
-    def run(ranks: int, launcher: str) -> Job:
-        kind = ranks, launcher
+    def run(ranks: int, forkserver: str) -> Job:
+        kind = ranks, forkserver
         if kind not in known:
             folder = tmp_path_factory.mktemp(f"undisturbed-{ranks}")
-            with job(folder, nodes=1, local_world_size=ranks, launcher=launcher) as undisturbed:
+            with job(folder, nodes=1, local_world_size=ranks, forkserver=forkserver) as undisturbed:
                 run_to_its_end(undisturbed)
             known[kind] = undisturbed
         return known[kind]

@@ -15,7 +15,3 @@ def main() -> None:
     """Serve the launcher that has started this process."""
     deaths.install(os.environ)
     serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
-
-
-if __name__ == "__main__":
-    main()

@@ -18,7 +18,10 @@ from typing import Any
 import torch
 
 from tests.ports import free_port
+from tests.trainer.nursery import Launcher, nursery
 
+CPU = "tests.trainer.forkserver"
+"""Forks ranks of the bundled trainer, which die where a test has planned it."""
 DEADLINE_SECONDS = 120.0
 """Generous: a loaded machine takes many seconds to import torch in every rank."""
 
@@ -78,13 +81,18 @@ class Pod:
             "OMP_NUM_THREADS": "1",
             **job.extra_environment,
         }
+        own_torch = job.imports_torch or job.command_prefix or "--" in arguments
+        self.process: subprocess.Popen[bytes] | Launcher
         with self._log_path.open("w") as log:
-            self.process = subprocess.Popen(
-                [*job.command_prefix, sys.executable, "-m", job.launcher, *arguments],
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            if own_torch or "PYTHONPATH" in job.extra_environment:
+                self.process = subprocess.Popen(
+                    [*job.command_prefix, sys.executable, "-m", "ddp_trainer.launch", *arguments],
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            else:
+                self.process = nursery().start(job.forkserver, arguments, environment, log.fileno())
 
     @property
     def log(self) -> str:
@@ -150,7 +158,9 @@ class Job:
     local_world_size: int = 1
     extra_environment: Mapping[str, str] = field(default_factory=dict)
     command_prefix: list[str] = field(default_factory=list)
-    launcher: str = "ddp_trainer.launch"
+    forkserver: str = CPU
+    imports_torch: bool = False
+    """Whether pods start as containers do, or have torch from the beginning."""
     port: int = field(default_factory=free_port)
     pods: list[Pod] = field(default_factory=list)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from tests.trainer.pods import Job, Pod, assert_same
 
-CPU, STREAM = "tests.trainer.launch", "tests.trainer.stream_device.launch"
-"""The trainer's launcher, whose ranks compute on either, and die where a test has planned it."""
+STREAM = "tests.trainer.stream_device.forkserver"
+"""Forks ranks that compute on a device with a stream."""
 LAST_STEP = {2: 92, 3: 60, 4: 48}  # 4 epochs of ceil(ceil(1438 / ranks) / 32) steps
 
 Undisturbed = Callable[[int, str], Job]
-"""A run of so many ranks, of one of the launchers, that nothing has happened to."""
+"""A run of so many ranks, forked by one of the forkservers, that nothing has happened to."""
 
 
 def flags(of: Job) -> list[str]:

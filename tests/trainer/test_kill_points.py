@@ -18,9 +18,8 @@ from tests.trainer import deaths
 from tests.trainer.chaos.blows import blows
 from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
 from tests.trainer.deaths import Death
-from tests.trainer.pods import job
+from tests.trainer.pods import CPU, job
 from tests.trainer.runs import (
-    CPU,
     LAST_STEP,
     STREAM,
     Undisturbed,
@@ -66,36 +65,36 @@ def spread(plan: list[Death], *, begin: int, end: int) -> list[Death]:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "ranks"),
+    ("forkserver", "ranks"),
     [(CPU, 2), (CPU, 3), (STREAM, 3)],
     ids=["cpu-2", "cpu-3", "stream-3"],
 )
 def test_ranks_die_at_every_point(
-    launcher: str, ranks: int, tmp_path: Path, reference: Undisturbed
+    forkserver: str, ranks: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
     """The bundled loop is a script; other numbers of ranks are for those of `library`."""
     plan, graves = plan_for(ranks), tmp_path / "graves"
-    settings: dict[str, Any] = {"nodes": 1, "local_world_size": ranks, "launcher": launcher}
+    settings: dict[str, Any] = {"nodes": 1, "local_world_size": ranks, "forkserver": forkserver}
     with job(tmp_path, **settings, extra_environment=deaths.environment(plan, graves)) as wounded:
         pod = run_to_its_end(wounded)
         assert deaths.toll(graves) == len(plan), pod.log
         assert "resuming from checkpoint" not in pod.log
-        assert_same_run(wounded, reference(ranks, launcher))
+        assert_same_run(wounded, reference(ranks, forkserver))
 
 
 @pytest.mark.parametrize(
-    ("nodes", "local_world_size", "launcher"),
+    ("nodes", "local_world_size", "forkserver"),
     [(3, 1, CPU), (1, 3, STREAM)],
     ids=["three pods", "stream"],
 )
 def test_a_score_of_kills_at_random_moments(
-    nodes: int, local_world_size: int, launcher: str, tmp_path: Path, reference: Undisturbed
+    nodes: int, local_world_size: int, forkserver: str, tmp_path: Path, reference: Undisturbed
 ) -> None:
     """The same few of those that `make chaos` draws by the hundred."""
     shape: dict[str, Any] = {"nodes": nodes, "local_world_size": local_world_size}
-    with job(tmp_path, **shape, launcher=launcher, extra_environment=STACKS) as wounded:
+    with job(tmp_path, **shape, forkserver=forkserver, extra_environment=STACKS) as wounded:
         wounded.start_all(*flags(wounded), *PATIENCE)
         disturbance = Disturbance(wounded)
         disturbance.strike(blows(SEED, ranks=3), at_most=20)
         assert disturbance.toll.kills >= 5, disturbance.toll.story
-        assert_same_run(wounded, reference(3, launcher))
+        assert_same_run(wounded, reference(3, forkserver))

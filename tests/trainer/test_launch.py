@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,11 @@ from ddp_trainer.launcher.forkserver import send_request
 from ddp_trainer.telemetry.termination import open_report_file
 
 from tests.ports import free_port
-from tests.trainer.pods import DEADLINE_SECONDS, is_alive, job, until
+from tests.trainer import pods
+from tests.trainer.pods import DEADLINE_SECONDS, is_alive, until
+
+job = partial(pods.job, imports_torch=True)
+"""Of pods that start as they do in a container."""
 
 
 def script(folder: Path, text: str) -> list[str]:
@@ -342,7 +347,7 @@ def fork_once():
         raise BlockingIOError("Resource temporarily unavailable")
     return fork()
 os.fork = fork_once
-forkserver._PRELOADED = ()
+forkserver.PRELOADED = ()
 forkserver.serve(socket.socket(fileno=int(sys.argv[1])), [])
 """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -16,7 +16,7 @@ import pytest
 from tests.trainer.chaos.blows import blows
 from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
 from tests.trainer.library.runs import SCRIPT, on
-from tests.trainer.pods import Job, assert_same, job
+from tests.trainer.pods import CPU, Job, assert_same, job
 from tests.trainer.runs import STREAM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -35,11 +35,8 @@ def flags(of: Job) -> list[str]:
     ]
 
 
-CPU = "ddp_trainer.launch"
-
-
 @pytest.mark.parametrize(
-    ("nodes", "local_world_size", "launcher"),
+    ("nodes", "local_world_size", "forkserver"),
     [
         (1, 2, CPU),
         (2, 1, CPU),
@@ -58,7 +55,7 @@ CPU = "ddp_trainer.launch"
     ],
 )
 def test_all_runs_end_the_same(
-    nodes: int, local_world_size: int, launcher: str, tmp_path: Path
+    nodes: int, local_world_size: int, forkserver: str, tmp_path: Path
 ) -> None:
     seed = int(os.environ.get("CHAOS_SEED", "0")) or random.randrange(1, 2**32)
     print(f"CHAOS_SEED={seed}")
@@ -68,7 +65,7 @@ def test_all_runs_end_the_same(
         "nodes": nodes,
         "local_world_size": local_world_size,
         "extra_environment": STACKS | on("stream"),
-        "launcher": launcher,
+        "forkserver": forkserver,
     }
     with job(tmp_path / "undisturbed", **shape) as undisturbed:
         for pod in undisturbed.start_all(*flags(undisturbed)):

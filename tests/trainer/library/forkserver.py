@@ -29,7 +29,8 @@ def run_script(arguments: Sequence[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve the launcher that has started this process."""
     if os.environ[DEVICE_VARIABLE] == "stream":
         install()
     replace(trainer, "main", run_script)

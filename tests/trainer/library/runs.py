@@ -8,7 +8,8 @@ from pathlib import Path
 from tests.trainer.library.forkserver import DEVICE_VARIABLE, SCRIPT_VARIABLE
 from tests.trainer.pods import Job, Pod, job
 
-SCRIPT = "tests.trainer.library.launch"
+SCRIPT = "tests.trainer.library.forkserver"
+"""Forks ranks that run a script."""
 
 
 def on(device: str, *, script: str = "one model") -> dict[str, str]:
@@ -30,7 +31,7 @@ def script_job(
         folder,
         nodes=nodes,
         local_world_size=ranks // nodes,
-        launcher=SCRIPT,
+        forkserver=SCRIPT,
         extra_environment={**on(device, script=script), **(variables or {})},
     )
 

@@ -9,7 +9,9 @@ from tests.trainer.stream_device.device import Sabotage, install
 
 SABOTAGE_VARIABLE = "TEST_SABOTAGE"
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Serve the launcher that has started this process."""
     wanted = os.environ.get(SABOTAGE_VARIABLE)
     install(Sabotage(wanted) if wanted is not None else None)
     forkserver.main()

@@ -22,7 +22,7 @@ def run_with(*plan: Death, folder: Path, reference: Undisturbed) -> Pod:
     graves = folder / "graves"
     variables = deaths.environment(list(plan), graves)
     with job(
-        folder, nodes=1, local_world_size=3, launcher=STREAM, extra_environment=variables
+        folder, nodes=1, local_world_size=3, forkserver=STREAM, extra_environment=variables
     ) as wounded:
         pod = run_to_its_end(wounded, "--group-timeout-seconds", "5")
         assert deaths.toll(graves) == len(plan)

@@ -28,7 +28,7 @@ def run(folder: Path, *more: str, ranks: int = 2, plan: tuple[Death, ...] = ()) 
         folder,
         nodes=1,
         local_world_size=ranks,
-        launcher=STREAM,
+        forkserver=STREAM,
         extra_environment=variables if plan else {},
     ) as started:
         pod = run_to_its_end(started, "--max-restarts", "20", *more)

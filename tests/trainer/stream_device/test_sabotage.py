@@ -28,7 +28,7 @@ def test_what_is_taken_away_is_missed(
         SABOTAGE_VARIABLE: sabotage,
     }
     with job(
-        tmp_path, nodes=1, local_world_size=3, launcher=STREAM, extra_environment=variables
+        tmp_path, nodes=1, local_world_size=3, forkserver=STREAM, extra_environment=variables
     ) as wounded:
         pod = run_to_its_end(wounded)
         assert "going on from memory at step 8" not in pod.log, "it took the step that nobody could"

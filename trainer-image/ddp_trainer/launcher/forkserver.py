@@ -31,13 +31,14 @@ from ddp_trainer.system.logs import end_process
 STARTED_SIGNAL = signal.SIGUSR1
 """What the launcher gets when it can read the process ID of a rank from the socket."""
 _MESSAGE_BYTES = 65536
-_PRELOADED = (
+PRELOADED = (
     "torch",
     "torch._dynamo",  # every first optimizer of a process imports it
     "torch.distributed",
     "ddp_trainer.__main__",
     "ddp_trainer.loop.rank",
 )
+"""What ranks need, and finds imported whoever is forked."""
 
 
 def send_request(
@@ -67,7 +68,7 @@ def read_started(channel: socket.socket) -> list[tuple[int, int]]:
 def serve(channel: socket.socket, arguments: Sequence[str]) -> None:
     """Fork a rank for each request, until the launcher closes the socket."""
     launcher = os.getppid()
-    for module in _PRELOADED:
+    for module in PRELOADED:
         importlib.import_module(module)
     # The ranks share these objects' memory as long as nobody writes to it, the collector included.
     gc.collect()

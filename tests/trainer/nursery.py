@@ -1,0 +1,224 @@
+"""Launchers whose ranks are forked from one process that has torch, for all tests of a session.
+
+Importing torch takes seconds of a core, and a pod of a test lasts as long. A launcher starts here
+as a fork of a process that has imported all there is, and so does the process that forks its
+ranks; from there on everything is the trainer's own. That launchers start by themselves as well,
+as in a container, is for `test_launch`, the examples, and the tests with real pods.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+from ddp_trainer import launch
+from ddp_trainer.launcher import starters
+from ddp_trainer.launcher.forkserver import PRELOADED
+from ddp_trainer.system.deathsignal import die_with_parent
+from ddp_trainer.system.logs import end_process
+
+_MESSAGE_BYTES = 1 << 17
+_START_SECONDS = 300.0
+"""More than a loaded machine takes to import torch from a cold disk."""
+_BEFORE_TORCH = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""What torch reads when it is imported, as launchers set it for ranks."""
+_FORKSERVERS = ("forkserver", "stream_device.forkserver", "library.forkserver")
+
+
+class Nursery:
+    """The process that launchers are forked from."""
+
+    def __init__(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.trainer.nursery", str(theirs.fileno())],
+                env={**os.environ, **_BEFORE_TORCH},
+                pass_fds=[theirs.fileno()],
+            )
+        self._started: list[int] = []
+        self._codes: dict[int, int] = {}
+
+    def start(
+        self, forkserver: str, arguments: Sequence[str], environment: Mapping[str, str], log: int
+    ) -> Launcher:
+        """Start a launcher whose ranks `forkserver`, the name of a module, forks.
+
+        `log`: a file descriptor for all that it prints.
+        """
+        request = json.dumps([forkserver, list(arguments), dict(environment)]).encode()
+        fds = array.array("i", [log])
+        self._channel.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        until = time.monotonic() + _START_SECONDS
+        while not self._started:
+            self._read(until - time.monotonic())
+        return Launcher(self, self._started.pop())
+
+    def code_of(self, pid: int, *, within_seconds: float) -> int | None:
+        """How a launcher has ended, below 0 by a signal; None: not in that time."""
+        until = time.monotonic() + within_seconds
+        while pid not in self._codes:
+            left = until - time.monotonic()
+            if left <= 0 and not select.select([self._channel], [], [], 0)[0]:
+                return None
+            self._read(max(left, 0))
+        return self._codes[pid]
+
+    def _read(self, seconds: float) -> None:
+        if select.select([self._channel], [], [], seconds)[0]:
+            message = self._channel.recv(_MESSAGE_BYTES)
+            assert message, "the process that launchers are forked from has ended"
+            pid, code = json.loads(message)
+            if code is None:
+                self._started.append(pid)
+            else:
+                self._codes[pid] = code
+        else:
+            assert seconds < _START_SECONDS, "the process that launchers are forked from hangs"
+
+
+class Launcher:
+    """One that was forked, to be handled like subprocess.Popen."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery = nursery
+        self.pid = pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As far as anybody has asked."""
+        return self.poll()
+
+    def poll(self) -> int | None:
+        """The exit code, if it has ended."""
+        return self._nursery.code_of(self.pid, within_seconds=0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, when it has ended."""
+        seconds = timeout if timeout is not None else _START_SECONDS
+        code = self._nursery.code_of(self.pid, within_seconds=seconds)
+        if code is None:
+            raise subprocess.TimeoutExpired("a launcher", seconds)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it, if it still lives."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+@cache
+def nursery() -> Nursery:
+    """The one of this session; it ends with this process."""
+    return Nursery()
+
+
+def serve(channel: socket.socket) -> None:
+    """Fork launchers until the tests have ended."""
+    for module in (*PRELOADED, *(f"tests.trainer.{name}" for name in _FORKSERVERS)):
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests decide what ends when
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        ready, _, _ = select.select([channel.fileno(), woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            _tell_who_has_ended(channel)
+        if channel.fileno() in ready:
+            message, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
+            if not message:
+                return
+            [log] = fds
+            parent, pid = os.getpid(), os.fork()
+            if pid == 0:
+                _become_launcher(parent, log, *json.loads(message))
+            os.close(log)
+            channel.send(json.dumps([pid, None]).encode())
+
+
+def _tell_who_has_ended(channel: socket.socket) -> None:
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            pid, status = ended
+            channel.send(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode())
+
+
+def _become_launcher(
+    parent: int, log: int, forkserver: str, arguments: list[str], environment: dict[str, str]
+) -> NoReturn:
+    code = 1
+    try:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        _begin_anew(parent, environment)
+        starters.FORKSERVER = forkserver
+        starters._popen = _fork
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        code = launch.main(arguments, os.environ)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        end_process(code)
+
+
+def _fork(command: Sequence[str], environment: Mapping[str, str], *, keep_fd: int) -> int:
+    """What the launcher calls to start its forkserver: the module that its command names."""
+    parent, pid = os.getpid(), os.fork()
+    if pid != 0:
+        return pid
+    code = 1
+    try:
+        _, _, module, *sys.argv[1:] = command
+        os.setsid()
+        _begin_anew(parent, environment, keep_fd=keep_fd)
+        importlib.import_module(module).main()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        end_process(code)
+
+
+def _begin_anew(parent: int, environment: Mapping[str, str], *, keep_fd: int | None = None) -> None:
+    """Have no more of the parent than a program has that was just started."""
+    die_with_parent(parent)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    # Objects of the parent's that hold them live as long as this process, and close nothing.
+    for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd != keep_fd:
+            with suppress(OSError):
+                os.close(fd)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
