@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -37,7 +38,11 @@ _START_SECONDS = 300.0
 """More than a loaded machine takes to import torch from a cold disk."""
 _BEFORE_TORCH = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """What torch reads when it is imported, as launchers set it for ranks."""
-_FORKSERVERS = ("forkserver", "stream_device.forkserver", "library.forkserver")
+_FORKSERVERS = tuple(
+    f"tests.trainer.{name}"
+    for name in ("forkserver", "stream_device.forkserver", "library.forkserver")
+)
+_start = starters._popen
 
 
 class Nursery:
@@ -134,7 +139,7 @@ def nursery() -> Nursery:
 
 def serve(channel: socket.socket) -> None:
     """Fork launchers until the tests have ended."""
-    for module in (*PRELOADED, *(f"tests.trainer.{name}" for name in _FORKSERVERS)):
+    for module in (*PRELOADED, *_FORKSERVERS):
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
@@ -186,21 +191,40 @@ def _become_launcher(
 
 
 def _fork(command: Sequence[str], environment: Mapping[str, str], *, keep_fd: int) -> int:
-    """What the launcher calls to start its forkserver: the module that its command names."""
+    """What the launcher calls to start its forkserver, or a command once for each rank."""
+    if command[0] != sys.executable:
+        return _start(command, environment, keep_fd=keep_fd)
     parent, pid = os.getpid(), os.fork()
     if pid != 0:
         return pid
     code = 1
     try:
-        _, _, module, *sys.argv[1:] = command
         os.setsid()
         _begin_anew(parent, environment, keep_fd=keep_fd)
-        importlib.import_module(module).main()
+        _run(command[1:])
         code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
         end_process(code)
+
+
+def _run(command: Sequence[str]) -> None:
+    """What Python would do with these words."""
+    if command[0] != "-m":
+        sys.argv = list(command)
+        sys.path.insert(0, str(Path(command[0]).parent))
+        runpy.run_path(command[0], run_name="__main__")
+        return
+    sys.argv = list(command[1:])
+    if command[1] in _FORKSERVERS:
+        importlib.import_module(command[1]).main()
+    else:
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
 
 
 def _begin_anew(parent: int, environment: Mapping[str, str], *, keep_fd: int | None = None) -> None:

@@ -49,7 +49,7 @@ def test_few_lines_of_a_script_change(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rank_of_a_script_is_killed_and_comes_back(name: str, tmp_path: Path) -> None:
     script = str(SCRIPTS / "after" / f"{name}.py")
-    with job(tmp_path, nodes=1, local_world_size=2) as wounded:
+    with job(tmp_path, nodes=1, local_world_size=2, imports_torch=True) as wounded:
         [pod] = wounded.start_all("--", sys.executable, script, "--epochs", "40")
         pod.wait_for_log("epoch 1: ")
         victim = pod.child_pids()[1]
@@ -66,7 +66,7 @@ def test_a_rank_of_a_script_is_killed_and_comes_back(name: str, tmp_path: Path) 
 
 
 def test_a_rank_of_a_script_that_stands_still_is_killed_and_comes_back(tmp_path: Path) -> None:
-    with job(tmp_path, nodes=1, local_world_size=2) as frozen:
+    with job(tmp_path, nodes=1, local_world_size=2, imports_torch=True) as frozen:
         script = ("-m", "tests.trainer.library.script", "--heartbeat-timeout-seconds", "3")
         slow = ("--step-delay-seconds", "0.1")
         [pod] = frozen.start_all("--", sys.executable, *script, *slow)
