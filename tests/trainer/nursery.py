@@ -9,6 +9,7 @@ as in a container, is for `test_launch`, the examples, and the tests with real p
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 import importlib
 import json
@@ -210,6 +211,8 @@ def _fork(command: Sequence[str], environment: Mapping[str, str], *, keep_fd: in
     except BaseException:
         traceback.print_exc()
     finally:
+        if command[2] not in _FORKSERVERS:  # as after any script, which may be the end of it
+            ctypes.pythonapi.Py_Exit(code)
         end_process(code)
 
 
@@ -231,9 +234,10 @@ def _begin_anew(parent: int, environment: Mapping[str, str], *, keep_fd: int | N
     """Have no more of the parent than a program has that was just started."""
     die_with_parent(parent)
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if signal.getsignal(number) not in (signal.SIG_DFL, None):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else 0)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     # Objects of the parent's that hold them live as long as this process, and close nothing.
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
