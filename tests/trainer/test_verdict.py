@@ -78,11 +78,13 @@ def test_a_scripts_exit_codes_are_its_own(ends: list[RankEnd], exit_code: int, r
 def test_a_signal_spoils_nothing_once_all_is_done(exit_code: int) -> None:
     assert settled(exit_code, finished=True) == 0
     assert settled(exit_code, finished=False) == exit_code
+    assert settled(exit_code, finished=False, said=75) == 75
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, 3, 64, 75, 128, 200, 255])
 def test_an_exit_code_counts_even_when_all_is_done(exit_code: int) -> None:
     assert settled(exit_code, finished=True) == exit_code
+    assert settled(exit_code, finished=False, said=143) == exit_code
 
 
 @pytest.mark.parametrize("exit_code", [1, 137, 139, 143])

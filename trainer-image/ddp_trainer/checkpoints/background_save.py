@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.checkpoints.storage import CancelledError, Transfer
+from ddp_trainer.system.threads import start_thread
 
 _logger = logging.getLogger(__name__)
 
@@ -26,9 +26,7 @@ class BackgroundSave:
         """Why it failed, once it has ended."""
         self._save = save
         self._transfer = Transfer(2 * size_bytes)
-        # A daemon: a disk that hangs must not keep the process.
-        self._thread = threading.Thread(target=self._run, name=f"save-{step}", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(f"save-{step}", self._run)
 
     def ended(self, *, within_seconds: float = 0.0) -> bool:
         """Whether it has ended, or does within that time."""

@@ -219,13 +219,15 @@ class Supervisor:
         report = read_report_file(process.report_fd)
         os.close(process.report_fd)
         finished = report.finished is True or self._script_has_finished()
-        if settled(exit_code, finished=finished) != exit_code:
+        counts = settled(exit_code, finished=finished, said=report.exit_code)
+        if counts != exit_code:
             _logger.warning(
-                "rank %d ended with exit code %d when all was trained and saved: a good end",
+                "rank %d ended with exit code %d when it had no more to do: that counts as %d",
                 process.rank,
                 exit_code,
+                counts,
             )
-            exit_code = settled(exit_code, finished=finished)
+            exit_code = counts
         told = exit_code in (of_signal(signal.SIGTERM), of_signal(signal.SIGKILL))
         return RankEnd(
             rank=process.rank,

@@ -51,14 +51,18 @@ class RankEnd:
         return f"rank {self.rank} ended with exit code {self.exit_code}"
 
 
-def settled(exit_code: int, *, finished: bool) -> int:
+def settled(exit_code: int, *, finished: bool, said: int | None = None) -> int:
     """The exit code that counts for a rank, which may have said that all is trained and saved.
 
-    A signal that ends it after that has nothing left to spoil. An exit code of its own choice still
-    says what it says.
+    Or `said` with which code it is about to end. A signal that ends it after that, such as SIGABRT
+    from a library's threads, has nothing left to spoil. An exit code of its own choice still says
+    what it says.
     """
-    by_signal = exit_code - of_signal(0) in signal.valid_signals()
-    return ExitCode.DONE if finished and by_signal else exit_code
+    if exit_code - of_signal(0) not in signal.valid_signals():
+        return exit_code
+    if finished:
+        return ExitCode.DONE
+    return said if said is not None else exit_code
 
 
 class RestartBudget:

@@ -24,6 +24,7 @@ from ddp_trainer.membership.network import interface_towards
 from ddp_trainer.membership.rendezvous import Membership
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.last_resort import LastResort
+from ddp_trainer.system.threads import start_thread
 
 _FORMING_TIMEOUT = timedelta(seconds=15)
 """For the first contact, when all ranks have just been seen alive: if one died since, it shows."""
@@ -55,9 +56,7 @@ def bury_the_last_group() -> threading.Thread:
     gc.collect()
     last = _left_behind.copy()
     _left_behind.clear()
-    burial = threading.Thread(target=last.clear, name="burial", daemon=True)
-    burial.start()
-    return burial
+    return start_thread("burial", last.clear)
 
 
 class Connection:
@@ -130,7 +129,7 @@ class Connection:
         if self._communicator is not None:
             # The host may wait for the device elsewhere than at the gate, such as in a forward pass
             # that looks at a number; only an abort gets it out of there.
-            threading.Thread(target=self._watch, name="communicator", daemon=True).start()
+            start_thread("communicator", self._watch)
         return group
 
     def cause_of(self, error: BaseException) -> BaseException:

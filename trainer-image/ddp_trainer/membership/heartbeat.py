@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ddp_trainer.membership.rendezvous import Membership
 from ddp_trainer.system.standstill import Silence
+from ddp_trainer.system.threads import start_thread
 
 _LONGEST_INTERVAL_SECONDS = 1.0
 _BEATS_PER_TIMEOUT = 4
@@ -60,15 +61,10 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin to beat and to watch."""
-        self._start_thread("heartbeat", self._run)
+        self._threads.append(start_thread("heartbeat", self._run))
         if self._rank != 0:
             # A request to a store that is frozen together with rank 0 never returns.
-            self._start_thread("answers", self._expect_answers)
-
-    def _start_thread(self, name: str, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+            self._threads.append(start_thread("answers", self._expect_answers))
 
     def stop(self, *, wait_seconds: float = 0.0) -> None:
         """Say no more; wait for so long for a request under way."""
