@@ -1,0 +1,186 @@
+"""How a job's steps are taken: tried, batch by batch, as often as it needs until they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ddp_trainer.data.sampler import SampleTrace
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.library.attempt import Attempt
+from ddp_trainer.library.loading import Loading
+from ddp_trainer.library.session import Session
+from ddp_trainer.run.seeds import seed_step
+from ddp_trainer.settings.environment import Environment
+from ddp_trainer.settings.options import Options
+from ddp_trainer.telemetry.termination import RankReport
+from ddp_trainer.telemetry.timing import Phase
+
+
+class Stepping(Session):
+    """A session that takes steps."""
+
+    def __init__(self, environment: Environment, options: Options, report: RankReport) -> None:
+        """Find this rank's device; nobody is met yet.
+
+        Raises:
+            ConfigurationError: this pod has not the GPUs that its ranks need.
+        """
+        super().__init__(environment, options, report)
+        self._trace = SampleTrace(options.trace_samples, rank=self.rank)
+        self._attempt: Attempt | None = None
+
+    def _batches_from_here(self, loading: Loading, accumulate: int) -> Iterator[Any]:
+        """Up to the end of the epoch, or to where another rank has turned out to be further."""
+        run = self._run
+        rest = loading.rest(
+            run.position.epoch,
+            run.position.samples,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        while places := rest.next_places(accumulate):
+            batches: list[Any] = []
+            step, epoch = run.position.step, run.position.epoch
+            while (run.position.step, run.position.epoch) == (step, epoch):
+                attempt = self._try_step(places, ends_epoch=rest.is_at_end)
+                while attempt.given < attempt.batches:
+                    if attempt.given == len(batches):
+                        batches.append(next(rest.batches))
+                    self._prepare_for_batch(attempt)
+                    yield batches[attempt.given - 1]
+                    if attempt.turns > 0:
+                        self._end_turns(attempt)
+                    elif attempt.stepped < attempt.given:
+                        raise RuntimeError(
+                            "the loop asked for another batch without job.step(): call it once "
+                            "after each batch"
+                        )
+            if (run.position.step, run.position.epoch) != (step + 1, epoch):
+                return
+            if self._plan.is_at_limit(run.position):
+                return
+
+    def _try_step(self, places: list[list[int]], *, ends_epoch: bool) -> Attempt:
+        position = self._run.position
+        try:
+            self._formation.votes.begin(position.step)
+        except Exception as error:
+            self._formation.note(error)
+        if self._formation.is_rehearsed:
+            samples = [index for batch in places for index in batch]
+            self._trace.write(step=position.step + 1, epoch=position.epoch, samples=samples)
+        self._attempt = Attempt(
+            before=self._run.before(),
+            answered=self._asked,
+            # One pass is enough to see how DDP lays out its buckets.
+            sizes=[len(batch) for batch in places][: None if self._formation.is_rehearsed else 1],
+            ends_epoch=ends_epoch,
+        )
+        return self._attempt
+
+    def _prepare_for_batch(self, attempt: Attempt) -> None:
+        number = attempt.give()
+        for net in self._formation.nets:
+            net.exchange(wanted=number == attempt.batches - 1)
+        purpose = "model" if number == 0 else f"model/{number}"
+        step = self._run.position.step
+        seed_step(self._options.seed, rank=self.rank, step=step, purpose=purpose)
+        self._timer.lap(Phase.DATA)
+
+    def _take_step(
+        self, attempt: Attempt, loss: Tensor | float | None, clip_grad_norm: float | None
+    ) -> bool:
+        if not attempt.stepped_with(loss):
+            return False
+        have_come = self._formation.gradients_have_come()
+        self._timer.lap(Phase.COMMUNICATION)
+        if not have_come:
+            self._run.take_back(attempt.before)
+            self._try_again(attempt)
+            return False
+        self._run.complete_step(
+            attempt.samples * self.world_size,
+            ends_epoch=attempt.ends_epoch,
+            clip_grad_norm=clip_grad_norm,
+        )
+        self._complete(attempt)
+        return True
+
+    def _take_turn(
+        self,
+        attempt: Attempt,
+        optimizer: Optimizer,
+        loss: Tensor | float | None,
+        clip_grad_norm: float | None,
+    ) -> bool:
+        run = self._run
+        if not any(optimizer is known for known in run.optimizers):
+            raise ConfigurationError(
+                "step() got an optimizer that join() does not know: name it there, as in "
+                "join(model=model, optimizer=optimizer, ...), so that its state can be saved"
+            )
+        if self._plan.accumulate > 1:
+            raise ConfigurationError(
+                "step(optimizer=...) and batches(accumulate=...) do not go together: leave one out"
+            )
+        turn = attempt.take_turn(loss)
+        have_come = self._formation.gradients_have_come(in_turn=True)
+        self._timer.lap(Phase.COMMUNICATION)
+        if not have_come or turn < run.position.turns:  # it was taken before the group broke
+            run.take_back(attempt.before, in_turn=True)
+            return False
+        run.take_turn(optimizer, clip_grad_norm=clip_grad_norm)
+        attempt.before = run.before()
+        return True
+
+    def _end_turns(self, attempt: Attempt) -> None:
+        if self._formation.trouble is not None or not self._formation.is_rehearsed:
+            self._try_again(attempt)
+            return
+        self._run.complete_turns(attempt.samples * self.world_size, ends_epoch=attempt.ends_epoch)
+        self._complete(attempt)
+
+    def _try_again(self, attempt: Attempt) -> None:
+        """The step's batches come again, in another group if this one is broken."""
+        self._attempt = None
+        self._asked = attempt.answered
+        if self._formation.trouble is not None:
+            self._form(self._formation.trouble)
+        else:
+            self._formation.end_rehearsal()
+
+    def _complete(self, attempt: Attempt) -> None:
+        self._attempt = None
+        self._asked = 0
+        self._progress.step(self._run.position)
+        self._timer.lap(Phase.COMPUTE)
+        self._or_form(lambda: self._after_step(attempt))
+
+    def _after_step(self, attempt: Attempt) -> None:
+        position = self._run.position
+        votes, group = self._formation.votes, self._formation.group
+        votes.read()
+        saves = votes.save or self._keeper.is_due(position.step)
+        if saves or votes.stop or attempt.ends_epoch or self._plan.is_at_limit(position):
+            self._formation.equalise()
+        if saves:
+            self._keeper.save(self._run)
+            self._timer.lap(Phase.CHECKPOINT)
+        if self._progress.wants_interval(position):
+            votes.pace(self._progress.interval(position, attempt.loss(), group))
+        if votes.stop:
+            self._save_and_stop()
+
+    def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading:
+        if not self._plan.is_of(loader, accumulate):
+            loading = Loading(loader, seed=self._options.seed)
+            self._run.choose_samples(loading.samples)
+            self._plan.choose(loader, loading, accumulate)
+            self._tell_progress()
+        assert self._plan.loading is not None
+        return self._plan.loading
