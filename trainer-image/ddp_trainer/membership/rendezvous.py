@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -31,6 +32,10 @@ from ddp_trainer.settings.environment import Environment
 
 _STORE_REQUEST_SECONDS = 10.0
 """A store that takes longer to answer a request is gone, or something else listens there."""
+_LOOK_SECONDS = 1.0
+"""Between looks at who is missing, which is a question for each rank."""
+_ROUND = "round"
+"""The key of what rank 0 says of the present round."""
 _OWN_STORE = "localhost"
 """Rank 0's pod is not to look for itself by name: for a while, DNS names the one it replaces."""
 
@@ -90,6 +95,8 @@ class Rendezvous:
         self._announcer = Announcer(environment.placement)
         self._resolver = Resolver()
         self._server: TCPStore | None = None
+        self._round = 0
+        """The newest one, of rank 0's store."""
         self._address: str | None = None
         """Of this pod, where it is rank 0's: asked for once, so that it needs no DNS ever after."""
         self._is_new = True
@@ -126,19 +133,16 @@ class Rendezvous:
             root = _client(_OWN_STORE, port, timedelta(seconds=_STORE_REQUEST_SECONDS))
         except DistNetworkError as error:  # for instance when this process was frozen meanwhile
             raise NotYetError(f"rank 0 does not reach its own store: {reason(error)}") from error
-        number = int(store.add("round", 1))
+        self._round += 1
+        number = self._round
+        store.set(_ROUND, json.dumps({"number": number}))
         _register(store, 0, number=number, is_new=False)
-        missing = list(range(1, placement.world_size))
-        while missing := [
-            rank for rank in missing if not store.check([_registrations_key(rank, number=number)])
-        ]:
-            self._announcer.tell(sorted({placement.node_rank_of(rank) for rank in missing}))
-            wait.pause(f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}")
+        self._wait_for_all(store, number, wait)
         name = secrets.token_hex(8)
         newcomers = _newcomers(store, number=number)  # before the ranks, so that none is missed
         members = [_count(store, rank, number=number) for rank in range(placement.world_size)]
-        declared = {"group": name, "members": members, "newcomers": newcomers}
-        store.set(_group_key(number), json.dumps(declared))
+        declared = {"number": number, "group": name, "members": members, "newcomers": newcomers}
+        store.set(_ROUND, json.dumps(declared))
         return Membership(
             root=root,
             address=address,
@@ -149,6 +153,24 @@ class Rendezvous:
             number=number,
             newcomers=newcomers,
         )
+
+    def _wait_for_all(self, store: Store, number: int, wait: Wait) -> None:
+        """Wait until each rank has registered in a round."""
+        placement = self._environment.placement
+        missing, look_at = list(range(1, placement.world_size)), 0.0
+        while missing:
+            # One question for all ranks, whose names are needed only now and then.
+            are_enough = _all_registrations(store, number=number) >= placement.world_size
+            if are_enough or time.monotonic() >= look_at:
+                look_at = time.monotonic() + _LOOK_SECONDS
+                missing = [
+                    rank
+                    for rank in missing
+                    if not store.check([_registrations_key(rank, number=number)])
+                ]
+                self._announcer.tell(sorted({placement.node_rank_of(rank) for rank in missing}))
+            if missing:
+                wait.pause(f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}")
 
     def _try_to_join(self, wait: Wait) -> Membership:
         """Join the first store of the job that answers, wherever rank 0 may be."""
@@ -195,15 +217,15 @@ class Rendezvous:
                     store_address, placement.master_port, timedelta(seconds=_STORE_REQUEST_SECONDS)
                 )
                 self._compare(json.loads(store.get("identity")))
-                number = int(store.add("round", 0))
+                number = json.loads(store.get(_ROUND))["number"]
                 registration = _register(store, rank, number=number, is_new=self._is_new)
             while True:
                 with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS):
-                    if store.check([_group_key(number)]):
-                        declared = json.loads(store.get(_group_key(number)))
-                        break
-                    if int(store.add("round", 0)) != number:
-                        raise NotYetError("rank 0 has begun another round")
+                    declared = json.loads(store.get(_ROUND))
+                if declared["number"] != number:
+                    raise NotYetError("rank 0 has begun another round")
+                if "group" in declared:
+                    break
                 wait.pause(f"rank 0 at {placement.master_addr} waits for the other ranks")
         except (DistNetworkError, DistStoreError) as error:
             raise NotYetError(f"rank 0's store went away: {reason(error)}") from error
@@ -262,7 +284,13 @@ def _client(address: str, port: int, timeout: timedelta) -> TCPStore:
 def _register(store: Store, rank: int, *, number: int, is_new: bool) -> int:
     if is_new:  # first, so that whoever is counted has been announced
         store.add(_newcomers_key(number), 1)
-    return int(store.add(_registrations_key(rank, number=number), 1))
+    registrations = int(store.add(_registrations_key(rank, number=number), 1))
+    store.add(_all_registrations_key(number), 1)
+    return registrations
+
+
+def _all_registrations(store: Store, *, number: int) -> int:
+    return int(store.add(_all_registrations_key(number), 0))
 
 
 def _count(store: Store, rank: int, *, number: int) -> int:
@@ -277,12 +305,12 @@ def _newcomers_key(number: int) -> str:
     return f"newcomers/{number}"
 
 
+def _all_registrations_key(number: int) -> str:
+    return f"registrations/{number}"
+
+
 def _registrations_key(rank: int, *, number: int) -> str:
     return f"registrations/{number}/{rank}"
-
-
-def _group_key(number: int) -> str:
-    return f"group/{number}"
 
 
 def _some_ranks(ranks: list[int]) -> str:
