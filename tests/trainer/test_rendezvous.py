@@ -22,7 +22,7 @@ from ddp_trainer.membership import network, rendezvous
 from ddp_trainer.membership.announcement import AnnouncedAddress
 from ddp_trainer.membership.network import Resolver
 from ddp_trainer.membership.rendezvous import Membership, Rendezvous
-from ddp_trainer.membership.retry import NotYetError, Wait, retry
+from ddp_trainer.membership.retry import NotYetError, Wait, pause_after, retry
 from ddp_trainer.settings.environment import Environment
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistNetworkError
@@ -315,3 +315,7 @@ def test_a_rank_of_another_world_is_told_so() -> None:
             meet(environment(1, port=port, size=3), timeout_seconds=DEADLINE_SECONDS)
         start(pool, environment(1, port=port)).result()
         host.result()
+
+
+def test_who_waits_long_asks_less_often() -> None:
+    assert [pause_after(waited) for waited in (0.0, 1.0, 16.0, 600.0)] == [0.05, 0.05, 0.5, 1.0]
