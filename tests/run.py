@@ -46,12 +46,12 @@ LANES: Mapping[str, Sequence[Part]] = {
         Part(("tests/integration",), Stage.API_SERVER),
     ),
     # They need nothing, but a build beside them would take the two cores from ranks that wait for
-    # each other.
-    "lost ranks": (Part(LOST_RANKS, Stage.NODE),),
+    # each other; and they from it, for whose end the longest lane waits.
+    "lost ranks": (Part(LOST_RANKS, Stage.IMAGES),),
     "processes": (
         Part(
             ("tests/local", "tests/trainer", *(f"--ignore={part}" for part in LOST_RANKS)),
-            Stage.NODE,
+            Stage.IMAGES,
         ),
     ),
     "real pods": (Part(("tests/cluster", "tests/e2e"), Stage.IMAGES),),
