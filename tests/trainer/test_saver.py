@@ -268,7 +268,7 @@ def test_evaluated_or_not_the_same_step_is_the_same_checkpoint() -> None:
     before = copy.deepcopy(run.state())
     run.position.next_epoch()
     assert_same(run.state(), before)
-    assert before["position"] == {"step": 1, "epoch": 0, "samples": 4}
+    assert before["position"] == {"step": 1, "epoch": 0, "samples": 4, "turns": 0}
     other = new_run()
     other.order = run.order
     other.take_in(copy.deepcopy(run.memory()))
