@@ -1,6 +1,6 @@
 """Prepares what the tests need, then runs all rings beside each other: `make test`.
 
-One lane waits for pods most of its time, two start processes, one computes and then talks to an API
+One lane waits for pods most of its time, two start processes, one computes and one talks to an API
 server, so that together they take little longer than the slowest. Each part of a lane is an
 ordinary pytest run. What takes minutes to get is prepared before, outside of any test's time limit;
 only decisions, which are plain computing, are tested meanwhile.
@@ -41,10 +41,8 @@ LOST_RANKS = (
 """As long as all else that starts processes, and most of it waiting."""
 
 LANES: Mapping[str, Sequence[Part]] = {
-    "decisions and API server": (
-        Part(("tests/unit", "tests/simulation"), None),
-        Part(("tests/integration",), Stage.API_SERVER),
-    ),
+    "decisions": (Part(("tests/unit", "tests/simulation"), None),),
+    "API server": (Part(("tests/integration",), Stage.API_SERVER),),
     # They need nothing, but a build beside them would take the two cores from ranks that wait for
     # each other; and they from it, for whose end the longest lane waits.
     "lost ranks": (Part(LOST_RANKS, Stage.IMAGES),),

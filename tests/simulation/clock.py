@@ -1,7 +1,7 @@
 """Time that passes only when told to: a clock, and an event loop that lives by it.
 
-Ten thousand histories of minutes and hours have to fit into one minute, so nothing ever sleeps. An
-operator process has a loop of its own: to kill the process is to forget its loop.
+Thousands of histories of minutes and hours have to fit into a few minutes, so nothing ever sleeps.
+An operator process has a loop of its own: to kill the process is to forget its loop.
 """
 
 import asyncio
