@@ -57,8 +57,8 @@ class Nursery:
                 env={**os.environ, **_BEFORE_TORCH},
                 pass_fds=[theirs.fileno()],
             )
-        self._started: list[int] = []
-        self._codes: dict[int, int] = {}
+        self._started: list[Launcher] = []
+        self._running: dict[int, Launcher] = {}
 
     def start(
         self, forkserver: str, arguments: Sequence[str], environment: Mapping[str, str], log: int
@@ -72,30 +72,31 @@ class Nursery:
         self._channel.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         until = time.monotonic() + _START_SECONDS
         while not self._started:
-            self._read(until - time.monotonic())
-        return Launcher(self, self._started.pop())
+            left = until - time.monotonic()
+            assert left > 0, "the process that launchers are forked from hangs"
+            self._read(left)
+        return self._started.pop()
 
-    def code_of(self, pid: int, *, within_seconds: float) -> int | None:
-        """How a launcher has ended, below 0 by a signal; None: not in that time."""
+    def hear_of(self, launcher: Launcher, *, within_seconds: float) -> None:
+        """Wait until it has ended, if it does so in that time."""
         until = time.monotonic() + within_seconds
-        while pid not in self._codes:
+        while launcher.returncode is None:
             left = until - time.monotonic()
             if left <= 0 and not select.select([self._channel], [], [], 0)[0]:
-                return None
+                return
             self._read(max(left, 0))
-        return self._codes[pid]
 
     def _read(self, seconds: float) -> None:
-        if select.select([self._channel], [], [], seconds)[0]:
-            message = self._channel.recv(_MESSAGE_BYTES)
-            assert message, "the process that launchers are forked from has ended"
-            pid, code = json.loads(message)
-            if code is None:
-                self._started.append(pid)
-            else:
-                self._codes[pid] = code
+        if not select.select([self._channel], [], [], seconds)[0]:
+            return
+        message = self._channel.recv(_MESSAGE_BYTES)
+        assert message, "the process that launchers are forked from has ended"
+        pid, code = json.loads(message)
+        if code is None:  # the process ID may have been an earlier one's, which has ended
+            self._running[pid] = Launcher(self, pid)
+            self._started.append(self._running[pid])
         else:
-            assert seconds < _START_SECONDS, "the process that launchers are forked from hangs"
+            self._running.pop(pid).returncode = code
 
 
 class Launcher:
@@ -104,23 +105,21 @@ class Launcher:
     def __init__(self, nursery: Nursery, pid: int) -> None:
         self._nursery = nursery
         self.pid = pid
-
-    @property
-    def returncode(self) -> int | None:
-        """As far as anybody has asked."""
-        return self.poll()
+        self.returncode: int | None = None
+        """Below 0: by a signal. None: it runs, as far as anybody has asked."""
 
     def poll(self) -> int | None:
         """The exit code, if it has ended."""
-        return self._nursery.code_of(self.pid, within_seconds=0)
+        self._nursery.hear_of(self, within_seconds=0)
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, when it has ended."""
         seconds = timeout if timeout is not None else _START_SECONDS
-        code = self._nursery.code_of(self.pid, within_seconds=seconds)
-        if code is None:
+        self._nursery.hear_of(self, within_seconds=seconds)
+        if self.returncode is None:
             raise subprocess.TimeoutExpired("a launcher", seconds)
-        return code
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Send it, if it still lives."""
