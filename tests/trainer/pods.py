@@ -109,8 +109,11 @@ class Pod:
         return message
 
     def child_pids(self) -> list[int]:
-        pid = self.process.pid
-        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        pid, children = self.process.pid, ""
+        if self.process.poll() is None:
+            with contextlib.suppress(FileNotFoundError):  # it has ended just now
+                children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return [int(child) for child in children.split()]
 
     def pids_of_ranks(self) -> dict[int, int]:
         """Rank → process ID, of the bundled trainer's ranks that run."""
