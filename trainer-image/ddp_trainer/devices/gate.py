@@ -17,13 +17,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ddp_trainer.exit_codes import BrokenGroupError, LostDeviceError
+from ddp_trainer.system.pauses import Pauses
 
-_SHORTEST_PAUSE_SECONDS = 50e-6
-"""About what the kernel's timers are good for."""
-_LONGEST_PAUSE_SECONDS = 500e-6
-"""A device idles for half of it on average: nothing beside the step that took so long."""
-_LOOKS_PER_DOUBLING = 64
-"""A wait is found to be over at most 1/64 of its length late."""
+pause_after = Pauses(shortest_seconds=50e-6, longest_seconds=500e-6, per_doubling=64).after
+"""The shortest is about what the kernel's timers are good for; of the longest a device idles for
+half on average: nothing beside the step that took so long."""
 _STOP_SECONDS = 5.0
 """What a rank that was told to stop still waits here: of the 15 s of a pod on a spot node, it needs
 the rest to leave the group and to save."""
@@ -92,12 +90,6 @@ class Gate:
             if self._told_to_stop():
                 until = min(until, now + _STOP_SECONDS)
             self._sleep(pause_after(now - begin))
-
-
-def pause_after(waited_seconds: float) -> float:
-    """How long to wait before another look, in seconds; the longer it took so far, the longer."""
-    pause = max(waited_seconds / _LOOKS_PER_DOUBLING, _SHORTEST_PAUSE_SECONDS)
-    return min(pause, _LONGEST_PAUSE_SECONDS)
 
 
 def expect(event: Event, *, within_seconds: float, what: str) -> None:

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ddp_trainer.exit_codes import RendezvousTimeoutError, StoppedError
+from ddp_trainer.system.pauses import Pauses
 
-_SHORTEST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 1.0
-_PAUSES_PER_DOUBLING = 32
-"""What is waited for is seen at most 1/32 of the wait late, and asked for ever less often: all
-members of a large group ask rank 0."""
+pause_after = Pauses(shortest_seconds=0.05, longest_seconds=1.0, per_doubling=32).after
+"""Ever longer: all members of a large group ask rank 0."""
 _FIRST_LOG_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 5.0
 
@@ -59,12 +57,6 @@ class Wait:
                 reason,
             )
         time.sleep(pause_after(now - self._begin))
-
-
-def pause_after(waited_seconds: float) -> float:
-    """How long to sleep before another try, in seconds."""
-    pause = max(waited_seconds / _PAUSES_PER_DOUBLING, _SHORTEST_PAUSE_SECONDS)
-    return min(pause, _LONGEST_PAUSE_SECONDS)
 
 
 def retry(attempt: Callable[[], _T], wait: Wait) -> _T:
