@@ -54,6 +54,7 @@ def live(rank: int, size: int, port: int, last: int, again: int, watch: int) -> 
     variables = contract(node_rank=rank, nodes=size, port=port)
     environment = Environment.from_env({**variables, "RANK": str(rank), "LOCAL_RANK": "0"})
     here = Rendezvous(environment)
+    _tell("begun", rank)
     if rank == size - 1:
         os.read(last, 1)
     _meet(here, "met", rank)

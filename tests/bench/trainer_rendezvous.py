@@ -99,6 +99,7 @@ def _meet(size: int, names: Path) -> Meeting:
     try:
         lines: Queue[Line] = Queue()
         threading.Thread(target=_read, args=(process, lines), daemon=True).start()
+        _collect(lines, "begun", size)
         time.sleep(WAIT_SECONDS)
         began = time.monotonic()
         os.write(last, b".")

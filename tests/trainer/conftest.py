@@ -7,6 +7,15 @@ import pytest
 from tests.trainer.pods import Job, job
 from tests.trainer.runs import Undisturbed, run_to_its_end
 
+LAUNCHERS_WORDS = ("RANK", "DDP_BACKEND", "DDP_CHECKPOINT_DIR", "DDP_STATUS_FILE", "DDP_REPORT_FD")
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is a job of its own."""
+    for name in LAUNCHERS_WORDS:
+        monkeypatch.delenv(name, raising=False)
+
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -39,11 +39,14 @@ _START_SECONDS = 300.0
 """More than a loaded machine takes to import torch from a cold disk."""
 _BEFORE_TORCH = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """What torch reads when it is imported, as launchers set it for ranks."""
-_FORKSERVERS = tuple(
-    f"tests.trainer.{name}"
-    for name in ("forkserver", "stream_device.forkserver", "library.forkserver")
-)
-_start = starters._popen
+CPU = "tests.trainer.forkserver"
+"""Forks ranks of the bundled trainer, which die where a test has planned it."""
+STREAM = "tests.trainer.stream_device.forkserver"
+"""The same, but they compute on a device with a stream."""
+SCRIPT = "tests.trainer.library.forkserver"
+"""Forks ranks that run a script."""
+_FORKSERVERS = (CPU, STREAM, SCRIPT)
+_popen = starters._popen
 
 
 class Nursery:
@@ -175,44 +178,49 @@ def _tell_who_has_ended(channel: socket.socket) -> None:
 def _become_launcher(
     parent: int, log: int, forkserver: str, arguments: list[str], environment: dict[str, str]
 ) -> NoReturn:
-    code = 1
-    try:
+    def run() -> NoReturn:
         os.dup2(log, 1)
         os.dup2(log, 2)
         _begin_anew(parent, environment)
         starters.FORKSERVER = forkserver
         starters._popen = _fork
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-        code = launch.main(arguments, os.environ)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        end_process(code)
+        sys.exit(launch.main(arguments, os.environ))
+
+    end_process(_code_of(run))
 
 
 def _fork(command: Sequence[str], environment: Mapping[str, str], *, keep_fd: int) -> int:
     """What the launcher calls to start its forkserver, or a command once for each rank."""
     if command[0] != sys.executable:
-        return _start(command, environment, keep_fd=keep_fd)
+        return _popen(command, environment, keep_fd=keep_fd)
     parent, pid = os.getpid(), os.fork()
     if pid != 0:
         return pid
-    code = 1
-    try:
+
+    def run() -> None:
         os.setsid()
         _begin_anew(parent, environment, keep_fd=keep_fd)
         _run(command[1:])
-        code = 0
+
+    code = _code_of(run)
+    if command[2] not in _FORKSERVERS:  # as after any script, which may be the end of it
+        ctypes.pythonapi.Py_Exit(code)
+    end_process(code)
+
+
+def _code_of(run: Callable[[], None]) -> int:
+    """The exit code of a program that was forked, which must not come back into its parent's."""
+    try:
+        run()
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-    except BaseException:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # as Python itself ends a program: with a traceback and code 1
         traceback.print_exc()
-    finally:
-        if command[2] not in _FORKSERVERS:  # as after any script, which may be the end of it
-            ctypes.pythonapi.Py_Exit(code)
-        end_process(code)
+        return 1
+    return 0
 
 
 def _run(command: Sequence[str]) -> None:

@@ -18,10 +18,8 @@ from typing import Any
 import torch
 
 from tests.ports import free_port
-from tests.trainer.nursery import Launcher, nursery
+from tests.trainer.nursery import CPU, Launcher, nursery
 
-CPU = "tests.trainer.forkserver"
-"""Forks ranks of the bundled trainer, which die where a test has planned it."""
 DEADLINE_SECONDS = 120.0
 """Generous: a loaded machine takes many seconds to import torch in every rank."""
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from tests.trainer.pods import Job, Pod, assert_same
 
-STREAM = "tests.trainer.stream_device.forkserver"
-"""Forks ranks that compute on a device with a stream."""
 LAST_STEP = {2: 92, 3: 60, 4: 48}  # 4 epochs of ceil(ceil(1438 / ranks) / 32) steps
 
 Undisturbed = Callable[[int, str], Job]

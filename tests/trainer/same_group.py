@@ -31,10 +31,6 @@ class SameGroup(World):
         yield self.group
 
 
-NO_LAUNCHER = ("RANK", "DDP_BACKEND", "DDP_CHECKPOINT_DIR", "DDP_STATUS_FILE", "DDP_REPORT_FD")
-"""Variables without which a process is a job of its own."""
-
-
 @contextmanager
 def group_of_one(failure: Callable[[], Exception | None] = lambda: None) -> Iterator[Group]:
     """A group that this process forms by itself; `failure` is what broke it, if anything has."""

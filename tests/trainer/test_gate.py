@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.pods import assert_same
-from tests.trainer.same_group import NO_LAUNCHER, group_of_one
+from tests.trainer.same_group import group_of_one
 
 
 class Device:
@@ -174,10 +174,9 @@ class NormNet(nn.Module):
         return outputs
 
 
-def test_a_refused_step_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_step_leaves_no_trace(no_launcher: None) -> None:
     """Neither in running statistics nor in what PowerSGD has left out."""
-    for name in NO_LAUNCHER:
-        monkeypatch.delenv(name, raising=False)
+    del no_launcher
     torch.manual_seed(1)
     model = NormNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

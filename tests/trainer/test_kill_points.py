@@ -18,10 +18,10 @@ from tests.trainer import deaths
 from tests.trainer.chaos.blows import blows
 from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
 from tests.trainer.deaths import Death
-from tests.trainer.pods import CPU, job
+from tests.trainer.nursery import CPU, STREAM
+from tests.trainer.pods import job
 from tests.trainer.runs import (
     LAST_STEP,
-    STREAM,
     Undisturbed,
     assert_same_run,
     flags,

@@ -50,6 +50,9 @@ def test_it_waits_for_the_thread() -> None:
 
 def test_without_that_it_may_abort() -> None:
     """Else the test above would show nothing. Only a busy machine lets the thread come too late."""
-    ends = [run("a plain thread") for _ in range(3)]
-    assert any("terminate called without an active exception" in end.stderr for end in ends)
-    assert all(end.returncode in (-6, 7) for end in ends)
+    for _ in range(3):
+        end = run("a plain thread")
+        assert end.returncode in (-6, 7)
+        if end.returncode == -6:
+            break
+    assert "terminate called without an active exception" in end.stderr

@@ -15,9 +15,9 @@ import pytest
 
 from tests.trainer.chaos.blows import blows
 from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
-from tests.trainer.library.runs import SCRIPT, on
-from tests.trainer.pods import CPU, Job, assert_same, job
-from tests.trainer.runs import STREAM
+from tests.trainer.library.runs import on
+from tests.trainer.nursery import CPU, SCRIPT, STREAM
+from tests.trainer.pods import Job, assert_same, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -28,7 +28,6 @@ from torch.utils.data import (
 )
 
 from tests.trainer.exposition import parse
-from tests.trainer.same_group import NO_LAUNCHER
 
 SAMPLES = 10
 BATCH_SIZE = 4
@@ -37,12 +36,6 @@ BATCH_SIZE = 4
 def loader_of(**settings: Any) -> DataLoader[Any]:
     dataset = TensorDataset(torch.arange(float(SAMPLES)).unsqueeze(1))
     return DataLoader(dataset, **{"batch_size": BATCH_SIZE, "shuffle": True, **settings})
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in NO_LAUNCHER:
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -58,9 +51,9 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 @pytest.fixture
 def job(
-    alone: None, model: nn.Module, optimizer: torch.optim.Optimizer
+    no_launcher: None, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[ddp_trainer.Job]:
-    del alone
+    del no_launcher
     with ddp_trainer.join(model=model, optimizer=optimizer) as joined:
         yield joined
 
@@ -115,7 +108,7 @@ def test_weights_make_the_mean_of_a_step(job: ddp_trainer.Job, model: nn.Module)
     assert job.steps_done == 1
 
 
-def test_training_ends_with_the_last_step_that_is_wanted(alone: None, tmp_path: Path) -> None:
+def test_training_ends_with_the_last_step_that_is_wanted(no_launcher: None, tmp_path: Path) -> None:
     def run(max_steps: int) -> tuple[int, int]:
         torch.manual_seed(0)
         model = nn.Linear(1, 1)
@@ -131,14 +124,14 @@ def test_training_ends_with_the_last_step_that_is_wanted(alone: None, tmp_path: 
                 evaluations += 1
             return job.steps_done, evaluations
 
-    del alone
+    del no_launcher
     assert run(4) == (4, 2), "one epoch of three steps, and a part of one"
     assert run(4) == (4, 1), "what is complete is evaluated once more"
     assert run(6) == (6, 1), "the rest of the epoch"
     assert run(0) == (12, 3)
 
 
-def test_a_scheduler_may_count_epochs(alone: None, tmp_path: Path) -> None:
+def test_a_scheduler_may_count_epochs(no_launcher: None, tmp_path: Path) -> None:
     def run(epochs: int, folder: Path) -> list[float]:
         torch.manual_seed(0)
         model = nn.Linear(1, 1)
@@ -158,14 +151,14 @@ def test_a_scheduler_may_count_epochs(alone: None, tmp_path: Path) -> None:
             train(job, job.wrap(model), epochs=epochs)
         return rates
 
-    del alone
+    del no_launcher
     assert run(3, tmp_path / "whole") == [1.0] * 3 + [0.5] * 3 + [0.25] * 3
     assert run(1, tmp_path / "cut") == [1.0] * 3
     assert run(3, tmp_path / "cut") == [0.5] * 3 + [0.25] * 3
 
 
-def test_powersgd_needs_a_memory_that_is_saved(alone: None, model: nn.Module) -> None:
-    del alone
+def test_powersgd_needs_a_memory_that_is_saved(no_launcher: None, model: nn.Module) -> None:
+    del no_launcher
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with ddp_trainer.join(model=model, optimizer=optimizer) as job:
         with pytest.raises(ConfigurationError, match="belong together: give both"):
@@ -174,7 +167,7 @@ def test_powersgd_needs_a_memory_that_is_saved(alone: None, model: nn.Module) ->
             job.wrap(model, gradient_compression="zip")
 
 
-def test_a_checkpoint_is_gone_on_from(alone: None, tmp_path: Path) -> None:
+def test_a_checkpoint_is_gone_on_from(no_launcher: None, tmp_path: Path) -> None:
     def run(epochs: int, folder: Path) -> tuple[list[list[float]], dict[str, Any]]:
         torch.manual_seed(0)
         model = nn.Linear(1, 1)
@@ -182,7 +175,7 @@ def test_a_checkpoint_is_gone_on_from(alone: None, tmp_path: Path) -> None:
         with ddp_trainer.join(model=model, optimizer=optimizer, checkpoint_dir=folder) as job:
             return train(job, job.wrap(model), epochs=epochs), model.state_dict()
 
-    del alone
+    del no_launcher
     first, _ = run(1, tmp_path / "cut")
     second, resumed = run(3, tmp_path / "cut")
     whole, expected = run(3, tmp_path / "whole")
@@ -191,9 +184,9 @@ def test_a_checkpoint_is_gone_on_from(alone: None, tmp_path: Path) -> None:
 
 
 def test_a_scripts_own_numbers_are_shown(
-    alone: None, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_launcher: None, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del alone
+    del no_launcher
     file = tmp_path / "status.json"
     monkeypatch.setenv("DDP_STATUS_FILE", str(file))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -367,9 +360,9 @@ def test_what_wrap_takes_is_what_it_does(job: ddp_trainer.Job, model: nn.Module)
     ],
 )
 def test_what_cannot_be_remembered_is_refused(
-    alone: None, parts: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+    no_launcher: None, parts: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    del alone, capsys
+    del no_launcher, capsys
     with pytest.raises(SystemExit) as end, ddp_trainer.join(**parts):
         raise AssertionError("it joined")
     assert end.value.code == 64
@@ -377,8 +370,8 @@ def test_what_cannot_be_remembered_is_refused(
     assert message in str(end.value.__cause__)
 
 
-def test_a_script_that_fails_fails(alone: None, model: nn.Module) -> None:
-    del alone
+def test_a_script_that_fails_fails(no_launcher: None, model: nn.Module) -> None:
+    del no_launcher
     with pytest.raises(ZeroDivisionError), ddp_trainer.join(model=model) as job:
         print(job.steps_done / 0)
 

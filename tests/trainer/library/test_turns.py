@@ -13,8 +13,6 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.trainer.same_group import NO_LAUNCHER
-
 BATCHES = 3
 
 
@@ -39,9 +37,8 @@ def pair() -> Pair:
 
 
 @pytest.fixture
-def job(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[ddp_trainer.Job]:
-    for name in NO_LAUNCHER:
-        monkeypatch.delenv(name, raising=False)
+def job(pair: Pair, no_launcher: None) -> Iterator[ddp_trainer.Job]:
+    del no_launcher
     with ddp_trainer.join(**vars(pair)) as joined:
         yield joined
 

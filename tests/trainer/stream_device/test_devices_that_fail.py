@@ -9,8 +9,9 @@ import pytest
 
 from tests.trainer import deaths
 from tests.trainer.deaths import Death
+from tests.trainer.nursery import STREAM
 from tests.trainer.pods import Pod, job
-from tests.trainer.runs import STREAM, Undisturbed, assert_same_run, run_to_its_end
+from tests.trainer.runs import Undisturbed, assert_same_run, run_to_its_end
 
 pytestmark = [pytest.mark.timeout(600)]
 

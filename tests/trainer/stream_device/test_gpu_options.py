@@ -13,8 +13,9 @@ import torch
 
 from tests.trainer import deaths
 from tests.trainer.deaths import Death
+from tests.trainer.nursery import STREAM
 from tests.trainer.pods import Job, assert_same, job
-from tests.trainer.runs import LAST_STEP, STREAM, run_to_its_end
+from tests.trainer.runs import LAST_STEP, run_to_its_end
 
 pytestmark = [pytest.mark.timeout(600)]
 

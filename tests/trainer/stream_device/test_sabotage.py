@@ -8,8 +8,9 @@ import pytest
 
 from tests.trainer import deaths
 from tests.trainer.deaths import Death
+from tests.trainer.nursery import STREAM
 from tests.trainer.pods import assert_same, job
-from tests.trainer.runs import LAST_STEP, STREAM, Undisturbed, run_to_its_end
+from tests.trainer.runs import LAST_STEP, Undisturbed, run_to_its_end
 from tests.trainer.stream_device.device import Sabotage
 from tests.trainer.stream_device.forkserver import SABOTAGE_VARIABLE
 
