@@ -10,7 +10,7 @@ from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.net import Net
 from ddp_trainer.library.progress import FAREWELL_SECONDS
-from ddp_trainer.membership.connection import bury_the_last_group
+from ddp_trainer.membership.burial import bury_the_last_group
 from ddp_trainer.membership.failures import is_lost_peer
 from ddp_trainer.membership.patience import Patience
 from ddp_trainer.membership.world import World

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import threading
@@ -19,6 +18,7 @@ from ddp_trainer.collectives.waits import Waits
 from ddp_trainer.devices.accelerator import Accelerator, Communicator
 from ddp_trainer.devices.gate import Gate, expect
 from ddp_trainer.exit_codes import BrokenGroupError
+from ddp_trainer.membership.burial import leave_behind
 from ddp_trainer.membership.failures import is_lost_peer, reason
 from ddp_trainer.membership.network import interface_towards
 from ddp_trainer.membership.rendezvous import Membership
@@ -35,28 +35,7 @@ _DRAIN_SECONDS = 30.0
 """For a device to do what is left of a step once no collective holds it up."""
 _WATCH_SECONDS = 1.0
 
-_left_behind: list[object] = []
-"""What is left of the last group, to the end of the process if there is no other group.
-
-Whoever lets go of a process group last waits for its threads. These may wait for Python's lock,
-which a DDP wrapper does not release meanwhile, or for half a message that gloo has forgotten, until
-the group's timeout. So that is left to a thread of its own, or to nobody.
-"""
-
 _logger = logging.getLogger(__name__)
-
-
-def bury_the_last_group() -> threading.Thread:
-    """Let go of what is left of the last group, before there is another one.
-
-    Returns the thread that does it. Python must not end before it: torch would abort the process.
-    """
-    # The remains of a broken group hang together in cycles. As long as its DDP wrapper lives, it
-    # answers to the gradients of the model, which is its successor's part.
-    gc.collect()
-    last = _left_behind.copy()
-    _left_behind.clear()
-    return start_thread("burial", last.clear)
 
 
 class Connection:
@@ -197,8 +176,7 @@ class Connection:
         distributed_c10d._world.group_count = 0
 
     def _leave_behind(self) -> None:
-        _left_behind.extend(distributed_c10d._world.pg_map)
-        _left_behind.append(self._communicator)
+        leave_behind(*distributed_c10d._world.pg_map, self._communicator)
         self._communicator = None
 
     def _failure(self) -> Exception | None:

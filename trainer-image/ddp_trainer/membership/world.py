@@ -18,7 +18,8 @@ from ddp_trainer.devices.accelerator import accelerator_for
 from ddp_trainer.devices.hardware import pin_device
 from ddp_trainer.exit_codes import BrokenGroupError, ExitCode
 from ddp_trainer.membership.announcement import AnnouncedAddress
-from ddp_trainer.membership.connection import Connection, bury_the_last_group
+from ddp_trainer.membership.burial import bury_the_last_group
+from ddp_trainer.membership.connection import Connection
 from ddp_trainer.membership.failures import is_lost_device, is_lost_peer, reason
 from ddp_trainer.membership.heartbeat import Heartbeat
 from ddp_trainer.membership.rendezvous import Membership, Rendezvous
