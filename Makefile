@@ -70,7 +70,7 @@ lock: $(STAMP) ## Resolve requirements/*.in to exact pins
 	  ../$(VENV)/bin/pip-compile --quiet --strip-extras --allow-unsafe --no-header --no-emit-index-url \
 	    --no-emit-find-links --no-emit-options --output-file $$part.txt $$part.in; \
 	done
-	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements/trainer.txt
+	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements/trainer.txt requirements/dev.txt
 
 .PHONY: images cluster-up cluster-down
 images: $(STAMP) ## Build both images; load them into the test cluster if one runs

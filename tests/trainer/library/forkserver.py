@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from ddp_trainer import __main__ as trainer
 
 from tests.trainer import forkserver
-from tests.trainer.library import adversaries, script
+from tests.trainer.library import adversaries, script, streaming
 from tests.trainer.stream_device.device import install
 from tests.trainer.stream_device.kernels import replace
 
 DEVICE_VARIABLE = "TEST_DEVICE"
 SCRIPT_VARIABLE = "TEST_SCRIPT"
-SCRIPTS = {"one model": script.main, "two models": adversaries.main}
+SCRIPTS = {
+    "one model": script.main,
+    "two models": adversaries.main,
+    "streams": streaming.main,
+}
 
 
 def run_script(arguments: Sequence[str]) -> int:

@@ -294,7 +294,7 @@ def test_kept_workers_serve_one_epoch_after_another() -> None:
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        (DataLoader(Endless(), batch_size=2), "IterableDataset, which cannot begin in the middle"),
+        (DataLoader(Endless(), batch_size=2), "IterableDataset, whose samples nobody can share"),
         (loader_of(batch_size=None, shuffle=False), "has no batch_size"),
         (
             loader_of(shuffle=False, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)),

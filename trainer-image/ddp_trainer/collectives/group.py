@@ -186,7 +186,7 @@ class Group:
         self._waits.wait(
             dist.all_gather(sizes, torch.tensor([len(data)]), group=self._control, async_op=True)
         )
-        longest = max(int(size) for size in sizes)
+        longest = max(1, *(int(size) for size in sizes))
         padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
         self._waits.wait(dist.all_gather(parts, padded, group=self._control, async_op=True))

@@ -20,6 +20,8 @@ class Attempt:
     sizes: list[int]
     """Samples of each of this rank's batches."""
     ends_epoch: bool
+    is_asked: bool = False
+    """Whether the ranks ask each other if the epoch ends with it: no one rank knows."""
     given: int = 0
     """Batches that the script has got."""
     stepped: int = 0

@@ -118,6 +118,11 @@ class Job(Stepping):
         gradients of so many batches make one step; multiply each loss by `weight`. A batch may come
         again, if the step that it belongs to could not be taken.
 
+        Of an IterableDataset each rank reads what its loader gives, a step ahead; the epoch ends
+        when one of them has no batches for another step. Whatever takes the place of a rank reads
+        the stream again, from where the last save was if the loader or else the dataset, where no
+        workers read it, has state_dict and load_state_dict.
+
         Raises:
             ConfigurationError: the loader cannot be begun in the middle.
         """
@@ -128,13 +133,13 @@ class Job(Stepping):
         epoch = position.epoch
         while (
             position.epoch == epoch
-            and position.samples < loading.samples
+            and not position.is_at_end
             and not self._plan.is_at_limit(position)
         ):
             before = position.step, position.samples
             yield from self._batches_from_here(loading, accumulate)
             if (position.step, position.samples) == before:  # too few for a whole batch
-                position.samples = loading.samples
+                position.end(epoch_length=loading.samples)
 
     def step(
         self,

@@ -127,7 +127,7 @@ class Keeper:
             raise failure or LostPeerError("rank 0 could not save the last checkpoint")
 
     def save_and_stop(
-        self, run: Run, group: Group, stop: StopSignal, *, total_steps: int
+        self, run: Run, group: Group, stop: StopSignal, *, total_steps: int | None
     ) -> NoReturn:
         """Save, since whoever was told to stop leaves, then leave too or go on without them.
 
@@ -143,7 +143,8 @@ class Keeper:
                 raise
             # Logged where it happened. This rank lives on, and in its memory so does the run.
         if stop.told():
-            raise StoppedError(f"told to stop at step {run.position.step} of {total_steps}")
+            of_all = f" of {total_steps}" if total_steps is not None else ""
+            raise StoppedError(f"told to stop at step {run.position.step}{of_all}")
         raise BrokenGroupError("another pod was told to stop")
 
     def close(self) -> None:

@@ -33,16 +33,19 @@ from ddp_trainer.system.deathsignal import die_with_parent
 class Loading:
     """What a DataLoader reads, and how."""
 
+    samples_a_place = 1
+    """Samples are counted."""
+
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         """Understand a loader.
 
         Raises:
             ConfigurationError: it cannot be begun in the middle.
         """
-        if isinstance(loader.dataset, IterableDataset):
+        if is_stream(loader):
             raise ConfigurationError(
-                "the loader reads an IterableDataset, which cannot begin in the middle of an "
-                "epoch: give job.batches() a loader of a dataset with __len__ and __getitem__"
+                "the loader reads an IterableDataset, whose samples nobody can share out: give "
+                "job.share() a loader of a dataset with __len__ and __getitem__"
             )
         if loader.batch_size is None:
             raise ConfigurationError(
@@ -133,8 +136,21 @@ def _begin_worker(rank: int, also: Callable[[int], None] | None, number: int) ->
         also(number)
 
 
+def end_workers_with_rank(loader: DataLoader[Any]) -> None:
+    """Let the processes that a script's own loader starts end when this one does."""
+    loader.worker_init_fn = partial(_begin_worker, os.getpid(), loader.worker_init_fn)
+
+
+def is_stream(loader: DataLoader[Any]) -> bool:
+    """Whether its samples have no numbers."""
+    return isinstance(loader.dataset, IterableDataset)
+
+
 class Rest:
     """The batches of one rank up to the end of an epoch."""
+
+    has_end = None
+    """Whether there is nothing after what `next_places` returned last: all ranks know it alike."""
 
     def __init__(self, places: Iterator[list[int]], count: int, batches: Iterator[Any]) -> None:
         """`places`: the samples of each batch, as the dataset counts them."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ddp_trainer.library.loading import Loading
+from ddp_trainer.library.stream import Stream
 from ddp_trainer.run.position import Position
 
 
@@ -20,7 +21,7 @@ class Plan:
     epochs: int | None = None
     max_steps: int = 0
     """0: as many as the epochs have."""
-    loading: Loading | None = None
+    loading: Loading | Stream | None = None
     accumulate: int = 1
     """Batches of a step."""
     _loader: DataLoader[Any] | None = None
@@ -29,7 +30,7 @@ class Plan:
         """Whether an epoch consists of this."""
         return self._loader is loader and self.accumulate == accumulate
 
-    def choose(self, loader: DataLoader[Any], loading: Loading, accumulate: int) -> None:
+    def choose(self, loader: DataLoader[Any], loading: Loading | Stream, accumulate: int) -> None:
         """An epoch consists of what the loader loads, in steps of so many batches."""
         self._loader, self.loading, self.accumulate = loader, loading, accumulate
 
@@ -40,18 +41,23 @@ class Plan:
     def total_steps(self, position: Position) -> int | None:
         """Steps of the whole training, of which those before `position` are done.
 
-        They may have been done with another world size. None: nobody has said.
+        They may have been done with another world size. None: nobody knows.
         """
-        if self.loading is None:
-            return None
+        if not isinstance(self.loading, Loading):
+            return self.max_steps or None
         total = position.step
         epochs = self.epochs if self.epochs is not None else position.epoch + 1
         if position.epoch < epochs:
             whole = epochs - position.epoch - 1
-            total += self._steps_left(position.samples) + whole * self._steps_left(0)
+            total += self._steps_left(self.loading, position.samples)
+            total += whole * self._steps_left(self.loading, 0)
         return max(position.step, min(total, self.max_steps)) if self.max_steps else total
 
-    def _steps_left(self, samples: int) -> int:
-        assert self.loading is not None
-        batches = self.loading.batches_left(samples, world_size=self.world_size)
+    @property
+    def samples_a_place(self) -> int:
+        """Samples that count as one; a batch does, where each rank reads a stream of its own."""
+        return self.loading.samples_a_place if self.loading is not None else 1
+
+    def _steps_left(self, loading: Loading, samples: int) -> int:
+        batches = loading.batches_left(samples, world_size=self.world_size)
         return math.ceil(batches / self.accumulate)

@@ -45,19 +45,19 @@ class Progress:
         self._keeper = keeper
         self._publisher = publisher
         self._log_every_steps = log_every_steps
-        self.total_steps = 0
+        self.total_steps: int | None = None
         """Of the whole run, as far as is known: with another world size it is another number."""
-        self._epoch_length = 0
+        self._samples = 0
+        """That this process has seen trained on."""
         self._checkpoint: Checkpoint | None = None
         self._bar = ProgressBar.on_stdout() if publisher is not None else None
         self._text = ""
         self._begun = _Mark(step=0, samples=0)
         self._told = self._begun
 
-    def begin(self, position: Position, *, total_steps: int, epoch_length: int) -> None:
-        """A group has formed, and trains on from `position` in an epoch of so many samples."""
+    def begin(self, position: Position, *, total_steps: int | None) -> None:
+        """A group has formed, and trains on from `position`; None: nobody knows how far."""
         self.total_steps = total_steps
-        self._epoch_length = epoch_length
         self._begun = self._told = self._mark(position)
         self._timer.restart()
         self._timer.own_seconds()  # counts from here on
@@ -71,8 +71,9 @@ class Progress:
         if self._publisher is not None:
             self._publisher.pause()
 
-    def step(self, position: Position) -> None:
-        """A step is complete."""
+    def step(self, position: Position, *, samples: int) -> None:
+        """A step is complete, on so many samples over all ranks."""
+        self._samples += samples
         self._report.step(position.step)
         self._look_for_checkpoint()
         if self._publisher is not None:
@@ -99,8 +100,8 @@ class Progress:
         if self._publisher is not None:
             rate = now.rate_since(self._told)
             self._text = (
-                f"step {position.step}/{self.total_steps} epoch {position.epoch + 1} "
-                f"loss {mean:.4f} {rate:.0f} samples/s ETA {self._left(now)}"
+                f"step {self._of_all(position.step)} epoch {position.epoch + 1} "
+                f"loss {mean:.4f} {rate:.0f} samples/s{self._left(now)}"
             )
             _logger.info("%s", self._text)
             self._publisher.interval(
@@ -122,7 +123,7 @@ class Progress:
         self._report.update(step=position.step, accuracy=round(accuracy, 6))
         self._timer.restart()
         if self._publisher is not None:
-            _logger.info("step %d/%d test accuracy %.4f", position.step, self.total_steps, accuracy)
+            _logger.info("step %s test accuracy %.4f", self._of_all(position.step), accuracy)
             self._publisher.evaluated(
                 step=position.step, epoch=position.epoch + 1, accuracy=accuracy
             )
@@ -156,13 +157,18 @@ class Progress:
         if self._publisher is not None:
             self._publisher.saved(checkpoint)
 
-    def _left(self, now: _Mark) -> timedelta:
+    def _of_all(self, step: int) -> str:
+        return f"{step}/{self.total_steps}" if self.total_steps is not None else str(step)
+
+    def _left(self, now: _Mark) -> str:
+        if self.total_steps is None:
+            return ""
         seconds_a_step = (now.time - self._begun.time) / max(now.step - self._begun.step, 1)
-        return timedelta(seconds=round((self.total_steps - now.step) * seconds_a_step))
+        left = timedelta(seconds=round((self.total_steps - now.step) * seconds_a_step))
+        return f" ETA {left}"
 
     def _mark(self, position: Position) -> _Mark:
-        samples = position.epoch * self._epoch_length + position.samples
-        return _Mark(step=position.step, samples=samples)
+        return _Mark(step=position.step, samples=self._samples)
 
 
 class _Mark:

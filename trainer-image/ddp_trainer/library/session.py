@@ -193,8 +193,6 @@ class Session:
 
     def _tell_progress(self) -> None:
         """Say how many steps there are, as soon as that is known."""
-        position = self._run.position
-        total_steps = self._plan.total_steps(position)
-        if total_steps is not None:
-            length = self._run.order.samples
-            self._progress.begin(position, total_steps=total_steps, epoch_length=length)
+        if self._plan.loading is not None:
+            position = self._run.position
+            self._progress.begin(position, total_steps=self._plan.total_steps(position))

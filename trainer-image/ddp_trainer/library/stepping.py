@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 from ddp_trainer.data.sampler import SampleTrace
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.library.attempt import Attempt
-from ddp_trainer.library.loading import Loading
+from ddp_trainer.library.loading import Loading, Rest, is_stream
 from ddp_trainer.library.session import Session
+from ddp_trainer.library.stream import Stream, StreamRest
 from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
@@ -34,7 +35,7 @@ class Stepping(Session):
         self._trace = SampleTrace(options.trace_samples, rank=self.rank)
         self._attempt: Attempt | None = None
 
-    def _batches_from_here(self, loading: Loading, accumulate: int) -> Iterator[Any]:
+    def _batches_from_here(self, loading: Loading | Stream, accumulate: int) -> Iterator[Any]:
         """Up to the end of the epoch, or to where another rank has turned out to be further."""
         run = self._run
         rest = loading.rest(
@@ -47,7 +48,7 @@ class Stepping(Session):
             batches: list[Any] = []
             step, epoch = run.position.step, run.position.epoch
             while (run.position.step, run.position.epoch) == (step, epoch):
-                attempt = self._try_step(places, ends_epoch=rest.is_at_end)
+                attempt = self._try_step(places, rest)
                 while attempt.given < attempt.batches:
                     if attempt.given == len(batches):
                         batches.append(next(rest.batches))
@@ -62,13 +63,13 @@ class Stepping(Session):
                         )
             if (run.position.step, run.position.epoch) != (step + 1, epoch):
                 return
-            if self._plan.is_at_limit(run.position):
+            if run.position.is_at_end or self._plan.is_at_limit(run.position):
                 return
 
-    def _try_step(self, places: list[list[int]], *, ends_epoch: bool) -> Attempt:
+    def _try_step(self, places: list[list[int]], rest: Rest | StreamRest) -> Attempt:
         position = self._run.position
         try:
-            self._formation.votes.begin(position.step)
+            self._formation.votes.begin(position.step, has_end=rest.has_end)
         except Exception as error:
             self._formation.note(error)
         if self._formation.is_rehearsed:
@@ -79,7 +80,8 @@ class Stepping(Session):
             answered=self._asked,
             # One pass is enough to see how DDP lays out its buckets.
             sizes=[len(batch) for batch in places][: None if self._formation.is_rehearsed else 1],
-            ends_epoch=ends_epoch,
+            ends_epoch=rest.is_at_end,
+            is_asked=rest.has_end is not None,
         )
         return self._attempt
 
@@ -97,7 +99,7 @@ class Stepping(Session):
     ) -> bool:
         if not attempt.stepped_with(loss):
             return False
-        have_come = self._formation.gradients_have_come()
+        have_come = self._formation.gradients_have_come() and self._knows_the_end(attempt)
         self._timer.lap(Phase.COMMUNICATION)
         if not have_come:
             self._run.take_back(attempt.before)
@@ -139,11 +141,23 @@ class Stepping(Session):
         return True
 
     def _end_turns(self, attempt: Attempt) -> None:
-        if self._formation.trouble is not None or not self._formation.is_rehearsed:
+        is_whole = self._formation.trouble is None and self._formation.is_rehearsed
+        if not is_whole or not self._knows_the_end(attempt):
             self._try_again(attempt)
             return
         self._run.complete_turns(attempt.samples * self.world_size, ends_epoch=attempt.ends_epoch)
         self._complete(attempt)
+
+    def _knows_the_end(self, attempt: Attempt) -> bool:
+        """Whether this rank knows if the epoch ends with the step."""
+        if attempt.is_asked:
+            try:
+                self._formation.votes.read()
+            except Exception as error:
+                self._formation.note(error)
+                return False
+            attempt.ends_epoch = self._formation.votes.has_end
+        return True
 
     def _try_again(self, attempt: Attempt) -> None:
         """The step's batches come again, in another group if this one is broken."""
@@ -157,7 +171,8 @@ class Stepping(Session):
     def _complete(self, attempt: Attempt) -> None:
         self._attempt = None
         self._asked = 0
-        self._progress.step(self._run.position)
+        samples = attempt.samples * self.world_size
+        self._progress.step(self._run.position, samples=samples * self._plan.samples_a_place)
         self._timer.lap(Phase.COMPUTE)
         self._or_form(lambda: self._after_step(attempt))
 
@@ -168,6 +183,8 @@ class Stepping(Session):
         saves = votes.save or self._keeper.is_due(position.step)
         if saves or votes.stop or attempt.ends_epoch or self._plan.is_at_limit(position):
             self._formation.equalise()
+            if isinstance(self._plan.loading, Stream):
+                self._plan.loading.bookmark(self._formation.group)
         if saves:
             self._keeper.save(self._run)
             self._timer.lap(Phase.CHECKPOINT)
@@ -176,10 +193,15 @@ class Stepping(Session):
         if votes.stop:
             self._save_and_stop()
 
-    def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading:
+    def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading | Stream:
         if not self._plan.is_of(loader, accumulate):
-            loading = Loading(loader, seed=self._options.seed)
-            self._run.choose_samples(loading.samples)
+            loading: Loading | Stream
+            if is_stream(loader):
+                self._run.choose_streams(readers=self.world_size)
+                loading = Stream(loader, self._run, seed=self._options.seed)
+            else:
+                loading = Loading(loader, seed=self._options.seed)
+                self._run.choose_samples(loading.samples)
             self._plan.choose(loader, loading, accumulate)
             self._tell_progress()
         assert self._plan.loading is not None

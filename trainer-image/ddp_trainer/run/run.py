@@ -20,9 +20,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ddp_trainer.collectives.compression import Memory, PowerSGD
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.run.position import Order, Position
+from ddp_trainer.run.position import Bookmarks, Order, Position
 
-_RESERVED = frozenset({"position", "order", "answers", "epoch"})
+_RESERVED = frozenset({"position", "order", "answers", "bookmarks", "epoch"})
 """Names of what is no part."""
 
 SchedulerInterval = Literal["step", "epoch"]
@@ -82,6 +82,8 @@ class Run:
         self.epoch = 0
         """The epoch that the script is in: the position's, or beyond it where training has ended
         within an epoch."""
+        self.bookmarks: Bookmarks | None = None
+        """Where the ranks' streams stood at some step before, if they can tell."""
         self.answers: dict[tuple[int, int], list[list[float]]] = {}
         """What all ranks were told when they asked each other, by step and epoch of the script.
 
@@ -121,7 +123,10 @@ class Run:
         """
         parts = {name: part.state_dict() for name, part in self.parts.items()}
         position = self.position.before_evaluation(epoch_length=self.order.samples)
-        return {**parts, "position": asdict(position), "order": asdict(self.order)}
+        state = {**parts, "position": asdict(position), "order": asdict(self.order)}
+        if self.bookmarks is not None:
+            state["bookmarks"] = vars(self.bookmarks)
+        return state
 
     def memory(self) -> dict[str, Any]:
         """The same with what ranks need that go on together from here, in this very moment."""
@@ -145,6 +150,7 @@ class Run:
         for name, value in state["position"].items():
             setattr(self.position, name, value)
         self.order = Order(**state["order"])
+        self.bookmarks = Bookmarks(**state["bookmarks"]) if "bookmarks" in state else None
         # A checkpoint is of a step, after which nothing was answered yet.
         self.epoch = state.get("epoch", self.position.epoch)
         self.answers = {tuple(place): values for place, values in state.get("answers", [])}
@@ -157,12 +163,31 @@ class Run:
             ConfigurationError: the run is in the midst of another one, in which positions mean
                 something else.
         """
-        if self.order.samples not in (0, samples):
+        if self.order.samples not in (0, samples) or self.order.readers > 0:
+            had = (
+                f"{self.order.samples} samples" if self.order.samples else "no known number of them"
+            )
             raise ConfigurationError(
-                f"the training set has {samples} samples, and had {self.order.samples} when this "
-                "run began: choose another checkpoint directory to begin anew"
+                f"the training set has {samples} samples, and had {had} when this run began: "
+                "choose another checkpoint directory to begin anew"
             )
         self.order = Order(seed=self.order.seed, samples=samples)
+
+    def choose_streams(self, readers: int) -> None:
+        """The training set is what so many ranks read, each a stream of its own.
+
+        Raises:
+            ConfigurationError: the run is in the midst of other ones.
+        """
+        order, begins_epoch = self.order, self.position.samples == 0
+        if order.samples > 0 or (order.readers not in (0, readers) and not begins_epoch):
+            what = f"{order.readers} streams" if order.readers else f"{order.samples} samples"
+            raise ConfigurationError(
+                f"this run has trained on a part of {what}, and nobody knows which part of "
+                f"{readers} streams that is: let as many ranks go on, or choose another checkpoint "
+                "directory to begin anew"
+            )
+        self.order = Order(seed=order.seed, readers=readers)
 
     # Steps.
 
@@ -227,7 +252,7 @@ class Run:
     def _advance(self, samples: int, *, ends_epoch: bool) -> None:
         self.position.advance(samples, epoch_length=self.order.samples)
         if ends_epoch:
-            self.position.samples = self.order.samples
+            self.position.end(epoch_length=self.order.samples)
         self.answers.clear()
 
     def end_epoch(self) -> None:
@@ -237,7 +262,7 @@ class Run:
 
     def end_training(self, *, epochs: int) -> None:
         """The script has come to the end of its training, perhaps within one of so many epochs."""
-        if self.position.samples == self.order.samples:
+        if self.position.is_at_end:
             self.position.next_epoch()
         self.epoch = epochs
 

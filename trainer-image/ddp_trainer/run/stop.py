@@ -56,27 +56,35 @@ class Votes:
         self._group = group
         self._wants = stop, save
         self._every_steps = 1
-        self._counts = torch.zeros(2)
+        self._counts = torch.zeros(3)
         self._wait: Callable[[], None] | None = None
         self.stop = False
         """Whether any rank had to stop when the last vote began; the same on all ranks."""
         self.save = False
         """Whether any rank wanted to save then; the same on all ranks."""
+        self.has_end = False
+        """Whether any rank has nothing to train on after the step; the same on all ranks."""
 
-    def begin(self, step: int) -> None:
-        """Begin to ask, if it is time, before the computation that follows `step`."""
-        if step % self._every_steps == 0:
-            for i, wants in enumerate(self._wants):
-                self._counts[i] = wants()
+    def begin(self, step: int, *, has_end: bool | None = None) -> None:
+        """Begin to ask, if it is time, before the computation that follows `step`.
+
+        `has_end`: whether this rank has nothing to train on after that, where each rank knows it of
+        itself alone: then it is always time. None: all ranks know.
+        """
+        self.stop = self.save = self.has_end = False
+        if has_end is not None or step % self._every_steps == 0:
+            # Not in the same memory: the answers to a step that is tried again may yet come.
+            self._counts = torch.tensor(
+                [*(wants() for wants in self._wants), bool(has_end)]
+            ).float()
             self._wait = self._group.start_sum(self._counts)
 
     def read(self) -> None:
         """Wait for the answers, if any were asked for; without, nobody wants anything."""
-        self.stop = self.save = False
         if self._wait is not None:
             self._wait()
             self._wait = None
-            self.stop, self.save = (count > 0 for count in self._counts.tolist())
+            self.stop, self.save, self.has_end = (count > 0 for count in self._counts.tolist())
 
     def pace(self, step_seconds: float) -> None:
         """Ask no more often than is of use; all ranks must be told the same at the same step."""

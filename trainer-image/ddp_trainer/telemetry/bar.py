@@ -33,8 +33,8 @@ class ProgressBar:
                 handler.setStream(bar)
         return bar
 
-    def show(self, done: int, total: int, text: str) -> None:
-        """Draw it, unless it was drawn a moment ago."""
+    def show(self, done: int, total: int | None, text: str) -> None:
+        """Draw it, unless it was drawn a moment ago; None: nobody knows how much there is."""
         now = time.monotonic()
         if now - self._drawn_at >= _INTERVAL_SECONDS or done == total:
             self._drawn_at = now
@@ -57,8 +57,10 @@ class ProgressBar:
         self.write("")
 
 
-def draw(done: int, total: int, text: str, *, columns: int) -> str:
-    """`[#####-----] text`, less wide than the terminal."""
+def draw(done: int, total: int | None, text: str, *, columns: int) -> str:
+    """`[#####-----] text`, less wide than the terminal; the text alone where there is no total."""
+    if total is None:
+        return text[: columns - 1]
     length = max(0, min(_LONGEST, columns - len(text) - 4))
     filled = length * done // max(total, 1)
     return f"[{'#' * filled}{'-' * (length - filled)}] {text}"[: columns - 1]

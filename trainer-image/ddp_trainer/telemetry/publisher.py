@@ -70,8 +70,8 @@ class Publisher:
         self._status = Status(step=0, last_step_time=before.last_step_time)
         self._complaints = Complaints(_logger, "cannot write the status")
 
-    def begin(self, step: int, *, total_steps: int) -> None:
-        """A group has formed, and trains on from `step`."""
+    def begin(self, step: int, *, total_steps: int | None) -> None:
+        """A group has formed, and trains on from `step`; None: nobody knows how far."""
         self._status = replace(self._status, total_steps=total_steps)
         now = time.monotonic()
         if self._paused_at is not None:

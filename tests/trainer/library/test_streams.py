@@ -1,0 +1,342 @@
+"""Streams that each rank reads by itself: how they are gone on with, and how they end."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ddp_trainer
+import pytest
+import torch
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.library.stream import Stream
+from ddp_trainer.run.position import Position
+from ddp_trainer.run.run import Run
+from ddp_trainer.run.stop import Votes
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from tests.trainer import deaths
+from tests.trainer.deaths import Death
+from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.library.streaming import STEPS
+from tests.trainer.pods import assert_same
+from tests.trainer.same_group import group_of_one
+from tests.trainer.test_kill_points import spread
+
+BATCHES = 6
+BATCH_SIZE = 2
+
+
+class Numbers(IterableDataset[float]):
+    """Counts from where it stands, with some noise, and tells how often it was asked."""
+
+    def __init__(self, length: int = BATCHES * BATCH_SIZE) -> None:
+        self.length = length
+        self.epoch = -1
+        self.given = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """As datasets that shuffle have it."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[float]:
+        for number in range(self.length)[share_of_worker()]:
+            self.given += 1
+            yield self.noisy(number)
+
+    def noisy(self, number: int) -> float:
+        """Never a whole more."""
+        return 100 * self.epoch + number + float(torch.rand(())) / 2
+
+
+def share_of_worker() -> slice:
+    """Where there are several processes that read, each reads a part."""
+    worker = get_worker_info()
+    return slice(worker.id, None, worker.num_workers) if worker is not None else slice(None)
+
+
+class Counting(Numbers):
+    """The same, and it can be taken to where it stood."""
+
+    def __init__(self, length: int = BATCHES * BATCH_SIZE) -> None:
+        super().__init__(length)
+        self.place = self.begin = 0
+        self.extra: Any = 0
+
+    def __iter__(self) -> Iterator[float]:
+        self.place, self.begin = self.begin, 0
+        numbers = range(self.length)[share_of_worker()]
+        while self.place < len(numbers):
+            self.given += 1
+            self.place += 1
+            yield self.noisy(numbers[self.place - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+        return {"place": self.place, "extra": self.extra}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Stand there when it is iterated next."""
+        self.begin = state["place"]
+
+
+def new_run() -> Run:
+    model = nn.Linear(1, 1)
+    run = Run({"model": model}, seed=5, device=torch.device("cpu"))
+    run.choose_streams(readers=1)
+    return run
+
+
+def stream_of(loader: DataLoader[Any], run: Run | None = None) -> Stream:
+    return Stream(loader, run or new_run(), seed=5)
+
+
+def rest_of(stream: Stream, epoch: int, done: int, *, steps: int | None = None) -> list[Any]:
+    """The batches from a place on, in steps of one batch."""
+    rest = stream.rest(epoch, done, rank=0, world_size=1)
+    found: list[Any] = []
+    while steps is None or len(found) < steps:
+        rest.next_places(1)
+        found.append(next(rest.batches).tolist())
+        if rest.has_end:
+            break
+    return found
+
+
+def numbers(*, workers: int = 0) -> DataLoader[Any]:
+    return DataLoader(Numbers(), batch_size=BATCH_SIZE, num_workers=workers)
+
+
+def stateful(*, workers: int = 0) -> DataLoader[Any]:
+    loader: DataLoader[Any] = StatefulDataLoader(
+        Numbers(), batch_size=BATCH_SIZE, num_workers=workers
+    )
+    return loader
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_is_the_same_whenever_it_is_read(workers: int) -> None:
+    whole = rest_of(stream_of(numbers(workers=workers)), 1, 0)
+    assert len(whole) == BATCHES
+    torch.seed()
+    assert rest_of(stream_of(numbers(workers=workers)), 1, 0) == whole
+    assert rest_of(stream_of(numbers(workers=workers)), 1, 4) == whole[4:]
+    stream = stream_of(numbers(workers=workers))
+    assert rest_of(stream, 0, 0, steps=2) == rest_of(stream_of(numbers(workers=workers)), 0, 0)[:2]
+    assert rest_of(stream, 1, 0, steps=3) == whole[:3]
+    assert rest_of(stream, 1, 2) == whole[2:]
+    assert rest_of(stream, 1, 1) == whole[1:]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_it_reads_a_step_ahead_and_no_further(count: int) -> None:
+    dataset = Numbers()
+    rest = stream_of(DataLoader(dataset, batch_size=BATCH_SIZE)).rest(0, 0, rank=0, world_size=1)
+    for step in range(1, BATCHES // count):
+        assert len(rest.next_places(count)) == count
+        assert not rest.has_end
+        assert dataset.given == BATCH_SIZE * count * (step + 1)
+    rest.next_places(count)
+    assert rest.has_end
+
+
+@pytest.mark.parametrize("kind", ["dataset", "loader"])
+def test_a_bookmark_spares_what_was_read_before(kind: str) -> None:
+    def loader() -> tuple[Counting, DataLoader[Any]]:
+        dataset = Counting()
+        new = StatefulDataLoader if kind == "loader" else DataLoader
+        return dataset, new(dataset, batch_size=BATCH_SIZE)
+
+    run = new_run()
+    _, first = loader()
+    whole = rest_of(stream_of(first), 3, 0)
+    stream = stream_of(loader()[1], run)
+    with group_of_one() as group:
+        rest_of(stream, 3, 0, steps=2)
+        stream.bookmark(group)
+        later = rest_of(stream, 3, 2)
+    assert later == whole[2:]
+    assert run.bookmarks is not None
+    assert (run.bookmarks.epoch, run.bookmarks.batches) == (3, 2)
+    heir = new_run()
+    heir.take_in(copy.deepcopy(run.state()))
+    assert_same(heir.state(), run.state())
+    dataset, other = loader()
+    successor = stream_of(other, heir)
+    assert rest_of(successor, 3, 3) == whole[3:]
+    assert dataset.given == BATCH_SIZE * (BATCHES - 2)
+    dataset, other = loader()
+    before = stream_of(other, heir)
+    assert rest_of(before, 3, 1) == whole[1:]
+    assert rest_of(before, 4, 0) == rest_of(stream_of(loader()[1]), 4, 0)
+    assert len(rest_of(before, 5, 0)) == BATCHES
+
+
+def test_what_workers_read_cannot_be_told_by_their_parent() -> None:
+    run = new_run()
+    loader = DataLoader(Counting(), batch_size=BATCH_SIZE, num_workers=1)
+    stream = stream_of(loader, run)
+    with group_of_one() as group:
+        rest_of(stream, 0, 0, steps=1)
+        stream.bookmark(group)
+    assert run.bookmarks is None
+
+
+def test_workers_of_a_loader_that_knows_where_they_stand() -> None:
+    def loader() -> DataLoader[Any]:
+        new: DataLoader[Any] = StatefulDataLoader(
+            Counting(), batch_size=BATCH_SIZE, num_workers=2, snapshot_every_n_steps=1
+        )
+        return new
+
+    def whole_numbers(batches: list[list[float]]) -> list[list[int]]:
+        return [[int(number) for number in batch] for batch in batches]
+
+    run = new_run()
+    stream = stream_of(loader(), run)
+    with group_of_one() as group:
+        rest_of(stream, 0, 0, steps=5)
+        stream.bookmark(group)
+        later = whole_numbers(rest_of(stream, 0, 5))
+    assert run.bookmarks is not None
+    assert whole_numbers(rest_of(stream_of(loader(), run), 0, 5)) == later
+
+
+def test_a_state_that_cannot_be_saved_is_refused() -> None:
+    dataset = Counting()
+    dataset.extra = object()
+    stream = stream_of(DataLoader(dataset, batch_size=BATCH_SIZE))
+    rest_of(stream, 0, 0, steps=1)
+    with (
+        group_of_one() as group,
+        pytest.raises(ConfigurationError, match=r"state_dict\(\) of the Counting cannot be saved"),
+    ):
+        stream.bookmark(group)
+
+
+@pytest.mark.parametrize(("length", "read"), [(0, 0), (3 * BATCH_SIZE, 3)])
+def test_a_stream_that_ends_before_its_time_is_an_error(length: int, read: int) -> None:
+    rest = stream_of(DataLoader(Numbers(length), batch_size=BATCH_SIZE)).rest(
+        2, read, rank=0, world_size=1
+    )
+    with pytest.raises(
+        ConfigurationError, match=f"rank 0 ended after {read} batches of epoch 2: each rank needs 4"
+    ):
+        rest.next_places(4)
+
+
+def test_the_number_of_ranks_may_change_between_epochs_alone() -> None:
+    run = new_run()
+    run.position.samples = 3
+    with pytest.raises(ConfigurationError, match="part of 1 streams, and nobody knows which part"):
+        run.choose_streams(readers=2)
+    run.position.next_epoch()
+    run.choose_streams(readers=2)
+    with pytest.raises(ConfigurationError, match="10 samples, and had no known number of them"):
+        run.choose_samples(10)
+    other = Run({"model": nn.Linear(1, 1)}, seed=5, device=torch.device("cpu"))
+    other.choose_samples(10)
+    with pytest.raises(ConfigurationError, match="part of 10 samples"):
+        other.choose_streams(readers=1)
+
+
+def test_the_end_of_an_epoch_of_unknown_length_is_one_state() -> None:
+    run = new_run()
+    run.position.advance(1, epoch_length=0)
+    run.position.end(epoch_length=0)
+    before = copy.deepcopy(run.state())
+    run.end_epoch()
+    assert_same(run.state(), before)
+    assert before["position"]["is_at_end"]
+    assert run.position == Position(step=1, epoch=1)
+
+
+def test_who_has_no_more_is_heard_by_all_at_each_step() -> None:
+    with group_of_one() as group:
+        votes = Votes(group, stop=lambda: False, save=lambda: False)
+        votes.pace(0.01)  # not at each step, that is
+        for has_end in (False, True):
+            votes.begin(7, has_end=has_end)
+            votes.read()
+            votes.read()
+            assert (votes.has_end, votes.stop, votes.save) == (has_end, False, False)
+        votes.begin(8)
+        votes.read()
+        assert not votes.has_end
+
+
+@pytest.fixture
+def job(no_launcher: None, tmp_path: Path) -> Iterator[ddp_trainer.Job]:
+    del no_launcher
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with ddp_trainer.join(model=model, optimizer=optimizer, checkpoint_dir=tmp_path) as joined:
+        yield joined
+
+
+def train(job: ddp_trainer.Job, loader: DataLoader[Any], epochs: int, **how: Any) -> list[int]:
+    """Train; returns the number of batches of each epoch."""
+    [model] = job._run.models
+    net, counts = job.wrap(model), []
+    for _ in job.epochs(epochs):
+        counts.append(0)
+        for inputs in job.batches(loader, **how):
+            loss: Tensor = net(inputs.float().unsqueeze(1)).mean() * job.weight
+            loss.backward()  # type: ignore[no-untyped-call]
+            job.step(loss)
+            counts[-1] += 1
+    return counts
+
+
+@pytest.mark.parametrize(("accumulate", "batches"), [(1, 6), (4, 4)])
+def test_an_epoch_ends_with_the_last_whole_step(
+    job: ddp_trainer.Job, accumulate: int, batches: int
+) -> None:
+    assert train(job, numbers(), 2, accumulate=accumulate) == [batches, batches]
+    assert job.steps_done == 2 * batches // accumulate
+
+
+def test_streams_and_samples_do_not_mix(job: ddp_trainer.Job) -> None:
+    train(job, numbers(), 1)
+    with pytest.raises(ConfigurationError, match="had no known number of them"):
+        next(job.batches(DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "stream"])
+def test_ranks_that_read_streams_die_at_every_point(device: str, tmp_path: Path) -> None:
+    epochs = 4
+    dead = [Death(rank=rank, point=point) for point in deaths.IN_A_STEP for rank in (0, 2)]
+    plan, graves = spread(dead, begin=2, end=epochs * STEPS - 2), tmp_path / "graves"
+    variables = deaths.environment(plan, graves)
+    with script_job(tmp_path / "peace", ranks=3, device=device, script="streams") as expected:
+        run_to_its_end(expected)
+    with script_job(
+        tmp_path / "war", ranks=3, device=device, script="streams", variables=variables
+    ) as wounded:
+        pod = run_to_its_end(wounded)
+        assert deaths.toll(graves) == len(plan), pod.log
+        assert "resuming from checkpoint" not in pod.log
+        assert_same(wounded.state(epochs * STEPS), expected.state(epochs * STEPS))
+        for rank in range(3):
+            assert wounded.steps_of(rank) == expected.steps_of(rank)
+            assert len(expected.steps_of(rank)) == epochs * STEPS
+
+
+def test_streams_are_gone_on_with_from_a_checkpoint(tmp_path: Path) -> None:
+    epochs = 4
+    with script_job(tmp_path / "peace", ranks=3, script="streams") as expected:
+        run_to_its_end(expected)
+    with script_job(tmp_path / "war", ranks=3, script="streams") as stopped:
+        [first] = stopped.start_all("--step-delay-seconds=0.1")
+        first.wait_for_log("(step 6)")
+        first.stop()
+        assert first.wait() == 143, first.log
+        [second] = stopped.start_all()
+        assert second.wait() == 0, second.log
+        assert "resuming from checkpoint" in second.log
+        assert_same(stopped.state(epochs * STEPS), expected.state(epochs * STEPS))

@@ -1,0 +1,208 @@
+"""A script's own DataLoader of an IterableDataset: each rank reads a stream of its own.
+
+A stream cannot begin anywhere. Whoever has to go on within an epoch reads it again up to there,
+from the newest bookmark where the stream can tell and take one, else from the beginning. Nobody
+knows how long it is, either: a rank reads a step ahead, and says in time when there is no more; the
+epoch ends for all with the shortest stream.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import pickle
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.library.loading import end_workers_with_rank
+from ddp_trainer.run.position import Bookmarks
+from ddp_trainer.run.run import Run
+from ddp_trainer.run.seeds import seed_by_name
+from ddp_trainer.system.buffers import load
+
+_LOG_SECONDS = 10.0
+"""Between lines about a stream that is read again."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Stream:
+    """What one rank reads, batch by batch, in each epoch from its beginning.
+
+    It has to give the same batches each time that it is read in the same epoch.
+    """
+
+    samples = 0
+    """Of an epoch: nobody knows how many."""
+
+    def __init__(self, loader: DataLoader[Any], run: Run, *, seed: int) -> None:
+        """`run`: keeps the bookmarks."""
+        self._loader = loader
+        self._run = run
+        self._rank = 0
+        self._seed = seed
+        self.samples_a_place = loader.batch_size or 1
+        """Batches are counted."""
+        self._teller = _teller(loader)
+        self._epoch = -1
+        self._batches: Iterator[Any] = iter(())
+        self._kept: deque[Any] = deque()
+        """Read, and not yet trained on."""
+        self._read = 0
+        """Batches that were read of this epoch, those kept among them."""
+        self._has_ended = False
+        self._mark: Any = None
+        """What the stream has told of itself, a step before it was read to where it is."""
+        self._marked = 0
+        """Batches that were read by then."""
+        end_workers_with_rank(loader)
+
+    def rest(self, epoch: int, samples: int, *, rank: int, world_size: int) -> StreamRest:
+        """What is left, after so many batches of all ranks."""
+        self._rank = rank
+        self._go_to(epoch, samples // world_size)
+        return StreamRest(self, samples // world_size)
+
+    def bookmark(self, group: Group) -> None:
+        """Remember where the streams of all ranks stand after this step; a collective.
+
+        Raises:
+            ConfigurationError: what a stream tells of itself cannot be saved.
+        """
+        marks = group.gather(self._packed_mark())
+        if all(marks):
+            states = [load(mark) for mark in marks]
+            self._run.bookmarks = Bookmarks(epoch=self._epoch, batches=self._marked, states=states)
+
+    def _packed_mark(self) -> bytes:
+        if self._teller is None:
+            return b""
+        file = io.BytesIO()
+        try:
+            torch.save(self._mark, file)
+            load(file.getvalue())
+        except (pickle.UnpicklingError, pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ConfigurationError(
+                f"state_dict() of the {type(self._teller).__name__} cannot be saved: let it "
+                f"consist of numbers, strings, lists, dictionaries and tensors ({error})"
+            ) from error
+        return file.getvalue()
+
+    def begin_step(self, first: int, count: int) -> bool:
+        """Have so many batches from the `first` of the epoch on; returns whether more follow.
+
+        Raises:
+            ConfigurationError: it has ended before.
+        """
+        while self._kept and self._read - len(self._kept) < first:
+            self._kept.popleft()
+        if not self._read_to(first + count):
+            raise ConfigurationError(
+                f"the stream of rank {self._rank} ended after {self._read} batches of epoch "
+                f"{self._epoch}: each rank needs {count} at least, in each epoch, and the same "
+                "again whenever it is read"
+            )
+        if self._teller is not None:
+            self._mark, self._marked = copy.deepcopy(self._teller.state_dict()), self._read
+        return self._read_to(first + 2 * count)
+
+    def batch(self, number: int) -> Any:
+        """That of the step under way."""
+        return self._kept[number - self._read + len(self._kept)]
+
+    def _go_to(self, epoch: int, batches: int) -> None:
+        first_kept = self._read - len(self._kept)
+        if self._epoch != epoch or batches < first_kept:
+            self._begin(epoch, batches)
+        began = said = time.monotonic()
+        while self._read < batches and self._read_to(self._read + 1):
+            self._kept.clear()
+            if time.monotonic() - said > _LOG_SECONDS:
+                said = time.monotonic()
+                _logger.info(
+                    "reading the stream again: at batch %d of %d after %.0f s",
+                    self._read,
+                    batches,
+                    said - began,
+                )
+
+    def _begin(self, epoch: int, batches: int) -> None:
+        self._epoch, self._read, self._has_ended = epoch, 0, False
+        self._kept.clear()
+        self._batches = iter(())  # lets workers end before others begin
+        dataset: Any = self._loader.dataset
+        if callable(getattr(dataset, "set_epoch", None)):
+            dataset.set_epoch(epoch)
+        goes_on = self._teller is self._loader
+        if goes_on:
+            self._teller.load_state_dict({})  # which takes it to its beginning
+        bookmarks = self._run.bookmarks
+        if (
+            self._teller is not None
+            and bookmarks is not None
+            and bookmarks.epoch == epoch
+            and bookmarks.batches <= batches
+        ):
+            self._teller.load_state_dict(copy.deepcopy(bookmarks.states[self._rank]))
+            self._read = bookmarks.batches
+        self._seed_for(self._read)
+        self._batches = iter(self._loader)
+
+    def _read_to(self, batches: int) -> bool:
+        """Read on until it is so many; returns whether there are."""
+        while self._read < batches and not self._has_ended:
+            self._seed_for(self._read)
+            try:
+                self._kept.append(next(self._batches))
+                self._read += 1
+            except StopIteration:
+                self._has_ended = True
+        return self._read >= batches
+
+    def _seed_for(self, batch: int) -> None:
+        seed_by_name(self._seed, self._rank, self._epoch, batch, "stream")
+
+
+class StreamRest:
+    """The batches of one rank up to the end of an epoch, whenever that is."""
+
+    def __init__(self, stream: Stream, begin: int) -> None:
+        self._stream = stream
+        self._next = begin
+        self.is_at_end = False
+        """No rank knows by itself."""
+        self.has_end = False
+        """Whether there is nothing after what `next_places` returned last."""
+        self.batches = self._take(begin)
+        """One for each of those places."""
+
+    def next_places(self, count: int) -> list[list[int]]:
+        """The numbers of so many more batches; each counts as a sample."""
+        self.has_end = not self._stream.begin_step(self._next, count)
+        self._next += count
+        return [[number] for number in range(self._next - count, self._next)]
+
+    def _take(self, number: int) -> Iterator[Any]:
+        while True:
+            yield self._stream.batch(number)
+            number += 1
+
+
+def _teller(loader: DataLoader[Any]) -> Any:
+    """What can tell where the stream stands, and take it there; None: nothing can."""
+    # Of the dataset that workers read, this process has but a copy at its beginning.
+    candidates: list[Any] = [loader, *([] if loader.num_workers > 0 else [loader.dataset])]
+    for candidate in candidates:
+        if all(
+            callable(getattr(candidate, name, None)) for name in ("state_dict", "load_state_dict")
+        ):
+            return candidate
+    return None
