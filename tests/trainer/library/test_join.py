@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import ddp_trainer
+import numpy as np
 import pytest
 import torch
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LostPeerError
@@ -351,10 +353,27 @@ def test_what_wrap_takes_is_what_it_does(job: ddp_trainer.Job, model: nn.Module)
         job.wrap(model, device_ids=[0])
 
 
+class Extra:
+    """What a script wants to be remembered."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state."""
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it over."""
+        self.state = state
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
         ({"extra": {"steps": 3}}, "extra is a dict and cannot be remembered"),
+        ({"extra": Extra({"seen": np.arange(3)})}, "tensors (it holds numpy"),
+        ({"extra": Extra({"lock": threading.Lock()})}, "of extra cannot be saved"),
         ({"position": nn.Linear(1, 1)}, "uses the name position itself"),
         ({}, "got no model"),
     ],

@@ -213,7 +213,9 @@ def test_a_state_that_cannot_be_saved_is_refused() -> None:
     rest_of(stream, 0, 0, steps=1)
     with (
         group_of_one() as group,
-        pytest.raises(ConfigurationError, match=r"state_dict\(\) of the Counting cannot be saved"),
+        pytest.raises(
+            ConfigurationError, match=r"state_dict\(\) of the Counting that is read cannot be"
+        ),
     ):
         stream.bookmark(group)
 

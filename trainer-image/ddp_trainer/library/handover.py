@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.run.run import Run
+from ddp_trainer.run.savable import without_tensors
 from ddp_trainer.system.buffers import Place, size_of, tensors_by_place
 
 BUCKET_BYTES = 32 << 20
@@ -79,12 +80,8 @@ class _Outline:
     @classmethod
     def of(cls, state: Mapping[str, Any], tensors: Mapping[Place, Tensor]) -> _Outline:
         """What is left of a state without its tensors."""
-        holes = {
-            id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            for tensor in tensors.values()
-        }
         on_device = [tensor.device.type != "cpu" for tensor in tensors.values()]
-        return cls(copy.deepcopy(state, dict[int, Any](holes)), on_device)
+        return cls(without_tensors(state), on_device)
 
     @property
     def holes(self) -> dict[Place, Tensor]:

@@ -9,15 +9,12 @@ epoch ends for all with the shortest stream.
 from __future__ import annotations
 
 import copy
-import io
 import logging
-import pickle
 import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from ddp_trainer.collectives.group import Group
@@ -25,6 +22,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.library.loading import end_workers_with_rank
 from ddp_trainer.run.position import Bookmarks
 from ddp_trainer.run.run import Run
+from ddp_trainer.run.savable import pack
 from ddp_trainer.run.seeds import seed_by_name
 from ddp_trainer.system.buffers import load
 
@@ -85,16 +83,7 @@ class Stream:
     def _packed_mark(self) -> bytes:
         if self._teller is None:
             return b""
-        file = io.BytesIO()
-        try:
-            torch.save(self._mark, file)
-            load(file.getvalue())
-        except (pickle.UnpicklingError, pickle.PicklingError, TypeError, AttributeError) as error:
-            raise ConfigurationError(
-                f"state_dict() of the {type(self._teller).__name__} cannot be saved: let it "
-                f"consist of numbers, strings, lists, dictionaries and tensors ({error})"
-            ) from error
-        return file.getvalue()
+        return pack(self._mark, of=f"the {type(self._teller).__name__} that is read")
 
     def begin_step(self, first: int, count: int) -> bool:
         """Have so many batches from the `first` of the epoch on; returns whether more follow.

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ddp_trainer.collectives.compression import Memory, PowerSGD
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Bookmarks, Order, Position
+from ddp_trainer.run.savable import check
 
 _RESERVED = frozenset({"position", "order", "answers", "bookmarks", "epoch"})
 """Names of what is no part."""
@@ -377,4 +378,5 @@ def _checked(name: str, part: Any) -> Part:
             "state_dict and load_state_dict, such as models and optimizers"
         )
     checked: Part = part
+    check(checked.state_dict(), of=name)
     return checked
