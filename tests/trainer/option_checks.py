@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.data.staging import Stage
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.exit_codes import BrokenGroupError, ConfigurationError
@@ -79,8 +79,8 @@ def workload(model: Callable[[], nn.Module] = Net) -> Workload:
     )
 
 
-class CountingWaits(Waits):
-    """Waits that count the buckets of gradients."""
+class CountingWork(PendingWork):
+    """Counts the buckets of gradients."""
 
     buckets = 0
 
@@ -100,9 +100,9 @@ class Trial:
         self.learner = Learner.of(
             trained, self._options, world_size=group.size, device=group.device
         )
-        self.travelled = CountingWaits()
+        self.travelled = CountingWork()
         counted = copy.copy(group)
-        counted._waits = self.travelled
+        counted._pending = self.travelled
         self.job = job_in(counted, self._options)
         self.counts: dict[int, int] = {}
         """Of buckets that had travelled, by step."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.library.job import Job
 from ddp_trainer.membership.world import World
@@ -40,7 +40,7 @@ def group_of_one(failure: Callable[[], Exception | None] = lambda: None) -> Iter
             rank=0,
             size=1,
             device=torch.device("cpu"),
-            waits=Waits(),
+            pending=PendingWork(),
             gate=Gate(None, failure, timeout_seconds=1),
         )
     finally:

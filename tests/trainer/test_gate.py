@@ -10,7 +10,7 @@ from typing import Any
 import ddp_trainer
 import pytest
 import torch
-from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.devices.gate import Gate, expect, pause_after
 from ddp_trainer.exit_codes import BrokenGroupError, LostDeviceError
@@ -154,11 +154,11 @@ def test_a_failed_collective_is_known_before_anybody_waits_for_it() -> None:
     def lose(_: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         raise RuntimeError("Connection closed by peer")
 
-    waits = Waits()
-    wait = waits.begin(source.then(lose))
-    assert waits.failure is None
+    pending = PendingWork()
+    wait = pending.begin(source.then(lose))
+    assert pending.failure is None
     source.set_result(torch.ones(1))
-    assert "Connection closed" in str(waits.failure)
+    assert "Connection closed" in str(pending.failure)
     with pytest.raises(RuntimeError, match="Connection closed"):
         wait()
 

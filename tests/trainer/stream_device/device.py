@@ -17,7 +17,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
-from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.gate import Event, Gate
 from ddp_trainer.library import net
 from ddp_trainer.loop import learner
@@ -150,21 +150,21 @@ def install(sabotage: Sabotage | None = None) -> None:
 
 
 def _fail_late() -> None:
-    give_up, end = Connection.give_up, Waits._end
+    give_up, end = Connection.give_up, PendingWork._end
 
     def give_up_late(broken: Connection, why: str) -> None:
         _abort_and_linger()
         give_up(broken, why)
 
-    def end_late(waits: Waits, future: Future[Any], settle: Callable[..., None]) -> None:
+    def end_late(pending: PendingWork, future: Future[Any], settle: Callable[..., None]) -> None:
         try:
             future.value()
         except RuntimeError:
             _abort_and_linger()
-        end(waits, future, settle)
+        end(pending, future, settle)
 
     replace(Connection, "give_up", give_up_late)
-    replace(Waits, "_end", end_late)
+    replace(PendingWork, "_end", end_late)
 
 
 def _abort_and_linger() -> None:

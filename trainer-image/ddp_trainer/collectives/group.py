@@ -19,7 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.collectives.compression import Hook
-from ddp_trainer.collectives.waits import Waits, value_of
+from ddp_trainer.collectives.pending import PendingWork, value_of
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.settings.training import DDPOptions
 
@@ -36,7 +36,7 @@ class Group:
         rank: int,
         size: int,
         device: torch.device,
-        waits: Waits,
+        pending: PendingWork,
         gate: Gate,
         queues: bool = False,
         control: dist.ProcessGroup | None = None,
@@ -49,7 +49,7 @@ class Group:
         self.size = size
         self.device = device
         self.gate = gate
-        self._waits = waits
+        self._pending = pending
         self._queues = queues
         self._control = control
 
@@ -97,12 +97,12 @@ class Group:
         try:
             future = average(None, bucket)
             if wait:
-                self._waits.wait(future)
+                self._pending.wait(future)
             if self._queues:  # the host waits at the gate alone
                 return future.then(value_of)
-            return self._waits.guard(future, instead=gradients)
+            return self._pending.guard(future, instead=gradients)
         except Exception as error:  # whatever it is, the gate raises it
-            self._waits.fail(error)
+            self._pending.fail(error)
             nothing: Future[Tensor] = Future()
             nothing.set_result(gradients)
             return nothing
@@ -110,7 +110,7 @@ class Group:
     @property
     def is_broken(self) -> bool:
         """Whether this rank knows that it is of no more use."""
-        return self._waits.failure is not None
+        return self._pending.failure is not None
 
     def share(self, *tensors: Tensor, source: int = 0) -> None:
         """Fill tensors, on this rank's device or the CPU, with rank `source`'s; in place.
@@ -154,17 +154,17 @@ class Group:
         if self._queues:
             work.wait()  # makes the device wait, and the gate the host
         else:
-            self._waits.wait(work)
+            self._pending.wait(work)
 
     def sum(self, *values: float) -> list[float]:
         """Each value summed over all ranks."""
         total = torch.tensor(values, dtype=torch.float64)
-        self._waits.wait(dist.all_reduce(total, group=self._control, async_op=True))
+        self._pending.wait(dist.all_reduce(total, group=self._control, async_op=True))
         return [float(value) for value in total]
 
     def start_sum(self, value: Tensor) -> Callable[[], None]:
         """Begin to sum a CPU tensor over all ranks, in place; returns what waits for its end."""
-        return self._waits.begin(dist.all_reduce(value, group=self._control, async_op=True))
+        return self._pending.begin(dist.all_reduce(value, group=self._control, async_op=True))
 
     def broadcast(self, data: bytes | None, *, source: int = 0) -> bytes:
         """The `data` of rank `source`, on all ranks; for messages, which Python copies."""
@@ -178,18 +178,18 @@ class Group:
         return bytes(buffer.numpy().data)
 
     def _send(self, message: Tensor, source: int) -> None:
-        self._waits.wait(dist.broadcast(message, src=source, group=self._control, async_op=True))
+        self._pending.wait(dist.broadcast(message, src=source, group=self._control, async_op=True))
 
     def gather(self, data: bytes) -> list[bytes]:
         """Every rank's `data`, by rank, on all ranks; for messages, as `broadcast` is."""
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._waits.wait(
+        self._pending.wait(
             dist.all_gather(sizes, torch.tensor([len(data)]), group=self._control, async_op=True)
         )
         longest = max(1, *(int(size) for size in sizes))
         padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        self._waits.wait(dist.all_gather(parts, padded, group=self._control, async_op=True))
+        self._pending.wait(dist.all_gather(parts, padded, group=self._control, async_op=True))
         return [
             bytes(part.numpy().data)[: int(size)] for part, size in zip(parts, sizes, strict=True)
         ]
@@ -202,7 +202,7 @@ class Group:
         sums = torch.tensor(values, dtype=torch.float64)
         greatest = torch.tensor([round(among * 1e6) * _MOST_RANKS + self.rank])
         waits = [
-            self._waits.begin(dist.all_reduce(tensor, kind, group=self._control, async_op=True))
+            self._pending.begin(dist.all_reduce(tensor, kind, group=self._control, async_op=True))
             for tensor, kind in ((sums, dist.ReduceOp.SUM), (greatest, dist.ReduceOp.MAX))
         ]
         for wait in waits:

@@ -14,7 +14,7 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.accelerator import Accelerator, Communicator
 from ddp_trainer.devices.gate import Gate, expect
 from ddp_trainer.exit_codes import BrokenGroupError
@@ -59,7 +59,7 @@ class Connection:
         self._last_resort = last_resort
         self._told_to_stop = told_to_stop
         self._communicator: Communicator | None = None
-        self._waits = Waits()
+        self._pending = PendingWork()
         self._left = threading.Event()
 
     def open(self, timeout: timedelta) -> Group:
@@ -90,7 +90,7 @@ class Connection:
             rank=rank,
             size=size,
             device=self._device,
-            waits=self._waits,
+            pending=self._pending,
             gate=Gate(
                 self._accelerator.record if self._accelerator is not None else None,
                 self._failure,
@@ -102,8 +102,8 @@ class Connection:
         )
         group.barrier()
         self._membership.connections.complete()
-        if self._waits.failure is not None:  # perhaps before there was anything to cut
-            raise self._waits.failure
+        if self._pending.failure is not None:  # perhaps before there was anything to cut
+            raise self._pending.failure
         distributed_c10d._set_pg_timeout(timeout, control)
         if self._communicator is not None:
             # The host may wait for the device elsewhere than at the gate, such as in a forward pass
@@ -116,7 +116,7 @@ class Connection:
         from_torch = type(error) is RuntimeError or (
             isinstance(error, RuntimeError) and is_lost_peer(error)
         )
-        return self._waits.failure or error if from_torch else error
+        return self._pending.failure or error if from_torch else error
 
     def give_up(self, why: str) -> None:
         """Make every collective under way fail, from any thread."""
@@ -125,7 +125,7 @@ class Connection:
             self._last_resort.within(_LEAVE_SECONDS, f"it does not leave the group ({why})")
         self.cut()
         # Before the abort, which lets the device go on: whoever finds that it has, looks here.
-        self._waits.give_up(why)
+        self._pending.give_up(why)
         communicator = self._communicator
         if communicator is not None:
             with contextlib.suppress(RuntimeError):
@@ -180,9 +180,9 @@ class Connection:
         self._communicator = None
 
     def _failure(self) -> Exception | None:
-        if self._waits.failure is None and (trouble := self._trouble()) is not None:
+        if self._pending.failure is None and (trouble := self._trouble()) is not None:
             return BrokenGroupError(trouble)
-        return self._waits.failure
+        return self._pending.failure
 
     def _trouble(self) -> str | None:
         communicator = self._communicator

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_trainer.collectives.waits import Waits
+from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.membership.failures import is_lost_peer
 from torch.futures import Future
@@ -21,33 +21,33 @@ INSTEAD = torch.full((1,), 7.0)
 @pytest.mark.parametrize("value", [torch.ones(1), [torch.ones(1)]], ids=["hook's", "collective's"])
 def test_a_guarded_future_has_its_value(value: Any) -> None:
     future: Future[Any] = Future()
-    waits = Waits()
-    guarded = waits.guard(future, instead=INSTEAD)
+    pending = PendingWork()
+    guarded = pending.guard(future, instead=INSTEAD)
     assert not guarded.done()
     future.set_result(value)
     assert guarded.wait() == 1
-    assert waits.failure is None
+    assert pending.failure is None
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["given up before", "given up after"])
 def test_a_guarded_future_ends_with_the_group(before: bool) -> None:
-    waits, future = Waits(), Future[torch.Tensor]()
+    pending, future = PendingWork(), Future[torch.Tensor]()
     if before:
-        waits.give_up("rank 1 is gone")
-    guarded = waits.guard(future, instead=INSTEAD)
+        pending.give_up("rank 1 is gone")
+    guarded = pending.guard(future, instead=INSTEAD)
     if not before:
-        waits.give_up("rank 1 is gone")
+        pending.give_up("rank 1 is gone")
     assert guarded.wait() == 7
-    assert isinstance(waits.failure, BrokenGroupError)
+    assert isinstance(pending.failure, BrokenGroupError)
     future.set_result(torch.ones(1))  # as when gloo's own timeout ends it, long after
     assert guarded.wait() == 7
 
 
 def test_a_collective_that_could_not_begin_is_a_failure() -> None:
-    waits = Waits()
-    waits.fail(RuntimeError("no connection"))
-    waits.fail(RuntimeError("no connection either"))
-    assert str(waits.failure) == "no connection"
+    pending = PendingWork()
+    pending.fail(RuntimeError("no connection"))
+    pending.fail(RuntimeError("no connection either"))
+    assert str(pending.failure) == "no connection"
 
 
 def test_the_first_failure_is_kept() -> None:
@@ -56,14 +56,14 @@ def test_the_first_failure_is_kept() -> None:
     def fail(_: Future[torch.Tensor]) -> torch.Tensor:
         raise ValueError("a hook's own mistake")
 
-    waits, failing = Waits(), source.then(fail)
-    guarded = waits.guard(failing, instead=INSTEAD)
+    pending, failing = PendingWork(), source.then(fail)
+    guarded = pending.guard(failing, instead=INSTEAD)
     source.set_result(torch.ones(1))
-    waits.give_up("rank 1 is gone")
+    pending.give_up("rank 1 is gone")
     assert guarded.wait() == 7
-    assert "a hook's own mistake" in str(waits.failure)
-    assert waits.failure is not None
-    assert not is_lost_peer(waits.failure)
+    assert "a hook's own mistake" in str(pending.failure)
+    assert pending.failure is not None
+    assert not is_lost_peer(pending.failure)
 
 
 RANK_PROGRAM = """

@@ -22,8 +22,8 @@ _Settle = Callable[[Exception | None], None]
 """Told once how a collective ended; None: well."""
 
 
-class Waits:
-    """All waits of one rank in one group."""
+class PendingWork:
+    """What one rank waits for in one group."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
