@@ -1,5 +1,8 @@
 """Users' regular expressions: found, refused in words, and never busy for ever."""
 
+import os
+from pathlib import Path
+
 import pytest
 from ddp_operator.api.expressions import search, valid
 
@@ -13,13 +16,17 @@ from ddp_operator.api.expressions import search, valid
         ("^Traceback", "Traceback (most recent call last)", True),
         ("second$", "first\nsecond", True),
         ("first.*second", "first\nsecond", False),
+        ("é+t", "l'été", True),
+        ("no.space", "no\ud800space", True),
     ],
 )
 def test_an_expression_is_searched_for(expression: str, text: str, *, found: bool) -> None:
     assert search(valid(expression), text) is found
 
 
-@pytest.mark.parametrize("expression", ["(", "(?=look-ahead)", r"(a)\1", "a{1000}{1000}{1000}"])
+@pytest.mark.parametrize(
+    "expression", ["(", "(?=look-ahead)", r"(a)\1", "a{1000}{1000}{1000}", r"\pL{100}"]
+)
 def test_what_cannot_be_searched_for_is_refused(expression: str) -> None:
     with pytest.raises(ValueError, match="not a regular expression"):
         valid(expression)
@@ -29,3 +36,19 @@ def test_what_cannot_be_searched_for_is_refused(expression: str) -> None:
 def test_no_expression_takes_for_ever() -> None:
     """Python's own engine would try 2 to the power of 1000 ways."""
     assert not search("(a+)+$", "a" * 1000 + "b")
+
+
+def test_no_expression_takes_memory_worth_counting() -> None:
+    """Of 512 MB that an operator has, as many as it keeps of the worst that it takes."""
+    worst = [f"(?i){number}\\w{{100}}[a-z]{{100}}" for number in range(1000)]
+    text = "xX1 error " * 100
+    for expression in worst[:100]:
+        search(valid(expression), text)
+    before = _resident_bytes()
+    for expression in worst[100:]:
+        search(valid(expression), text)
+    assert _resident_bytes() - before < 64 << 20
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
