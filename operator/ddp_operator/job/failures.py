@@ -107,11 +107,12 @@ def _last_words(job: DDPJob, pod: PodState) -> tuple[int | None, str]:
     if message.startswith("{"):
         try:
             report = json.loads(message)
-        except ValueError:
+        except (ValueError, RecursionError):
             report = {}
         rank = report.get("rank")
         error = report.get("error")
-        message = error if isinstance(error, str) and error else message
+        if isinstance(error, str) and error:  # which may hold what no other JSON can
+            message = error.encode(errors="replace").decode()
     if isinstance(rank, int) and first <= rank < first + processes:
         return rank, message
     return first if processes == 1 else None, message

@@ -2,12 +2,17 @@
 
 PyTorch reports a lost peer as an exception like any other, and a broken GPU too; where an exit code
 does not tell, only the text does. Words of which none is known are the training's own failure.
+
+Anybody can prepare such a text: RE2 takes time in proportion to it, whatever is in it, where
+Python's own engine takes seconds for some of the 4 KB that a container may leave.
 """
 
-import re
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
-_SECONDARY: Final = re.compile(
+import re2
+
+_SECONDARY: Final = re2.compile(
     "|".join(
         [
             # gloo, transport/tcp: the other side of a pair is gone, or silent.
@@ -39,7 +44,7 @@ _SECONDARY: Final = re.compile(
     )
 )
 
-_NODE: Final = re.compile(
+_NODE: Final = re2.compile(
     "|".join(
         [
             # CUDA's error strings (cudaGetErrorString): memory, links, driver of this very node.
@@ -48,9 +53,7 @@ _NODE: Final = re.compile(
             r"CUDA-capable device(\(s\) is/are|s are) busy or unavailable",
             r"CUDA error: system not yet initialized",
             r"CUDA error: system has unsupported display driver",
-            # The driver's own words. Of the Xid errors, NVIDIA's catalogue lays 13, 31, 43 and 45
-            # at the application's door.
-            r"\bXid \([^)]*\): (?!(13|31|43|45)\b)\d+",
+            # The driver's own words.
             r"GPU (has fallen off the bus|is lost)",
             r"Driver/library version mismatch",
             r"Failed to initialize NVML: Unknown Error",
@@ -60,31 +63,39 @@ _NODE: Final = re.compile(
     )
 )
 
-_BAD_COMMAND: Final = re.compile(
+_XID: Final = re2.compile(r"\bXid \([^)]*\): (\d+)")
+"""How the driver numbers a GPU's errors."""
+_XIDS_OF_TRAININGS: Final = frozenset({"13", "31", "43", "45"})
+"""Those that NVIDIA's catalogue lays at the application's door."""
+
+_BAD_COMMAND: Final = re2.compile(
     r'exec: ".*": (executable file not found|stat .*: no such file|permission denied)'
     r"|exec .*: (no such file or directory|exec format error|permission denied)"
 )
 """What runc says of a command that the image does not have."""
 
 # The line that ends a Python traceback; torch puts «[rank1]: » before each line of its own.
-_EXCEPTION: Final = re.compile(
-    r"^(?P<rank>\[rank\d+\])?:? *(?:[A-Za-z_][\w.]*\.)?"
-    r"(?P<name>\w*(?:Error|Exception|Interrupt|Exit|Failure))\b(?::|$)",
-    re.MULTILINE,
+_EXCEPTION: Final = re2.compile(
+    r"(?m)^(?P<rank>\[rank\d+\])?:? *(?:[A-Za-z_][\w.]*\.)?"
+    r"(?P<name>\w*(?:Error|Exception|Interrupt|Exit|Failure))\b(?::|$)"
 )
 _OF_TORCHRUN: Final = "ChildFailedError"
 """It only repeats that a process has failed."""
-_LOG_LINE: Final = re.compile(r"^(?:\[rank\d+\]:)?\[?[WEIF]\d{4} .*", re.MULTILINE)
+_LOG_LINE: Final = re2.compile(r"(?m)^(?:\[rank\d+\]:)?\[?[WEIF]\d{4} .*")
 """How torch's lines begin that it logs while a process goes down."""
 
-_ROOT_CAUSE: Final = re.compile(
-    r"^Root Cause \(first observed failure\):.*?^ *rank *: (?P<rank>\d+) .*?"
-    r"^ *exitcode *: (?P<code>-?\d+) ",
-    re.MULTILINE | re.DOTALL,
+_ROOT_CAUSE: Final = re2.compile(
+    r"(?ms)^Root Cause \(first observed failure\):.*?^ *rank *: (?P<rank>\d+) .*?"
+    r"^ *exitcode *: (?P<code>-?\d+) "
 )
 """The end of torchrun's report."""
 
 
+_KEPT: Final = 1024
+"""Messages whose meaning is remembered: a pod is asked for it whenever its job is looked at."""
+
+
+@lru_cache(maxsize=_KEPT)
 def is_of_another_rank(message: str) -> bool:
     """Whether it says that another rank is gone.
 
@@ -97,22 +108,28 @@ def is_of_another_rank(message: str) -> bool:
     return all(_SECONDARY.search(text) for text in said or [message])
 
 
+@lru_cache(maxsize=_KEPT)
 def is_of_node(message: str) -> bool:
     """Whether it says that the node is broken: its GPUs, their links or their driver."""
-    return bool(_NODE.search(message))
+    if _NODE.search(message):
+        return True
+    return any(found[1] not in _XIDS_OF_TRAININGS for found in _XID.finditer(message))
 
 
+@lru_cache(maxsize=_KEPT)
 def is_of_command(message: str) -> bool:
     """Whether it says that the image lacks the command."""
     return bool(_BAD_COMMAND.search(message))
 
 
+@lru_cache(maxsize=_KEPT)
 def torchrun_rank(message: str) -> int | None:
     """The global rank that torchrun names as the first to fail."""
     found = _ROOT_CAUSE.search(message)
     return int(found["rank"]) if found else None
 
 
+@lru_cache(maxsize=_KEPT)
 def headline(message: str) -> str:
     """One line for people: the exception that ended a Python program, else the last line."""
     said = _last_exceptions(message)
@@ -137,7 +154,7 @@ def _last_exceptions(message: str) -> list[str]:
     return [_LOG_LINE.split(_up_to_next(message, match))[0] for match in named]
 
 
-def _up_to_next(message: str, exception: re.Match[str]) -> str:
+def _up_to_next(message: str, exception: Any) -> str:
     """The text of one exception, up to the traceback of the next."""
     rest = message[exception.start() :]
     end = rest.find("Traceback (most recent call last)")
