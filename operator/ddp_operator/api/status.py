@@ -1,9 +1,19 @@
 """`DDPJob.status`: what the operator says of a job, and all that it must remember."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic.alias_generators import to_camel
 
 from ddp_operator.api.spec import FailureClass
@@ -26,11 +36,61 @@ def _wire_name(name: str) -> str:
 
 
 class StatusModel(BaseModel):
-    """Base of all that the operator writes: camelCase; fields of other versions are ignored."""
+    """Base of all that the operator writes: camelCase; fields of other versions are ignored.
+
+    Whatever is too long is cut, when it is read and (`DDPJobStatus.bounded`) before it is written.
+    What another version has written and this one cannot read is left out, the counters excepted: no
+    job may fail of a word.
+    """
 
     model_config = ConfigDict(
-        alias_generator=_wire_name, populate_by_name=True, extra="ignore", frozen=True
+        alias_generator=_wire_name,
+        populate_by_name=True,
+        extra="ignore",
+        frozen=True,
+        revalidate_instances="always",
     )
+
+
+def _first(value: Any, *, limit: int) -> Any:
+    return value[:limit] if isinstance(value, str) else value
+
+
+def _last(value: Any, *, limit: int) -> Any:
+    return value[-limit:] if isinstance(value, list | tuple) else value
+
+
+def _readable(value: Any, handler: ValidatorFunctionWrapHandler, *, limit: int) -> Any:
+    """The newest of those items of a list that can be read."""
+    found: list[Any] = []
+    for item in value if isinstance(value, list | tuple) else ():
+        try:
+            found.extend(handler([item]))
+        except ValidationError:
+            continue
+    return tuple(found[-limit:])
+
+
+def _or_none(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        return None
+
+
+def _known_phase(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    return _or_none(value, handler) or "Pending"
+
+
+def _cut(limit: int) -> BeforeValidator:
+    return BeforeValidator(partial(_first, limit=limit))
+
+
+Word = Annotated[str, Field(max_length=256), _cut(256)]
+Name = Annotated[str, Field(max_length=253), _cut(253)]
+"""As long as a DNS subdomain may be (RFC 1123)."""
+Line = Annotated[str, Field(max_length=1024), _cut(1024)]
+Sentence = Annotated[str, Field(max_length=4096), _cut(4096)]
 
 
 class Condition(StatusModel):
@@ -38,8 +98,8 @@ class Condition(StatusModel):
 
     type: ConditionType
     status: ConditionStatus
-    reason: Annotated[str, Field(max_length=256)]
-    message: Annotated[str, Field(max_length=4096)] = ""
+    reason: Word
+    message: Sentence = ""
     last_transition_time: Time
     observed_generation: int = 0
 
@@ -54,13 +114,13 @@ class Failure(StatusModel):
     attempt: int
     index: int = Field(description="Replica index of the pod: its node rank.")
     rank: int | None = Field(default=None, description="Global rank that failed, where known.")
-    pod: Annotated[str, Field(max_length=253)]
-    container: Annotated[str, Field(max_length=253)] = ""
-    node: Annotated[str, Field(max_length=253)] = ""
+    pod: Name
+    container: Name = ""
+    node: Name = ""
     exit_code: int | None = None
     signal: int | None = None
-    reason: Annotated[str, Field(max_length=256)]
-    message: Annotated[str, Field(max_length=1024)] = ""
+    reason: Word
+    message: Line = ""
     class_: FailureClass = Field(description="Whose fault it was.")
     action: FailureAction = Field(default="RestartGang", description="What was done about it.")
     charged: bool = Field(default=False, description="true: it counts against maxRestarts.")
@@ -87,7 +147,7 @@ class CheckpointRecord(StatusModel):
     """The latest checkpoint that the trainer reports."""
 
     step: int
-    path: Annotated[str, Field(max_length=1024)] = ""
+    path: Line = ""
     time: Time | None = None
 
 
@@ -114,14 +174,14 @@ class DDPJobStatus(StatusModel):
     that are written before the pods that they account for are created or deleted."""
 
     observed_generation: int = 0
-    phase: Phase = Field(default="Pending", description="Derived from the conditions.")
-    reason: Annotated[str, Field(max_length=256)] = Field(
-        default="", description="Why the job is in this phase, in one word."
+    phase: Annotated[Phase, WrapValidator(_known_phase)] = Field(
+        default="Pending", description="Derived from the conditions."
     )
-    message: Annotated[str, Field(max_length=4096)] = Field(
-        default="", description="Why the job is in this phase, for people."
-    )
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = ()
+    reason: Word = Field(default="", description="Why the job is in this phase, in one word.")
+    message: Sentence = Field(default="", description="Why the job is in this phase, for people.")
+    conditions: Annotated[
+        tuple[Condition, ...], Field(max_length=16), WrapValidator(partial(_readable, limit=16))
+    ] = ()
     attempt: int = Field(
         default=0, description="Counts starts of the whole gang, from 0; part of every pod's name."
     )
@@ -136,7 +196,7 @@ class DDPJobStatus(StatusModel):
     restarts: int = Field(default=0, description="Restarts charged against restart.maxRestarts.")
     disruptions: int = Field(default=0, description="Restarts that were not charged.")
     ready_replicas: int = 0
-    ready: Annotated[str, Field(max_length=16)] = Field(
+    ready: Annotated[str, Field(max_length=16), _cut(16)] = Field(
         default="", description="Ready pods of all pods, such as 2/2."
     )
     start_time: Time | None = None
@@ -161,22 +221,26 @@ class DDPJobStatus(StatusModel):
     suspended_seconds: int = Field(
         default=0, description="Time spent suspended since startTime, when not suspended now."
     )
-    failures: Annotated[tuple[Failure, ...], Field(max_length=10)] = Field(
-        default=(), description="The latest causes of restarts and of the job's failure."
-    )
+    failures: Annotated[
+        tuple[Failure, ...], Field(max_length=10), WrapValidator(partial(_readable, limit=10))
+    ] = Field(default=(), description="The latest causes of restarts and of the job's failure.")
 
-    progress: Progress | None = None
-    checkpoint: CheckpointRecord | None = None
-    goodput: Goodput | None = None
+    progress: Annotated[Progress | None, WrapValidator(_or_none)] = None
+    checkpoint: Annotated[CheckpointRecord | None, WrapValidator(_or_none)] = None
+    goodput: Annotated[Goodput | None, WrapValidator(_or_none)] = None
     node_failures: dict[str, int] = Field(
         default_factory=dict, description="Failures by the node that they are charged to."
     )
-    excluded_nodes: Annotated[tuple[str, ...], Field(max_length=100)] = Field(
-        default=(), description="Nodes that the job's next pods avoid."
-    )
+    excluded_nodes: Annotated[
+        tuple[str, ...], Field(max_length=100), BeforeValidator(partial(_last, limit=100))
+    ] = Field(default=(), description="Nodes that the job's next pods avoid.")
     scheduling_retries: int = Field(
         default=0, description="How often half-placed pods were given up, since all last ran."
     )
+
+    def bounded(self) -> Self:
+        """The same, as much of it as may be stored."""
+        return type(self).model_validate(self)
 
     def condition(self, type_: ConditionType) -> Condition | None:
         """Return the condition of this type, or None when it was never set."""

@@ -14,7 +14,7 @@ _EMPTY: tuple[object, ...] = ("", [], {})
 def as_stored(status: DDPJobStatus) -> dict[str, Any]:
     """Return a status as the API server stores it: without fields that say nothing."""
     stored: dict[str, Any] = _filled(
-        status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        status.bounded().model_dump(mode="json", by_alias=True, exclude_none=True)
     )
     return stored
 

@@ -8,6 +8,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.engine.statuspatch import as_stored
 from ddp_operator.job import manifests
 from ddp_operator.job.nodes import with_bad_nodes
 from ddp_operator.job.plan import plan
@@ -117,6 +118,14 @@ def test_a_node_stays_avoided_while_it_exists() -> None:
     assert judged(fresh_job(), before=["node-a"]).excluded_nodes == ("node-a",)
     assert judged(fresh_job(), before=["node-a"], nodes=EIGHT[1:]).excluded_nodes == ()
     assert judged(fresh_job(), before=["node-a"], nodes=[]).excluded_nodes == ("node-a",), "unseen"
+
+
+def test_of_more_than_can_be_stored_the_newest_are_avoided() -> None:
+    many = [Node(f"node-{number}", {}) for number in range(1000)]
+    before = [node.name for node in many[:100]]
+    status = judged(fresh_job(), *[failure("node-500")] * 2, nodes=many, before=before)
+    kept = DDPJobStatus.model_validate(as_stored(status)).excluded_nodes
+    assert kept == (*before[1:], "node-500")
 
 
 def test_the_next_pods_avoid_the_node_that_failed_the_last_ones() -> None:
