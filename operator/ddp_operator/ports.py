@@ -67,7 +67,17 @@ class ConflictError(ClusterError):
 
 
 class InvalidError(ClusterError):
-    """The server will never accept this object as it is (400, 413, 422)."""
+    """The server does not accept this object as it is (400, 413, 422).
+
+    `names_fields`: it says which fields are wrong, and will never accept it. Without, it may have
+    been a policy's word, which changes.
+    """
+
+    def __init__(
+        self, message: str, *, status: int | None = None, names_fields: bool = False
+    ) -> None:
+        super().__init__(message, status=status)
+        self.names_fields = names_fields
 
 
 class ForbiddenError(ClusterError):

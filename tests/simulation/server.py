@@ -75,7 +75,8 @@ class ApiServer:
         if self._clock.seconds < self.no_quota_until:
             raise ForbiddenError("exceeded quota: pods", status=403)
         if manifest["spec"]["containers"][0]["image"] == REFUSED_IMAGE:
-            raise InvalidError("spec.containers[0].image: Required value", status=422)
+            text = "spec.containers[0].image: Required value"
+            raise InvalidError(text, status=422, names_fields=True)
         created = self.store_pod({**manifest, "status": {"phase": "Pending"}})
         self.judge.pod_created(created)
         return created

@@ -135,9 +135,10 @@ class Reconciler:
         status, events, look_again_at = planned.status, planned.events, planned.look_again_at
         try:
             await self._act(entry, planned)
-        except (AlreadyExistsError, ForbiddenError) as refused:
+        except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
             # Quota, policy, or a name in use: it may pass, and until then the user must see it.
-            assert isinstance(entry.job, DDPJob)  # others create nothing
+            if not isinstance(entry.job, DDPJob):
+                raise  # what is wrong with it stands in its status
             taken = isinstance(refused, AlreadyExistsError)
             reason = "NameTaken" if taken else "PodsForbidden"
             job, now = _as_seen(entry.job, planned), self._clock()
@@ -189,9 +190,17 @@ class Reconciler:
             try:
                 await self._cluster.create_pod(manifests.pod(job, identity))
             except InvalidError as error:
-                raise _UnfitTemplateError(job, error.message) from None
+                if error.names_fields and not self._had_pods(job):
+                    raise _UnfitTemplateError(job, error.message) from None
+                raise
 
         _raise_heaviest(await slow_start(create, planned.create, most=_CREATIONS_AT_ONCE))
+
+    def _had_pods(self, job: DDPJob) -> bool:
+        """Whether the server has ever accepted one: then the template is not what is wrong."""
+        return job.status.condition("PodsCreated") is not None or any(
+            pod.owner_uid == job.uid for pod in self._cluster.pods_of(job.key)
+        )
 
     async def _record(
         self, key: Key, entry: Entry, status: DDPJobStatus, events: Iterable[Event]
@@ -280,7 +289,7 @@ def _raise_heaviest(errors: Sequence[BaseException]) -> None:
 
 
 def _weight(error: BaseException) -> int:
-    order = (ClusterError, ForbiddenError, AlreadyExistsError, _UnfitTemplateError)
+    order = (ClusterError, InvalidError, ForbiddenError, AlreadyExistsError, _UnfitTemplateError)
     if not isinstance(error, order):
         return len(order)  # a bug, or our own end
     return max(i for i, kind in enumerate(order) if isinstance(error, kind))

@@ -30,7 +30,6 @@ _BY_STATUS: dict[int, type[ClusterError]] = {
     HTTPStatus.NOT_FOUND: NotFoundError,
     HTTPStatus.CONFLICT: ConflictError,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: InvalidError,
-    HTTPStatus.UNPROCESSABLE_ENTITY: InvalidError,
 }
 
 
@@ -63,6 +62,8 @@ def error_from_status(
         return AlreadyExistsError(message, status=code)
     if code == HTTPStatus.GONE:
         return GoneError(message, status=code)
+    if code == HTTPStatus.UNPROCESSABLE_ENTITY:
+        return InvalidError(message, status=code, names_fields=_names_fields(status))
     return _BY_STATUS.get(code, ClusterError)(message, status=code)
 
 
@@ -72,6 +73,13 @@ def _parse(body: bytes) -> Mapping[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+def _names_fields(status: Mapping[str, Any]) -> bool:
+    """Webhooks and admission policies deny with a 422 too, but of no field."""
+    details = status.get("details")
+    causes = details.get("causes") if isinstance(details, Mapping) else None
+    return any(isinstance(cause, Mapping) and cause.get("field") for cause in causes or ())
 
 
 def _seconds(retry_after: str | None) -> float | None:

@@ -12,6 +12,7 @@ from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.job.pods import Identity
 from ddp_operator.job.progress import Report, parse
 from ddp_operator.ports import (
+    ClusterError,
     ConflictError,
     ForbiddenError,
     InvalidError,
@@ -132,7 +133,9 @@ async def test_a_job_that_changed_meanwhile_is_not_acted_upon(world: World) -> N
 
 
 async def test_a_template_that_the_server_refuses_fails_the_job_in_its_words(world: World) -> None:
-    world.cluster.refuse["create_pod"] = InvalidError("spec.containers[0].image: Required value")
+    world.cluster.refuse["create_pod"] = InvalidError(
+        "spec.containers[0].image: Required value", names_fields=True
+    )
     world.apply(job())
     calls = await world.reconcile()
     # One pod shows what is wrong with all.
@@ -141,15 +144,24 @@ async def test_a_template_that_the_server_refuses_fails_the_job_in_its_words(wor
     assert "image: Required value" in world.status["message"]
 
 
-async def test_a_quota_is_shown_and_tried_again(world: World) -> None:
-    world.cluster.refuse["create_pod"] = ForbiddenError("exceeded quota: two-pods", status=403)
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ForbiddenError("a quota says no", status=403),
+        InvalidError("a webhook says no", status=400),
+        InvalidError("an admission policy says no", status=422),
+    ],
+    ids=lambda refusal: refusal.message,
+)
+async def test_a_denial_is_shown_and_tried_again(world: World, refusal: ClusterError) -> None:
+    world.cluster.refuse["create_pod"] = refusal
     world.apply(job())
-    with pytest.raises(ForbiddenError):
+    with pytest.raises(type(refusal)):
         await world.reconcile()
     assert (world.status["phase"], world.status["reason"]) == ("Pending", "PodsForbidden")
-    assert "exceeded quota" in world.status["message"]
+    assert "says no" in world.status["message"]
     warnings = [event.reason for event in world.cluster.events if event.warning]
-    with pytest.raises(ForbiddenError):
+    with pytest.raises(type(refusal)):
         await world.reconcile()
     assert warnings == ["PodsForbidden"]
     assert [event.reason for event in world.cluster.events if event.warning] == warnings
@@ -157,6 +169,33 @@ async def test_a_quota_is_shown_and_tried_again(world: World) -> None:
     await world.reconcile()
     assert set(world.cluster.pods) == {Key("default", f"train-0-{i}") for i in range(2)}
     assert world.status["reason"] == "PodsStarting"
+
+
+async def test_what_was_accepted_once_is_no_fault_of_the_template(world: World) -> None:
+    """A field may be denied later: by a policy that says which, or a server that was updated."""
+    world.apply(job())
+    await world.reconcile()
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    world.cluster.refuse["create_pod"] = InvalidError("spec.hostNetwork", names_fields=True)
+    with pytest.raises(InvalidError):
+        await world.reconcile()
+    assert (world.status["phase"], world.status["reason"]) == ("Restarting", "PodsForbidden")
+    world.cluster.refuse.clear()
+    await world.reconcile()
+    assert {key.name for key in world.cluster.pods} >= {"train-1-0", "train-1-1"}
+
+
+async def test_a_denial_to_delete_is_tried_again_for_jobs_that_failed(world: World) -> None:
+    world.apply(job())
+    await world.reconcile()
+    world.apply(job(replicas=0))
+    world.cluster.refuse["delete_pod"] = ForbiddenError("a webhook says no", status=403)
+    with pytest.raises(ForbiddenError):
+        await world.reconcile()
+    assert world.status["reason"] == "InvalidSpec"
+    world.cluster.refuse.clear()
+    await world.reconcile()
+    assert not world.cluster.pods
 
 
 async def test_a_quota_for_a_few_pods_costs_few_refusals(

@@ -76,6 +76,26 @@ async def test_a_refusal_becomes_its_error_at_the_first_attempt(
     assert server.count("POST") == 1
 
 
+@pytest.mark.parametrize(
+    ("causes", "expected"),
+    [
+        ([{"reason": "FieldValueRequired", "message": "no image", "field": "spec.image"}], True),
+        ([{"message": "a policy says no"}], False),
+        ([], False),
+        (None, False),
+        ("none", False),
+    ],
+)
+async def test_a_refusal_may_name_fields(
+    client: ApiClient, server: FakeApiServer, causes: object, *, expected: bool
+) -> None:
+    refusal = {**status(422, "Invalid", "no"), "details": {"causes": causes}}
+    server.faults = [Fault("POST", 422, refusal, times=9)]
+    with pytest.raises(InvalidError) as raised:
+        await client.request("POST", PODS_PATH, body=pod("a"))
+    assert raised.value.names_fields is expected
+
+
 async def test_a_conflict_of_a_patch_is_a_conflict(
     client: ApiClient, server: FakeApiServer
 ) -> None:
