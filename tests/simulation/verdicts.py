@@ -1,18 +1,19 @@
 """What must hold of a job's status: judged at each write, against what truly happened."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, Goodput
+from ddp_operator.job import completion
 from ddp_operator.job.failures import NO_PROGRESS
 from ddp_operator.job.nodes import MAX_SHARE
 from ddp_operator.job.pods import Identity
 
 from tests.simulation.cluster import NODES
 
-_OBSERVED = frozenset({"observed_generation", "ready_replicas", "ready"})
+_OBSERVED = frozenset({"observed_generation", "ready_replicas", "ready", "completed_indexes"})
 """What is simply seen, and may differ after a job has finished."""
 
 Require = Callable[[object, str], None]
@@ -59,10 +60,11 @@ class Verdicts:
             ]
             self.require(not changed, f"{changed} of a finished job's status changed")
             return
+        self._ended_well(after, completion.read(new.completed_indexes, below=after.spec.replicas))
         self._counters(old, after)
         self._goodput(new, after)
         if new.is_true("Succeeded"):
-            self._success(after)
+            self._ended_well(after, range(after.spec.replicas))
         if new.is_true("Failed") and new.reason == "MaxRestartsExceeded":
             self.require(_used(after) >= after.spec.restart.max_restarts, "failed within budget")
         excluded = len(new.excluded_nodes)
@@ -133,16 +135,16 @@ class Verdicts:
             own_doing = truth.given_up and not truth.taken_away
             self.require(not own_doing, f"{failure.pod}, which was given up, counts as disrupted")
 
-    def _success(self, job: DDPJob) -> None:
+    def _ended_well(self, job: DDPJob, indices: Iterable[int]) -> None:
         ignored = [
             rule.exit_codes or () for rule in job.spec.restart.rules if rule.action == "Ignore"
         ]
-        for index in range(job.spec.replicas):
+        for index in indices:
             replacement = job.status.replacements.get(str(index), 0)
             name = Identity(index, job.status.attempt, replacement).pod_name(job.name)
             code = self.truth_of(name).exit_code
             well = code == 0 or any(code in codes for codes in ignored)
-            self.require(well, f"Succeeded, but {name} ended with {code}")
+            self.require(well, f"{name} ended with {code}, and counts as a success")
 
     def _goodput(self, status: DDPJobStatus, job: DDPJob) -> None:
         """Every second of the job's age is accounted for, once."""

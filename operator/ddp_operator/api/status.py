@@ -193,6 +193,14 @@ class DDPJobStatus(StatusModel):
         default=(),
         description="Replica indices whose replacements may not exist yet; all other pods do.",
     )
+    accepted_spec_hash: Name = Field(
+        default="",
+        description="Digest of the spec whose pods the API server last accepted, all of them.",
+    )
+    completed_indexes: str = Field(
+        default="",
+        description="Replica indices of this attempt whose pods have ended well, such as 0-2,5.",
+    )
     restarts: int = Field(default=0, description="Restarts charged against restart.maxRestarts.")
     disruptions: int = Field(default=0, description="Restarts that were not charged.")
     ready_replicas: int = 0

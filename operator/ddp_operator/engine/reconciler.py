@@ -198,8 +198,9 @@ class Reconciler:
 
     def _had_pods(self, job: DDPJob) -> bool:
         """Whether the server has ever accepted one: then the template is not what is wrong."""
-        return job.status.condition("PodsCreated") is not None or any(
-            pod.owner_uid == job.uid for pod in self._cluster.pods_of(job.key)
+        return job.status.accepted_spec_hash == job.spec_hash or any(
+            (pod.owner_uid, pod.spec_hash) == (job.uid, job.spec_hash)
+            for pod in self._cluster.pods_of(job.key)
         )
 
     async def _record(

@@ -67,5 +67,8 @@ _NO_PROGRESS: Final = {"progress": None, "checkpoint": None, "goodput": None}
 def _essence(status: DDPJobStatus) -> DDPJobStatus:
     conditions = tuple(c.model_copy(update={"message": ""}) for c in status.conditions)
     return status.model_copy(
-        update={"ready_replicas": 0, "ready": "", "message": "", "conditions": conditions}
+        update={
+            **{"ready_replicas": 0, "ready": "", "completed_indexes": ""},
+            **{"message": "", "conditions": conditions},
+        }
     )

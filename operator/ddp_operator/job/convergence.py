@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, format_time
 from ddp_operator.job.causes import cause_due, unstartable, unstartable_due
+from ddp_operator.job.completion import next_settled_at
 from ddp_operator.job.conditions import PODS_READY, PODS_STARTING, with_condition, with_phase
 from ddp_operator.job.decisions import active_deadline
 from ddp_operator.job.model import Observed, Plan
@@ -67,6 +68,7 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         cause_due(job, pods, now),
         unstartable_due(active),
         timeout_due(job, pods),
+        next_settled_at(pods.current.values(), now),
     )
     waits = [moment for moment in deadlines if moment]
     if pods.blocking:
@@ -135,17 +137,18 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
     replicas = job.spec.replicas
     status = job.status
     stuck_since = status.unstartable_since or now if unstartable(pods) else None
-    update = {
+    times = {
         "start_time": status.start_time or now,
         "next_start_time": None,
         "unstartable_since": stuck_since,
     }
-    status = status.model_copy(update=update)
+    status = status.model_copy(update=times)
     events: list[Event] = []
     if not pods.blocking and not status.is_true("PodsCreated"):
         message = f"{replicas} pods and the Service {job.name} exist"
         status = with_condition(status, "PodsCreated", True, "Created", message, now)
-        status = status.model_copy(update={"replacing": ()})
+        update = {"replacing": (), "accepted_spec_hash": job.spec_hash}
+        status = status.model_copy(update=update)
         if created := len(pods.creatable):
             events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
     ready = status.ready_replicas

@@ -56,7 +56,7 @@ def succeed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that a job is done; None while any pod is not."""
     if pods.missing or not all(pod.succeeded for pod in pods.current.values()):
         return None
-    said = pods.current[0].exit
+    said = pods.current[0].exit if 0 in pods.current else None
     message = f"all {job.spec.replicas} pods ended well"
     if pods.ignored:
         message += f", {len(pods.ignored)} of them by spec.restart.rules"
@@ -93,7 +93,12 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
 
 def next_attempt(status: DDPJobStatus) -> DDPJobStatus:
     """Return the status that names the pods of another start of the whole gang."""
-    update = {"attempt": status.attempt + 1, "replacements": {}, "replacing": ()}
+    update = {
+        "attempt": status.attempt + 1,
+        "replacements": {},
+        "replacing": (),
+        "completed_indexes": "",
+    }
     return status.model_copy(update=update)
 
 

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.job import completion
 from ddp_operator.job.pods import Identity, PodState
 from ddp_operator.ports import Event, Key
 
@@ -46,8 +47,11 @@ class Observed:
     blocking: tuple[PodState, ...]
     """Pods of another owner that bear a name which this job needs, as objects or in DNS."""
     missing: tuple[Identity, ...]
+    """Those that ended well before they went are not."""
     creatable: tuple[Identity, ...]
     """Of the missing ones those whose names nobody else bears."""
+    completed: frozenset[int] = frozenset()
+    """Indices of pods that have ended well and are gone."""
     ignored: tuple[tuple[Failure, str], ...] = ()
     """Failures of current pods that count as good ends, each with the rule that says so."""
 
@@ -65,7 +69,8 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
             current[pod.identity.index] = pod
         else:
             old.append(pod)
-    missing = tuple(identity for i, identity in wanted.items() if i not in current)
+    done = completion.read(job.status.completed_indexes, below=job.spec.replicas)
+    missing = tuple(each for i, each in wanted.items() if i not in current and i not in done)
     by_name = {pod.key.name: pod for pod in strangers}
     by_host_name = {pod.identity.host_name(job.name): pod for pod in strangers if pod.in_dns}
     blocking: dict[Key, PodState] = {}
@@ -82,6 +87,7 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
         blocking=tuple(blocking.values()),
         missing=missing,
         creatable=tuple(creatable),
+        completed=done.difference(current),
     )
 
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job import (
+    completion,
     convergence,
     decisions,
     goodput,
@@ -46,7 +47,7 @@ def plan(
     if job.deleting:
         return Plan(job.status)  # what it owns goes with it
     observed = restart_rules.ignoring(job, observe(job, pods), now)
-    seen = replace(job, status=_with_counts(job, observed))
+    seen = replace(job, status=_with_counts(job, observed, now))
     if seen.status.finished:
         return watchdog.with_stacks(job, observed, convergence.clean_up(seen, observed, now))
     seen = replace(seen, status=progress.with_report(seen, report))
@@ -92,13 +93,17 @@ def _carry_out(job: DDPJob, pods: Observed, report: Report | None, now: datetime
     return watchdog.watched(job, convergence.converge(job, pods, now), report, now)
 
 
-def _with_counts(job: DDPJob, pods: Observed) -> DDPJobStatus:
-    """The stored status with what is simply seen: the spec's generation, ready pods."""
-    ready = sum(pod.succeeded or (pod.ready and not pod.failed) for pod in pods.current.values())
+def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
+    """The stored status with what is simply seen: the spec's generation, ready and done pods."""
+    present = pods.current.values()
+    ready = sum(pod.succeeded or (pod.ready and not pod.failed) for pod in present)
+    ready += len(pods.completed)
+    completed = pods.completed.union(completion.settled(present, now))
     return job.status.model_copy(
         update={
             "observed_generation": job.generation,
             "ready_replicas": ready,
             "ready": f"{ready}/{job.spec.replicas}",
+            "completed_indexes": completion.in_words(completed),
         }
     )

@@ -110,8 +110,8 @@ def _is_excused(job: DDPJob, now: datetime) -> bool:
 def _concerns_all(job: DDPJob, pods: Observed, lost: Sequence[int]) -> bool:
     """Whether a replacement would find nobody to form a group with."""
     # One that has ended well will not come back for it.
-    over = any(pod.succeeded for pod in pods.current.values())
-    return over or len(lost) in (0, job.spec.replicas)
+    over = pods.completed or any(pod.succeeded for pod in pods.current.values())
+    return bool(over) or len(lost) in (0, job.spec.replicas)
 
 
 def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:

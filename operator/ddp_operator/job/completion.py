@@ -1,0 +1,59 @@
+"""Remembers which pods have ended well.
+
+Finished pods may be deleted by anybody, and are by the pod garbage collector and with their nodes.
+While others still train, what is gone must not look as if it had been lost.
+"""
+
+from collections.abc import Iterable, Iterator, Set
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Final
+
+from ddp_operator.job.pods import PodState
+
+SETTLED_SECONDS: Final = 5
+"""How long after its end a pod is put on record: as a rule the others have ended by then too, and
+the job with them, which needs no record. A node's clock may be wrong by as much."""
+
+
+def in_words(indices: Iterable[int]) -> str:
+    """Indices as a Job's `completedIndexes` has them, such as `0-2,5`."""
+    return ",".join(f"{a}-{b}" if a < b else str(a) for a, b in _ranges(sorted(indices)))
+
+
+def read(text: str, *, below: int) -> frozenset[int]:
+    """What `in_words` has written; what else it may be, means nothing."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            found.update(range(int(first), min(int(last or first) + 1, below)))
+    return frozenset(found)
+
+
+def settled(pods: Iterable[PodState], now: datetime) -> Set[int]:
+    """Indices of those that have ended well, and not only now."""
+    return {pod.identity.index for pod in pods if pod.succeeded and not _is_news(pod, now)}
+
+
+def next_settled_at(pods: Iterable[PodState], now: datetime) -> datetime | None:
+    """When another one will be settled; None while none is about to be."""
+    ends = (pod.exit.finished for pod in pods if pod.exit and pod.succeeded and _is_news(pod, now))
+    due = (end + timedelta(seconds=SETTLED_SECONDS) for end in ends if end)
+    return min(due, default=None)
+
+
+def _is_news(pod: PodState, now: datetime) -> bool:
+    finished = pod.exit.finished if pod.exit else None
+    return finished is not None and abs(now - finished) < timedelta(seconds=SETTLED_SECONDS)
+
+
+def _ranges(indices: list[int]) -> Iterator[tuple[int, int]]:
+    if not indices:
+        return
+    begin = indices[0]
+    for one, other in pairwise(indices):
+        if other != one + 1:
+            yield begin, one
+            begin = other
+    yield begin, indices[-1]

@@ -1,0 +1,95 @@
+"""Pods that have ended well: what is known of them when they are gone."""
+
+from collections.abc import Sequence
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job import completion
+from ddp_operator.job.plan import plan
+from ddp_operator.job.pods import PodState
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.job.builders import (
+    condition,
+    does_nothing,
+    ended,
+    later,
+    ready,
+    running_job,
+    stored,
+)
+
+AT = 100.0
+"""When a pod ends, in the tests' time."""
+
+
+def after_one_has_ended(index: int, *, seconds: float = 10, **spec: object) -> DDPJob:
+    """What is stored so long after one of three pods has ended well."""
+    job, pods = running_job(replicas=3, **spec)
+    pods[index] = ended(job, index, code=0, at=AT)
+    return stored(job, plan(job, pods, later(AT + seconds)))
+
+
+def without(job: DDPJob, *indices: int) -> list[PodState]:
+    """The others, which train."""
+    return [ready(job, index) for index in range(3) if index not in indices]
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_one_that_has_ended_well_may_be_deleted(index: int) -> None:
+    job = after_one_has_ended(index)
+    assert job.status.completed_indexes == str(index)
+    planned = plan(job, without(job, index), later(AT + 20))
+    assert does_nothing(planned)
+    assert planned.status.attempt == 0
+    assert planned.status.ready == "3/3"
+    done = [ended(job, i, code=0, at=AT + 30) for i in range(3) if i != index]
+    assert condition(plan(job, done, later(AT + 40)), "Succeeded")[0] == "True"
+
+
+def test_all_but_one_may_be_gone() -> None:
+    job = after_one_has_ended(0)
+    pods = [ended(job, 1, code=0, at=AT + 15), ready(job, 2)]
+    job = stored(job, plan(job, pods, later(AT + 25)))
+    assert job.status.completed_indexes == "0-1"
+    planned = plan(job, [ended(job, 2, code=0, at=AT + 30)], later(AT + 31))
+    assert condition(planned, "Succeeded")[0] == "True"
+
+
+def test_those_that_end_together_are_not_put_on_record() -> None:
+    job, pods = running_job(replicas=3)
+    pods[0] = ended(job, 0, code=0, at=AT)
+    planned = plan(job, pods, later(AT + 1))
+    assert planned.status.completed_indexes == ""
+    assert planned.look_again_at == later(AT + completion.SETTLED_SECONDS)
+
+
+def test_one_that_was_lost_while_it_trained_is_not_done() -> None:
+    job = after_one_has_ended(0)
+    planned = plan(job, without(job, 0, 1), later(AT + 20))
+    assert planned.decided
+    assert planned.status.attempt == 1
+    assert planned.status.completed_indexes == ""
+
+
+def test_a_replacement_would_find_nobody_who_has_ended() -> None:
+    job = after_one_has_ended(0, restart={"scope": "Pod"})
+    failed = [ended(job, 1, code=1, at=AT + 20), ready(job, 2)]
+    planned = plan(job, failed, later(AT + 21))
+    assert (planned.status.attempt, planned.status.replacements) == (1, {})
+
+
+@given(st.frozensets(st.integers(0, 60)))
+def test_what_is_written_is_read_again(indices: frozenset[int]) -> None:
+    text = completion.in_words(indices)
+    assert completion.read(text, below=61) == indices
+    assert completion.read(text, below=30) == {index for index in indices if index < 30}
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [("0-2,5", [0, 1, 2, 5]), ("", []), ("x,-1,2-,3-x,4", [2, 4]), ("0-99999999999", range(8))],
+)
+def test_anything_else_means_nothing(text: str, indices: Sequence[int]) -> None:
+    assert completion.read(text, below=8) == set(indices)
