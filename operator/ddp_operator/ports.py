@@ -69,15 +69,13 @@ class ConflictError(ClusterError):
 class InvalidError(ClusterError):
     """The server does not accept this object as it is (400, 413, 422).
 
-    `names_fields`: it says which fields are wrong, and will never accept it. Without, it may have
-    been a policy's word, which changes.
+    `for_good`: the server itself says so, of fields or of a type that it cannot read. Without, it
+    was perhaps a policy's word, which may change.
     """
 
-    def __init__(
-        self, message: str, *, status: int | None = None, names_fields: bool = False
-    ) -> None:
+    def __init__(self, message: str, *, status: int | None = None, for_good: bool = False) -> None:
         super().__init__(message, status=status)
-        self.names_fields = names_fields
+        self.for_good = for_good
 
 
 class ForbiddenError(ClusterError):

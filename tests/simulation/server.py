@@ -76,7 +76,7 @@ class ApiServer:
             raise ForbiddenError("exceeded quota: pods", status=403)
         if manifest["spec"]["containers"][0]["image"] == REFUSED_IMAGE:
             text = "spec.containers[0].image: Required value"
-            raise InvalidError(text, status=422, names_fields=True)
+            raise InvalidError(text, status=422, for_good=True)
         created = self.store_pod({**manifest, "status": {"phase": "Pending"}})
         self.judge.pod_created(created)
         return created

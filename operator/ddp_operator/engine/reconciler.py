@@ -190,7 +190,7 @@ class Reconciler:
             try:
                 await self._cluster.create_pod(manifests.pod(job, identity))
             except InvalidError as error:
-                if error.names_fields and not self._had_pods(job):
+                if error.for_good and not self._had_pods(job):
                     raise _UnfitTemplateError(job, error.message) from None
                 raise
 

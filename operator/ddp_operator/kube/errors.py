@@ -4,6 +4,7 @@ The engine decides by error class (try again, give up, tell the user), so the tr
 one place and keeps the server's own words: for an invalid pod template they are all a user gets.
 """
 
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -30,7 +31,13 @@ _BY_STATUS: dict[int, type[ClusterError]] = {
     HTTPStatus.NOT_FOUND: NotFoundError,
     HTTPStatus.CONFLICT: ConflictError,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: InvalidError,
+    HTTPStatus.UNPROCESSABLE_ENTITY: InvalidError,
 }
+
+
+_UNREADABLE = re.compile(r'\w+ in version "[^"]*" cannot be handled as a ')
+"""How the API server begins to say (400) that a field is of a type which it cannot read; webhooks
+begin with «admission webhook»."""
 
 
 class GoneError(ClusterError):
@@ -62,8 +69,9 @@ def error_from_status(
         return AlreadyExistsError(message, status=code)
     if code == HTTPStatus.GONE:
         return GoneError(message, status=code)
-    if code == HTTPStatus.UNPROCESSABLE_ENTITY:
-        return InvalidError(message, status=code, names_fields=_names_fields(status))
+    if _BY_STATUS.get(code) is InvalidError:
+        is_unreadable = code == HTTPStatus.BAD_REQUEST and _UNREADABLE.match(message) is not None
+        return InvalidError(message, status=code, for_good=is_unreadable or _names_fields(status))
     return _BY_STATUS.get(code, ClusterError)(message, status=code)
 
 

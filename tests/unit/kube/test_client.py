@@ -86,14 +86,30 @@ async def test_a_refusal_becomes_its_error_at_the_first_attempt(
         ("none", False),
     ],
 )
-async def test_a_refusal_may_name_fields(
+async def test_a_refusal_that_names_fields_is_for_good(
     client: ApiClient, server: FakeApiServer, causes: object, *, expected: bool
 ) -> None:
     refusal = {**status(422, "Invalid", "no"), "details": {"causes": causes}}
     server.faults = [Fault("POST", 422, refusal, times=9)]
     with pytest.raises(InvalidError) as raised:
         await client.request("POST", PODS_PATH, body=pod("a"))
-    assert raised.value.names_fields is expected
+    assert raised.value.for_good is expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ('Pod in version "v1" cannot be handled as a Pod: v1.Pod.Spec: expects " or n', True),
+        ('admission webhook "a.b" denied the request: Pod in version "v1" cannot be', False),
+    ],
+)
+async def test_what_the_server_cannot_read_is_refused_for_good(
+    client: ApiClient, server: FakeApiServer, message: str, *, expected: bool
+) -> None:
+    server.faults = [Fault("POST", 400, status(400, "BadRequest", message), times=9)]
+    with pytest.raises(InvalidError) as raised:
+        await client.request("POST", PODS_PATH, body=pod("a"))
+    assert raised.value.for_good is expected
 
 
 async def test_a_conflict_of_a_patch_is_a_conflict(
