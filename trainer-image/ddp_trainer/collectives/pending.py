@@ -71,8 +71,7 @@ class PendingWork:
 
     def fail(self, error: Exception) -> None:
         """Note what a collective failed of that could not even begin."""
-        with self._lock:
-            self.failure = self.failure or error
+        self._note(error)
 
     def guard(self, future: Future[Any], *, instead: Tensor) -> Future[Tensor]:
         """What DDP may wait for instead of a future; see `value_of`.
@@ -107,8 +106,15 @@ class PendingWork:
             if settle not in self._pending:
                 return
             self._pending.discard(settle)
-            self.failure = self.failure or error
+        if error is not None:
+            self._note(error)
         settle(error)
+
+    def _note(self, error: Exception) -> None:
+        # Its traceback refers to buckets of gradients, beside which the next group has its own.
+        error.with_traceback(None)
+        with self._lock:
+            self.failure = self.failure or error
 
 
 def value_of(future: Future[Any]) -> Tensor:
