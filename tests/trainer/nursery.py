@@ -253,6 +253,8 @@ def _begin_anew(parent: int, environment: Mapping[str, str], *, keep_fd: int | N
                 os.close(fd)
     os.environ.clear()
     os.environ.update(environment)
+    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [folder for folder in folders if folder and folder not in sys.path]
 
 
 if __name__ == "__main__":

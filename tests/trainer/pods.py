@@ -79,11 +79,9 @@ class Pod:
             "OMP_NUM_THREADS": "1",
             **job.extra_environment,
         }
-        # Where Python looks for modules is settled when it starts.
-        other_path = "PYTHONPATH" in job.extra_environment
         self.process: subprocess.Popen[bytes] | Launcher
         with self._log_path.open("w") as log:
-            if job.imports_torch or job.command_prefix or other_path:
+            if job.imports_torch or job.command_prefix:
                 self.process = subprocess.Popen(
                     [*job.command_prefix, sys.executable, "-m", "ddp_trainer.launch", *arguments],
                     env=environment,

@@ -40,7 +40,8 @@ def without_shutdown(folder: Path) -> dict[str, str]:
 
 def launched(example: str, folder: Path, *flags: str, **shape: Any) -> list[str]:
     """Run an example in pods; what each pod logged."""
-    with job(folder, extra_environment=without_shutdown(folder), **shape) as started:
+    environment = without_shutdown(folder)  # which Python reads when it starts
+    with job(folder, imports_torch=True, extra_environment=environment, **shape) as started:
         pods = started.start_all("--", sys.executable, str(FOLDER / example), *flags)
         for pod in pods:
             assert pod.wait() == 0, pod.log
