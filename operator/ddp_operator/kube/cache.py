@@ -143,8 +143,14 @@ class ObjectCache(Generic[T]):
         self.progress = max(self.progress, int(manifest["metadata"]["resourceVersion"]))
 
     def _store_if_newer(self, entry: Entry[T]) -> set[Key]:
+        if entry.uid in self._gone:
+            return set()
         old = self._entries.get(entry.key)
-        if entry.uid in self._gone or (old is not None and entry.version <= old.version):
+        if old is not None and old.uid != entry.uid:
+            # Of two objects that bear one name the earlier is gone, whatever else arrives of it.
+            earlier = min(old, entry, key=lambda each: each.version)
+            self._gone[earlier.uid] = earlier.version
+        if old is not None and entry.version <= old.version:
             return set()
         touched = self._remove(old) if old is not None else set()
         self._entries[entry.key] = entry

@@ -134,6 +134,18 @@ def test_forgetting_means_one_uid(cache: ObjectCache[int]) -> None:
     assert cache.members(JOB) == [10]
 
 
+def test_late_answers_about_an_earlier_object_of_that_name_bring_nothing_back(
+    cache: ObjectCache[int],
+) -> None:
+    cache.offer(pod(4, uid="u2"))
+    assert cache.offer(pod(2, uid="u1")) == set()
+    cache.offer(pod(6, uid="u3"))
+    assert cache.forget(POD, uid="u3") == {JOB}
+    for late in (pod(1, uid="u1"), pod(3, uid="u1"), pod(5, uid="u2")):
+        assert cache.offer(late) == set()
+    assert cache.members(JOB) == []
+
+
 def test_what_is_gone_is_not_remembered_for_ever(cache: ObjectCache[int]) -> None:
     cache.changed(pod(10))
     cache.forget(POD, uid="u1")
