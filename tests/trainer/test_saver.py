@@ -268,7 +268,8 @@ def test_evaluated_or_not_the_same_step_is_the_same_checkpoint() -> None:
     before = copy.deepcopy(run.state())
     run.position.next_epoch()
     assert_same(run.state(), before)
-    assert before["position"] == {"step": 1, "epoch": 0, "samples": 4, "turns": 0}
+    position = {"step": 1, "epoch": 0, "samples": 4, "turns": 0, "is_at_end": True}
+    assert before["position"] == position
     other = new_run()
     other.order = run.order
     other.take_in(copy.deepcopy(run.memory()))
