@@ -9,9 +9,9 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from ddp_trainer.data.loading import Loading
 from ddp_trainer.data.order import _computed
 from ddp_trainer.data.sampler import ShardedSampler
-from ddp_trainer.library.loading import Loading
 from ddp_trainer.run.position import Position
 from hypothesis import given
 from hypothesis import strategies as st

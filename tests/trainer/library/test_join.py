@@ -13,10 +13,10 @@ import ddp_trainer
 import numpy as np
 import pytest
 import torch
+from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LostPeerError
 from ddp_trainer.library.endings import tell
 from ddp_trainer.library.join import environment_of
-from ddp_trainer.library.loading import Loading
 from ddp_trainer.telemetry.prometheus import render
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.termination import RankReport

@@ -10,8 +10,8 @@ from typing import Any
 import ddp_trainer
 import pytest
 import torch
+from ddp_trainer.data.stream import Stream
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.library.stream import Stream
 from ddp_trainer.run.position import Position
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import Votes

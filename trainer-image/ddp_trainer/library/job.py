@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.library.loading import Loading
 from ddp_trainer.library.net import Net
 from ddp_trainer.library.stepping import Stepping
 from ddp_trainer.run.seeds import seed_step

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ddp_trainer.library.loading import Loading
-from ddp_trainer.library.stream import Stream
+from ddp_trainer.data.loading import Loading
+from ddp_trainer.data.stream import Stream
 from ddp_trainer.run.position import Position
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from ddp_trainer.data.loading import Loading, Rest, is_stream
 from ddp_trainer.data.sampler import SampleTrace
+from ddp_trainer.data.stream import Stream, StreamRest
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.library.attempt import Attempt
-from ddp_trainer.library.loading import Loading, Rest, is_stream
 from ddp_trainer.library.session import Session
-from ddp_trainer.library.stream import Stream, StreamRest
 from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options

@@ -18,8 +18,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ddp_trainer.collectives.group import Group
+from ddp_trainer.data.loading import end_workers_with_rank
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.library.loading import end_workers_with_rank
 from ddp_trainer.run.position import Bookmarks
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.savable import pack
