@@ -11,11 +11,6 @@ PODS_READY = "PodsReady"
 PODS_STARTING = "PodsStarting"
 """Reason of the condition Running while pods start as they should."""
 
-MAX_MESSAGE = 4096
-"""Characters of a condition's message: well below what one stored object may hold, enough for
-any sentence.
-"""
-
 
 def with_condition(
     status: DDPJobStatus,
@@ -36,7 +31,7 @@ def with_condition(
         type=type_,
         status=new_status,
         reason=reason,
-        message=message[:MAX_MESSAGE],
+        message=message,
         last_transition_time=now if old is None or changed else old.last_transition_time,
         observed_generation=status.observed_generation,
     )

@@ -42,7 +42,7 @@ def of_pod(job: DDPJob, pod: PodState, now: datetime) -> Failure:
         node=pod.node,
         exit_code=ended.code if ended else None,
         signal=(ended.signal or _signal(ended.code)) if ended else None,
-        reason=reason[:256],
+        reason=reason,
         message=message[-_MAX_MESSAGE:],  # of a log, the end tells
         class_=classes.of_pod(pod),
     )
