@@ -176,6 +176,21 @@ def test_a_bookmark_spares_what_was_read_before(kind: str) -> None:
     assert len(rest_of(before, 5, 0)) == BATCHES
 
 
+def test_a_bookmark_is_of_the_step_also_where_the_stream_was_read_further() -> None:
+    run = new_run()
+    whole = rest_of(stream_of(DataLoader(Counting(), batch_size=BATCH_SIZE)), 0, 0)
+    stream = stream_of(DataLoader(Counting(), batch_size=BATCH_SIZE), run)
+    for _ in range(2):  # as after a loop that was left
+        rest_of(stream, 0, 0, steps=1)
+    with group_of_one() as group:
+        stream.bookmark(group)
+    assert run.bookmarks is not None
+    assert run.bookmarks.batches == 1
+    dataset = Counting()
+    assert rest_of(stream_of(DataLoader(dataset, batch_size=BATCH_SIZE), run), 0, 1) == whole[1:]
+    assert dataset.given == BATCH_SIZE * (BATCHES - 1)
+
+
 def test_what_workers_read_cannot_be_told_by_their_parent() -> None:
     run = new_run()
     loader = DataLoader(Counting(), batch_size=BATCH_SIZE, num_workers=1)

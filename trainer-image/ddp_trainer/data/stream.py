@@ -99,7 +99,8 @@ class Stream:
                 f"{self._epoch}: each rank needs {count} at least, in each epoch, and the same "
                 "again whenever it is read"
             )
-        if self._teller is not None:
+        # Where it was read further before, what it tells now is of no use; what it told then is.
+        if self._teller is not None and self._read == first + count:
             self._mark, self._marked = copy.deepcopy(self._teller.state_dict()), self._read
         return self._read_to(first + 2 * count)
 
