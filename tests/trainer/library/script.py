@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import ddp_trainer
 import torch
@@ -57,14 +58,18 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Train to the end."""
+def digits(_: int) -> DataLoader[Any]:
+    """All that there are, for all ranks."""
+    return DataLoader(Digits(train=True), batch_size=BATCH_SIZE, shuffle=True)
+
+
+def main(arguments: Sequence[str], *, loader_of: Callable[[int], DataLoader[Any]] = digits) -> None:
+    """Train to the end on what a rank's loader gives."""
     options = parsed(arguments)
     torch.manual_seed(0)
     model = network(dropout=0.25)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    loader = DataLoader(Digits(train=True), batch_size=BATCH_SIZE, shuffle=True)
     test_loader = DataLoader(Digits(train=False), batch_size=BATCH_SIZE)
     with ddp_trainer.join(
         model=model,
@@ -75,6 +80,7 @@ def main(arguments: Sequence[str]) -> None:
         heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
         max_reforms=options.max_reforms,
     ) as job:
+        loader = loader_of(job.rank)
         trace = SampleTrace(options.trace_samples, rank=job.rank)
         net = job.wrap(model, bucket_cap_mb=0.01)
         for epoch in job.epochs(options.epochs):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import ddp_trainer
-import torch
-from ddp_trainer.data.sampler import SampleTrace
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.trainer.library.script import BATCH_SIZE, Digits, parsed
-from tests.trainer.norm import network
+from tests.trainer.library import script
+from tests.trainer.library.script import BATCH_SIZE, Digits
 
 STEPS = 15
 """Of an epoch: as many as the shortest stream has batches."""
@@ -43,26 +39,11 @@ class Share(IterableDataset[tuple[Tensor, int, int]]):
         self._begin = state["next"]
 
 
+def share(rank: int) -> DataLoader[Any]:
+    """A rank's own."""
+    return DataLoader(Share(rank), batch_size=BATCH_SIZE)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Train to the end."""
-    options = parsed(arguments)
-    torch.manual_seed(0)
-    model = network(dropout=0.25)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    with ddp_trainer.join(
-        model=model,
-        optimizer=optimizer,
-        checkpoint_every_steps=3,
-        group_timeout_seconds=5,
-        heartbeat_timeout_seconds=5,
-    ) as job:
-        loader = DataLoader(Share(job.rank), batch_size=BATCH_SIZE)
-        trace = SampleTrace(options.trace_samples, rank=job.rank)
-        net = job.wrap(model, bucket_cap_mb=0.01)
-        for epoch in job.epochs(options.epochs):
-            for inputs, targets, places in job.batches(loader):
-                trace.write(step=job.steps_done + 1, epoch=epoch, samples=places.tolist())
-                loss = nn.functional.cross_entropy(net(inputs), targets)
-                loss.backward()  # type: ignore[no-untyped-call]
-                job.step(loss)
-                time.sleep(options.step_delay_seconds)
+    script.main(arguments, loader_of=share)
