@@ -268,7 +268,9 @@ async def test_the_name_of_the_service_is_taken(
     assert await jobs.pods() == {}, "pods that cannot find each other would only waste their nodes"
     await admin.request("DELETE", f"{path}/job")
     await jobs.until_pods("job-0-0", "job-0-1")
-    assert (await jobs.until_phase("Pending")).reason == "PodsStarting"
+    # The pods are there before the status that speaks of them.
+    status = await jobs.until(lambda status: status.reason == "PodsStarting")
+    assert status.phase == "Pending"
     selector = (await jobs.service())["spec"]["selector"]
     assert selector == {LABEL_JOB_NAME: "job", LABEL_SERVING: "true"}
 
