@@ -12,7 +12,7 @@ from ddp_operator import handlers
 from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.reports import PROGRESS_SECONDS
-from ddp_operator.job.pods import PodState, job_of
+from ddp_operator.job.pods.state import PodState, job_of
 from ddp_operator.kube import (
     ALL_NODES,
     NODES,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ddp_operator import __version__
-from ddp_operator.job.pods import Identity
+from ddp_operator.job.pods.state import Identity
 
 from tests.bench import workload
 from tests.bench.benchmark import Outcome, Settings, spread

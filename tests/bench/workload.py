@@ -8,8 +8,8 @@ from typing import Any
 
 from ddp_operator.api.constants import API_VERSION, KIND
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job import manifests
-from ddp_operator.job.pods import Identity
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
 
 Manifest = dict[str, Any]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.engine.engine import Engine
-from ddp_operator.job.pods import PodState, job_of
+from ddp_operator.job.pods.state import PodState, job_of
 from ddp_operator.kube import PODS, ApiClient, KubeCluster, Reflector
 from ddp_operator.kube.credentials import Credentials
 from ddp_operator.ports import Key, Manifest

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ddp_operator.api.constants import LABEL_JOB_NAME, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.pods import Identity, PodState
+from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Manifest
 
 from tests.simulation.clock import Clock

@@ -1,7 +1,7 @@
 """One life of an operator process: it begins with what the cluster stores, and ends any time."""
 
 from ddp_operator.engine.engine import Engine
-from ddp_operator.job.pods import PodState, job_of
+from ddp_operator.job.pods.state import PodState, job_of
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.ports import Key, Manifest, Trainers
 

@@ -4,7 +4,7 @@ from dataclasses import astuple, replace
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key, Manifest
 
 from tests.simulation import kubelet

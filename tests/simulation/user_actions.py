@@ -3,8 +3,8 @@
 from typing import Any
 
 from ddp_operator.api.constants import LABEL_JOB_NAME, LABEL_SERVING
-from ddp_operator.job import manifests
-from ddp_operator.job.pods import Identity
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import container, template
 from tests.simulation.history import Choices

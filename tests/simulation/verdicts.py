@@ -6,10 +6,10 @@ from datetime import timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, Goodput
-from ddp_operator.job import completion
-from ddp_operator.job.failures import NO_PROGRESS
-from ddp_operator.job.nodes import MAX_SHARE
-from ddp_operator.job.pods import Identity
+from ddp_operator.job.failure.nodes import MAX_SHARE
+from ddp_operator.job.failure.records import NO_PROGRESS
+from ddp_operator.job.pods import completion
+from ddp_operator.job.pods.state import Identity
 
 from tests.simulation.cluster import NODES
 

@@ -14,7 +14,7 @@ from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.engine.reports import PROGRESS_SECONDS, ProgressReports
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     Cluster,
     ClusterError,

@@ -15,15 +15,14 @@ from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.statuspatch import News, as_stored, merge_patch, news
-from ddp_operator.job import manifests
-from ddp_operator.job.convergence import hold
-from ddp_operator.job.decisions import fail
-from ddp_operator.job.goodput import account
-from ddp_operator.job.model import Plan
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import Identity, PodState
-from ddp_operator.job.progress import Report
-from ddp_operator.job.rejection import reject
+from ddp_operator.job.planning.convergence import hold
+from ddp_operator.job.planning.decisions import fail
+from ddp_operator.job.planning.model import Plan, accounted
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.planning.rejection import reject
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import (
     AlreadyExistsError,
     Cluster,
@@ -112,7 +111,7 @@ class Reconciler:
                 job = _as_seen(unfit.job, planned)
                 now = self._clock()
                 planned = fail(job, "InvalidPodTemplate", unfit.message, now)
-                planned = account(planned, before=unfit.job.status, created=job.created, now=now)
+                planned = accounted(unfit.job, planned, now)
                 await self._record(key, entry, planned.status, planned.events)
         raise RuntimeError(f"{key}: {_MAX_DECISIONS} decisions in a row; this is a bug")
 
@@ -142,8 +141,7 @@ class Reconciler:
             taken = isinstance(refused, AlreadyExistsError)
             reason = "NameTaken" if taken else "PodsForbidden"
             job, now = _as_seen(entry.job, planned), self._clock()
-            held = hold(job, reason, refused.message, now)
-            held = account(held, before=entry.job.status, created=job.created, now=now)
+            held = accounted(entry.job, hold(job, reason, refused.message, now), now)
             await self._record(key, entry, held.status, held.events)
             raise
         later = self._may_wait_until(entry, status)

@@ -10,9 +10,9 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.engine.jobs import JobCache
-from ddp_operator.job.model import observe
-from ddp_operator.job.pods import PodState
-from ddp_operator.job.progress import InvalidReportError, Report, parse
+from ddp_operator.job.pods.observed import observe
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.status.progress import InvalidReportError, Report, parse
 from ddp_operator.ports import Cluster, Key, Trainers
 
 logger = logging.getLogger(__name__)

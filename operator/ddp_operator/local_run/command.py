@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddp_operator.api.constants import EXIT_CONFIGURATION
 from ddp_operator.api.rules import gpu_limit, trainer_container
-from ddp_operator.job.manifests import processes_per_pod
+from ddp_operator.job.pods.manifests import processes_per_pod
 from ddp_operator.local import Workdir, WorkdirInUseError
 from ddp_operator.local.gpus import visible_gpus
 from ddp_operator.local_run.display import Display, PlainDisplay

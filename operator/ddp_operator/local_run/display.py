@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.local_run.story import Story
 
 

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.local_run.display import Line
 from ddp_operator.local_run.story import Story
 

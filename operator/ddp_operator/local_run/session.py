@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.engine import Engine
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.local import LocalCluster, Workdir
 from ddp_operator.local_run.display import Display
 from ddp_operator.local_run.kills import KillRequest

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.pods import UNSTARTABLE_REASONS, PodState
+from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, PodState
 from ddp_operator.local_run.kills import KillRequest
 from ddp_operator.ports import Key
 

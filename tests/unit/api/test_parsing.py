@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.job import manifests
-from ddp_operator.job.pods import Identity
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
 from hypothesis import given
 from hypothesis import strategies as st
 

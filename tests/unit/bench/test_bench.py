@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from ddp_operator.job.pods import PodState, job_of
+from ddp_operator.job.pods.state import PodState, job_of
 from ddp_operator.ports import Key
 
 from tests.bench import benchmark, workload

@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 from ddp_operator.engine.statuspatch import merge_patch
-from ddp_operator.job.pods import PodState, job_of
+from ddp_operator.job.pods.state import PodState, job_of
 from ddp_operator.ports import (
     AlreadyExistsError,
     ClusterError,

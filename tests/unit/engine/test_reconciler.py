@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ddp_operator.engine.jobs import JobCache
 from ddp_operator.engine.reconciler import Reconciler
-from ddp_operator.job.pods import Identity
-from ddp_operator.job.progress import Report, parse
+from ddp_operator.job.pods.state import Identity
+from ddp_operator.job.status.progress import Report, parse
 from ddp_operator.ports import (
     ClusterError,
     ConflictError,

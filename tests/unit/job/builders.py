@@ -6,9 +6,9 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.model import Plan
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import ContainerExit, Identity, PodState
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 from ddp_operator.ports import Key, Manifest
 
 from tests.good_manifests import job as manifest

@@ -8,10 +8,10 @@ from itertools import combinations
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Goodput
-from ddp_operator.job.model import Plan
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import Identity, PodState
-from ddp_operator.job.progress import Report
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import Key
 
 from tests.unit.job.builders import NOW, pod, stored

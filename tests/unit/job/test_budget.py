@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord
-from ddp_operator.job.budget import MIN_NODE_FAILURES
-from ddp_operator.job.model import Plan
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.failure.budget import MIN_NODE_FAILURES
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import PodState
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job import failures
-from ddp_operator.job.classes import is_hopeless, is_secondary, of_pod
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.failure import records
+from ddp_operator.job.failure.classes import is_hopeless, is_secondary, of_pod
+from ddp_operator.job.pods.state import PodState
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,33 +112,33 @@ class TestRecord:
     def test_the_launchers_report_names_rank_and_error(self) -> None:
         job = fresh_job(nprocPerNode=4)
         said = json.dumps({"step": 7, "rank": 6, "exitCode": 3, "error": "ValueError: no"})
-        record = failures.of_pod(job, ended(job, 1, code=3, message=said), NOW)
+        record = records.of_pod(job, ended(job, 1, code=3, message=said), NOW)
         assert (record.index, record.rank, record.message) == (1, 6, "ValueError: no")
-        assert "(node rank 1, rank 6) exited with code 3" in failures.in_words(record)
+        assert "(node rank 1, rank 6) exited with code 3" in records.in_words(record)
 
     def test_a_rank_of_another_pod_is_not_believed(self) -> None:
         job = fresh_job(nprocPerNode=4)
-        record = failures.of_pod(job, ended(job, 1, code=3, message='{"rank": 0}'), NOW)
+        record = records.of_pod(job, ended(job, 1, code=3, message='{"rank": 0}'), NOW)
         assert record.rank is None
 
     @pytest.mark.parametrize("message", ["{", '{"rank": "one"}', "{}", '{"error": 3}'])
     def test_what_only_looks_like_a_report_is_kept_as_it_is(self, message: str) -> None:
         job = fresh_job()
-        record = failures.of_pod(job, ended(job, 1, code=3, message=message), NOW)
+        record = records.of_pod(job, ended(job, 1, code=3, message=message), NOW)
         assert (record.rank, record.message) == (1, message)
 
     def test_of_a_long_log_the_end_is_kept(self) -> None:
         job = fresh_job()
         log = "x\n" * 2000 + "ValueError: no"
-        record = failures.of_pod(job, ended(job, 1, code=1, message=log), NOW)
+        record = records.of_pod(job, ended(job, 1, code=1, message=log), NOW)
         assert record.message.endswith("ValueError: no")
-        assert failures.in_words(record).endswith("on node node-a: ValueError: no")
+        assert records.in_words(record).endswith("on node node-a: ValueError: no")
 
     def test_what_cannot_start(self) -> None:
         stuck = pod(fresh_job(), 0, waiting="ImagePullBackOff", waiting_message="no such image")
-        record = failures.of_pod(fresh_job(), stuck, NOW)
+        record = records.of_pod(fresh_job(), stuck, NOW)
         assert (record.reason, record.message) == ("ImagePullBackOff", "no such image")
-        words = failures.in_words(record)
+        words = records.in_words(record)
         assert words == "pod digits-0-0 (node rank 0) cannot start: ImagePullBackOff: no such image"
 
 
@@ -153,11 +153,11 @@ def test_ten_are_remembered_and_how_the_present_trouble_began(
     for at, (counts, attempt) in enumerate(zip(charged, attempts, strict=False)):
         status = status.model_copy(update={"attempt": attempt})
         failed = ended(fresh_job(), 0, code=1, at=at, attempt=attempt)
-        record = failures.of_pod(fresh_job(), failed, NOW).model_copy(update={"charged": counts})
+        record = records.of_pod(fresh_job(), failed, NOW).model_copy(update={"charged": counts})
         told.append(record)
-        status = failures.remember(status, record)
+        status = records.remember(status, record)
     kept = list(status.failures)
-    assert len(kept) == min(len(told), failures.MAX_FAILURES)
+    assert len(kept) == min(len(told), records.MAX_FAILURES)
     assert kept == sorted(kept, key=lambda failure: failure.time)
     assert kept[-1] == told[-1]
     began = [f for f in told if f.charged and f.attempt == status.attempt]

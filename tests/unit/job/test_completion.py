@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job import completion
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods import completion
+from ddp_operator.job.pods.state import PodState
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord, Failure, Goodput, Phase, Progress
-from ddp_operator.job.goodput import account
-from ddp_operator.job.model import Plan
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import PodState
-from ddp_operator.job.progress import Report
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.status.goodput import account
+from ddp_operator.job.status.progress import Report
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -186,9 +186,9 @@ def test_the_sums_are_exact_in_every_history(history: list[dict[str, Any]], end:
         failed = (_failure(attempt),) if change.pop("failed", False) else ()
         failures = (*job.status.failures, *failed)[-10:]
         update = {**change, "attempt": attempt, "failures": failures}
-        planned = Plan(job.status.model_copy(update=update))
-        planned = account(planned, before=job.status, created=job.created, now=later(at))
-        job = stored(job, planned)
+        after = job.status.model_copy(update=update)
+        after = account(after, before=job.status, created=job.created, now=later(at))
+        job = stored(job, Plan(after))
         if job.status.goodput is not None:
             books = goodput(job)
             assert min(books.training_seconds, books.lost_seconds, books.steps_lost) >= 0

@@ -4,8 +4,8 @@ import time
 
 import orjson
 import pytest
-from ddp_operator.job import classes, failures, symptoms
-from ddp_operator.job.plan import plan
+from ddp_operator.job.failure import classes, records, symptoms
+from ddp_operator.job.planning.plan import plan
 
 from tests.unit.job.builders import ended, later, running_job
 
@@ -66,9 +66,9 @@ def seconds_for(message: str) -> float:
         function.cache_clear()
     began = time.process_time()
     classes.is_secondary(pod)
-    failure = failures.of_pod(job, pod, later(60))
+    failure = records.of_pod(job, pod, later(60))
     classes.is_consequence(failure)
-    failures.in_words(failure)
+    records.in_words(failure)
     return time.process_time() - began
 
 

@@ -9,10 +9,10 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.engine.statuspatch import as_stored
-from ddp_operator.job import manifests
-from ddp_operator.job.nodes import with_bad_nodes
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import Identity
+from ddp_operator.job.failure.nodes import with_bad_nodes
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Node
 from hypothesis import given
 from hypothesis import strategies as st

@@ -2,8 +2,8 @@
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job import manifests
-from ddp_operator.job.pods import Identity
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import Json, container, gpus, template
 from tests.unit.job.builders import fresh_job

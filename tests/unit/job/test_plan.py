@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import Identity
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import container, template
 from tests.unit.job.builders import (

@@ -1,7 +1,7 @@
 """`plan`, case by case: what users change while a job runs, and time that runs out."""
 
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import Identity
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import container, template
 from tests.unit.job.builders import (

@@ -5,9 +5,9 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from ddp_operator.job.pods import ContainerExit, PodState
-from ddp_operator.job.progress import Report, ReportedCheckpoint, TrainerStatus
-from ddp_operator.job.recovery import DISRUPTED_START_PAUSE_SECONDS
+from ddp_operator.job.planning.recovery import DISRUPTED_START_PAUSE_SECONDS
+from ddp_operator.job.pods.state import ContainerExit, PodState
+from ddp_operator.job.status.progress import Report, ReportedCheckpoint, TrainerStatus
 from ddp_operator.ports import Key
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.causes import CAUSE_WAIT_SECONDS
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import Identity, PodState
-from ddp_operator.job.recovery import DISRUPTED_START_PAUSE_SECONDS
+from ddp_operator.job.failure.causes import CAUSE_WAIT_SECONDS
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.planning.recovery import DISRUPTED_START_PAUSE_SECONDS
+from ddp_operator.job.pods.state import Identity, PodState
 
 from tests.unit.job.builders import (
     condition,

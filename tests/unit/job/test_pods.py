@@ -4,8 +4,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from ddp_operator.job import failures, manifests
-from ddp_operator.job.pods import Identity, PodState, job_of
+from ddp_operator.job.failure import records
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity, PodState, job_of
 from ddp_operator.ports import Key
 
 from tests.good_manifests import Json, container, template
@@ -95,7 +96,7 @@ def test_a_pod_that_failed_without_its_trainer() -> None:
     )
     assert read.failed
     assert not read.disrupted
-    failure = failures.of_pod(fresh_job(), read, NOW)
+    failure = records.of_pod(fresh_job(), read, NOW)
     assert (failure.reason, failure.message, failure.exit_code) == (
         "UnexpectedAdmissionError",
         "no",
@@ -152,7 +153,7 @@ class TestInitContainer:
     def test_its_failure_is_the_pods(self) -> None:
         read = self.read("Failed", terminated={"exitCode": 3, "message": "no such bucket"})
         assert (read.failed, read.container) == (True, "fetch")
-        failure = failures.of_pod(fresh_job(), read, NOW)
+        failure = records.of_pod(fresh_job(), read, NOW)
         assert (failure.container, failure.exit_code) == ("fetch", 3)
         assert failure.message == "no such bucket"
 
@@ -269,8 +270,8 @@ def test_identities_have_names_of_their_own_and_a_host_name_per_rank() -> None:
 class TestWords:
     def test_exit_code(self) -> None:
         job = fresh_job()
-        said = failures.in_words(
-            failures.of_pod(fresh_job(), ended(job, 1, code=3, message="boom", node="node-a"), NOW)
+        said = records.in_words(
+            records.of_pod(fresh_job(), ended(job, 1, code=3, message="boom", node="node-a"), NOW)
         )
         assert (
             said == "pod digits-0-1 (node rank 1) exited with code 3 (Error) on node node-a: boom"
@@ -278,19 +279,19 @@ class TestWords:
 
     @pytest.mark.parametrize(("code", "signal"), [(137, 9), (139, 11), (143, 15)])
     def test_signal(self, code: int, signal: int) -> None:
-        failure = failures.of_pod(
+        failure = records.of_pod(
             fresh_job(), ended(fresh_job(), 0, code=code, reason="OOMKilled"), NOW
         )
         assert failure.signal == signal
-        assert f"was killed by signal {signal} (OOMKilled)" in failures.in_words(failure)
+        assert f"was killed by signal {signal} (OOMKilled)" in records.in_words(failure)
 
     def test_disruption(self) -> None:
         gone = pod(fresh_job(), 0, deleting=True, node="node-a")
-        said = failures.in_words(failures.of_pod(fresh_job(), gone, NOW))
+        said = records.in_words(records.of_pod(fresh_job(), gone, NOW))
         assert said.startswith("pod digits-0-0 (node rank 0) was disrupted: Deleted on node node-a")
 
     def test_long_words_fit_the_status(self) -> None:
-        failure = failures.of_pod(
+        failure = records.of_pod(
             fresh_job(), ended(fresh_job(), 0, code=1, message="x" * 9999), NOW
         )
         assert len(failure.message) == 1024

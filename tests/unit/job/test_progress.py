@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from ddp_operator.api.status import CheckpointRecord, Progress
 from ddp_operator.engine.statuspatch import as_stored
-from ddp_operator.job.pods import Identity
-from ddp_operator.job.progress import (
+from ddp_operator.job.pods.state import Identity
+from ddp_operator.job.status.progress import (
     InvalidReportError,
     Report,
     TrainerStatus,

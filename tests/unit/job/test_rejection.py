@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.job.model import Plan
-from ddp_operator.job.pods import PodState
-from ddp_operator.job.rejection import reject
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.rejection import reject
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Manifest
 
 from tests.unit.job.builders import (

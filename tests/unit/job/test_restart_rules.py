@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
-from ddp_operator.job.model import Plan
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import PodState
-from ddp_operator.job.restart_rules import judge
+from ddp_operator.job.failure.restart_rules import judge
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import PodState
 
 from tests.unit.job.builders import (
     NOW,

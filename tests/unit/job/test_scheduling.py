@@ -2,8 +2,8 @@
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import PodState
 
 from tests.unit.job.builders import (
     NOW,

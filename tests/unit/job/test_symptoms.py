@@ -1,7 +1,7 @@
 """What logs say, as torch, CUDA and container runtimes write it, and what is read out of it."""
 
 import pytest
-from ddp_operator.job.symptoms import (
+from ddp_operator.job.failure.symptoms import (
     headline,
     is_of_another_rank,
     is_of_command,

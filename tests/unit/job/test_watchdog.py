@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Progress
-from ddp_operator.job.plan import plan
-from ddp_operator.job.pods import PodState
-from ddp_operator.job.progress import Report
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.status.progress import Report
 
 from tests.unit.job.builders import (
     condition,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.pods import ContainerExit, Identity, PodState
+from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 from ddp_operator.local_run.display import PlainDisplay
 from ddp_operator.local_run.kills import KillRequest
 from ddp_operator.local_run.live import LiveDisplay

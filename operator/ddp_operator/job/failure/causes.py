@@ -11,9 +11,9 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
-from ddp_operator.job import classes, failures
-from ddp_operator.job.model import Observed
-from ddp_operator.job.pods import UNSTARTABLE_REASONS, Identity, PodState
+from ddp_operator.job.failure import classes, records
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, Identity, PodState
 
 CAUSE_WAIT_SECONDS: Final = 3
 """How long a rank that only fell over another one waits for that other one to be seen. Kubelets
@@ -53,19 +53,19 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
     if hopeless := [pod for pod in at_fault if classes.is_hopeless(pod)]:
         hopeless_ones = {pod.identity.index for pod in hopeless}
         lost = tuple(sorted(hopeless_ones.union(lost)))
-        return Cause(failures.of_pod(job, primary(hopeless), now), lost)
+        return Cause(records.of_pod(job, primary(hopeless), now), lost)
     first = primary(failed) if failed else None
     secondary = first is not None and _is_consequence(first) and job.spec.replicas > 1
     if vanished and (first is None or secondary):
-        return Cause(failures.of_missing(job, vanished[0], now), lost)
+        return Cause(records.of_missing(job, vanished[0], now), lost)
     if first is not None:
         if cause_due(job, pods, now):
             return None
-        return Cause(failures.of_pod(job, first, now), lost, secondary)
+        return Cause(records.of_pod(job, first, now), lost, secondary)
     due = unstartable_due(job)
     if due is not None and due <= now and (stuck := unstartable(pods)):
         indices = tuple(pod.identity.index for pod in stuck)
-        return Cause(failures.of_pod(job, stuck[0], now), indices)
+        return Cause(records.of_pod(job, stuck[0], now), indices)
     return None
 
 

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus, Failure
-from ddp_operator.job import failures
-from ddp_operator.job.conditions import with_condition, with_phase
-from ddp_operator.job.model import Observed, Plan
+from ddp_operator.job.failure import records
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.status.conditions import with_condition, with_phase
 from ddp_operator.ports import Event
 
 
@@ -38,7 +39,7 @@ def fail(
     job: DDPJob, reason: str, message: str, now: datetime, failure: Failure | None = None
 ) -> Plan:
     """Decide that a job has failed for good."""
-    status = failures.remember(job.status, failure) if failure else job.status
+    status = records.remember(job.status, failure) if failure else job.status
     return finish(status, "Failed", reason, message, now)
 
 

@@ -5,12 +5,10 @@ was doing until then. A restart of the gang takes training back to its last chec
 was reported: the steps since then are lost, and so are their seconds of the stretch that it closes.
 """
 
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.status import DDPJobStatus, Goodput, Phase, Progress
-from ddp_operator.job.model import Plan
 
 _BOOKED_TO: Final[dict[Phase, str]] = {
     "Pending": "pending_seconds",
@@ -21,19 +19,20 @@ _BOOKED_TO: Final[dict[Phase, str]] = {
 }
 
 
-def account(planned: Plan, *, before: DDPJobStatus, created: datetime, now: datetime) -> Plan:
-    """Return the plan with the time until now accounted for, if its status is in another phase or
+def account(
+    after: DDPJobStatus, *, before: DDPJobStatus, created: datetime, now: datetime
+) -> DDPJobStatus:
+    """Return a planned status with the time until now accounted for, if it is in another phase or
     attempt than the stored one, `before`; and with the steps that are seen to be lost.
     """
     if before.finished:
-        return planned
-    after = planned.status
+        return after
     if (after.phase, after.attempt) != (before.phase, before.attempt):
         after = _closed(before, after, created=created, now=now)
     elif lost := _steps(before.progress, after.progress):
         # A trainer that formed its group anew, or was replaced alone, tells where it went on.
         after = _lose(after, after.goodput or Goodput(accounted_until=created), steps=lost)
-    return replace(planned, status=after)
+    return after
 
 
 def _closed(

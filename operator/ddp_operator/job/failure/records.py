@@ -5,9 +5,9 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
-from ddp_operator.job import classes, symptoms
-from ddp_operator.job.manifests import processes_per_pod
-from ddp_operator.job.pods import UNSTARTABLE_REASONS, Identity, PodState
+from ddp_operator.job.failure import classes, symptoms
+from ddp_operator.job.pods.manifests import processes_per_pod
+from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, Identity, PodState
 
 MAX_FAILURES = 10
 MAX_IGNORED = 5

@@ -14,8 +14,8 @@ from ddp_operator.api.constants import (
 )
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import Failure
-from ddp_operator.job import symptoms
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.failure import symptoms
+from ddp_operator.job.pods.state import PodState
 
 _START_FAILED: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 """Kubelet's reasons for a container that was made but could not be started: its runtime's fault or

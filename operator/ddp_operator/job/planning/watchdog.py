@@ -9,11 +9,12 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
-from ddp_operator.job.conditions import PODS_READY, with_condition, with_phase
-from ddp_operator.job.failures import NO_PROGRESS
-from ddp_operator.job.manifests import processes_per_pod
-from ddp_operator.job.model import Observed, Plan
-from ddp_operator.job.progress import Report
+from ddp_operator.job.failure.records import NO_PROGRESS
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.pods.manifests import processes_per_pod
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.status.conditions import PODS_READY, with_condition, with_phase
+from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import Event
 
 NO_REPORTS = "NoProgressReports"

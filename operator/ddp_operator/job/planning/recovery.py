@@ -9,9 +9,10 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
-from ddp_operator.job import budget, causes, classes, failures, restart_rules
-from ddp_operator.job.decisions import fail, next_attempt, restarting
-from ddp_operator.job.model import Observed, Plan
+from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
+from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.pods.observed import Observed
 from ddp_operator.ports import Event
 
 DISRUPTED_START_PAUSE_SECONDS: Final = 10
@@ -48,7 +49,7 @@ def failed(
     unless a rule says so.
     """
     verdict = restart_rules.judge(job, failure)
-    words = failures.in_words(failure)
+    words = records.in_words(failure)
     by_rule = f", {verdict.rule}" if verdict.rule else ""
     if verdict.action == "FailJob":
         reason = _reason_to_fail(failure, by_rule=bool(verdict.rule))
@@ -68,7 +69,7 @@ def failed(
     gang = verdict.action == "RestartGang" or _concerns_all(job, pods, lost)
     action = "RestartGang" if gang else "RestartPod"
     failure = failure.model_copy(update={"action": action, "charged": charged})
-    status = budget.count(failures.remember(status, failure), failure)
+    status = budget.count(records.remember(status, failure), failure)
     pause = _pause(job, status, failure)
     if pause:
         until = max(status.next_start_time or now, now + pause)
@@ -83,13 +84,13 @@ def failed(
 def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
     """Decide to put failures that a rule ignores on record; None when they are."""
     known = {f.pod for f in job.status.failures if f.action == "Ignore"}
-    room = failures.MAX_IGNORED - len(known)
+    room = records.MAX_IGNORED - len(known)
     new = [(failure, rule) for failure, rule in pods.ignored if failure.pod not in known][:room]
     if room <= 0 or not new:
         return None
-    status = failures.remember(job.status, *(failure for failure, _ in new))
+    status = records.remember(job.status, *(failure for failure, _ in new))
     events = (
-        Event("FailureIgnored", f"{rule} (Ignore): {failures.in_words(failure)}")
+        Event("FailureIgnored", f"{rule} (Ignore): {records.in_words(failure)}")
         for failure, rule in new
     )
     return Plan(status, decided=True, events=tuple(events))
@@ -140,8 +141,8 @@ def _what(job: DDPJob, status: DDPJobStatus, lost: Sequence[int], *, gang: bool)
 
 
 def _reason_to_restart(failure: Failure) -> str:
-    if failure.reason == failures.NO_PROGRESS:
-        return failures.NO_PROGRESS
+    if failure.reason == records.NO_PROGRESS:
+        return records.NO_PROGRESS
     return {"Disruption": "Disrupted", "Infrastructure": "NodeFailed"}.get(
         failure.class_, "PodFailed"
     )

@@ -8,10 +8,10 @@ from ddp_operator.api.expressions import search
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import RestartRule
 from ddp_operator.api.status import Failure, FailureAction
-from ddp_operator.job import failures
-from ddp_operator.job.manifests import processes_per_pod
-from ddp_operator.job.model import Observed
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.failure import records
+from ddp_operator.job.pods.manifests import processes_per_pod
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.state import PodState
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def ignoring(job: DDPJob, pods: Observed, now: datetime) -> Observed:
     ignored: list[tuple[Failure, str]] = []
     for index, pod in pods.current.items():
         if _has_ended(pod):
-            failure = failures.of_pod(job, pod, now)
+            failure = records.of_pod(job, pod, now)
             verdict = _first(job, failure, lambda _: True)
             if verdict and verdict.action == "Ignore":
                 current[index] = replace(pod, ignored=True)

@@ -8,9 +8,10 @@ again later.
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.decisions import next_attempt, restarting
-from ddp_operator.job.model import Observed, Plan
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.planning.decisions import next_attempt, restarting
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.state import PodState
 
 SCHEDULING_TIMEOUT = "SchedulingTimeout"
 

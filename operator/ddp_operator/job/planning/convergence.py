@@ -7,13 +7,14 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, format_time
-from ddp_operator.job.causes import cause_due, unstartable, unstartable_due
-from ddp_operator.job.completion import next_settled_at
-from ddp_operator.job.conditions import PODS_READY, PODS_STARTING, with_condition, with_phase
-from ddp_operator.job.decisions import active_deadline
-from ddp_operator.job.model import Observed, Plan
-from ddp_operator.job.pods import PodState
-from ddp_operator.job.scheduling import timeout_due
+from ddp_operator.job.failure.causes import cause_due, unstartable, unstartable_due
+from ddp_operator.job.planning.decisions import active_deadline
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.scheduling import timeout_due
+from ddp_operator.job.pods.completion import next_settled_at
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.status.conditions import PODS_READY, PODS_STARTING, with_condition, with_phase
 from ddp_operator.ports import Event, Key
 
 RESTART_GRACE_SECONDS = 15

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final
 
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.pods.state import PodState
 
 SETTLED_SECONDS: Final = 5
 """How long after its end a pod is put on record: as a rule the others have ended by then too, and

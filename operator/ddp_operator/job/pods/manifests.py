@@ -24,7 +24,7 @@ from ddp_operator.api.constants import (
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import gpu_limit, is_gpu, trainer_container
 from ddp_operator.api.spec import Accelerator, Checkpoint
-from ddp_operator.job.pods import Identity
+from ddp_operator.job.pods.state import Identity
 
 CHECKPOINT_VOLUME = "ddp-checkpoints"
 SHARED_MEMORY_VOLUME = "ddp-shared-memory"

@@ -1,6 +1,7 @@
 """The plan for a job that cannot be understood."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from pydantic import ValidationError
@@ -8,10 +9,10 @@ from pydantic import ValidationError
 from ddp_operator.api.job import InvalidJobError
 from ddp_operator.api.spec import MAX_SECONDS
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.decisions import finish
-from ddp_operator.job.goodput import account
-from ddp_operator.job.model import Plan
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.planning.decisions import finish
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.status.goodput import account
 from ddp_operator.ports import Manifest
 
 
@@ -27,7 +28,9 @@ def reject(
         status = status.model_copy(update={"observed_generation": metadata.get("generation", 0)})
         failed = finish(status, "Failed", "InvalidSpec", str(error), now)
         created = datetime.fromisoformat(metadata["creationTimestamp"])
-        return account(failed, before=_status(manifest), created=created, now=now)
+        before = _status(manifest)
+        accounted = account(failed.status, before=before, created=created, now=now)
+        return replace(failed, status=accounted)
     live = (p for p in pods if p.owner_uid == metadata["uid"] and not p.deleting)
     expiry = _expiry(manifest, status)
     expired = expiry is not None and expiry <= now

@@ -1,41 +1,13 @@
-"""What the brain takes in and gives out: a job's pods sorted by meaning, and the plan."""
+"""A job's pods, sorted by what they mean to it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
-from ddp_operator.job import completion
-from ddp_operator.job.pods import Identity, PodState
-from ddp_operator.ports import Event, Key
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do now, and when to look again.
-
-    With `decided`, `status` must be stored before anything else happens, and then a new plan be
-    made. Otherwise `status` is what holds once the writes below have succeeded.
-    """
-
-    status: DDPJobStatus
-    decided: bool = False
-    create: tuple[Identity, ...] = ()
-    create_service: bool = False
-    """Whether the Service may be missing: it is not watched, so it is created again with an
-    attempt.
-    """
-    delete: tuple[Key, ...] = ()
-    grace_seconds: Mapping[Key, int] = field(default_factory=dict)
-    """What pods to delete get to end, where that is less than their own grace period."""
-    fence: tuple[Key, ...] = ()
-    """Pods to take out of DNS, since a replacement bears their host name."""
-    dump_stacks: tuple[str, ...] = ()
-    """Addresses of trainers to ask for their stacks before any pod is deleted."""
-    delete_job: bool = False
-    events: tuple[Event, ...] = ()
-    look_again_at: datetime | None = None
+from ddp_operator.job.pods import completion
+from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.ports import Key
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
-from ddp_operator.job import budget, causes, classes, failures, restart_rules
-from ddp_operator.job.conditions import with_condition
-from ddp_operator.job.decisions import decided
-from ddp_operator.job.model import Observed, Plan
-from ddp_operator.job.pods import PodState
+from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
+from ddp_operator.job.planning.decisions import decided
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.status.conditions import with_condition
 from ddp_operator.ports import Event
 
 
@@ -32,14 +33,14 @@ def correct(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     telling = [pod for pod in telling if pod.key.name not in told]
     if not telling or (cause := causes.primary(telling)).key.name == last.pod:
         return None
-    failure = failures.of_pod(job, cause, now)
+    failure = records.of_pod(job, cause, now)
     ruled = restart_rules.judge(job, failure).charged
     charged = last.charged and (failure.class_ == "Application" if ruled is None else ruled)
     failure = failure.model_copy(update={"action": last.action, "charged": charged})
     status = job.status.model_copy(update={"failures": (*job.status.failures[:-1], failure)})
     if last.charged and not charged:
         status = budget.refund(status, failure)
-    words = failures.in_words(failure)
+    words = records.in_words(failure)
     message = f"what began attempt {last.attempt + 1} is known now: {words}"
     return decided(_retold(status, message, now), Event("CauseFound", message))
 

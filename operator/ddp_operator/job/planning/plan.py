@@ -12,22 +12,16 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job import (
-    completion,
-    convergence,
-    decisions,
-    goodput,
-    hindsight,
-    progress,
-    recovery,
-    restart_rules,
-    watchdog,
-)
-from ddp_operator.job.model import Observed, Plan, observe
-from ddp_operator.job.nodes import with_bad_nodes
-from ddp_operator.job.pods import PodState
-from ddp_operator.job.progress import Report
-from ddp_operator.job.scheduling import release_half_placed
+from ddp_operator.job.failure import restart_rules
+from ddp_operator.job.failure.nodes import with_bad_nodes
+from ddp_operator.job.planning import convergence, decisions, hindsight, recovery, watchdog
+from ddp_operator.job.planning.model import Plan, accounted
+from ddp_operator.job.planning.scheduling import release_half_placed
+from ddp_operator.job.pods import completion
+from ddp_operator.job.pods.observed import Observed, observe
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.status import progress
+from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import Node
 
 
@@ -58,7 +52,7 @@ def plan(
     else:
         planned = _carry_out(seen, observed, report, now)
     planned = watchdog.with_stacks(job, observed, planned)
-    return goodput.account(planned, before=job.status, created=job.created, now=now)
+    return accounted(job, planned, now)
 
 
 def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:

@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
-from ddp_operator.job.pods import Identity, PodState
+from ddp_operator.job.pods.state import Identity, PodState
 
 _LARGEST = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""

@@ -11,8 +11,9 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
-from ddp_operator.job import classes, manifests
-from ddp_operator.job.pods import Identity
+from ddp_operator.job.failure import classes
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Node
 
 MAX_SHARE = 4

@@ -1,0 +1,44 @@
+"""The plan: what to do, and what to say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.pods.state import Identity
+from ddp_operator.job.status import goodput
+from ddp_operator.ports import Event, Key
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now, and when to look again.
+
+    With `decided`, `status` must be stored before anything else happens, and then a new plan be
+    made. Otherwise `status` is what holds once the writes below have succeeded.
+    """
+
+    status: DDPJobStatus
+    decided: bool = False
+    create: tuple[Identity, ...] = ()
+    create_service: bool = False
+    """Whether the Service may be missing: it is not watched, so it is created again with an
+    attempt.
+    """
+    delete: tuple[Key, ...] = ()
+    grace_seconds: Mapping[Key, int] = field(default_factory=dict)
+    """What pods to delete get to end, where that is less than their own grace period."""
+    fence: tuple[Key, ...] = ()
+    """Pods to take out of DNS, since a replacement bears their host name."""
+    dump_stacks: tuple[str, ...] = ()
+    """Addresses of trainers to ask for their stacks before any pod is deleted."""
+    delete_job: bool = False
+    events: tuple[Event, ...] = ()
+    look_again_at: datetime | None = None
+
+
+def accounted(job: DDPJob, planned: Plan, now: datetime) -> Plan:
+    """Return the plan with what the job's time went into, up to now."""
+    status = goodput.account(planned.status, before=job.status, created=job.created, now=now)
+    return replace(planned, status=status)
