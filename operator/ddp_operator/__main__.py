@@ -10,8 +10,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ddp_operator.local_run.arguments import add_arguments as add_local_arguments
-from ddp_operator.local_run.arguments import add_progress_argument
+from ddp_operator.local.run.arguments import add_arguments as add_local_arguments
+from ddp_operator.local.run.arguments import add_progress_argument
 
 _EXIT_USAGE = 64
 """EX_USAGE of sysexits.h; argparse's own code for wrong usage is 2."""
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         case "run":
             return _run(asked)
         case "local":
-            from ddp_operator.local_run import command
+            from ddp_operator.local.run import command
 
             return command.run(asked)
         case _:
@@ -82,7 +82,7 @@ def _run(asked: argparse.Namespace) -> int:
     # The kernel ignores what the first process of a container does not handle; later on there are
     # better handlers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    from ddp_operator import service
+    from ddp_operator import process
 
     logging.basicConfig(
         level=logging.DEBUG if asked.verbose else logging.INFO,
@@ -91,8 +91,8 @@ def _run(asked: argparse.Namespace) -> int:
     # kopf tells of every event that it has handed over; the engine tells what it does about them.
     for chatty in ("kopf.objects", "kopf.activities", "kopf._core.engines.activities"):
         logging.getLogger(chatty).setLevel(logging.DEBUG if asked.verbose else logging.WARNING)
-    return service.run(
-        service.Options(
+    return process.run(
+        process.Options(
             kubeconfig=asked.kubeconfig,
             context=asked.context,
             namespace=asked.namespace,

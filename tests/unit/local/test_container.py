@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_operator.local.container import Surroundings, container_process, image_name
-from ddp_operator.local.errors import ContainerConfigError
-from ddp_operator.local.expansion import expand
+from ddp_operator.local.machine.container import Surroundings, container_process, image_name
+from ddp_operator.local.machine.errors import ContainerConfigError
+from ddp_operator.local.machine.expansion import expand
 
 AROUND = Surroundings(
     environment={"PATH": "/usr/bin", "HOME": "/home/me", "RANK": "7", "PET_NNODES": "9"},

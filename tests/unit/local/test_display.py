@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
-from ddp_operator.local_run.display import PlainDisplay
-from ddp_operator.local_run.kills import KillRequest
-from ddp_operator.local_run.live import LiveDisplay
-from ddp_operator.local_run.manifest import read_job_file
-from ddp_operator.local_run.story import Story
-from ddp_operator.local_run.summary import summarise
+from ddp_operator.local.run.display import PlainDisplay
+from ddp_operator.local.run.kills import KillRequest
+from ddp_operator.local.run.live import LiveDisplay
+from ddp_operator.local.run.manifest import read_job_file
+from ddp_operator.local.run.story import Story
+from ddp_operator.local.run.summary import summarise
 from ddp_operator.ports import Key
 from rich.console import Console
 

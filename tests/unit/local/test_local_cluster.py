@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.constants import LABEL_SERVING
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.local import LocalCluster, Workdir
+from ddp_operator.local.machine import LocalCluster, Workdir
 from ddp_operator.ports import (
     AlreadyExistsError,
     ConflictError,

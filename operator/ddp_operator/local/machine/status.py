@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.local.loopback import ADDRESS
+from ddp_operator.local.machine.loopback import ADDRESS
 
 NODE = "localhost"
 MAX_MESSAGE_BYTES = 4096

@@ -14,7 +14,7 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, PodState
-from ddp_operator.local_run.kills import KillRequest
+from ddp_operator.local.run.kills import KillRequest
 from ddp_operator.ports import Key
 
 # `step 10/100` anywhere, or a line that begins with its step; not the `step 10` within a sentence.

@@ -10,10 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
 from ddp_operator.api.status import format_time
-from ddp_operator.local.gpus import GpuPool, visible_gpus
-from ddp_operator.local.loopback import LoopbackPorts
-from ddp_operator.local.pod import LocalPod, Machine
-from ddp_operator.local.workdir import Workdir
+from ddp_operator.local.machine.gpus import GpuPool, visible_gpus
+from ddp_operator.local.machine.loopback import LoopbackPorts
+from ddp_operator.local.machine.pod import LocalPod, Machine
+from ddp_operator.local.machine.workdir import Workdir
 from ddp_operator.ports import (
     AlreadyExistsError,
     ConflictError,

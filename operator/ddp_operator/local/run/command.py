@@ -12,14 +12,14 @@ from pathlib import Path
 from ddp_operator.api.constants import EXIT_CONFIGURATION
 from ddp_operator.api.rules import gpu_limit, trainer_container
 from ddp_operator.job.pods.manifests import processes_per_pod
-from ddp_operator.local import Workdir, WorkdirInUseError
-from ddp_operator.local.gpus import visible_gpus
-from ddp_operator.local_run.display import Display, PlainDisplay
-from ddp_operator.local_run.kills import KillRequest
-from ddp_operator.local_run.manifest import JobFile, ManifestError, read_job_file
-from ddp_operator.local_run.session import Session
-from ddp_operator.local_run.story import Story
-from ddp_operator.local_run.summary import summarise
+from ddp_operator.local.machine import Workdir, WorkdirInUseError
+from ddp_operator.local.machine.gpus import visible_gpus
+from ddp_operator.local.run.display import Display, PlainDisplay
+from ddp_operator.local.run.kills import KillRequest
+from ddp_operator.local.run.manifest import JobFile, ManifestError, read_job_file
+from ddp_operator.local.run.session import Session
+from ddp_operator.local.run.story import Story
+from ddp_operator.local.run.summary import summarise
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -99,7 +99,7 @@ def _display(story: Story, *, plain: bool) -> Display:
     try:
         from rich.console import Console  # noqa: PLC0415 - an optional dependency
 
-        from ddp_operator.local_run.live import LiveDisplay  # noqa: PLC0415
+        from ddp_operator.local.run.live import LiveDisplay  # noqa: PLC0415
     except ImportError:
         return PlainDisplay(story)
     return LiveDisplay(story, Console(highlight=False))

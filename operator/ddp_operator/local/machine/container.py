@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator.api.constants import ENV_STATUS_PORT, RESERVED_ENVIRONMENT
-from ddp_operator.local.errors import ContainerConfigError
-from ddp_operator.local.expansion import expand
-from ddp_operator.local.loopback import ADDRESS
-from ddp_operator.local.volumes import translate
+from ddp_operator.local.machine.errors import ContainerConfigError
+from ddp_operator.local.machine.expansion import expand
+from ddp_operator.local.machine.loopback import ADDRESS
+from ddp_operator.local.machine.volumes import translate
 from ddp_operator.ports import Manifest
 
 TRAINER_IMAGE = "ddp-trainer"

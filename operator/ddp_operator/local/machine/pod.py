@@ -14,14 +14,14 @@ from uuid import uuid4
 
 from ddp_operator.api.constants import ENV_STATUS_PORT, LABEL_ATTEMPT, LABEL_JOB_NAME
 from ddp_operator.api.rules import trainer_container
-from ddp_operator.local import status
-from ddp_operator.local.container import ContainerProcess, Surroundings, container_process
-from ddp_operator.local.errors import ContainerConfigError
-from ddp_operator.local.gpus import GpuPool, gpus_of
-from ddp_operator.local.loopback import LoopbackPorts
-from ddp_operator.local.process import PodProcess
-from ddp_operator.local.volumes import mounted_directories
-from ddp_operator.local.workdir import Workdir
+from ddp_operator.local.machine import status
+from ddp_operator.local.machine.container import ContainerProcess, Surroundings, container_process
+from ddp_operator.local.machine.errors import ContainerConfigError
+from ddp_operator.local.machine.gpus import GpuPool, gpus_of
+from ddp_operator.local.machine.loopback import LoopbackPorts
+from ddp_operator.local.machine.process import PodProcess
+from ddp_operator.local.machine.volumes import mounted_directories
+from ddp_operator.local.machine.workdir import Workdir
 from ddp_operator.ports import Key, Manifest
 
 _START_ERROR_EXIT_CODE = 128

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.local_run.display import Line
-from ddp_operator.local_run.story import Story
+from ddp_operator.local.run.display import Line
+from ddp_operator.local.run.story import Story
 
 _REFRESHES_PER_SECOND = 4
 _RANK_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")

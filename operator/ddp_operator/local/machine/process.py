@@ -11,8 +11,8 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Self
 
-from ddp_operator.local import pod_init
-from ddp_operator.local.container import ContainerProcess
+from ddp_operator.local.machine import pod_init
+from ddp_operator.local.machine.container import ContainerProcess
 
 _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 16

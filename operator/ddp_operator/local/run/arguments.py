@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ddp_operator.local_run.kills import KillRequest
+from ddp_operator.local.run.kills import KillRequest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

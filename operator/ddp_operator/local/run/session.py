@@ -8,11 +8,11 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.engine import Engine
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.local import LocalCluster, Workdir
-from ddp_operator.local_run.display import Display
-from ddp_operator.local_run.kills import KillRequest
-from ddp_operator.local_run.manifest import JobFile
-from ddp_operator.local_run.story import Story
+from ddp_operator.local.machine import LocalCluster, Workdir
+from ddp_operator.local.run.display import Display
+from ddp_operator.local.run.kills import KillRequest
+from ddp_operator.local.run.manifest import JobFile
+from ddp_operator.local.run.story import Story
 from ddp_operator.ports import Event, Key, Manifest
 from ddp_operator.trainers import HttpTrainers
 

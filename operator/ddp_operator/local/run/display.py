@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.local_run.story import Story
+from ddp_operator.local.run.story import Story
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.local.errors import ContainerConfigError
+from ddp_operator.local.machine.errors import ContainerConfigError
 from ddp_operator.ports import Manifest
 
 _SHARED_MEMORY = "/dev/shm"  # the machine's own serves as it is

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_operator.local_run.display import Line
-from ddp_operator.local_run.kills import KillRequest
-from ddp_operator.local_run.story import Loss, Story
+from ddp_operator.local.run.display import Line
+from ddp_operator.local.run.kills import KillRequest
+from ddp_operator.local.run.story import Loss, Story
 
 
 def summarise(
