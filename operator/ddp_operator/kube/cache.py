@@ -48,7 +48,8 @@ class ObjectCache(Generic[T]):
         # UIDs of objects known to be gone while older news of them may still arrive, each with the
         # last version known. A UID never comes back to life, so nothing about it is believed again.
         self._gone: dict[str, int] = {}
-        self.progress = 0
+        self.version = 0
+        """The resourceVersion up to which everything has been delivered."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -77,7 +78,7 @@ class ObjectCache(Generic[T]):
 
         What the watch has passed is either in the cache, in this or a newer state, or gone.
         """
-        if int(manifest["metadata"]["resourceVersion"]) <= self.progress:
+        if int(manifest["metadata"]["resourceVersion"]) <= self.version:
             return set()
         return self._store_if_newer(self.entry_of(manifest))
 
@@ -115,7 +116,7 @@ class ObjectCache(Generic[T]):
 
         `malformed` are objects that exist but could not be projected: their old entries stay.
         """
-        if version < self.progress:
+        if version < self.version:
             # Versions went backwards: the server's storage was restored from a backup, and no
             # comparison with what is cached means anything.
             touched = {entry.group for entry in self._entries.values() if entry.group is not None}
@@ -124,7 +125,7 @@ class ObjectCache(Generic[T]):
             self._gone.clear()
         else:
             touched = set()
-        self.progress = version
+        self.version = version
         present = set(malformed)
         uids = set()
         for entry in listed:
@@ -140,7 +141,7 @@ class ObjectCache(Generic[T]):
         return touched
 
     def _advance(self, manifest: Manifest) -> None:
-        self.progress = max(self.progress, int(manifest["metadata"]["resourceVersion"]))
+        self.version = max(self.version, int(manifest["metadata"]["resourceVersion"]))
 
     def _store_if_newer(self, entry: Entry[T]) -> set[Key]:
         if entry.uid in self._gone:

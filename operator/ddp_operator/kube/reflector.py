@@ -137,7 +137,7 @@ class Reflector(Generic[T]):
         backoff = self._first_backoff_seconds
         while True:
             started = time.monotonic()
-            progress = self._cache.progress
+            version = self._cache.version
             try:
                 while must_list or self._listed < self._asked:
                     await self._list_as_asked()
@@ -158,7 +158,7 @@ class Reflector(Generic[T]):
                 must_list = True
             self._trouble = reason
             healthy = time.monotonic() - started >= _HEALTHY_SECONDS
-            if not must_list and (healthy or self._cache.progress > progress):
+            if not must_list and (healthy or self._cache.version > version):
                 backoff = self._first_backoff_seconds
             wait = backoff * random.uniform(0.5, 1.5)
             self._log_reconnection(reason, wait)
@@ -213,7 +213,7 @@ class Reflector(Generic[T]):
             **self._params,
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "resourceVersion": str(self._cache.progress),
+            "resourceVersion": str(self._cache.version),
             "timeoutSeconds": str(self._watch_seconds),
         }
         lines = self._client.stream_lines(

@@ -179,7 +179,7 @@ def test_a_malformed_state_keeps_the_last_good_one(cache: ObjectCache[int]) -> N
     with pytest.raises(ValueError, match="malformed"):
         cache.changed({**pod(11), "malformed": True})
     assert cache.members(JOB) == [10]
-    assert cache.progress == 11
+    assert cache.version == 11
     assert cache.replace([], version=12, malformed=[POD]) == set()
     assert cache.members(JOB) == [10]
 
@@ -189,4 +189,4 @@ def test_a_restored_backup_replaces_everything(cache: ObjectCache[int]) -> None:
     touched = cache.replace([cache.entry_of(pod(400, uid="u9", job="other"))], version=500)
     assert touched == {JOB, OTHER}
     assert (cache.members(JOB), cache.members(OTHER)) == ([], [400])
-    assert cache.progress == 500
+    assert cache.version == 500
