@@ -110,6 +110,25 @@ class TestBackoff:
             job = running_again(job, fails(job))
         assert fails(job, disruption="PreemptionByScheduler").status.next_start_time is None
 
+    def test_restarts_that_a_rule_does_not_charge_come_ever_more_rarely(self) -> None:
+        rule = {"exitCodes": [7], "action": "RestartGang", "charged": False}
+        job = start(maxRestarts=0, rules=[rule], backoff={"initialSeconds": 10, "maxSeconds": 100})
+        now, pauses = 60.0, []
+        for _ in range(8):
+            pods = [ready(job, 0), failed(job, code=7, at=now)]
+            planned = plan(job, pods, later(now))
+            assert (planned.status.restarts, planned.status.phase) == (0, "Restarting")
+            due = planned.status.next_start_time
+            pauses.append((due - later(now)).total_seconds() if due else 0)
+            now += 200
+            job = stored(job, planned)
+            job = stored(job, plan(job, [], later(now)))
+            job = stored(job, plan(job, [ready(job, index) for index in (0, 1)], later(now)))
+        assert pauses == [0, 10, 20, 40, 80, 100, 100, 100]
+        saved = with_status(job, checkpoint=CheckpointRecord(step=9, time=later(now)))
+        planned = plan(saved, [ready(job, 0), failed(job, code=7, at=now + 1)], later(now + 1))
+        assert planned.status.next_start_time is None, "training gets on"
+
     def test_what_is_lost_meanwhile_does_not_shorten_it(self) -> None:
         job = start(scope="Pod", backoff={"initialSeconds": 300, "maxSeconds": 300})
         job = with_status(job, restarts=1, restarts_without_progress=1)

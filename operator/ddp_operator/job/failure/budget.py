@@ -6,6 +6,7 @@ Disruptions are not: they end with what causes them.
 """
 
 from datetime import timedelta
+from itertools import takewhile
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
@@ -83,10 +84,26 @@ def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
     without progress, then twice as long each time.
     """
     backoff = job.spec.restart.backoff
-    if not failure.charged and failure.class_ != "Infrastructure":
+    if failure.class_ == "Disruption" and not failure.charged:
         return timedelta()
-    in_a_row = max(status.restarts_without_progress, status.node_failures_without_progress)
+    in_a_row = max(
+        status.restarts_without_progress,
+        status.node_failures_without_progress,
+        _forgiven_in_a_row(status),
+    )
     if in_a_row < 2:
         return timedelta()
     seconds = backoff.initial_seconds * 2 ** min(in_a_row - 2, _MAX_DOUBLINGS)
     return timedelta(seconds=min(seconds, backoff.max_seconds))
+
+
+def _forgiven_in_a_row(status: DDPJobStatus) -> int:
+    """How many of the latest failures, since the last checkpoint, were the training's but did not
+    count: a rule that charges nothing must not have a job start again and again in no time.
+    """
+    saved = status.checkpoint.time if status.checkpoint else None
+    latest = takewhile(
+        lambda failure: not failure.charged and failure.class_ != "Disruption",
+        reversed(status.failures),
+    )
+    return sum(saved is None or failure.time > saved for failure in latest)
