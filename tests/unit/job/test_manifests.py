@@ -230,3 +230,15 @@ class TestTemplate:
         other["spec"]["containers"][0]["env"].clear()
         other["metadata"]["labels"].clear()
         assert one == manifests.pod(job, FIRST)
+
+
+@pytest.mark.parametrize(
+    ("own", "policy"),
+    [({}, "ClusterFirstWithHostNet"), ({"dnsPolicy": "ClusterFirst"}, "ClusterFirstWithHostNet"),
+     ({"dnsPolicy": "None"}, "None"), ({"hostNetwork": False}, None)],
+)  # fmt: skip
+def test_ranks_on_their_nodes_network_find_each_other(own: Json, policy: str | None) -> None:
+    template_ = template()
+    template_["spec"] |= {"hostNetwork": True, **own}
+    made = manifests.pod(fresh_job(template=template_), FIRST)
+    assert made["spec"].get("dnsPolicy") == policy

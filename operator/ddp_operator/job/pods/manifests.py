@@ -139,6 +139,9 @@ def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
         hostname=identity.host_name(job.name),
         subdomain=job.name,
     )
+    if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
+        # By Kubernetes' default it would ask its node's name server, which knows of no rank.
+        spec["dnsPolicy"] = "ClusterFirstWithHostNet"
     _add_environment(trainer, environment(job, identity))
     _add_checkpoint(spec, annotations, trainer, job.spec.checkpoint)
     _add_shared_memory(spec, trainer)
