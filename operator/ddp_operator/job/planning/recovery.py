@@ -12,6 +12,7 @@ from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.ports import Event
 
@@ -19,6 +20,9 @@ DISRUPTED_START_PAUSE_SECONDS: Final = 10
 """Pause after pods were taken away before all of them ran: no budget bounds disruptions, so without
 it a job that no node wants to keep would start pods without end. Kubernetes' own Job controller
 begins with ten seconds too."""
+
+
+_MOST_RANGES: Final = 8
 
 
 def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
@@ -136,8 +140,15 @@ def _replacing(status: DDPJobStatus, indices: Sequence[int]) -> DDPJobStatus:
 def _what(job: DDPJob, status: DDPJobStatus, lost: Sequence[int], *, gang: bool) -> str:
     if gang:
         return f"starting all {job.spec.replicas} pods as attempt {status.attempt}"
-    ranks = ", ".join(str(index) for index in sorted(lost))
-    return f"replacing the pod of node rank {ranks}"
+    if len(lost) == 1:
+        return f"replacing the pod of node rank {lost[0]}"
+    return f"replacing the {len(lost):,} pods of node ranks {_some(completion.in_words(lost))}"
+
+
+def _some(ranges: str) -> str:
+    """The first of many ranges: what comes after them in a message says why."""
+    shown = ranges.split(",")[:_MOST_RANGES]
+    return ", ".join(shown) + (", …" if len(ranges.split(",")) > _MOST_RANGES else "")
 
 
 def _reason_to_restart(failure: Failure) -> str:
