@@ -51,7 +51,18 @@ WITHOUT_END: dict[str, Case] = {
         {"phase": "Failed", "reason": "UnexpectedAdmissionError"},
         "Infrastructure",
     ),
+    "its devices lie too far apart": (
+        {"phase": "Failed", "reason": "TopologyAffinityError"},
+        "Infrastructure",
+    ),
+    "kubelet does not know its node": (
+        {"phase": "Failed", "reason": "InvalidNodeInfo"},
+        "Infrastructure",
+    ),
     "node is full": ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, "Disruption"),
+    "node was labelled anew": ({"phase": "Failed", "reason": "NodeAffinity"}, "Disruption"),
+    "node was tainted": ({"phase": "Failed", "reason": "TaintToleration"}, "Disruption"),
+    "port is taken": ({"phase": "Failed", "reason": "NodePorts"}, "Disruption"),
     "taken away": ({"deleting": True}, "Disruption"),
     "no image": ({"waiting": "ImagePullBackOff"}, "Configuration"),
     "no Secret": ({"waiting": "CreateContainerConfigError"}, "Configuration"),

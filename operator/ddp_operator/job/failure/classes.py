@@ -21,8 +21,13 @@ _START_FAILED: Final = frozenset({"StartError", "ContainerCannotRun", "RunContai
 """Kubelet's reasons for a container that was made but could not be started: its runtime's fault or
 its command's."""
 
-_NODE_REASONS: Final = frozenset({"UnexpectedAdmissionError"})
-"""Kubelet's reasons for pods that it refuses since a device plugin fails on its node."""
+_NODE_REASONS: Final = frozenset(
+    {"UnexpectedAdmissionError", "TopologyAffinityError", "SMTAlignmentError", "InvalidNodeInfo",
+     "UnexpectedPredicateFailureType"}
+)  # fmt: skip
+"""Kubelet's reasons for pods that it refuses since a device plugin fails on its node, since what is
+free there lies too far apart for its topology policy (of which no scheduler knows), or since it
+does not know its own node."""
 
 _CERTAIN: Final = frozenset({"OOMKilled", "DeadlineExceeded"})
 """Kubelet's reasons for ends that no other rank brings about."""
