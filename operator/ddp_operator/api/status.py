@@ -226,6 +226,9 @@ class DDPJobStatus(StatusModel):
     unstartable_since: Time | None = Field(
         default=None, description="Since when pods lack what only people or a registry can give."
     )
+    refused_since: Time | None = Field(
+        default=None, description="Since when the API server refuses pods, by quota or policy."
+    )
     suspended_seconds: int = Field(
         default=0, description="Time spent suspended since startTime, when not suspended now."
     )

@@ -22,6 +22,7 @@ from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.status.conditions import PODS_FORBIDDEN
 from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -139,7 +140,7 @@ class Reconciler:
             if not isinstance(entry.job, DDPJob):
                 raise  # what is wrong with it stands in its status
             taken = isinstance(refused, AlreadyExistsError)
-            reason = "NameTaken" if taken else "PodsForbidden"
+            reason = "NameTaken" if taken else PODS_FORBIDDEN
             job, now = _as_seen(entry.job, planned), self._clock()
             held = accounted(entry.job, hold(job, reason, refused.message, now), now)
             await self._record(key, entry, held.status, held.events)

@@ -1,13 +1,17 @@
 """Gangs that find nodes for some of their pods only."""
 
+from dataclasses import replace
+
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.planning.convergence import hold
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 
 from tests.unit.job.builders import (
     NOW,
     condition,
+    ended,
     event_reasons,
     fresh_job,
     later,
@@ -59,9 +63,11 @@ def test_it_tries_again_after_a_pause_that_grows() -> None:
     pausing = plan(job, old, later(601))
     assert pausing.create == ()
     assert set(pausing.delete) == {gone.key for gone in old}
-    assert pausing.look_again_at == later(610)
+    due = pausing.look_again_at
+    assert due is not None
+    assert later(610) <= due <= later(620)
     assert "digits-0-1" in pausing.status.message
-    again = plan(stored(job, pausing), [], later(610))
+    again = plan(stored(job, pausing), [], due)
     assert [identity.pod_name("digits") for identity in again.create] == [
         "digits-1-0", "digits-1-1", "digits-1-2"
     ]  # fmt: skip
@@ -71,7 +77,59 @@ def test_it_tries_again_after_a_pause_that_grows() -> None:
 def test_pauses_double_up_to_five_minutes(retries: int, seconds: int) -> None:
     job = with_status(created(), scheduling_retries=retries)
     pods = [placed(job, 0), waiting(job, 1), waiting(job, 2)]
-    assert plan(job, pods, later(600)).status.next_start_time == later(600 + seconds)
+    due = plan(job, pods, later(600)).status.next_start_time
+    assert due is not None
+    assert later(600 + seconds) <= due <= later(600 + 2 * seconds)
+
+
+def test_two_jobs_that_gave_up_at_one_moment_do_not_meet_again() -> None:
+    pauses = set()
+    for number in range(20):
+        job = replace(with_status(created(), scheduling_retries=5), uid=f"job-{number}")
+        pods = [placed(job, 0), waiting(job, 1), waiting(job, 2)]
+        pauses.add(plan(job, pods, later(600)).status.next_start_time)
+    assert len(pauses) > 15
+
+
+class TestQuota:
+    """Pods that may not be created count as not placed; those that exist hold what others want."""
+
+    def refused(self, *, at: float = 60) -> DDPJob:
+        job = fresh_job(replicas=3, schedulingTimeoutSeconds=600)
+        job = stored(job, hold(job, "PodsForbidden", "exceeded quota: gpus", later(at)))
+        return stored(job, hold(job, "PodsForbidden", "exceeded quota: gpus", later(at + 60)))
+
+    def test_half_of_a_quota_is_given_up_in_time(self) -> None:
+        job = self.refused()
+        pods = [waiting(job, 0), placed(job, 1)]
+        assert not plan(job, pods, later(659)).decided
+        assert plan(job, pods, later(600)).look_again_at == later(660)
+        decision = plan(job, pods, later(660))
+        assert event_reasons(decision) == ["SchedulingTimeout"]
+        assert "only 1 of 3 pods got a node" in decision.status.message
+        assert "digits-0-2: exceeded quota: gpus" in decision.status.message
+        assert decision.status.refused_since is None
+        after = plan(stored(job, decision), pods, later(661))
+        assert set(after.delete) == {gone.key for gone in pods}
+        assert after.create == ()
+
+    def test_who_has_none_of_it_waits_for_ever(self) -> None:
+        job = self.refused()
+        assert not plan(job, [], later(99999)).decided
+        assert not plan(job, [ended(job, 0, code=0)], later(99999)).decided
+
+    def test_all_pods_exist_at_last(self) -> None:
+        job = self.refused()
+        job = stored(job, plan(job, [placed(job, 0), placed(job, 1)], later(100)))
+        assert job.status.refused_since is None
+        pods = [placed(job, index) for index in range(3)]
+        assert not plan(job, pods, later(99999)).decided
+
+    @pytest.mark.parametrize("reason", ["NameTaken", "ServerError"])
+    def test_another_refusal_is_not_a_quota(self, reason: str) -> None:
+        job = fresh_job(replicas=3, schedulingTimeoutSeconds=600)
+        job = stored(job, hold(job, reason, "no", later(60)))
+        assert not plan(job, [placed(job, 0)], later(99999)).decided
 
 
 def test_a_gang_without_any_node_holds_nothing_and_keeps_its_place() -> None:

@@ -4,6 +4,7 @@ What is decided about failures stands in `recovery`.
 """
 
 from datetime import datetime, timedelta
+from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus, Failure
@@ -12,6 +13,9 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.conditions import with_condition, with_phase
 from ddp_operator.ports import Event
+
+_NOT_WAITING: Final[dict[str, None]] = {"unstartable_since": None, "refused_since": None}
+"""New pods have not shown yet whether they can be created, and start."""
 
 
 def active_deadline(job: DDPJob) -> datetime | None:
@@ -110,8 +114,7 @@ def restarting(
 
     `event`: the reason of the Event that tells of it.
     """
-    # New pods have not shown yet whether they can start.
-    status = status.model_copy(update={"unstartable_since": None})
+    status = status.model_copy(update=_NOT_WAITING)
     status = with_condition(status, "Restarting", True, reason, message, now)
     status = with_condition(status, "PodsCreated", False, reason, message, now)
     if status.condition("Running"):
@@ -127,7 +130,7 @@ def decided(status: DDPJobStatus, *events: Event) -> Plan:
 
 def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
     """Running and Restarting, where they were ever set, hold no longer, and no pod is awaited."""
-    status = status.model_copy(update={"unstartable_since": None})
+    status = status.model_copy(update=_NOT_WAITING)
     types: tuple[ConditionType, ...] = ("Running", "Restarting")
     for type_ in types:
         if status.condition(type_):

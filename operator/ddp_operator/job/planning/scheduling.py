@@ -1,10 +1,10 @@
-"""Gangs of which only a part finds nodes.
+"""Gangs of which only a part finds nodes, or room in a quota.
 
-Without a gang scheduler two jobs can each hold half of the nodes that one of them needs, and wait
-for the other half for ever. A job that has waited long enough gives up what it holds, and asks
-again later.
+Without a gang scheduler two jobs can each hold half of what one of them needs, and wait for the
+other half for ever. A job that has waited long enough gives up what it holds, and asks again later.
 """
 
+import zlib
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
@@ -17,8 +17,9 @@ SCHEDULING_TIMEOUT = "SchedulingTimeout"
 
 FIRST_PAUSE_SECONDS = 10
 LONGEST_PAUSE_SECONDS = 300
-"""The pause before the next try doubles from the one to the other: Kubernetes' own back-off limits
-for pods that crash."""
+"""The pause before the next try doubles from the one to the other, Kubernetes' own back-off limits
+for pods that crash. Each job adds a share of its own, up to as much: two that gave up at one moment
+must not meet again at the next."""
 
 
 def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
@@ -26,13 +27,22 @@ def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
 
     A gang without any node holds nothing that others wait for: it keeps its place in the queue.
     """
-    created = job.status.condition("PodsCreated")
     limit = job.spec.scheduling_timeout_seconds
-    if limit is None or created is None or created.status != "True" or pods.missing:
+    since = _half_placed_since(job, pods)
+    return since + timedelta(seconds=limit) if since and limit is not None else None
+
+
+def _half_placed_since(job: DDPJob, pods: Observed) -> datetime | None:
+    if job.status.refused_since is not None and pods.missing:
+        # Each pod that exists takes from the quota, on a node or not.
+        live = (pod for pod in pods.current.values() if not (pod.succeeded or pod.failed))
+        return job.status.refused_since if any(live) else None
+    created = job.status.condition("PodsCreated")
+    if created is None or created.status != "True" or pods.missing:
         return None
     if not _waiting(pods) or not any(pod.scheduled for pod in pods.current.values()):
         return None
-    return created.last_transition_time + timedelta(seconds=limit)
+    return created.last_transition_time
 
 
 def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
@@ -44,7 +54,8 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
         return None
     retries = job.status.scheduling_retries
     pause = min(FIRST_PAUSE_SECONDS * 2 ** min(retries, 10), LONGEST_PAUSE_SECONDS)
-    message = _in_words(job, _waiting(pods))
+    pause += round(pause * _share(f"{job.uid}/{retries}"))
+    message = _in_words(job, pods)
     update = {
         "scheduling_retries": retries + 1,
         "next_start_time": now + timedelta(seconds=pause),
@@ -59,14 +70,23 @@ def _waiting(pods: Observed) -> list[PodState]:
     return sorted(waiting, key=lambda pod: pod.identity.index)
 
 
-def _in_words(job: DDPJob, waiting: list[PodState]) -> str:
-    """Say which pods wait and, once for each, what the scheduler says they wait for."""
+def _share(text: str) -> float:
+    """A number from 0 to 1 that looks random, the same for the same text."""
+    return zlib.crc32(text.encode()) / 0xFFFFFFFF
+
+
+def _in_words(job: DDPJob, pods: Observed) -> str:
+    """Say which pods wait and, once for each, what they wait for."""
+    waiting = _waiting(pods)
+    running = job.status.condition("Running")
     by_cause: dict[str, list[str]] = {}
+    if pods.missing and running is not None:
+        by_cause[running.message] = [each.pod_name(job.name) for each in pods.missing]
     for pod in waiting:
         cause = pod.waiting_message or "the scheduler has not said why"
         by_cause.setdefault(cause, []).append(pod.key.name)
     causes = "; ".join(f"{_some(names)}: {cause}" for cause, names in by_cause.items())
-    placed = job.spec.replicas - len(waiting)
+    placed = job.spec.replicas - len(waiting) - len(pods.missing)
     return (
         f"only {placed} of {job.spec.replicas} pods got a node within "
         f"spec.schedulingTimeoutSeconds ({job.spec.scheduling_timeout_seconds}); they are given up "

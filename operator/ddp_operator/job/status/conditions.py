@@ -8,6 +8,13 @@ from ddp_operator.api.status import Condition, ConditionStatus, ConditionType, D
 PODS_READY = "PodsReady"
 """Reason of the condition Running while all pods train as they should."""
 
+PODS_NOT_READY = "PodsNotReady"
+"""Reason of the condition Running while training goes on, as far as is known, but the kubelet does
+not call all pods ready any more."""
+
+PODS_FORBIDDEN = "PodsForbidden"
+"""Reason of the condition Running while a quota or a policy keeps pods from being created."""
+
 PODS_STARTING = "PodsStarting"
 """Reason of the condition Running while pods start as they should."""
 
