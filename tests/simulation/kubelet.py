@@ -94,10 +94,11 @@ def exited(
         "finishedAt": format_time(finished),
     }
     ended = {"phase": "Failed" if code else "Succeeded"} if not side_car_runs else {}
+    side_cars = [{"name": "side-car", "state": {"running": {}}}] if side_car_runs else []
     return _with_status(
         pod,
         conditions=[c for c in pod["status"].get("conditions") or () if c["type"] != "Ready"],
-        containerStatuses=[_container(pod, {"terminated": terminated})],
+        containerStatuses=[_container(pod, {"terminated": terminated}), *side_cars],
         **ended,
     )
 

@@ -1,7 +1,8 @@
 """One history: the world, the operator in it, and the calm after the storm."""
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 
+from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_REPLACEMENT
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.pods.state import PodState
@@ -170,13 +171,16 @@ class Simulation:
         if job is None:
             return
         status = job.status
-        for pod in map(PodState.project, self.pods(live=False)):
-            if pod.owner_uid != job.uid or pod.deleting or pod.failed or pod.succeeded:
+        for pod in self.pods(live=False):
+            owned = pod["metadata"]["ownerReferences"][0]["uid"] == job.uid
+            if not owned or kubelet.is_deleting(pod) or kubelet.is_over(pod):
                 continue
-            index, attempt, replacement = astuple(pod.identity)
-            wanted = (status.attempt, status.replacements.get(str(index), 0))
-            self.require((attempt, replacement) == wanted, f"{pod.key.name} was left running")
-            self.require(not status.is_true("Suspended"), f"{pod.key.name} outlived the suspension")
+            name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
+            index, attempt = labels[LABEL_INDEX], int(labels[LABEL_ATTEMPT])
+            replacement = int(labels.get(LABEL_REPLACEMENT, 0))
+            wanted = (status.attempt, status.replacements.get(index, 0))
+            self.require((attempt, replacement) == wanted, f"{name} was left running")
+            self.require(not status.is_true("Suspended"), f"{name} outlived the suspension")
 
     def _kubelets_catch_up(self) -> None:
         self.server.collect_garbage()
@@ -194,13 +198,13 @@ class Simulation:
     def _at_rest(self) -> bool:
         """Whether nothing is left to do: no job, a finished one, or a suspended one."""
         job = self.job()
-        pods = [PodState.project(pod) for pod in self.pods(live=False)]
+        pods = self.pods(live=False)
         if job is None:
             return not pods
-        live = [pod for pod in pods if not (pod.succeeded or pod.failed)]
+        live = [pod for pod in pods if not kubelet.is_over(pod)]
         if job.status.finished:
             policy_left_them = job.spec.clean_pod_policy == "None"
-            return not any(pod.deleting for pod in pods) and (policy_left_them or not live)
+            return not any(map(kubelet.is_deleting, pods)) and (policy_left_them or not live)
         return job.status.is_true("Suspended") and job.spec.suspend and not live
 
     def _status_in_words(self) -> str:

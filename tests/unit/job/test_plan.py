@@ -143,13 +143,34 @@ class TestSuccess:
         assert condition(planned, "Running")[0] == "False"
         assert event_reasons(planned) == ["Succeeded"]
 
-    def test_a_side_car_may_run_on(self) -> None:
+    def test_side_cars_that_end_by_themselves_are_let(self) -> None:
         job, _ = running_job()
         pods = [ended(job, index, code=0, phase="Running") for index in (0, 1)]
         planned = plan(job, pods, later(60))
         assert planned.status.phase == "Succeeded"
         job = stored(job, planned)
-        assert plan(job, pods, later(61)).delete == ()
+        planned = plan(job, pods, later(1000))
+        assert (planned.delete, planned.look_again_at) == ((), None)
+
+    @pytest.mark.parametrize("policy", ["Running", "All", "None"])
+    @pytest.mark.parametrize("code", [0, 1])
+    def test_a_side_car_without_end_does_not_keep_its_pod(self, code: int, policy: str) -> None:
+        job, _ = running_job(cleanPodPolicy=policy, restart={"maxRestarts": 0})
+        held = ended(job, 0, code=code, at=50, phase="Running", held_by="logs")
+        pods = [held, ended(job, 1, code=0, at=60)]
+        job = stored(job, plan(job, pods, later(60)))
+        assert job.status.finished
+        soon, late = plan(job, pods, later(79)), plan(job, pods, later(80))
+        assert soon.look_again_at == (later(80) if policy == "Running" else None)
+        doomed = {"Running": (held.key,), "All": tuple(pod.key for pod in pods), "None": ()}
+        assert soon.delete == (doomed["All"] if policy == "All" else ())
+        assert late.delete == doomed[policy]
+
+    def test_a_node_whose_clock_is_ahead_holds_no_pod_for_long(self) -> None:
+        job, _ = running_job()
+        pods = [ended(job, i, code=0, at=9000, phase="Running", held_by="logs") for i in (0, 1)]
+        job = stored(job, plan(job, pods, later(60)))
+        assert plan(job, pods, later(61)).look_again_at == later(91)
 
     def test_one_is_not_all(self) -> None:
         job, pods = running_job()

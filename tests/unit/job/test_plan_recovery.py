@@ -366,3 +366,34 @@ class TestGrace:
         running = plan(job, [stuck, *new], later(9999))
         assert running.status.phase == "Running"
         assert (running.delete, running.create) == ((), ())
+
+
+class TestWords:
+    def test_of_thousands_of_pods_the_cause_is_not_lost(self) -> None:
+        job, pods = running_job(replicas=3000, restart={"scope": "Pod"})
+        lost = [replace(each, deleting=True, node="spot-1") for each in pods[:-1]]
+        message = plan(job, [*lost, pods[-1]], later(60)).status.message
+        assert message.startswith("replacing the 2,999 pods of node ranks 0-2998")
+        assert message.endswith(
+            "was disrupted: Deleted on node spot-1: the pod was taken away from outside"
+        )
+        assert len(message) < 250
+
+    def test_of_scattered_ones_the_first_are_named(self) -> None:
+        job, pods = running_job(replicas=100, restart={"scope": "Pod"})
+        mixed = [replace(p, deleting=p.identity.index % 2 == 0) for p in pods]
+        message = plan(job, mixed, later(60)).status.message
+        assert message.startswith(
+            "replacing the 50 pods of node ranks 0, 2, 4, 6, 8, 10, 12, 14, … ("
+        )
+
+
+def test_running_does_not_say_that_pods_are_ready_which_are_not() -> None:
+    job, pods = running_job(replicas=3)
+    seen = plan(job, [pods[0], pods[1], replace(pods[2], ready=False)], later(60))
+    assert condition(seen, "Running") == ("True", "PodsNotReady")
+    assert (seen.status.phase, seen.status.message) == ("Running", "2 of 3 pods are ready")
+    job = stored(job, seen)
+    again = plan(job, pods, later(70))
+    assert condition(again, "Running") == ("True", "PodsReady")
+    assert again.events == (), "training never stopped"

@@ -1,16 +1,27 @@
 """What is read out of a pod as the API server has it, and what is said of its end."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from ddp_operator.job.failure import records
+from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity, PodState, job_of
 from ddp_operator.ports import Key
 
 from tests.good_manifests import Json, container, template
-from tests.unit.job.builders import NOW, ended, fresh_job, later, pod
+from tests.unit.job.builders import (
+    NOW,
+    ended,
+    fresh_job,
+    later,
+    pod,
+    running_job,
+    stored,
+    with_status,
+)
 
 T0 = "2026-03-01T12:00:00Z"
 
@@ -78,6 +89,81 @@ def test_a_failing_side_car_is_not_the_trainers_end() -> None:
     status = {"phase": "Running", "containerStatuses": [terminated(1, "logs")]}
     read = PodState.project(manifest(container(), container("logs"), status=status))
     assert not read.failed
+
+
+class TestSideCar:
+    """Others than the trainer, among the containers or (native ones) among the init containers."""
+
+    def read(self, *side_cars: Json, trainer: Json, **status: Any) -> PodState:
+        statuses = [{"name": "trainer", **trainer}, *side_cars]
+        names = [container(each["name"]) for each in side_cars]
+        stored = manifest(
+            container(),
+            *names,
+            status={
+                "phase": "Running",
+                "conditions": [condition("Ready", "False")],
+                "containerStatuses": statuses,
+                **status,
+            },
+        )
+        return PodState.project(stored)
+
+    RUNNING: ClassVar[Json] = {"ready": True, "state": {"running": {}}}
+    ENDED: ClassVar[Json] = {"ready": False, "state": {"terminated": {"exitCode": 0}}}
+    LOOPS: ClassVar[Json] = {
+        "name": "proxy",
+        "ready": False,
+        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s"}},
+        "lastState": {"terminated": {"exitCode": 2, "message": "no such host"}},
+    }
+
+    def test_one_that_runs_on_holds_the_pod(self) -> None:
+        read = self.read({"name": "logs", **self.RUNNING}, trainer=self.ENDED)
+        assert (read.held_by, read.succeeded) == ("logs", True)
+        assert self.read({"name": "logs", **self.RUNNING}, trainer=self.RUNNING).held_by == ""
+
+    def test_a_native_one_is_the_kubelets_to_end(self) -> None:
+        native = [{"name": "proxy", **self.RUNNING}]
+        assert self.read(trainer=self.ENDED, initContainerStatuses=native).held_by == ""
+
+    def test_one_that_has_ended_does_not_make_the_pod_unready(self) -> None:
+        copied = {"name": "copy", **self.ENDED}
+        assert self.read(copied, trainer=self.RUNNING).ready
+        assert not self.read(copied, trainer={**self.RUNNING, "ready": False}).ready
+        assert not self.read(copied, trainer=self.ENDED).ready
+        slow = {"name": "slow", **self.RUNNING, "ready": False}
+        assert not self.read(copied, slow, trainer=self.RUNNING).ready
+        assert not self.read(copied, trainer=self.RUNNING, initContainerStatuses=[self.LOOPS]).ready
+
+    def test_a_gate_of_the_users_own_is_kept_to(self) -> None:
+        stored = manifest(
+            container(),
+            container("copy"),
+            status={
+                "phase": "Running",
+                "containerStatuses": [
+                    {"name": "trainer", **self.RUNNING},
+                    {"name": "copy", **self.ENDED},
+                ],
+            },
+            readinessGates=[{"conditionType": "example.com/network"}],
+        )
+        assert not PodState.project(stored).ready
+
+    @pytest.mark.parametrize("trainer", [RUNNING, {"state": {"waiting": {}}}])
+    def test_one_that_keeps_ending_is_named(self, trainer: Json) -> None:
+        read = self.read(trainer=trainer, initContainerStatuses=[self.LOOPS])
+        assert read.waiting == "CrashLoopBackOff"
+        assert read.waiting_message == "side car proxy keeps ending, last with code 2: no such host"
+        assert not any((read.ready, read.failed))
+        job, pods = running_job()
+        job = with_status(job, conditions=(), ready_replicas=0)
+        stuck = [replace(each, ready=False, waiting=read.waiting) for each in pods]
+        status = plan(job, [replace(stuck[0], waiting_message=read.waiting_message), stuck[1]], NOW)
+        assert status.status.reason == "CrashLoopBackOff"
+        assert "digits-0-0 is not ready: CrashLoopBackOff: side car proxy" in status.status.message
+        assert not plan(stored(job, status), stuck, later(10_000)).decided, "no reason to end it"
 
 
 def test_a_container_put_first_by_a_webhook_is_not_the_trainer() -> None:

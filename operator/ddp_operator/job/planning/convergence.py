@@ -13,8 +13,15 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.pods.completion import next_settled_at
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.state import PodState
-from ddp_operator.job.status.conditions import PODS_READY, PODS_STARTING, with_condition, with_phase
+from ddp_operator.job.pods.state import CRASH_LOOP, PodState
+from ddp_operator.job.status.conditions import (
+    PODS_FORBIDDEN,
+    PODS_NOT_READY,
+    PODS_READY,
+    PODS_STARTING,
+    with_condition,
+    with_phase,
+)
 from ddp_operator.ports import Event, Key
 
 RESTART_GRACE_SECONDS = 15
@@ -22,33 +29,6 @@ RESTART_GRACE_SECONDS = 15
 
 BLOCKED_RETRY_SECONDS = 5
 """How soon to look again for a name that another owner's pod holds."""
-
-
-def clean_up(job: DDPJob, pods: Observed, now: datetime) -> Plan:
-    """Plan for a job that has finished: give up what holds resources, then the job when its time
-    has come.
-    """
-    policy = job.spec.clean_pod_policy
-    doomed = [pod for pod in pods.old if not pod.deleting]
-    for pod in pods.current.values():
-        done = pod.succeeded or pod.failed
-        if not pod.deleting and (policy == "All" or (policy == "Running" and not done)):
-            doomed.append(pod)
-    expiry = _expiry(job)
-    expired = expiry is not None and expiry <= now
-    return Plan(
-        job.status,
-        delete=tuple(pod.key for pod in doomed),
-        delete_job=expired,
-        look_again_at=None if expired else expiry,
-    )
-
-
-def _expiry(job: DDPJob) -> datetime | None:
-    ttl, completed = job.spec.ttl_seconds_after_finished, job.status.completion_time
-    if ttl is None or completed is None:
-        return None
-    return completed + timedelta(seconds=ttl)
 
 
 def stay_suspended(job: DDPJob, pods: Observed) -> Plan:
@@ -120,7 +100,10 @@ def _short_grace(pods: Observed) -> dict[Key, int]:
 
 def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
     """Say that the API server refuses the job's pods or Service for now."""
-    status = job.status.model_copy(update={"observed_generation": job.generation})
+    update: dict[str, object] = {"observed_generation": job.generation}
+    if reason == PODS_FORBIDDEN:
+        update["refused_since"] = job.status.refused_since or now
+    status = job.status.model_copy(update=update)
     known = status.condition("Running")
     status = with_condition(status, "Running", False, reason, message, now)
     told = known is not None and known.reason == reason
@@ -142,6 +125,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         "start_time": status.start_time or now,
         "next_start_time": None,
         "unstartable_since": stuck_since,
+        "refused_since": None,
     }
     status = status.model_copy(update=times)
     events: list[Event] = []
@@ -153,6 +137,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         if created := len(pods.creatable):
             events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
     ready = status.ready_replicas
+    counted = f"{ready} of {replicas} pods are ready"
     if ready == replicas and not status.is_true("Running"):
         message = f"all {replicas} pods are ready"
         status = with_condition(status, "Running", True, PODS_READY, message, now)
@@ -160,8 +145,15 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
             status = with_condition(status, "Restarting", False, PODS_READY, message, now)
         status = status.model_copy(update={"scheduling_retries": 0})
         events.append(Event("Running", message))
-    elif not status.is_true("Running"):
-        reason, message, warning = _waiting(pods, ready, replicas)
+    elif status.is_true("Running"):
+        known = status.condition("Running")
+        if ready < replicas:
+            status = with_condition(status, "Running", True, PODS_NOT_READY, counted, now)
+        elif known is not None and known.reason != PODS_READY:
+            message = f"all {replicas} pods are ready again"
+            status = with_condition(status, "Running", True, PODS_READY, message, now)
+    else:
+        reason, message, warning = _waiting(pods, counted)
         known = status.condition("Running")
         if warning and (known is None or known.reason != reason):
             events.append(Event(reason, message, warning=True))
@@ -170,7 +162,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
     return with_phase(status, pods_scheduled=scheduled), tuple(events)
 
 
-def _waiting(pods: Observed, ready: int, replicas: int) -> tuple[str, str, bool]:
+def _waiting(pods: Observed, counted: str) -> tuple[str, str, bool]:
     """Reason, message and whether a person should look: what the job is waiting for."""
     if pods.blocking:
         names = ", ".join(sorted(pod.key.name for pod in pods.blocking))
@@ -182,6 +174,7 @@ def _waiting(pods: Observed, ready: int, replicas: int) -> tuple[str, str, bool]
     stuck = [pod for pod in pods.current.values() if pod.waiting]
     if stuck:
         pod = min(stuck, key=lambda pod: (not pod.scheduled, pod.identity.index))
-        text = f"pod {pod.key.name} cannot start: {pod.waiting}"
+        what = "is not ready" if pod.waiting == CRASH_LOOP else "cannot start"
+        text = f"pod {pod.key.name} {what}: {pod.waiting}"
         return pod.waiting, f"{text}: {pod.waiting_message}"[:1024], True
-    return PODS_STARTING, f"{ready} of {replicas} pods are ready", False
+    return PODS_STARTING, counted, False

@@ -14,7 +14,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure import restart_rules
 from ddp_operator.job.failure.nodes import with_bad_nodes
-from ddp_operator.job.planning import convergence, decisions, hindsight, recovery, watchdog
+from ddp_operator.job.planning import cleanup, convergence, decisions, hindsight, recovery, watchdog
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.scheduling import release_half_placed
 from ddp_operator.job.pods import completion
@@ -43,7 +43,7 @@ def plan(
     observed = restart_rules.ignoring(job, observe(job, pods), now)
     seen = replace(job, status=_with_counts(job, observed, now))
     if seen.status.finished:
-        return watchdog.with_stacks(job, observed, convergence.clean_up(seen, observed, now))
+        return watchdog.with_stacks(job, observed, cleanup.clean_up(seen, observed, now))
     seen = replace(seen, status=progress.with_report(seen, report))
     pod_0 = observed.current.get(0)
     seen = replace(seen, status=progress.with_last_words(seen.status, pod_0, now))

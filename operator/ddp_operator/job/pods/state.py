@@ -23,11 +23,16 @@ from ddp_operator.ports import Key, Manifest
 
 DISRUPTION_REASONS = frozenset(
     {"Evicted", "Preempting", "Preempted", "NodeShutdown", "Terminated", "Shutdown", "NodeLost",
-     "NodeAffinity"}
+     "NodeAffinity", "NodeName", "NodePorts", "NodeUnschedulable", "TaintToleration"}
 )  # fmt: skip
 """`status.reason` of pods that the cluster ended, not the training: kubelet's eviction, node
-shutdown (`Terminated` and `Shutdown` in different releases) and admission, and the pod garbage
-collector. Kubelet's admission also says `OutOf` and the name of a resource."""
+shutdown (`Terminated` and `Shutdown` in different releases) and the pod garbage collector; and
+kubelet's admission, which repeats the scheduler's checks and may find that they hold no longer. It
+also says `OutOf` and the name of a resource."""
+
+CRASH_LOOP = "CrashLoopBackOff"
+"""Kubelet's reason for a container that keeps ending: in pods that start none again, only a side
+car can, which is an init container with a restart policy of its own."""
 
 CONTAINER_LOST = "ContainerStatusUnknown"
 """Kubelet's reason for a container that it found gone, as after a reboot of the node."""
@@ -110,8 +115,12 @@ class PodState:
     disruption: str = ""
     """Reason of the `DisruptionTarget` condition, where the pod has one."""
     waiting: str = ""
-    """Why the pod has not started, where that is more than the normal course."""
+    """Why the pod is not ready, where that is more than the normal course."""
     waiting_message: str = ""
+    held_by: str = ""
+    """A side car that runs on after the trainer has ended, and keeps the pod from ending: not one
+    among the init containers, which the kubelet ends itself.
+    """
     ignored: bool = False
     """It failed, and a rule of the job has that count as a good end; never seen in the cluster."""
 
@@ -175,6 +184,9 @@ class PodState:
         ended = _exit(state.get("terminated"))
         deleted_at = _deletion_asked_for(metadata)
         waiting, waiting_message = _waiting(state.get("waiting"), conditions)
+        ready = _is_ready(spec, status, conditions, name)
+        if not (waiting or ready):
+            waiting, waiting_message = _crash_loop(status)
         disruption = conditions.get("DisruptionTarget") or {}
         return cls(
             key=Key(metadata["namespace"], metadata["name"]),
@@ -186,7 +198,7 @@ class PodState:
             ),
             spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
             phase=status.get("phase", "Pending"),
-            ready=_is_true(conditions.get("Ready")),
+            ready=ready,
             deleting="deletionTimestamp" in metadata,
             serving=labels.get(LABEL_SERVING) == "true",
             grace_seconds=spec.get("terminationGracePeriodSeconds", 30),
@@ -202,6 +214,7 @@ class PodState:
             disruption=disruption.get("reason", "") if _is_true(disruption) else "",
             waiting=waiting,
             waiting_message=waiting_message,
+            held_by=_running_on(status) if ended else "",
         )
 
 
@@ -232,6 +245,50 @@ def _decisive_state(name: str, status: Manifest) -> tuple[str, Manifest]:
             if failed or waiting.get("reason") in UNSTARTABLE_REASONS:
                 return init["name"], before
     return name, state
+
+
+def _is_ready(
+    spec: Manifest, status: Manifest, conditions: dict[str, Manifest], trainer: str
+) -> bool:
+    """Whether the trainer is at work and all side cars are, or have ended.
+
+    Kubelets take a pod for unready once any of its containers has ended, whatever it was there for.
+    """
+    if _is_true(conditions.get("Ready")):
+        return True
+    if spec.get("readinessGates") or status.get("phase") != "Running":
+        return False
+
+    def is_at_work(each: Manifest) -> bool:
+        has_ended = each["name"] != trainer and "terminated" in (each.get("state") or {})
+        return has_ended or bool(each.get("ready"))
+
+    containers = status.get("containerStatuses") or ()
+    init_containers = status.get("initContainerStatuses") or ()
+    return (
+        any(each["name"] == trainer for each in containers)
+        and all(map(is_at_work, containers))
+        and all(each.get("ready") for each in init_containers)
+    )
+
+
+def _running_on(status: Manifest) -> str:
+    """Return the name of an ordinary container that runs, empty when none does."""
+    statuses = status.get("containerStatuses") or ()
+    running = (s["name"] for s in statuses if "running" in (s.get("state") or {}))
+    return next(running, "")
+
+
+def _crash_loop(status: Manifest) -> tuple[str, str]:
+    """Return reason and message for a side car that keeps ending, empty ones when none does."""
+    for each in status.get("initContainerStatuses") or ():
+        waiting: Manifest = (each.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") == CRASH_LOOP and status.get("phase") in ("Pending", "Running"):
+            last: Manifest = (each.get("lastState") or {}).get("terminated") or {}
+            code = f", last with code {last['exitCode']}" if "exitCode" in last else ""
+            said = f": {last['message']}" if last.get("message") else ""
+            return CRASH_LOOP, f"side car {each['name']} keeps ending{code}{said}"
+    return "", ""
 
 
 def _has_memory_limit(spec: Manifest, container: str) -> bool:
