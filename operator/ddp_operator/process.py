@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from ddp_operator import startup
@@ -9,11 +10,11 @@ from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.health import Health
 from ddp_operator.kube import (
     ApiClient,
+    Credentials,
     CredentialsError,
-    LeaderLease,
+    Leadership,
     LeaseLostError,
     load_credentials,
-    new_identity,
 )
 from ddp_operator.ports import ClusterError, Key
 from ddp_operator.replica import Replica, ReplicaError
@@ -56,30 +57,34 @@ def run(options: Options) -> int:
 
 
 async def _serve(options: Options) -> None:
-    credentials = load_credentials(kubeconfig=options.kubeconfig, context=options.context)
+    credentials = _credentials(options)
     health = Health()
-    # A client of its own for the election: no renewal shall wait behind a job's hundred pods.
-    async with health.serving(options.health_port), ApiClient(credentials) as election_client:
-        lease: LeaderLease | None = None
+    async with health.serving(options.health_port), AsyncExitStack() as stack:
+        lease: Leadership | None = None
         if options.leader_elect:
             key = Key(options.lease_namespace or credentials.default_namespace, options.lease_name)
-            lease = LeaderLease(election_client, key, identity=new_identity())
+            lease = await stack.enter_async_context(Leadership(_credentials(options), key))
 
         async def look() -> bool:
-            key = lease.key if lease else None
-            await startup.check(election_client, options.namespace, lease=key)
-            return await startup.may_see_nodes(election_client)
+            async with ApiClient(credentials) as client:
+                key = lease.key if lease else None
+                await startup.check(client, options.namespace, lease=key)
+                return await startup.may_see_nodes(client)
 
         may_see_nodes = await startup.when_reachable(look)
         ready = asyncio.Event()
-        async with ApiClient(credentials, before_write=lease.check if lease else None) as client:
-            replica = Replica(
-                client,
-                namespace=options.namespace,
-                lease=lease,
-                ready=ready,
-                may_see_nodes=may_see_nodes,
-                progress_seconds=options.progress_poll_seconds,
-            )
-            health.ready, health.metrics = ready.is_set, replica.metrics
-            await replica.run()
+        client = ApiClient(credentials, before_write=lease.check if lease else None)
+        replica = Replica(
+            await stack.enter_async_context(client),
+            namespace=options.namespace,
+            lease=lease,
+            ready=ready,
+            may_see_nodes=may_see_nodes,
+            progress_seconds=options.progress_poll_seconds,
+        )
+        health.ready, health.metrics = ready.is_set, replica.metrics
+        await replica.run()
+
+
+def _credentials(options: Options) -> Credentials:
+    return load_credentials(kubeconfig=options.kubeconfig, context=options.context)

@@ -12,7 +12,8 @@ from ddp_operator.kube.credentials import (
     CredentialsError,
     load_credentials,
 )
-from ddp_operator.kube.lease import LeaderLease, LeaseLostError, new_identity
+from ddp_operator.kube.leadership import Leadership
+from ddp_operator.kube.lease import LeaseLostError
 from ddp_operator.kube.listing import list_names, list_pages
 from ddp_operator.kube.nodes import ALL_NODES, node_of
 from ddp_operator.kube.preflight import Permission, check_access, check_served
@@ -31,7 +32,7 @@ __all__ = [
     "Credentials",
     "CredentialsError",
     "KubeCluster",
-    "LeaderLease",
+    "Leadership",
     "LeaseLostError",
     "Permission",
     "Reflector",
@@ -41,6 +42,5 @@ __all__ = [
     "list_names",
     "list_pages",
     "load_credentials",
-    "new_identity",
     "node_of",
 ]

@@ -1,0 +1,112 @@
+"""An election that goes on while the operator thinks."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from ddp_operator.kube import Credentials, Leadership, LeaseLostError, load_credentials
+from ddp_operator.kube.election import Timing
+from ddp_operator.ports import Key, NotLeaderError
+
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+
+LEASE = Key("ns", "operator")
+TIMING = Timing(
+    lease_duration=6,
+    renew_deadline=4.0,
+    renew_interval=0.1,
+    retry_interval=0.1,
+    request_timeout=2.0,
+)
+THOUGHT_SECONDS = 6.0
+
+
+@contextmanager
+def server_elsewhere() -> Iterator[FakeApiServer]:
+    """An API server with a thread of its own: it answers while this one thinks."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    running = FakeApiServer().running()
+    try:
+        yield asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(60)
+    finally:
+        end = asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop)
+        end.result(60)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
+
+
+@pytest.fixture
+def server() -> Iterator[FakeApiServer]:
+    with server_elsewhere() as running:
+        yield running
+
+
+@pytest.fixture
+def load(server: FakeApiServer, tmp_path: Path) -> Callable[[], Credentials]:
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "test",
+                "clusters": [{"name": "fake", "cluster": {"server": server.url}}],
+                "contexts": [{"name": "test", "context": {"cluster": "fake", "user": "me"}}],
+                "users": [{"name": "me", "user": {}}],
+            }
+        )
+    )
+    return lambda: load_credentials(kubeconfig=str(path), environ={})
+
+
+def think(seconds: float) -> None:
+    """Keep the event loop, and the interpreter, busy."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(10_000))
+
+
+async def test_a_long_thought_does_not_cost_the_lease(
+    server: FakeApiServer, load: Callable[[], Credentials]
+) -> None:
+    async with Leadership(load(), LEASE, timing=TIMING) as leadership:
+        run = asyncio.create_task(leadership.run())
+        await asyncio.wait_for(leadership.held.wait(), 60)
+        puts = server.count("PUT")
+        think(THOUGHT_SECONDS)
+        leadership.check()
+        assert server.count("PUT") > puts + 2
+        assert not run.done()
+        run.cancel()
+        await asyncio.wait({run})
+        await leadership.release()
+        assert not server.objects["leases", *LEASE]["spec"].get("holderIdentity")
+        with pytest.raises(NotLeaderError):
+            leadership.check()
+    assert not leadership.held.is_set()
+
+
+async def test_who_cannot_renew_hears_of_it(
+    server: FakeApiServer, load: Callable[[], Credentials]
+) -> None:
+    async with Leadership(load(), LEASE, timing=TIMING) as leadership:
+        run = asyncio.create_task(leadership.run())
+        await asyncio.wait_for(leadership.held.wait(), 60)
+        server.faults = [Fault("PUT", 503, {"message": "starting"}, times=10**6)]
+        with pytest.raises(LeaseLostError, match="could not be renewed"):
+            await asyncio.wait_for(run, 60)
+        assert not leadership.held.is_set()
+        with pytest.raises(NotLeaderError):
+            leadership.check()
+
+
+async def test_it_ends_without_having_run(load: Callable[[], Credentials]) -> None:
+    async with Leadership(load(), LEASE, timing=TIMING):
+        assert "election" in [thread.name for thread in threading.enumerate()]
+    assert "election" not in [thread.name for thread in threading.enumerate()]
