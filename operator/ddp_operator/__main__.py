@@ -5,7 +5,6 @@ that none pays for the others.
 # ruff: noqa: PLC0415
 
 import argparse
-import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -83,14 +82,9 @@ def _run(asked: argparse.Namespace) -> int:
     # better handlers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from ddp_operator import process
+    from ddp_operator.logs import log_to_stderr
 
-    logging.basicConfig(
-        level=logging.DEBUG if asked.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    # kopf tells of every event that it has handed over; the engine tells what it does about them.
-    for chatty in ("kopf.objects", "kopf.activities", "kopf._core.engines.activities"):
-        logging.getLogger(chatty).setLevel(logging.DEBUG if asked.verbose else logging.WARNING)
+    log_to_stderr(verbose=asked.verbose)
     return process.run(
         process.Options(
             kubeconfig=asked.kubeconfig,

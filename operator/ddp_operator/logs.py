@@ -1,0 +1,48 @@
+"""The operator's log: one record, one line, whatever a job or a pod says of itself."""
+
+import logging
+import unicodedata
+from typing import Final
+
+_MAX_CHARACTERS: Final = 16 * 1024
+"""Of one record; what a collector of logs takes as one (containerd itself cuts lines at 16 KiB)."""
+
+_FORGING: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode's categories of what would break a line, steer a terminal, turn the direction of writing,
+or could not be written at all."""
+
+
+class OneLineFormatter(logging.Formatter):
+    """Time, level, name and message; what could look like another record is escaped."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's line."""
+        return one_line(super().format(record))
+
+
+def one_line(text: str) -> str:
+    """Return a text with everything escaped that is not to be printed, cut where it is too long."""
+    if len(text) > _MAX_CHARACTERS:
+        text = f"{text[:_MAX_CHARACTERS]}… ({len(text) - _MAX_CHARACTERS} more characters)"
+    if text.isprintable():  # nearly always
+        return text
+    return "".join(map(_harmless, text))
+
+
+def log_to_stderr(*, verbose: bool) -> None:
+    """Log from now on; with `verbose`, details as well."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLineFormatter())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+    # kopf tells of every event that it has handed over; the engine tells what it does about them.
+    for chatty in ("kopf.objects", "kopf.activities", "kopf._core.engines.activities"):
+        logging.getLogger(chatty).setLevel(logging.DEBUG if verbose else logging.WARNING)
+
+
+def _harmless(character: str) -> str:
+    if unicodedata.category(character) not in _FORGING:
+        return character
+    return character.encode("unicode_escape").decode()
