@@ -137,21 +137,19 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         if created := len(pods.creatable):
             events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
     ready = status.ready_replicas
-    counted = f"{ready} of {replicas} pods are ready"
+    counted, all_ready = f"{ready} of {replicas} pods are ready", f"all {replicas} pods are ready"
     if ready == replicas and not status.is_true("Running"):
-        message = f"all {replicas} pods are ready"
-        status = with_condition(status, "Running", True, PODS_READY, message, now)
+        status = with_condition(status, "Running", True, PODS_READY, all_ready, now)
         if status.condition("Restarting"):
-            status = with_condition(status, "Restarting", False, PODS_READY, message, now)
+            status = with_condition(status, "Restarting", False, PODS_READY, all_ready, now)
         status = status.model_copy(update={"scheduling_retries": 0})
-        events.append(Event("Running", message))
+        events.append(Event("Running", all_ready))
     elif status.is_true("Running"):
         known = status.condition("Running")
-        if ready < replicas:
-            status = with_condition(status, "Running", True, PODS_NOT_READY, counted, now)
-        elif known is not None and known.reason != PODS_READY:
-            message = f"all {replicas} pods are ready again"
-            status = with_condition(status, "Running", True, PODS_READY, message, now)
+        # What is said of a job that reports no progress stays.
+        if known is not None and known.reason in (PODS_READY, PODS_NOT_READY):
+            said = (PODS_READY, all_ready) if ready == replicas else (PODS_NOT_READY, counted)
+            status = with_condition(status, "Running", True, *said, now)
     else:
         reason, message, warning = _waiting(pods, counted)
         known = status.condition("Running")
