@@ -36,6 +36,18 @@ class InvalidJobError(ValueError):
     """A stored job that the operator cannot act on; the text names each field and what is wrong."""
 
 
+class NewerJobError(InvalidJobError):
+    """A stored job with fields or values that this release does not know.
+
+    The API server keeps none that its CRD does not know, so a newer release's CRD is installed; and
+    it gives each new field's default to all jobs, also those that run.
+    """
+
+
+_NEWER = frozenset({"extra_forbidden", "literal_error"})
+"""pydantic's types of error for fields, and for words, that are not known."""
+
+
 @dataclass(frozen=True)
 class DDPJob:
     """One job: identity, wish and state."""
@@ -64,6 +76,7 @@ class DDPJob:
         Raises:
             InvalidJobError: the spec or status cannot be understood, or breaks a rule. It says
             where and how.
+            NewerJobError: all that cannot be understood are names that are not known.
         """
         metadata = manifest["metadata"]
         try:
@@ -71,7 +84,10 @@ class DDPJob:
             PodTemplate.model_validate(spec.template)
             status = DDPJobStatus.model_validate(manifest.get("status") or {})
         except ValidationError as error:
-            raise InvalidJobError(_in_words(error, manifest)) from None
+            types = {item["type"] for item in error.errors(include_url=False)}
+            is_newer = error.title == DDPJobSpec.__name__ and types <= _NEWER
+            kind = NewerJobError if is_newer else InvalidJobError
+            raise kind(_in_words(error, manifest)) from None
         broken = violations(metadata["name"], spec)
         if broken:
             raise InvalidJobError("; ".join(broken))

@@ -24,6 +24,8 @@ class Metrics:
         self._failures: Counter[Labels] = Counter()
         self._buckets = [0] * (len(_BUCKETS) + 1)
         self._reconciling_seconds = 0.0
+        self.lost_fields: frozenset[str] = frozenset()
+        """Fields of the status that the server's CRD, which is older, does not keep."""
 
     @contextmanager
     def reconciling(self) -> Iterator[None]:
@@ -67,6 +69,12 @@ class Metrics:
             _family("failures_total", "counter", "Failures by class, reason.", self._failures),
             _family("queue_length", "gauge", "Jobs that wait for a worker.", {(): queued}),
             _family("leader", "gauge", "1 where this replica acts.", {(): int(leading)}),
+            _family(
+                "crd_lost_fields",
+                "gauge",
+                "Fields of the status that the installed CRD, which is older, does not keep.",
+                {(): len(self.lost_fields)},
+            ),
             _head(name, "histogram", "Time of one look at one job."),
             histogram,
         )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from ddp_operator import __version__
 from ddp_operator.api.constants import LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
@@ -14,7 +15,7 @@ from ddp_operator.engine.jobs import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.slow_start import slow_start
-from ddp_operator.engine.statuspatch import News, as_stored, merge_patch, news
+from ddp_operator.engine.statuspatch import News, news, pruned, status_patch
 from ddp_operator.job.planning.convergence import hold
 from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.model import Plan, accounted
@@ -212,7 +213,7 @@ class Reconciler:
         """
         patch: Manifest = {}
         if not isinstance(entry.job, DDPJob) or status != entry.job.status:  # spares building it
-            patch = merge_patch(entry.manifest.get("status") or {}, as_stored(status))
+            patch = status_patch(entry.manifest.get("status") or {}, status)
         if patch:
             version = entry.manifest["metadata"].get("resourceVersion")
             try:
@@ -225,9 +226,21 @@ class Reconciler:
                 self._jobs.remove(key, uid=entry.uid)
                 return  # of a job that is gone, its vanishing pods included, there is no news
             self._jobs.put(stored, written_at=self._clock())
+            self._complain(pruned(status, stored.get("status") or {}))
             if isinstance(entry.job, DDPJob):
                 self._metrics.recorded(before=entry.job.status, after=status)
         await self._tell(entry, events)
+
+    def _complain(self, lost: frozenset[str]) -> None:
+        """Say, once, that the CRD is older than this operator."""
+        if new := lost - self._metrics.lost_fields:
+            self._metrics.lost_fields |= new
+            logger.error(
+                "the CRD is older than this operator and drops what it must remember (status.%s): "
+                "apply the CRD of this release, %s",
+                ", status.".join(sorted(new)),
+                __version__,
+            )
 
     async def _read(self, key: Key, entry: Entry) -> None:
         """Learn what is stored, when a write has left that open."""

@@ -6,6 +6,8 @@ from typing import Any, Final
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.ports import Manifest
 
+_KNOWN: Final = frozenset(field.alias for field in DDPJobStatus.model_fields.values())
+
 # Texts, lists and maps without content only lengthen `kubectl describe`, and Kubernetes 1.20 takes
 # an empty text for null and refuses the whole status. Zeros are news: they stay.
 _EMPTY: tuple[object, ...] = ("", [], {})
@@ -23,6 +25,20 @@ def _filled(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _filled(inner) for name, inner in value.items() if inner not in _EMPTY}
     return [_filled(item) for item in value] if isinstance(value, list) else value
+
+
+def status_patch(old: Manifest, status: DDPJobStatus) -> dict[str, Any]:
+    """Return the merge patch that has `old`, as stored, say what `status` says.
+
+    What a newer operator has stored beside it stays.
+    """
+    others = {name: value for name, value in old.items() if name not in _KNOWN}
+    return merge_patch(old, as_stored(status) | others)
+
+
+def pruned(status: DDPJobStatus, stored: Manifest) -> frozenset[str]:
+    """Names of the fields that a server has dropped from a status, since its CRD knows them not."""
+    return frozenset(as_stored(status).keys() - stored.keys())
 
 
 def merge_patch(old: Manifest, new: Manifest) -> dict[str, Any]:

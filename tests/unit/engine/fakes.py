@@ -34,6 +34,8 @@ class FakeCluster:
         self.calls: list[str] = []
         self.refuse: dict[str, ClusterError] = {}
         self.lose_answers: set[str] = set()
+        self.lost_fields: set[str] = set()
+        """Fields of the status that the CRD does not know."""
         self._version = 0
 
     def store_job(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,6 +81,7 @@ class FakeCluster:
         if resource_version not in (None, stored["metadata"]["resourceVersion"]):
             raise ConflictError("the job has changed", status=409)
         status = merged(stored.get("status") or {}, status)
+        status = {name: value for name, value in status.items() if name not in self.lost_fields}
         if merge_patch(stored.get("status") or {}, status):
             stored["status"] = status
             stored["metadata"]["resourceVersion"] = self._next_version()

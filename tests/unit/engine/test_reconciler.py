@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.engine.jobs import JobCache
+from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status.progress import Report, parse
@@ -68,7 +69,10 @@ class World:
         self.cluster = FakeCluster()
         self.jobs = JobCache()
         self.now = NOW
-        self.reconciler = Reconciler(self.cluster, self.jobs, clock=lambda: self.now)
+        self.metrics = Metrics()
+        self.reconciler = Reconciler(
+            self.cluster, self.jobs, clock=lambda: self.now, metrics=self.metrics
+        )
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
         self.jobs.put(self.cluster.store_job(manifest))
@@ -183,6 +187,48 @@ async def test_what_was_accepted_once_is_no_fault_of_the_template(world: World) 
     world.cluster.refuse.clear()
     await world.reconcile()
     assert {key.name for key in world.cluster.pods} >= {"train-1-0", "train-1-1"}
+
+
+async def test_an_older_crd_is_said_once_and_makes_nothing_loop(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.cluster.lost_fields = {"completedIndexes", "acceptedSpecHash", "ready", "replacements"}
+    world.apply(job(restart={"scope": "Pod"}))
+    await world.reconcile()
+    world.cluster.set_pod_status("train-0-0", READY)
+    world.cluster.set_pod_status("train-0-1", READY)
+    world.now += timedelta(seconds=60)
+    await world.reconcile()
+    assert world.status["phase"] == "Running"
+    told = [record for record in caplog.records if "older than this operator" in record.message]
+    assert ["acceptedSpecHash" in record.message for record in told] == [True]
+    assert world.metrics.lost_fields == {"acceptedSpecHash", "ready"}
+    version = world.cluster.jobs[KEY]["metadata"]["resourceVersion"]
+    for _ in range(3):
+        world.now += timedelta(seconds=60)
+        assert await world.reconcile() == ["patch_status train"]
+    assert world.cluster.jobs[KEY]["metadata"]["resourceVersion"] == version
+
+
+async def test_a_job_for_a_newer_operator_is_left_alone(world: World) -> None:
+    """A new CRD gives the defaults of its new fields to the jobs that run already."""
+    world.apply(job())
+    await world.reconcile()
+    pods = set(world.cluster.pods)
+    world.apply(job(spares=0, restart={"scope": "InPlace"}) | {"status": world.status})
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    await world.reconcile()
+    assert (world.status["phase"], world.status["reason"]) == ("Pending", "NewerThanOperator")
+    assert "spec.spares: unknown field" in world.status["message"]
+    assert "upgrade it" in world.status["message"]
+    assert await world.reconcile() == []
+    assert set(world.cluster.pods) == pods
+    assert [event.reason for event in world.cluster.events if event.warning] == [
+        "NewerThanOperator"
+    ]
+    world.apply(job() | {"status": world.status})
+    await world.reconcile()
+    assert "train-1-0" in {key.name for key in world.cluster.pods}, "the newer one goes on"
 
 
 async def test_a_denial_to_delete_is_tried_again_for_jobs_that_failed(world: World) -> None:

@@ -4,7 +4,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddp_operator.api.status import Condition, DDPJobStatus, Progress
-from ddp_operator.engine.statuspatch import News, as_stored, merge_patch, news
+from ddp_operator.engine.statuspatch import (
+    News,
+    as_stored,
+    merge_patch,
+    news,
+    pruned,
+    status_patch,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,3 +67,18 @@ def test_a_status_is_stored_without_empty_fields_but_with_zeros() -> None:
     assert not {"ready", "reason", "failures", "replacements", "startTime"} & set(stored)
     assert "message" not in stored["conditions"][0]
     assert DDPJobStatus.model_validate(stored).conditions[0].message == ""
+
+
+def test_what_a_newer_operator_has_stored_stays() -> None:
+    spares = {"node": "a"}
+    old = {**as_stored(DDPJobStatus(reason="PodsStarting")), "spares": spares}
+    patch = status_patch(old, DDPJobStatus(phase="Running"))
+    assert patch == {"phase": "Running", "reason": None}
+
+
+def test_what_an_older_crd_drops_is_noticed() -> None:
+    status = DDPJobStatus(phase="Running", ready="2/2")
+    stored = as_stored(status)
+    assert pruned(status, {**stored, "of": "others"}) == frozenset()
+    del stored["ready"]
+    assert pruned(status, stored) == {"ready"}

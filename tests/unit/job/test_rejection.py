@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.api.job import DDPJob, InvalidJobError, NewerJobError
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.rejection import reject
 from ddp_operator.job.pods.state import PodState
@@ -97,3 +97,21 @@ def test_its_time_to_live_counts_where_it_can_be_read(ttl: object, *, expires: b
     assert not waiting.delete_job
     assert waiting.look_again_at == (later(60) if expires else None)
     assert reject(failed, InvalidJobError("spec.replicas"), [], later(60)).delete_job is expires
+
+
+@pytest.mark.parametrize(
+    ("spec", "newer"),
+    [
+        ({"spares": 1}, True),
+        ({"restart": {"scope": "InPlace"}}, True),
+        ({"spares": 1, "replicas": 0}, False),
+        ({"replicas": "two"}, False),
+    ],
+)
+def test_what_only_a_newer_operator_understands_fails_nothing(
+    spec: Manifest, *, newer: bool
+) -> None:
+    with pytest.raises(InvalidJobError) as error:
+        DDPJob.parse(stored_job(**spec))
+    assert isinstance(error.value, NewerJobError) == newer
+    assert rejected(stored_job(**spec)).decided != newer

@@ -6,24 +6,33 @@ from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
-from ddp_operator.api.job import InvalidJobError
+from ddp_operator import __version__
+from ddp_operator.api.job import InvalidJobError, NewerJobError
 from ddp_operator.api.spec import MAX_SECONDS
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.planning.decisions import finish
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.goodput import account
-from ddp_operator.ports import Manifest
+from ddp_operator.ports import Event, Manifest
+
+NEWER_JOB = "NewerThanOperator"
+"""Reason of a job that waits for a newer operator."""
 
 
 def reject(
     manifest: Manifest, error: InvalidJobError, pods: Sequence[PodState], now: datetime
 ) -> Plan:
-    """Decide that the job has failed, with the reason in words; then give its pods up."""
+    """Decide that the job has failed, with the reason in words; then give its pods up.
+
+    A job that only a newer operator can understand is left as it is, until there is one.
+    """
     metadata = manifest["metadata"]
     status = _status(manifest)
     if "deletionTimestamp" in metadata:
         return Plan(status)
+    if isinstance(error, NewerJobError) and not status.finished:
+        return _leave(status, error)
     if not status.finished:
         status = status.model_copy(update={"observed_generation": metadata.get("generation", 0)})
         failed = finish(status, "Failed", "InvalidSpec", str(error), now)
@@ -40,6 +49,16 @@ def reject(
         delete_job=expired,
         look_again_at=None if expired else expiry,
     )
+
+
+def _leave(status: DDPJobStatus, error: NewerJobError) -> Plan:
+    message = (
+        f"left as it is: this operator ({__version__}) is older than the CRD that is installed; "
+        f"upgrade it. {error}"
+    )
+    told = status.reason == NEWER_JOB
+    events = () if told else (Event(NEWER_JOB, message, warning=True),)
+    return Plan(status.model_copy(update={"reason": NEWER_JOB, "message": message}), events=events)
 
 
 def _expiry(manifest: Manifest, status: DDPJobStatus) -> datetime | None:
