@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from ddp_operator.kube import PODS, ApiClient
 from ddp_operator.ports import NotFoundError
 
 from tests.good_manifests import Json
+from tests.waiting import eventually
 
 NODE: Final = "node-1"
 _STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
@@ -75,6 +77,21 @@ class FakeKubelet:
             await self._client.request("DELETE", path, body=now)
         except NotFoundError:
             return
+
+    async def let_go(self, *pods: str) -> None:
+        """End the termination of pods as soon as somebody asks for their deletion."""
+
+        async def told(pod: str) -> bool:
+            path = PODS.path(namespace=self._namespace, name=pod)
+            try:
+                manifest = await self._client.request("GET", path)
+            except NotFoundError:
+                return True
+            return "deletionTimestamp" in manifest["metadata"]
+
+        for pod in pods:
+            await eventually(partial(told, pod))
+            await self.finish(pod)
 
     async def _end(
         self,

@@ -117,10 +117,13 @@ async def test_suspend_and_resume(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await jobs.until_pods()
     await kubelet.finish("job-0-0")
     await jobs.set_spec(suspend=False)
+    # The other old pod still terminates.
+    status = await jobs.until(lambda status: status.reason == "WaitingForOldPods")
+    assert (await jobs.pods()).keys() == {"job-0-1"}
+    await kubelet.finish("job-0-1")
     status = await jobs.until(lambda status: status.is_true("PodsCreated"))
-    # The other old pod still terminates; the new ones have names and host names of their own.
     pods = await jobs.until_pods("job-1-0", "job-1-1")
-    assert pods.keys() == {"job-0-1", "job-1-0", "job-1-1"}
+    assert pods.keys() == {"job-1-0", "job-1-1"}
     for pod in ("job-1-0", "job-1-1"):
         await kubelet.run(pod)
     status = await jobs.until_phase("Running")
@@ -146,6 +149,7 @@ async def test_replicas_change_while_suspended(jobs: Jobs, kubelet: FakeKubelet)
     await jobs.until_phase("Suspended")
     await jobs.set_spec(replicas=3)
     await jobs.until(lambda status: status.ready.endswith("/3"))
+    await kubelet.let_go("job-0-0", "job-0-1")
     await jobs.set_spec(suspend=False)
     pods = await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
     environment = pods["job-1-2"]["spec"]["containers"][0]["env"]
@@ -160,6 +164,7 @@ async def test_a_changed_template_starts_all_pods_anew_and_is_not_charged(
 ) -> None:
     await start(jobs, kubelet)
     await jobs.set_spec(template=template(container(image="registry.example/trainer:2")))
+    await kubelet.let_go("job-0-0", "job-0-1")
     pods = await jobs.until_pods("job-1-0", "job-1-1")
     assert pods["job-1-0"]["spec"]["containers"][0]["image"].endswith(":2")
     status = await jobs.until_phase("Restarting")

@@ -182,6 +182,7 @@ async def test_the_api_server_is_restarted(
     await jobs.until_phase("Running")
     await asyncio.to_thread(control_plane.restart_apiserver)
     await kubelet.fail("job-0-1")
+    await kubelet.let_go("job-0-0")
     await jobs.until_pods("job-1-0", "job-1-1")
     await jobs.create(job("next"))
     await jobs.until_pods("next-0-0", name="next")

@@ -69,6 +69,7 @@ async def test_progress_is_told_and_a_hang_is_ended(
     [failure] = status.failures
     assert (failure.reason, failure.rank, failure.class_) == ("NoProgress", 1, "Application")
     assert status.restarts == 1
+    await kubelet.let_go("job-0-0", "job-0-1")
     await jobs.until_pods("job-1-0", "job-1-1")
     assert trainer.asked.count("dump-stacks") == 2
     told = await jobs.until_told("Restarting")

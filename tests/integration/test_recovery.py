@@ -37,6 +37,10 @@ async def test_a_failed_pod_restarts_the_gang(jobs: Jobs, kubelet: FakeKubelet) 
     await start(jobs, kubelet, template=template(limited))
     await kubelet.fail("job-0-1", exit_code=137, reason="OOMKilled", message="too much")
     # At once: the survivor still terminates.
+    status = await jobs.until(lambda status: status.reason == "WaitingForOldPods")
+    assert status.message == "waiting for old pods to end: job-0-0"
+    assert (await jobs.pods()).keys() <= {"job-0-0", "job-0-1"}, "the old rank 0 may still save"
+    await kubelet.let_go("job-0-0")
     pods = await jobs.until_pods("job-1-0", "job-1-1")
     assert "job-0-0" in pods
     status = await jobs.until(lambda status: status.is_true("PodsCreated"))
@@ -49,7 +53,6 @@ async def test_a_failed_pod_restarts_the_gang(jobs: Jobs, kubelet: FakeKubelet) 
     assert (failure.exit_code, failure.signal, failure.reason) == (137, 9, "OOMKilled")
     assert failure.message == "too much"
     assert "(restart 1 of 3)" in await jobs.until_told("Restarting")
-    await kubelet.finish("job-0-0")
     await run_all(jobs, kubelet)
     status = await jobs.until_phase("Running")
     assert not status.is_true("Restarting")
@@ -67,6 +70,7 @@ async def test_the_first_failure_is_the_cause(jobs: Jobs, kubelet: FakeKubelet) 
 async def test_restarts_are_used_up(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await start(jobs, kubelet, restart={"maxRestarts": 1})
     await kubelet.fail("job-0-0", message="first")
+    await kubelet.let_go("job-0-1")
     await jobs.until_pods("job-1-0", "job-1-1")
     await run_all(jobs, kubelet)
     await kubelet.fail("job-1-1", message="second")
@@ -109,6 +113,7 @@ async def test_rules_decide(jobs: Jobs, kubelet: FakeKubelet) -> None:
     assert "spec.restart.rules[1]" in await jobs.until_told("FailureIgnored")
     await kubelet.fail("job-0-0", exit_code=42)
     # A lone replacement would find pod 2 gone: the rule's RestartPod takes the gang.
+    await kubelet.let_go("job-0-1")
     await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
     await run_all(jobs, kubelet)
     await kubelet.fail("job-1-0", exit_code=42)
@@ -165,6 +170,8 @@ async def test_a_disruption_is_not_charged(
 ) -> None:
     await start(jobs, kubelet, restart={"scope": scope, "maxRestarts": 0})
     await kubelet.evict("job-0-1")
+    if scope == "Gang":
+        await kubelet.let_go("job-0-0")
     await jobs.until_pods(*expected)
     status = await jobs.until(lambda status: status.is_true("PodsCreated"))
     assert (status.restarts, status.disruptions) == (0, 1)
@@ -199,6 +206,8 @@ async def test_a_pod_that_vanished_is_replaced(
 ) -> None:
     await start(jobs, kubelet, restart={"scope": scope, "maxRestarts": 0})
     await kubelet.finish("job-0-1")  # gone at once, as with its node
+    if scope == "Gang":
+        await kubelet.let_go("job-0-0")
     await jobs.until_pods(*expected)
     status = await jobs.until(lambda status: status.is_true("PodsCreated"))
     assert (status.restarts, status.disruptions) == (0, 1)

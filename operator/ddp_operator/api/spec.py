@@ -157,6 +157,15 @@ class Restart(ApiModel):
             "replaced, under the same identity, for trainers that form their group anew."
         ),
     )
+    replace_when: Literal["Terminating", "Gone"] | None = Field(
+        default=None,
+        description=(
+            "When new pods are created: once the old ones were told to end, or once they have "
+            "ended (or do not answer any more). Absent: Gone for a whole gang, whose old rank 0 "
+            "may still save and whose GPUs are needed; Terminating for a single pod, since the "
+            "others wait for its replacement."
+        ),
+    )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=3,
         description="Failures of the training itself that are forgiven; disruptions never count.",

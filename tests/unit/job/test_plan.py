@@ -102,7 +102,7 @@ class TestStart:
 
     def test_pods_of_an_earlier_job_that_hold_no_needed_name_are_left_alone(self) -> None:
         job = fresh_job()
-        stranger = pod(job, 0, attempt=3, owner_uid="another")
+        stranger = ended(job, 0, code=1, attempt=3, owner_uid="another")
         planned = plan(job, [stranger], NOW)
         assert len(planned.create) == 2
         assert planned.delete == ()

@@ -77,8 +77,10 @@ class TestSuspension:
         assert planned.status.phase == "Pending"
         assert planned.status.message == "spec.suspend is false again; pods are created"
         planned = plan(stored(job, planned), pods, later(160))
-        assert planned.create == (Identity(0, 1), Identity(1, 1))
+        assert planned.create == (), "the old ones save"
         assert len(planned.delete) == 2
+        planned = plan(stored(job, planned), [], later(165))
+        assert planned.create == (Identity(0, 1), Identity(1, 1))
 
     def test_resumed_before_the_first_pods_were_recorded(self) -> None:
         """They were created, the operator died, the user suspended and resumed."""

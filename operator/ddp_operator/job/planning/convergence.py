@@ -11,6 +11,7 @@ from ddp_operator.job.failure.causes import cause_due, unstartable, unstartable_
 from ddp_operator.job.planning.decisions import active_deadline
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.scheduling import timeout_due
+from ddp_operator.job.planning.succession import awaited, given_up_at
 from ddp_operator.job.pods.completion import next_settled_at
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import CRASH_LOOP, PodState
@@ -42,6 +43,8 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     paused_until = job.status.next_start_time
     if paused_until is not None and now < paused_until:
         return _pause(job, pods, paused_until, now)
+    if old := awaited(job, pods, now):
+        return _wait_for(job, pods, old, now)
     status, events = _progress(job, pods, now)
     active = replace(job, status=status)
     deadlines = (
@@ -70,7 +73,23 @@ def _pause(job: DDPJob, pods: Observed, until: datetime, now: datetime) -> Plan:
     """Wait before new pods are created; old ones go meanwhile."""
     why = job.status.condition("Restarting")
     message = f"waiting until {format_time(until)}" + (f": {why.message}" if why else "")
-    status = with_condition(job.status, "Running", False, "WaitingToStart", message, now)
+    return _wait(job, pods, "WaitingToStart", message, until, now)
+
+
+def _wait_for(job: DDPJob, pods: Observed, old: list[PodState], now: datetime) -> Plan:
+    """Wait for old pods to end."""
+    names = sorted(pod.key.name for pod in old)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    message = f"waiting for old pods to end: {', '.join(names[:3])}{more}"
+    until = max(given_up_at(job, pod, now) for pod in old)
+    return _wait(job, pods, "WaitingForOldPods", message, until, now)
+
+
+def _wait(
+    job: DDPJob, pods: Observed, reason: str, message: str, until: datetime, now: datetime
+) -> Plan:
+    """Create no pod before `until`, unless something changes."""
+    status = with_condition(job.status, "Running", False, reason, message, now)
     deadlines = (until, active_deadline(job), cause_due(job, pods, now))
     return Plan(
         with_phase(status, pods_scheduled=False),

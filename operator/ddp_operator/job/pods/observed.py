@@ -16,8 +16,10 @@ class Observed:
 
     current: dict[int, PodState]
     old: tuple[PodState, ...]
+    strangers: tuple[PodState, ...]
+    """Pods of another owner: of an earlier job of the same name, as a rule."""
     blocking: tuple[PodState, ...]
-    """Pods of another owner that bear a name which this job needs, as objects or in DNS."""
+    """Strangers that bear a name which this job needs, as objects or in DNS."""
     missing: tuple[Identity, ...]
     """Those that ended well before they went are not."""
     creatable: tuple[Identity, ...]
@@ -56,6 +58,7 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
     return Observed(
         current=current,
         old=tuple(old),
+        strangers=tuple(strangers),
         blocking=tuple(blocking.values()),
         missing=missing,
         creatable=tuple(creatable),

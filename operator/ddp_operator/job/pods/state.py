@@ -97,6 +97,8 @@ class PodState:
     """It was told to end before it ended."""
     disrupted_at: datetime | None = None
     """When it was told to end, or that it would have to."""
+    ends_by: datetime | None = None
+    """When the kubelet kills what is left of it; None before it was told to end."""
     grace_seconds: int = 30
     """What its own spec gives it to end, after it was told to."""
     serving: bool = True
@@ -204,6 +206,7 @@ class PodState:
             grace_seconds=spec.get("terminationGracePeriodSeconds", 30),
             node=spec.get("nodeName", ""),
             address=_address(name, spec, status),
+            ends_by=_time(metadata.get("deletionTimestamp")),
             ended_by_deletion=_ended_by_deletion(deleted_at, ended),
             disrupted_at=_earliest(deleted_at, _time_of(disruption)),
             container=container,
@@ -329,9 +332,12 @@ def _ended_by_deletion(deleted_at: datetime | None, ended: ContainerExit | None)
     return ended.finished is not None and ended.finished >= deleted_at
 
 
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
 def _time_of(condition: Manifest) -> datetime | None:
-    moment = condition.get("lastTransitionTime") if _is_true(condition) else None
-    return datetime.fromisoformat(moment) if moment else None
+    return _time(condition.get("lastTransitionTime")) if _is_true(condition) else None
 
 
 def _earliest(*moments: datetime | None) -> datetime | None:
@@ -341,13 +347,12 @@ def _earliest(*moments: datetime | None) -> datetime | None:
 def _exit(terminated: Manifest | None) -> ContainerExit | None:
     if not terminated:
         return None
-    finished = terminated.get("finishedAt")
     return ContainerExit(
         code=int(terminated.get("exitCode", 0)),
         signal=int(terminated.get("signal") or 0),
         reason=terminated.get("reason", ""),
         message=terminated.get("message", ""),
-        finished=datetime.fromisoformat(finished) if finished else None,
+        finished=_time(terminated.get("finishedAt")),
     )
 
 

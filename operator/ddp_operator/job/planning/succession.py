@@ -1,0 +1,50 @@
+"""Who has to go before new pods come.
+
+A rank 0 that was told to end saves for a while, and two at once may write into one checkpoint; and
+the GPUs of those that end are those that the new ones want, or an autoscaler buys others.
+"""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.state import PodState
+
+SILENT_SECONDS: Final = 10
+"""How long after its time a pod that does not end is waited for: kubelets kill what is left at once
+and say so within seconds. One that does not is out of reach, and so may its node be for hours."""
+
+COLLECTION_SECONDS: Final = 30
+"""How long pods of an earlier job may take to be told that it is gone: the garbage collector tells
+them within moments, unless it is busy."""
+
+
+def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
+    """Return the pods that are to end before this job's missing ones are created."""
+    policy = job.spec.restart.replace_when
+    if policy == "Terminating" or not pods.missing:
+        return []
+    candidates = (*pods.old, *pods.strangers)
+    if job.status.replacing:
+        replaced = set(job.status.replacing) if policy == "Gone" else set()
+        candidates = tuple(
+            pod
+            for pod in pods.old
+            if pod.identity.attempt == job.status.attempt and pod.identity.index in replaced
+        )
+    return [pod for pod in candidates if not _is_over(pod) and now < given_up_at(job, pod, now)]
+
+
+def given_up_at(job: DDPJob, pod: PodState, now: datetime) -> datetime:
+    """Until when a pod is waited for."""
+    if pod.ends_by is not None:
+        return pod.ends_by + timedelta(seconds=SILENT_SECONDS)
+    if pod.owner_uid != job.uid:
+        return job.created + timedelta(seconds=COLLECTION_SECONDS)
+    return now + timedelta(seconds=pod.grace_seconds + SILENT_SECONDS)  # it will be told at once
+
+
+def _is_over(pod: PodState) -> bool:
+    """Whether its trainer writes no more, or never began."""
+    return pod.succeeded or pod.failed or not pod.scheduled

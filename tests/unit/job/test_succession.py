@@ -1,0 +1,108 @@
+"""Who has to go before new pods come."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.planning.succession import COLLECTION_SECONDS, SILENT_SECONDS
+from ddp_operator.job.pods.state import PodState
+
+from tests.unit.job.builders import (
+    condition,
+    ended,
+    fresh_job,
+    later,
+    ready,
+    running_job,
+    stored,
+)
+
+
+def restarting(**restart: Any) -> tuple[DDPJob, PodState, PodState]:
+    """A job whose pod 1 has failed, and whose gang is to start anew; its old pods."""
+    job, pods = running_job(restart=restart)
+    failed = ended(job, 1, code=1, at=60)
+    job = stored(job, plan(job, [pods[0], failed], later(60)))
+    assert job.status.attempt == 1
+    return job, pods[0], failed
+
+
+def told_to_end(pod: PodState, at: float, grace: float = 15) -> PodState:
+    return replace(pod, deleting=True, ends_by=later(at + grace))
+
+
+def test_a_gang_waits_until_the_old_one_has_ended() -> None:
+    job, old, failed = restarting()
+    planned = plan(job, [old, failed], later(60))
+    assert (planned.create, set(planned.delete)) == ((), {old.key, failed.key})
+    assert condition(planned, "Running") == ("False", "WaitingForOldPods")
+    assert planned.status.phase == "Restarting"
+    assert planned.status.message == "waiting for old pods to end: digits-0-0"
+    job = stored(job, planned)
+    going = told_to_end(old, 61)
+    waiting = plan(job, [going], later(70))
+    assert (waiting.create, waiting.delete) == ((), ())
+    assert waiting.look_again_at == later(61 + 15 + SILENT_SECONDS)
+    over = replace(ended(job, 0, code=143, attempt=0), deleting=True)
+    assert len(plan(job, [over], later(71)).create) == 2, "it is there, but writes no more"
+    assert len(plan(job, [], later(71)).create) == 2
+
+
+def test_one_that_does_not_end_is_not_waited_for_for_ever() -> None:
+    """Its node is lost, as a rule; nobody knows for how long."""
+    job, old, _ = restarting()
+    going = told_to_end(old, 61)
+    assert plan(job, [going], later(61 + 14 + SILENT_SECONDS)).create == ()
+    planned = plan(job, [going], later(61 + 15 + SILENT_SECONDS))
+    assert len(planned.create) == 2
+    assert condition(planned, "PodsCreated") == ("True", "Created")
+
+
+def test_one_that_never_had_a_node_writes_nothing() -> None:
+    job, old, _ = restarting()
+    assert len(plan(job, [replace(old, node="", phase="Pending")], later(61)).create) == 2
+
+
+def test_at_once_if_that_is_wanted() -> None:
+    job, old, failed = restarting(replaceWhen="Terminating")
+    assert len(plan(job, [old, failed], later(60)).create) == 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "created"),
+    [({}, 1), ({"replaceWhen": "Terminating"}, 1), ({"replaceWhen": "Gone"}, 0)],
+)
+def test_the_others_wait_for_a_single_replacement(wanted: dict[str, str], created: int) -> None:
+    job, pods = running_job(restart={"scope": "Pod", **wanted})
+    leaving = told_to_end(pods[1], 60)
+    job = stored(job, plan(job, [pods[0], leaving], later(60)))
+    assert job.status.replacing == (1,)
+    planned = plan(job, [pods[0], leaving], later(60))
+    assert len(planned.create) == created
+    assert planned.fence == (leaving.key,)
+    assert len(plan(job, [pods[0]], later(61)).create) == 1
+
+
+class TestEarlierJob:
+    """Its pods end for a while after a job of its name is created anew."""
+
+    def stranger(self, job: DDPJob, **state: Any) -> PodState:
+        return ready(job, 0, attempt=3, owner_uid="another", **state)
+
+    def test_its_pods_are_waited_for(self) -> None:
+        job = fresh_job()
+        going = self.stranger(job, deleting=True, ends_by=later(30))
+        planned = plan(job, [going], later(1))
+        assert (planned.create, planned.delete) == ((), ())
+        assert (planned.status.phase, planned.status.reason) == ("Pending", "WaitingForOldPods")
+        assert len(plan(job, [], later(2)).create) == 2
+
+    def test_nobody_may_have_told_them_yet(self) -> None:
+        job = fresh_job()
+        planned = plan(job, [self.stranger(job)], later(1))
+        assert planned.create == ()
+        assert planned.look_again_at == later(COLLECTION_SECONDS)
+        # Somebody wants to keep them, it seems.
+        assert len(plan(job, [self.stranger(job)], later(COLLECTION_SECONDS)).create) == 2
