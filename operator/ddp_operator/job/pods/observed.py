@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.api.status import Failure
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Key
@@ -32,19 +32,30 @@ class Observed:
 
 def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
     """Sort a job's pods by what they mean to it."""
-    wanted = {i: _identity(job.status, i) for i in range(job.spec.replicas)}
+    status, replicas = job.status, job.spec.replicas
+    replacements = {int(i): count for i, count in status.replacements.items() if i.isdecimal()}
     current: dict[int, PodState] = {}
     old: list[PodState] = []
     strangers: list[PodState] = []
     for pod in pods:
+        identity = pod.identity
+        index = identity.index
         if pod.owner_uid != job.uid:
             strangers.append(pod)
-        elif wanted.get(pod.identity.index) == pod.identity:
-            current[pod.identity.index] = pod
+        elif (
+            identity.attempt == status.attempt
+            and identity.replacement == replacements.get(index, 0)
+            and 0 <= index < replicas
+        ):
+            current[index] = pod
         else:
             old.append(pod)
-    done = completion.read(job.status.completed_indexes, below=job.spec.replicas)
-    missing = tuple(each for i, each in wanted.items() if i not in current and i not in done)
+    done = completion.read(status.completed_indexes, below=replicas)
+    missing = tuple(
+        Identity(index, status.attempt, replacements.get(index, 0))
+        for index in range(replicas)
+        if index not in current and index not in done
+    )
     by_name = {pod.key.name: pod for pod in strangers}
     by_host_name = {pod.identity.host_name(job.name): pod for pod in strangers if pod.in_dns}
     blocking: dict[Key, PodState] = {}
@@ -64,7 +75,3 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
         creatable=tuple(creatable),
         completed=done.difference(current),
     )
-
-
-def _identity(status: DDPJobStatus, index: int) -> Identity:
-    return Identity(index, status.attempt, status.replacements.get(str(index), 0))

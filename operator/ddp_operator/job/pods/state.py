@@ -4,7 +4,7 @@ Thousands of pods are held in memory and compared at every step, so nothing else
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Self
 
@@ -126,25 +126,22 @@ class PodState:
     ignored: bool = False
     """It failed, and a rule of the job has that count as a good end; never seen in the cluster."""
 
-    @property
-    def succeeded(self) -> bool:
-        """The training in it has ended well (a side car may still run)."""
+    # What follows from the above, once for each state: a plan asks a dozen times for each pod.
+    succeeded: bool = field(init=False, compare=False, repr=False)
+    """The training in it has ended well (a side car may still run)."""
+    failed: bool = field(init=False, compare=False, repr=False)
+    """It will never train again, and did not end well."""
+    disrupted: bool = field(init=False, compare=False, repr=False)
+    """The cluster or a person took it away: not the training's fault."""
+
+    def __post_init__(self) -> None:
         done = self.phase == "Succeeded" or (self.exit is not None and self.exit.code == 0)
-        return done or self.ignored
-
-    @property
-    def failed(self) -> bool:
-        """It will never train again, and did not end well."""
-        return not self.succeeded and (self.phase == "Failed" or self.exit is not None)
-
-    @property
-    def disrupted(self) -> bool:
-        """The cluster or a person took it away: not the training's fault."""
-        if self.succeeded:
-            return False
-        if self.failed:
-            return self.lost_to_cluster or self.ended_by_deletion
-        return self.deleting
+        succeeded = done or self.ignored
+        failed = not succeeded and (self.phase == "Failed" or self.exit is not None)
+        taken = self.lost_to_cluster or self.ended_by_deletion if failed else self.deleting
+        object.__setattr__(self, "succeeded", succeeded)
+        object.__setattr__(self, "failed", failed)
+        object.__setattr__(self, "disrupted", taken and not succeeded)
 
     @property
     def lost_to_cluster(self) -> bool:
