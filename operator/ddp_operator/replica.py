@@ -82,7 +82,7 @@ class Replica:
             label_selector=LABEL_JOB_NAME,
             project=PodState.project,
             group=job_of,
-            on_change=lambda key: self._engine.look_at(key),  # noqa: PLW0108 - it comes later
+            on_change=lambda key: self._engine.pods_changed(key),  # noqa: PLW0108 - it comes later
         )
         self._nodes = self._node_reflector() if may_see_nodes else None
         self._cluster = KubeCluster(client, job_resource=JOBS, pods=self._pods, nodes=self._nodes)

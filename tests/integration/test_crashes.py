@@ -89,7 +89,7 @@ async def one_life(client: ApiClient, namespace: str) -> AsyncIterator[None]:
         label_selector=LABEL_JOB_NAME,
         project=PodState.project,
         group=job_of,
-        on_change=lambda key: engine.look_at(key),  # noqa: PLW0108 - the engine comes later
+        on_change=lambda key: engine.pods_changed(key),  # noqa: PLW0108 - the engine comes later
     )
     seen_jobs: Reflector[Manifest] = Reflector(
         client,

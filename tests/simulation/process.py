@@ -28,7 +28,7 @@ class OperatorProcess:
             server,
             weather,
             cache=self._cache,
-            on_change=lambda key: self.engine.look_at(key),  # noqa: PLW0108 - it comes later
+            on_change=lambda key: self.engine.pods_changed(key),  # noqa: PLW0108 - it comes later
             crash=self.loop.halt,
         )
         self.engine = Engine(self.cluster, clock=clock.operators_now, workers=1, trainers=trainers)
@@ -97,4 +97,4 @@ class OperatorProcess:
 
     def _notify(self, groups: set[Key]) -> None:
         for group in groups:
-            self.engine.look_at(group)
+            self.engine.pods_changed(group)

@@ -30,6 +30,13 @@ logger = logging.getLogger(__name__)
 _WORKERS: Final = 32
 """Jobs reconciled at the same time; they wait for the API server nearly all of that."""
 
+_REST_SECONDS_PER_POD: Final = 100e-6
+_LEAST_REST_SECONDS: Final = 0.05
+_MOST_REST_SECONDS: Final = 0.2
+"""How long after a look at a job news of its pods are gathered before the next one. A look costs
+about a microsecond a pod, so that pods which come up one by one take some percent of the time
+with it, whatever their number."""
+
 _STOP_SECONDS: Final = 10.0
 """How long reconciles under way may take when the operator stops; a pod has 30 s to end."""
 
@@ -42,7 +49,7 @@ def utc_now() -> datetime:
 class Engine:
     """Keeps all jobs reconciled, from `start` to `stop`.
 
-    Whoever watches tells it of jobs (`job_changed`, `job_gone`) and of pods (`look_at`). With
+    Whoever watches tells it of jobs (`job_changed`, `job_gone`) and of pods (`pods_changed`). With
     `trainers`, it asks those of running jobs for their progress, and closes them in the end.
     """
 
@@ -93,8 +100,19 @@ class Engine:
         """Forget a job that was deleted."""
         self.jobs.remove(key, uid=uid)
 
+    def pods_changed(self, key: Key) -> None:
+        """Work on a job whose pods have changed: at once, or in the next look of a burst."""
+        if self._tasks:
+            self._queue.add_rested(key, self._rest_seconds(key))
+
+    def _rest_seconds(self, key: Key) -> float:
+        entry = self.jobs.get(key)
+        job = entry.job if entry else None
+        replicas = job.spec.replicas if isinstance(job, DDPJob) else 0
+        return min(max(replicas * _REST_SECONDS_PER_POD, _LEAST_REST_SECONDS), _MOST_REST_SECONDS)
+
     def look_at(self, key: Key) -> None:
-        """Work on a job: something about it, or about its pods, has changed."""
+        """Work on a job now."""
         if self._tasks:  # before the start there is nothing to remember: all are looked at then
             self._queue.add(key)
 

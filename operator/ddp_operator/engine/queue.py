@@ -2,9 +2,13 @@
 
 import asyncio
 from collections import deque
-from typing import Generic, TypeVar
+from itertools import islice
+from typing import Final, Generic, TypeVar
 
 KeyT = TypeVar("KeyT")
+
+_LONGEST_REST_SECONDS: Final = 10.0
+"""When a name was given out is remembered for as long as this, where there are many names."""
 
 
 class QueueClosedError(Exception):
@@ -17,6 +21,8 @@ class WorkQueue(Generic[KeyT]):
     - A name that waits already is not queued twice.
     - A name that is added while a worker has it is given out again once that worker is done.
     - `add_after` keeps the sooner of two times; `add` makes a delayed name due at once.
+    - `add_rested` makes it due at once too, unless it was given out only just now: what comes in a
+      burst is one piece of work.
     - A name that fails waits longer each time, until it succeeds.
 
     Belongs to the event loop that it is used in.
@@ -32,6 +38,7 @@ class WorkQueue(Generic[KeyT]):
         self._active: set[KeyT] = set()
         self._again: set[KeyT] = set()
         self._timers: dict[KeyT, asyncio.TimerHandle] = {}
+        self._given_at: dict[KeyT, float] = {}  # the latest ones last
         self._failures: dict[KeyT, int] = {}
         self._getters: deque[asyncio.Future[None]] = deque()
         self._closed = False
@@ -63,6 +70,17 @@ class WorkQueue(Generic[KeyT]):
             known.cancel()
         self._timers[key] = loop.call_later(seconds, self.add, key)
 
+    def add_rested(self, key: KeyT, seconds: float) -> None:
+        """Ask for work on a name so many seconds after it was last given out, or now if that is
+        over; at most 10 seconds.
+        """
+        given_at = self._given_at.get(key)
+        now = asyncio.get_running_loop().time()
+        if given_at is None or given_at + seconds <= now:
+            self.add(key)
+        else:
+            self.add_after(key, given_at + seconds - now)
+
     async def get(self) -> KeyT:
         """Take the next name; the caller must call `done` or `failed` with it afterwards.
 
@@ -82,6 +100,7 @@ class WorkQueue(Generic[KeyT]):
         key = self._ready.popleft()
         self._queued.discard(key)
         self._active.add(key)
+        self._note_given(key)
         return key
 
     def done(self, key: KeyT) -> None:
@@ -99,7 +118,10 @@ class WorkQueue(Generic[KeyT]):
         backoff: float = self._first_backoff_seconds * 2 ** min(failures, 30)
         seconds = max(min(backoff, self._last_backoff_seconds), retry_after_seconds or 0.0)
         self._active.discard(key)
+        # What was asked for meanwhile, the next attempt will do.
         self._again.discard(key)
+        if timer := self._timers.pop(key, None):
+            timer.cancel()
         self.add_after(key, seconds)
         return seconds
 
@@ -111,6 +133,15 @@ class WorkQueue(Generic[KeyT]):
         self._timers.clear()
         while self._getters:
             self._wake_one()
+
+    def _note_given(self, key: KeyT) -> None:
+        now = asyncio.get_running_loop().time()
+        self._given_at.pop(key, None)
+        self._given_at[key] = now
+        # Two go for each that comes: names that are never added again must not pile up.
+        for oldest in list(islice(self._given_at, 2)):
+            if self._given_at[oldest] + _LONGEST_REST_SECONDS < now:
+                del self._given_at[oldest]
 
     def _wake_one(self) -> None:
         while self._getters:

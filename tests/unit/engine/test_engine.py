@@ -1,13 +1,16 @@
 """The engine keeps working, whatever one job does."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import pytest
 from ddp_operator.engine.engine import Engine
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key, Manifest, UnavailableError
 
+from tests.simulation.clock import Clock, VirtualLoop
 from tests.unit.engine.fakes import FakeCluster
-from tests.unit.engine.test_reconciler import job
+from tests.unit.engine.test_reconciler import CRASHED, READY, job
 
 
 class PoisonedCluster(FakeCluster):
@@ -125,3 +128,84 @@ async def test_stopping_at_once_breaks_off_what_is_under_way() -> None:
     await asyncio.wait_for(engine.stop(at_once=True), 5)
     assert broken_off.is_set()
     assert cluster.pods == {}
+
+
+class CountingCluster(FakeCluster):
+    """Knows how often the pods were looked at."""
+
+    looks = 0
+
+    def pods_of(self, job: Key) -> list[PodState]:
+        self.looks += 1
+        return super().pods_of(job)
+
+
+class VirtualEngine:
+    """An engine at work on one job, in a time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        clock = Clock()
+        self.loop = VirtualLoop(clock)  # type: ignore[abstract]
+        self.cluster = CountingCluster()
+        self.engine = Engine(self.cluster, clock=clock.now, workers=1)
+        self.engine.job_changed(self.cluster.store_job(job(replicas=500)))
+        self.loop.call_soon(self.engine.start)
+        self.loop.run_until(100.0)
+        assert len(self.cluster.pods) == 500
+
+    def pod_becomes(self, index: int, status: Manifest, *, at: float) -> None:
+        def change() -> None:
+            self.cluster.set_pod_status(f"train-0-{index}", status)
+            self.engine.pods_changed(Key("default", "train"))
+
+        self.loop.call_at(at, change)
+
+    @property
+    def status(self) -> Manifest:
+        stored: Manifest = self.cluster.jobs[Key("default", "train")]["status"]
+        return stored
+
+
+@pytest.fixture
+def world() -> Iterator[VirtualEngine]:
+    world = VirtualEngine()
+    yield world
+    world.loop.halt()
+    world.loop.bury()
+
+
+def test_pods_that_come_up_within_a_second_cost_a_handful_of_looks(world: VirtualEngine) -> None:
+    before = world.cluster.looks
+    for index in range(500):
+        world.pod_becomes(index, READY, at=100.0 + index / 500)
+    world.loop.run_until(102.0)
+    assert world.status["phase"] == "Running", "the last one is seen too"
+    assert world.cluster.looks - before <= 25
+
+
+def test_a_failure_in_a_job_at_rest_is_acted_upon_at_once(world: VirtualEngine) -> None:
+    world.pod_becomes(7, CRASHED, at=101.0)
+    world.loop.run_until(101.0)
+    assert world.status["restarts"] == 1
+
+
+def test_a_failure_in_a_burst_is_acted_upon_with_the_burst(world: VirtualEngine) -> None:
+    for index in range(50):
+        world.pod_becomes(index, READY, at=101.0 + index / 1000)
+    world.pod_becomes(107, CRASHED, at=101.001)
+    world.loop.run_until(101.06)
+    assert world.status["restarts"] == 1
+
+
+def test_what_a_user_changes_waits_for_no_pods(world: VirtualEngine) -> None:
+    world.pod_becomes(0, READY, at=101.0)
+    suspended = job(replicas=500, suspend=True)
+
+    def suspend() -> None:
+        stored = world.cluster.store_job({**suspended, "status": world.status})
+        world.engine.job_changed(stored)
+
+    world.loop.call_at(101.001, suspend)
+    world.loop.run_until(101.001)
+    assert world.status["phase"] == "Suspended"
+    assert world.cluster.pods == {}

@@ -74,6 +74,42 @@ async def test_a_delayed_name_that_is_added_is_due_at_once_and_only_once() -> No
     assert await take(queue) == "b"  # not a: its delay was overtaken
 
 
+async def test_what_comes_in_a_burst_is_one_piece_of_work() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add_rested("a", 0.2)
+    assert len(queue) == 1, "it was never given out: it need not rest"
+    assert await take(queue) == "a"
+    queue.done("a")
+    for _ in range(100):
+        queue.add_rested("a", 0.2)
+    assert len(queue) == 0
+    assert await take(queue) == "a"
+    queue.done("a")
+    assert len(queue) == 0
+    queue.close()
+
+
+async def test_a_name_that_rests_is_given_out_at_once_when_it_is_added() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a")
+    await take(queue)
+    queue.done("a")
+    queue.add_rested("a", 5.0)
+    queue.add("a")
+    assert len(queue) == 1
+
+
+async def test_what_comes_during_work_that_fails_does_not_shorten_the_wait() -> None:
+    queue: WorkQueue[str] = WorkQueue(first_backoff_seconds=3600.0, last_backoff_seconds=3600.0)
+    queue.add("a")
+    await take(queue)
+    queue.add_rested("a", 0.01)
+    queue.failed("a")
+    await asyncio.sleep(0.05)
+    assert len(queue) == 0
+    queue.close()
+
+
 async def test_failures_wait_longer_each_time_until_a_success() -> None:
     queue: WorkQueue[str] = WorkQueue(first_backoff_seconds=0.001, last_backoff_seconds=0.004)
     waits = []

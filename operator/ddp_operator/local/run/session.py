@@ -95,7 +95,7 @@ class Session:
         """See `local.Listener`."""
         if not self._over:  # what is cleared away after the end is no news
             self._story.pods_changed(self._cluster.pods_of(job))
-        self._engine.look_at(job)
+        self._engine.pods_changed(job)
         self._display.refresh()
 
     def pod_logged(self, pod: Key, line: str) -> None:
