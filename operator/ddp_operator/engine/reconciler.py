@@ -54,6 +54,9 @@ many as the API client has writes in flight."""
 _DELETIONS_AT_ONCE: Final = 16
 """Of one job: pods that take the deleted ones' place need not wait until all are gone."""
 
+_GLANCE_SECONDS: Final = 0.2
+"""How often a plan that takes longer is compared with what its job needs by now."""
+
 _STACKS_SECONDS: Final = 1.0
 """What a trainer that hangs gets to write its stacks, before its pod is deleted."""
 
@@ -134,8 +137,9 @@ class Reconciler:
             await self._cluster.delete_job(key, uid=entry.uid)
             return None
         status, events, look_again_at = planned.status, planned.events, planned.look_again_at
+        overtaken = self._glances(key, entry)
         try:
-            await self._act(entry, planned)
+            await self._act(entry, planned, overtaken)
         except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
             # Quota, policy, or a name in use: it may pass, and until then the user must see it.
             if not isinstance(entry.job, DDPJob):
@@ -146,11 +150,31 @@ class Reconciler:
             held = accounted(entry.job, hold(job, reason, refused.message, now), now)
             await self._record(key, entry, held.status, held.events)
             raise
+        if overtaken():
+            return self._clock()  # what was left out must not be on record as done
         later = self._may_wait_until(entry, status)
         if later is not None:
             return min(later, look_again_at) if look_again_at else later
         await self._record(key, entry, status, events)
         return look_again_at
+
+    def _glances(self, key: Key, entry: Entry) -> Callable[[], bool]:
+        """Return what says, between the many writes of one plan, whether something has happened
+        that has to be decided about first: a change of the job, its deletion, a failure.
+        """
+        now = asyncio.get_running_loop().time
+        glanced_at, overtaken = now(), False
+
+        def is_overtaken() -> bool:
+            nonlocal glanced_at, overtaken
+            if self._jobs.get(key) is not entry:
+                overtaken = True
+            elif not overtaken and now() - glanced_at >= _GLANCE_SECONDS:
+                overtaken = self._plan(key, entry).decided
+                glanced_at = now()
+            return overtaken
+
+        return is_overtaken
 
     def _may_wait_until(self, entry: Entry, status: DDPJobStatus) -> datetime | None:
         """Until when news may wait; None for news that may not, or may no longer, or for none."""
@@ -161,7 +185,8 @@ class Reconciler:
         # A clock that was set back must not make news wait for as long.
         return entry.status_written_at + interval if timedelta() <= since < interval else None
 
-    async def _act(self, entry: Entry, planned: Plan) -> None:
+    async def _act(self, entry: Entry, planned: Plan, overtaken: Callable[[], bool]) -> None:
+        """Make the writes of a plan, or the first of them until it is overtaken."""
         cluster, job = self._cluster, entry.job
         # A pod that still answers to a host name gives it up before its replacement takes it.
         await _all(cluster.patch_pod_labels(pod, {LABEL_SERVING: None}) for pod in planned.fence)
@@ -171,15 +196,16 @@ class Reconciler:
 
         async def delete(pod: Key) -> None:
             async with slots:
-                await cluster.delete_pod(pod, grace_seconds=planned.grace_seconds.get(pod))
+                if not overtaken():
+                    await cluster.delete_pod(pod, grace_seconds=planned.grace_seconds.get(pod))
 
         deletions = [delete(pod) for pod in planned.delete]
         if isinstance(job, DDPJob) and (planned.create or planned.create_service):
-            await _all([*deletions, self._create(job, planned)])
+            await _all([*deletions, self._create(job, planned, overtaken)])
         else:
             await _all(deletions)
 
-    async def _create(self, job: DDPJob, planned: Plan) -> None:
+    async def _create(self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]) -> None:
         """Create the Service, without which the pods would not find each other, then one pod, for
         what is wrong with it is wrong with all, then ever more.
         """
@@ -194,7 +220,10 @@ class Reconciler:
                     raise _UnfitTemplateError(job, error.message) from None
                 raise
 
-        _raise_heaviest(await slow_start(create, planned.create, most=_CREATIONS_AT_ONCE))
+        refusals = await slow_start(
+            create, planned.create, most=_CREATIONS_AT_ONCE, wanted=lambda: not overtaken()
+        )
+        _raise_heaviest(refusals)
 
     def _had_pods(self, job: DDPJob) -> bool:
         """Whether the server has ever accepted one: then the template is not what is wrong."""

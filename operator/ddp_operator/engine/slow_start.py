@@ -8,13 +8,18 @@ T = TypeVar("T")
 
 
 async def slow_start(
-    do: Callable[[T], Awaitable[None]], items: Iterable[T], *, most: int
+    do: Callable[[T], Awaitable[None]],
+    items: Iterable[T],
+    *,
+    most: int,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> list[Exception]:
     """Do something with each item: with the first one alone, then with one more at the same time
     for every success, up to `most`.
 
-    After a failure no more are begun. Those under way are waited for, and all errors returned; so
-    however many items there are, failures are at most one more than successes.
+    After a failure, or once they are no longer `wanted`, no more are begun. Those under way are
+    waited for, and all errors returned; so however many items there are, failures are at most one
+    more than successes.
     """
     waiting = iter(items)
     errors: list[Exception] = []
@@ -22,6 +27,8 @@ async def slow_start(
 
     async def work() -> None:
         for item in waiting:
+            if not wanted():
+                return
             try:
                 await do(item)
             except Exception as error:

@@ -46,6 +46,13 @@ def test_failures_are_at_most_one_more_than_successes(items: int, good: int, mos
         assert len(doer.done) == items
 
 
+async def test_what_is_no_longer_wanted_is_not_begun() -> None:
+    doer = Doer(good=100)
+    errors = await slow_start(doer.do, range(40), most=8, wanted=lambda: len(doer.begun) < 10)
+    assert errors == []
+    assert doer.done == list(range(10)), "what was begun was waited for"
+
+
 async def test_cancelling_ends_what_is_under_way() -> None:
     ended: list[int] = []
 

@@ -1,0 +1,130 @@
+"""What happens while a plan makes hundreds of writes is seen between two of them."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from ddp_operator.engine import reconciler
+
+from tests.unit.engine.test_reconciler import CRASHED, KEY, World, job
+
+REPLICAS = 200
+AT_ONCE = 32
+"""Creations under way when the news come are not taken back."""
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(reconciler, "_GLANCE_SECONDS", 0.0)
+    return World()
+
+
+def after_writes(
+    world: World, monkeypatch: pytest.MonkeyPatch, call: str, count: int, then: Callable[[], None]
+) -> None:
+    """Have something happen once so many calls of a name have been made; all of them overlap."""
+    original = getattr(world.cluster, call)
+    made = 0
+
+    async def counted(*args: Any, **options: Any) -> None:
+        nonlocal made
+        await asyncio.sleep(0)
+        await original(*args, **options)
+        made += 1
+        if made == count:
+            then()
+
+    monkeypatch.setattr(world.cluster, call, counted)
+
+
+def suspended(world: World, *, suspend: bool = True) -> Mapping[str, Any]:
+    manifest = job(replicas=REPLICAS, suspend=suspend)
+    manifest["metadata"]["generation"] = 2
+    return manifest | {"status": world.cluster.jobs[KEY].get("status") or {}}
+
+
+def created(calls: list[str]) -> int:
+    return sum(call.startswith("create_pod") for call in calls)
+
+
+def deleted(calls: list[str]) -> int:
+    return sum(call.startswith("delete_pod") for call in calls)
+
+
+async def test_a_suspension_ends_a_creation_under_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_writes(world, monkeypatch, "create_pod", 50, lambda: world.apply(suspended(world)))
+    world.apply(job(replicas=REPLICAS))
+    calls = await world.reconcile()
+    assert 50 <= created(calls) <= 50 + AT_ONCE
+    assert "patch_status train" not in calls, "pods that were left out are not on record"
+    calls = await world.reconcile()
+    assert created(calls) == 0
+    assert calls[0] == "patch_status train"
+    assert world.status["phase"] == "Suspended"
+    assert world.cluster.pods == {}
+
+
+async def test_the_end_of_a_job_ends_a_creation_under_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_writes(world, monkeypatch, "create_pod", 50, lambda: world.jobs.remove(KEY))
+    world.apply(job(replicas=REPLICAS))
+    calls = await world.reconcile()
+    assert 50 <= created(calls) <= 50 + AT_ONCE
+    assert "patch_status train" not in calls
+    assert await world.reconcile() == []
+
+
+async def test_a_failure_ends_a_creation_under_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash() -> None:
+        world.cluster.set_pod_status("train-0-7", CRASHED)
+
+    after_writes(world, monkeypatch, "create_pod", 50, crash)
+    world.apply(job(replicas=REPLICAS))
+    calls = await world.reconcile()
+    assert 50 <= created(calls) <= 50 + AT_ONCE
+    assert "patch_status train" not in calls
+    calls = await world.reconcile()
+    assert calls[0] == "patch_status train"
+    assert world.status["attempt"] == world.status["restarts"] == 1
+    assert created(calls) == REPLICAS, "of the next attempt, and only of it"
+    assert {pod.name for pod in world.cluster.pods} == {f"train-1-{i}" for i in range(REPLICAS)}
+
+
+async def test_pods_that_come_up_end_no_creation(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> None:
+        world.cluster.set_pod_status("train-0-7", {"phase": "Running"})
+
+    after_writes(world, monkeypatch, "create_pod", 50, run)
+    world.apply(job(replicas=REPLICAS))
+    calls = await world.reconcile()
+    assert created(calls) == REPLICAS
+    assert calls[-1] == "patch_status train"
+
+
+async def test_a_resumption_ends_a_deletion_under_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.apply(job(replicas=REPLICAS))
+    await world.reconcile()
+    world.apply(suspended(world))
+    after_writes(
+        world,
+        monkeypatch,
+        "delete_pod",
+        50,
+        lambda: world.apply(suspended(world, suspend=False)),
+    )
+    calls = await world.reconcile()
+    assert 50 <= deleted(calls) <= 50 + AT_ONCE
+    calls = await world.reconcile()
+    assert world.status["attempt"] == 1
+    assert {pod.name for pod in world.cluster.pods} == {f"train-1-{i}" for i in range(REPLICAS)}
+    assert world.status["reason"] == "PodsStarting"
