@@ -23,8 +23,8 @@ from ddp_operator.kube import (
     LeaseLostError,
     Reflector,
     Resource,
-    list_names,
     list_pages,
+    list_uids,
     node_of,
 )
 from ddp_operator.ports import ClusterError, Key, Node
@@ -185,27 +185,26 @@ class Replica:
 
     async def _refresh_jobs(self) -> None:
         """Take in all jobs as they are now, and forget those that are gone."""
-        known = self._engine.jobs.keys()
-        listed: set[Key] = set()
+        known = self._engine.jobs.uids()
+        listed: dict[Key, str] = {}
         path = JOBS.path(namespace=self._namespace)
         async for manifests, _ in list_pages(self._client, path):
             for manifest in manifests:
-                listed.add(Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"]))
+                metadata = manifest["metadata"]
+                listed[Key(metadata["namespace"], metadata["name"])] = metadata["uid"]
                 self._engine.job_changed(manifest)
-        for key in known - listed:
-            self._engine.job_gone(key)
+        self._engine.jobs.prune(known, existing=listed)
 
     async def _prune(self) -> None:
         """Forget jobs that no longer exist, however their deletion was missed."""
-        known = self._engine.jobs.keys()
+        known = self._engine.jobs.uids()
         try:
-            existing = await list_names(self._client, JOBS.path(namespace=self._namespace))
+            existing = await list_uids(self._client, JOBS.path(namespace=self._namespace))
         except ClusterError as error:
             logger.warning("cannot list the jobs to compare: %s", error)
             return
-        for key in known - existing:
+        for key in self._engine.jobs.prune(known, existing=existing):
             logger.info("%s is gone, and its deletion was not reported", key)
-            self._engine.job_gone(key)
 
 
 def _lasting(work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":

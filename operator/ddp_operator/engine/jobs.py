@@ -1,5 +1,6 @@
 """The jobs as last seen: from the watch, and from the answers to our own writes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -47,6 +48,10 @@ class JobCache:
         """The names of all jobs."""
         return set(self._entries)
 
+    def uids(self) -> dict[Key, str]:
+        """The UID of each job, by name."""
+        return {key: entry.uid for key, entry in self._entries.items()}
+
     def put(self, manifest: Manifest, *, written_at: datetime | None = None) -> bool:
         """Take in a job as stored, with the time if it answers our own write; say whether that was
         news.
@@ -91,12 +96,22 @@ class JobCache:
             written_at = knowing.status_written_at if same else _NEVER
             self._entries[key] = Entry(manifest, _parse(manifest), written_at)
 
-    def remove(self, key: Key, *, uid: str | None = None) -> None:
-        """Forget a job that is gone; with a UID, only that very job."""
+    def remove(self, key: Key, *, uid: str | None = None) -> bool:
+        """Forget a job that is gone, with a UID only that very job; say whether it was known."""
         known = self._entries.get(key)
-        if known is not None and uid in (None, known.uid):
-            del self._entries[key]
-            self._doubtful.discard(key)
+        if known is None or uid not in (None, known.uid):
+            return False
+        del self._entries[key]
+        self._doubtful.discard(key)
+        return True
+
+    def prune(self, known: Mapping[Key, str], *, existing: Mapping[Key, str]) -> list[Key]:
+        """Forget what a list lacks, by `uids` from before the list; return the names.
+
+        What has taken a name while it was listed is another job, and stays.
+        """
+        gone = [key for key, uid in known.items() if existing.get(key) != uid]
+        return [key for key in gone if self.remove(key, uid=known[key])]
 
 
 def _parse(manifest: Manifest) -> DDPJob | InvalidJobError:

@@ -14,7 +14,7 @@ from ddp_operator.kube.credentials import (
 )
 from ddp_operator.kube.leadership import Leadership
 from ddp_operator.kube.lease import LeaseLostError
-from ddp_operator.kube.listing import list_names, list_pages
+from ddp_operator.kube.listing import PAGE_SIZE, list_pages, list_uids
 from ddp_operator.kube.nodes import ALL_NODES, node_of
 from ddp_operator.kube.preflight import Permission, check_access, check_served
 from ddp_operator.kube.reflector import Reflector
@@ -25,6 +25,7 @@ __all__ = [
     "EVENTS",
     "LEASES",
     "NODES",
+    "PAGE_SIZE",
     "PODS",
     "SERVICES",
     "ApiClient",
@@ -39,8 +40,8 @@ __all__ = [
     "Resource",
     "check_access",
     "check_served",
-    "list_names",
     "list_pages",
+    "list_uids",
     "load_credentials",
     "node_of",
 ]

@@ -42,25 +42,24 @@ async def list_pages(
         query["continue"] = metadata["continue"]
 
 
-async def list_names(
+async def list_uids(
     client: ApiClient, path: str, *, page_size: int = PAGE_SIZE, attempts: int = 3
-) -> set[Key]:
-    """The names of all objects of a collection, for finding out which of ours are gone.
+) -> dict[Key, str]:
+    """The UIDs of all objects of a collection by name, for finding out which of ours are gone.
 
     Raises `GoneError` when the list expired between its pages in every attempt.
     """
     for attempt in range(1, attempts + 1):
-        names: set[Key] = set()
+        found: dict[Key, str] = {}
         try:
             pages = list_pages(client, path, page_size=page_size, accept=_METADATA_ONLY)
             async for items, _ in pages:
-                names.update(
-                    Key(item["metadata"].get("namespace", ""), item["metadata"]["name"])
-                    for item in items
-                )
+                for item in items:
+                    metadata = item["metadata"]
+                    found[Key(metadata.get("namespace", ""), metadata["name"])] = metadata["uid"]
         except GoneError:
             if attempt == attempts:
                 raise
         else:
-            return names
+            return found
     raise ValueError(f"attempts must be at least 1, not {attempts}")

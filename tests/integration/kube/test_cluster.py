@@ -8,7 +8,7 @@ from ddp_operator.kube import (
     PODS,
     ApiClient,
     KubeCluster,
-    list_names,
+    list_uids,
 )
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -150,9 +150,9 @@ async def test_a_job_is_deleted_only_under_its_uid(
     view: View, admin: ApiClient, job: dict[str, Any], namespace: str
 ) -> None:
     await view.cluster.delete_job(view.job, uid="00000000-0000-0000-0000-000000000000")
-    assert view.job in await list_names(admin, JOBS.path(namespace=namespace))
+    assert view.job in await list_uids(admin, JOBS.path(namespace=namespace))
     await view.cluster.delete_job(view.job, uid=job["metadata"]["uid"])
-    assert await list_names(admin, JOBS.path(namespace=namespace)) == set()
+    assert await list_uids(admin, JOBS.path(namespace=namespace)) == {}
     await view.cluster.delete_job(view.job, uid=job["metadata"]["uid"])
 
 

@@ -10,7 +10,7 @@ from ddp_operator.kube import (
     PODS,
     ApiClient,
     KubeCluster,
-    list_names,
+    list_uids,
 )
 from ddp_operator.kube.errors import GoneError
 from ddp_operator.ports import (
@@ -35,7 +35,7 @@ async def test_lists_come_in_pages(admin: ApiClient, namespace: str) -> None:
     path = PODS.path(namespace=namespace)
     for name in names:
         await admin.request("POST", path, body=pod(namespace, name))
-    assert await list_names(admin, path, page_size=10) == {Key(namespace, n) for n in names}
+    assert set(await list_uids(admin, path, page_size=10)) == {Key(namespace, n) for n in names}
     async with viewing(admin, namespace, page_size=10) as view:
         assert view.pods() == dict.fromkeys(names, "Pending")
         await admin.request("DELETE", f"{path}/p07")

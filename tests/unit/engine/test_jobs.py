@@ -61,3 +61,29 @@ def test_an_answer_that_the_watch_has_overtaken_still_tells_when_it_was_written(
     entry = jobs.get(KEY)
     assert entry is not None
     assert entry.status_written_at == written
+
+
+def test_a_job_that_takes_a_name_while_names_are_listed_is_not_forgotten() -> None:
+    jobs = JobCache()
+    jobs.put(stored(1))
+    known = jobs.uids()
+    # The list is made while there is none of that name; then the next one comes.
+    assert jobs.put(stored(3, uid="u2"))
+    assert jobs.prune(known, existing={}) == []
+    assert jobs.uids() == {KEY: "u2"}
+
+
+def test_a_job_that_is_gone_is_forgotten_also_where_another_has_its_name() -> None:
+    for existing in ({}, {KEY: "u2"}):
+        jobs = JobCache()
+        jobs.put(stored(1))
+        assert jobs.prune(jobs.uids(), existing=existing) == [KEY]
+        assert jobs.get(KEY) is None
+
+
+def test_what_comes_after_the_list_was_begun_is_not_forgotten() -> None:
+    jobs = JobCache()
+    known = jobs.uids()
+    jobs.put(stored(1))
+    assert jobs.prune(known, existing={}) == []
+    assert jobs.uids() == {KEY: "u1"}

@@ -6,7 +6,7 @@ from ddp_operator.kube import (
     Resource,
     check_access,
     check_served,
-    list_names,
+    list_uids,
 )
 from ddp_operator.kube.errors import GoneError
 from ddp_operator.ports import Key, UnavailableError
@@ -68,11 +68,11 @@ async def test_a_server_in_trouble_does_not_count_as_not_served(
         await check_served(client, JOBS)
 
 
-async def test_names_are_listed_by_metadata_alone(client: ApiClient, server: FakeApiServer) -> None:
+async def test_uids_are_listed_by_metadata_alone(client: ApiClient, server: FakeApiServer) -> None:
     for index in range(5):
         server.create("trainings", {"metadata": {"namespace": "ns", "name": f"j{index}"}})
-    names = await list_names(client, JOBS.path(), page_size=2)
-    assert names == {Key("ns", f"j{index}") for index in range(5)}
+    uids = await list_uids(client, JOBS.path(), page_size=2)
+    assert uids == {Key("ns", f"j{index}"): f"uid-{index + 1}" for index in range(5)}
     assert len(server.requests) == 3
     assert all("PartialObjectMetadataList" in r.headers["Accept"] for r in server.requests)
 
@@ -82,7 +82,7 @@ async def test_a_list_that_expires_is_begun_again(client: ApiClient, server: Fak
         server.create("trainings", {"metadata": {"namespace": "ns", "name": f"j{index}"}})
     gone = {"message": "expired"}
     server.faults = [Fault("GET", 410, gone, path_part="continue")]
-    assert len(await list_names(client, JOBS.path(), page_size=2)) == 3
+    assert len(await list_uids(client, JOBS.path(), page_size=2)) == 3
     server.faults = [Fault("GET", 410, gone, path_part="continue", times=9)]
     with pytest.raises(GoneError, match="expired"):
-        await list_names(client, JOBS.path(), page_size=2)
+        await list_uids(client, JOBS.path(), page_size=2)
