@@ -7,6 +7,7 @@ Deciding, retrying and remembering are the engine's.
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
@@ -14,15 +15,13 @@ import kopf
 
 from ddp_operator.api.constants import GROUP, PLURAL, VERSION
 from ddp_operator.engine.engine import Engine
-from ddp_operator.kube import Connection
+from ddp_operator.kube import PAGE_SIZE, Connection
 from ddp_operator.ports import Key
 
 _LOGIN_SECONDS: Final = 60
 """kopf asks for credentials again after this time: bound tokens rotate, and it reads one only
 once.
 """
-
-_EVENT_CHUNK_BYTES: Final = 64 * 1024
 
 
 def registry_for(
@@ -83,9 +82,13 @@ async def _whole_or_lost(
     """Let an answer that breaks off count as a lost connection, after which kopf asks again.
 
     By itself it does so only until an answer has begun: one that breaks off later, such as a list
-    of jobs from an API server that dies, would end the operator.
+    of jobs from an API server that dies, would end the operator. So would a list that the server
+    has forgotten between two of its pages: as a payload that broke off, it is begun anew.
     """
     response = await send(request)
+    if response.status == HTTPStatus.GONE and "continue" in request.url.query:
+        response.release()
+        raise aiohttp.ClientPayloadError("the list has expired between its pages")
     if "watch" not in request.url.query:  # those are read as they come, and begun anew
         try:
             await response.read()
@@ -101,8 +104,8 @@ def settings() -> kopf.OperatorSettings:
     chosen.peering.standalone = True
     # The one resource is known; that it is served is checked before kopf starts.
     chosen.scanning.disabled = True
-    # Above the size of one job, or each is read in pieces.
-    chosen.watching.chunk_size = _EVENT_CHUNK_BYTES
+    # Jobs in a page of a list.
+    chosen.watching.chunk_size = PAGE_SIZE
     # Tells a silent watch from a dead one.
     chosen.watching.server_timeout = 240
     # By default it ends the operator after a minute without an API server; but a replica that

@@ -1,15 +1,20 @@
-"""What kopf asks the API server with: answers come whole, or count as lost connections."""
+"""What kopf asks the API server with: answers come whole, or count as lost connections, and lists
+in pages.
+"""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import aiohttp
 import kopf
 import pytest
-from ddp_operator.handlers import session_for
-from ddp_operator.kube import Connection
+from ddp_operator.api.constants import GROUP, PLURAL, VERSION
+from ddp_operator.handlers import session_for, settings
+from ddp_operator.kube import PAGE_SIZE, Connection
+
+from tests.unit.kube.fake_api_server import FakeApiServer
 
 WHOLE = b'{"kind": "DDPJobList", "items": []}'
 
@@ -81,3 +86,54 @@ async def test_a_watch_is_read_as_it_comes() -> None:
         assert await response.content.read(7) == WHOLE[:7]
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.content.read()
+
+
+async def jobs_listed(url: str) -> list[str]:
+    """The names that kopf's own watch tells of until it says that the list is complete."""
+    from kopf._cogs.clients import auth, watching  # noqa: PLC0415
+    from kopf._cogs.structs import credentials, references  # noqa: PLC0415
+
+    names: list[str] = []
+    async with session_for(connection(url)) as session:
+        info = kopf.AiohttpSession(server=url, aiohttp_session=session)
+        auth.vault_var.set(credentials.Vault({"the session": info}))
+        resource = references.Resource(GROUP, VERSION, PLURAL, namespaced=True)
+        watch = watching.infinite_watch(settings=settings(), resource=resource, namespace=None)
+        async with asyncio.timeout(60), aclosing(watch) as events:
+            async for event in events:
+                if event is watching.Bookmark.LISTED:
+                    break
+                assert not isinstance(event, watching.Bookmark)
+                names.append(event["object"]["metadata"]["name"])
+    return names
+
+
+def with_jobs(server: FakeApiServer, count: int) -> list[str]:
+    names = [f"job-{i}" for i in range(count)]
+    for name in names:
+        server.create(PLURAL, {"metadata": {"namespace": "default", "name": name}})
+    return names
+
+
+async def test_kopf_lists_jobs_in_pages() -> None:
+    async with FakeApiServer().running() as server:
+        names = with_jobs(server, 2 * PAGE_SIZE + 1)
+        assert await jobs_listed(server.url) == names
+        lists = [request.query for request in server.requests if "watch" not in request.query]
+    assert [query["limit"] for query in lists] == 3 * [str(PAGE_SIZE)]
+    assert ["continue" in query for query in lists] == [False, True, True]
+
+
+async def test_kopf_lists_anew_what_expired_between_two_pages() -> None:
+    async with FakeApiServer().running() as server:
+        names = with_jobs(server, PAGE_SIZE + 1)
+
+        def expire(page: int) -> None:
+            server.before_page = lambda _page: None
+            assert page == 0
+            server.update(PLURAL, "default", names[0], {"spec": {}})
+            server.compact()
+
+        server.before_page = expire
+        told = await jobs_listed(server.url)
+    assert told == names[:PAGE_SIZE] + names
