@@ -71,12 +71,14 @@ class KubeCluster(Generic[PodT]):
         """See `ports.Cluster`."""
         uid = self._pods.uid_of(pod)
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         path = PODS.path(namespace=pod.namespace, name=pod.name)
         try:
             answer = await self._client.request("DELETE", path, body=options)
-        except NotFoundError:
+        except (NotFoundError, ConflictError):  # the latter: another pod bears its name by now
             self._forget(pod, uid)
             return
         # A pod that no kubelet has is removed at once; it too is answered with a deletionTimestamp,

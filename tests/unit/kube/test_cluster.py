@@ -171,6 +171,20 @@ async def test_a_pod_that_is_gone_vanishes_and_stays_away(
     assert view.changes[JOB] == before + 2
 
 
+async def test_another_pod_that_bears_the_name_by_now_is_not_deleted(
+    blind: KubePods, view: Running, server: FakeApiServer
+) -> None:
+    await blind.create_pod(owned("a"))
+    server.delete("pods", "ns", "a")
+    server.create("pods", pod("a"))
+    await blind.delete_pod(Key("ns", "a"), grace_seconds=None)
+    assert "deletionTimestamp" not in server.objects["pods", "ns", "a"]["metadata"]
+    assert blind.pods_of(JOB) == [], "the one that was meant is gone"
+    server.frozen = False
+    server.wake()
+    await view.shows({"a": ""})
+
+
 async def test_deleting_what_nobody_knows_is_done(blind: KubePods) -> None:
     await blind.delete_pod(Key("ns", "never"), grace_seconds=None)
     await blind.patch_pod_labels(Key("ns", "never"), {"x": "y"})
