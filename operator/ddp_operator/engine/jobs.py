@@ -3,22 +3,35 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.ports import Key, Manifest
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
+_KEPT_METADATA = (
+    "namespace",
+    "name",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
+"""Not `managedFields`, nor `kubectl apply`'s copy of all in an annotation: two thirds of a job."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One job: as stored, and as understood.
+    """One job: as stored, in its metadata and status, and as understood.
 
     What is planned from an entry must be stored under that entry's resourceVersion; so news make a
     new one.
     """
 
     manifest: Manifest
+    """Without its spec, but that of a job which could not be understood."""
     job: DDPJob | InvalidJobError
     status_written_at: datetime = _NEVER
     """When this operator last wrote the job's status."""
@@ -68,7 +81,7 @@ class JobCache:
             return False
         if known is not None and known.uid == metadata["uid"]:
             written_at = written_at or known.status_written_at
-        self._entries[key] = Entry(manifest, _parse(manifest), written_at or _NEVER)
+        self._entries[key] = _entry(manifest, written_at or _NEVER)
         return True
 
     def doubt(self, key: Key) -> None:
@@ -91,10 +104,9 @@ class JobCache:
         self._doubtful.discard(key)
         if self._entries.get(key) is not knowing:
             self.put(manifest)
-        elif manifest != knowing.manifest:
+        elif metadata.get("resourceVersion") != knowing.manifest["metadata"].get("resourceVersion"):
             same = metadata["uid"] == knowing.uid
-            written_at = knowing.status_written_at if same else _NEVER
-            self._entries[key] = Entry(manifest, _parse(manifest), written_at)
+            self._entries[key] = _entry(manifest, knowing.status_written_at if same else _NEVER)
 
     def remove(self, key: Key, *, uid: str | None = None) -> bool:
         """Forget a job that is gone, with a UID only that very job; say whether it was known."""
@@ -114,11 +126,24 @@ class JobCache:
         return [key for key in gone if self.remove(key, uid=known[key])]
 
 
+def _entry(manifest: Manifest, status_written_at: datetime) -> Entry:
+    """Keep of a job what is read again: there may be ten thousand."""
+    metadata = manifest["metadata"]
+    kept: dict[str, Any] = {
+        name: manifest[name] for name in ("apiVersion", "kind", "status") if name in manifest
+    }
+    kept["metadata"] = {name: metadata[name] for name in _KEPT_METADATA if name in metadata}
+    job = _parse(manifest)
+    if isinstance(job, InvalidJobError):
+        kept["spec"] = manifest.get("spec")
+    return Entry(kept, job, status_written_at)
+
+
 def _parse(manifest: Manifest) -> DDPJob | InvalidJobError:
     try:
         return DDPJob.parse(manifest)
     except InvalidJobError as error:
-        return error
+        return InvalidJobError(str(error))  # without the traceback, which holds on to everything
 
 
 def _newer(manifest: Manifest, *, than: Manifest) -> bool:

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.engine.jobs import JobCache
 from ddp_operator.ports import Key
 
@@ -26,7 +27,8 @@ def test_an_entry_in_use_stays_as_it_was_when_news_arrive() -> None:
     assert planned_from.manifest["metadata"]["resourceVersion"] == "1"
     now = jobs.get(KEY)
     assert now is not None
-    assert now.manifest["spec"]["replicas"] == 3
+    assert isinstance(now.job, DDPJob)
+    assert now.job.spec.replicas == 3
 
 
 def test_a_late_answer_about_an_earlier_job_of_that_name_is_no_news() -> None:
@@ -87,3 +89,30 @@ def test_what_comes_after_the_list_was_begun_is_not_forgotten() -> None:
     jobs.put(stored(1))
     assert jobs.prune(known, existing={}) == []
     assert jobs.uids() == {KEY: "u1"}
+
+
+def test_what_nobody_reads_again_is_not_kept() -> None:
+    bulky = stored(1)
+    bulky["metadata"] |= {
+        "managedFields": [{"manager": "kubectl"}],
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"},
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+    }
+    jobs = JobCache()
+    jobs.put(bulky)
+    entry = jobs.get(KEY)
+    assert entry is not None
+    assert entry.manifest.keys() == {"apiVersion", "kind", "metadata"}
+    kept = bulky["metadata"].keys() - {"managedFields", "annotations"}
+    assert entry.manifest["metadata"].keys() == kept
+    assert "managedFields" in bulky["metadata"], "what was given is left alone"
+
+
+def test_the_spec_of_a_job_that_cannot_be_understood_is_kept_for_its_rejection() -> None:
+    jobs = JobCache()
+    jobs.put(stored(1, replicas="many", ttlSecondsAfterFinished=60))
+    entry = jobs.get(KEY)
+    assert entry is not None
+    assert entry.manifest["spec"]["ttlSecondsAfterFinished"] == 60
+    assert isinstance(entry.job, InvalidJobError)
+    assert entry.job.__traceback__ is entry.job.__context__ is None
