@@ -16,6 +16,7 @@ from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.statuspatch import News, news, pruned, status_patch
+from ddp_operator.engine.turns import Turns
 from ddp_operator.job.planning.convergence import hold
 from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.model import Plan, accounted
@@ -46,6 +47,10 @@ _MINOR_INTERVAL: Final = timedelta(seconds=2)
 """Status changes that nobody waits for, such as 5 ready pods after 4, are written this far
 apart.
 """
+
+PROGRESS_WRITES_PER_SECOND: Final = 50.0
+"""Status writes that tell of nothing but progress, of all jobs together: with more than 500 that
+train each has its progress written less often than every ten seconds."""
 
 _CREATIONS_AT_ONCE: Final = 32
 """Of one job, so that one of a thousand pods does not push all others to the end of the line; as
@@ -80,6 +85,7 @@ class Reconciler:
         report_of: Callable[[Key], Report | None] = lambda _: None,
         trainers: Trainers | None = None,
         progress_seconds: float = PROGRESS_SECONDS,
+        progress_writes_per_second: float = PROGRESS_WRITES_PER_SECOND,
         metrics: Metrics | None = None,
     ) -> None:
         self._cluster = cluster
@@ -88,6 +94,7 @@ class Reconciler:
         self._report_of = report_of
         self._trainers = trainers
         self._metrics = metrics or Metrics()
+        self._progress_turns = Turns(per_second=progress_writes_per_second)
         self._intervals = {
             News.PROGRESS: timedelta(seconds=progress_seconds),
             News.COUNTS: _MINOR_INTERVAL,
@@ -180,10 +187,14 @@ class Reconciler:
         """Until when news may wait; None for news that may not, or may no longer, or for none."""
         if not isinstance(entry.job, DDPJob) or status == entry.job.status:
             return None
-        interval = self._intervals.get(news(entry.job.status, status), timedelta())
-        since = self._clock() - entry.status_written_at
+        how_much = news(entry.job.status, status)
+        interval = self._intervals.get(how_much, timedelta())
+        now = self._clock()
         # A clock that was set back must not make news wait for as long.
-        return entry.status_written_at + interval if timedelta() <= since < interval else None
+        if timedelta() <= now - entry.status_written_at < interval:
+            return entry.status_written_at + interval
+        wait = how_much is News.PROGRESS and self._progress_turns.wait_seconds(entry.job.key)
+        return now + timedelta(seconds=wait) if wait else None
 
     async def _act(self, entry: Entry, planned: Plan, overtaken: Callable[[], bool]) -> None:
         """Make the writes of a plan, or the first of them until it is overtaken."""
@@ -256,6 +267,7 @@ class Reconciler:
                 return  # of a job that is gone, its vanishing pods included, there is no news
             self._jobs.put(stored, written_at=self._clock())
             self._complain(pruned(status, stored.get("status") or {}))
+            self._progress_turns.taken(key)
             if isinstance(entry.job, DDPJob):
                 self._metrics.recorded(before=entry.job.status, after=status)
         await self._tell(entry, events)

@@ -372,6 +372,39 @@ async def test_progress_alone_is_written_once_in_an_interval() -> None:
     assert world.status["progress"]["step"] == 3
 
 
+async def test_progress_of_all_jobs_together_is_written_so_often_a_second() -> None:
+    world = World()
+    keys = [Key("default", f"train-{i}") for i in range(5)]
+
+    def report_of(key: Key) -> Report:
+        said = parse(b'{"step": %d}' % world.now.timestamp())
+        return Report(f"u-{key.name}", Identity(0, 0), said, NOW, world.now)
+
+    world.reconciler = Reconciler(
+        world.cluster,
+        world.jobs,
+        clock=lambda: world.now,
+        report_of=report_of,
+        progress_writes_per_second=0.1,
+    )
+    for key in keys:
+        manifest = job()
+        manifest["metadata"] |= {"name": key.name, "uid": f"u-{key.name}"}
+        world.apply(manifest)
+        await world.reconciler.reconcile(key)
+    world.now += timedelta(seconds=10)
+    before = len(world.cluster.calls)
+    again_at = [await world.reconciler.reconcile(key) for key in keys]
+    assert world.cluster.calls[before:] == ["patch_status train-0"], "the others have to wait"
+    waits = [(moment - world.now).total_seconds() for moment in again_at[1:] if moment]
+    assert waits == pytest.approx([10, 20, 30, 40], abs=2)
+    # Other news wait for no turn, and take progress along.
+    world.cluster.set_pod_status("train-4-0-1", CRASHED)
+    await world.reconciler.reconcile(keys[4])
+    stored = world.cluster.jobs[keys[4]]["status"]
+    assert (stored["restarts"], stored["progress"]["step"]) == (1, world.now.timestamp())
+
+
 async def test_after_a_write_without_an_answer_it_reads_before_it_acts(world: World) -> None:
     world.apply(job())
     world.cluster.lose_answers = {"patch_status"}
