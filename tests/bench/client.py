@@ -76,10 +76,17 @@ class BareClient:
 
     async def patch(self, path: str, change: dict[str, Any]) -> None:
         """Change an object, or its status, by a strategic merge patch."""
+        await self._patch(path, change, "application/strategic-merge-patch+json")
+
+    async def merge(self, path: str, change: dict[str, Any]) -> None:
+        """Change an object by a merge patch, the only one that custom resources know."""
+        await self._patch(path, change, "application/merge-patch+json")
+
+    async def _patch(self, path: str, change: dict[str, Any], content_type: str) -> None:
         async with self._session.patch(
             self._server + path,
             data=json.dumps(change).encode(),
-            headers={"Content-Type": "application/strategic-merge-patch+json"},
+            headers={"Content-Type": content_type},
         ) as response:
             content = await response.read()
             if response.status != 200:

@@ -14,6 +14,7 @@ from tests.bench import creation_report as report
 from tests.bench.creation import JobsRun, RawRun, Shape
 from tests.bench.creation_report import Repetition, Results
 from tests.bench.metrics import Requests, parse_requests
+from tests.bench.operator_large import Step, table
 from tests.bench.operator_recovery import Loss
 
 METRICS = """\
@@ -105,3 +106,12 @@ def test_ratios_are_taken_within_a_repetition() -> None:
     assert ratios == [1.0, 1.5]
     assert data["repetitions"][0]["jobs"][0]["writesPerJob"] == 8
     assert json.loads(json.dumps(data)) == data
+
+
+def test_a_large_jobs_figures_are_those_of_one_pod() -> None:
+    step = Step(seconds=12.34, cpu_seconds=5.0, memory_mb=99.6, writes=10_000)
+    _, head, row = table({Shape(1, 5000): {"created": step}})
+    words = " ".join(head.split())
+    assert words == "1 x 5000 pods seconds CPU ms/pod writes/pod memory MB"
+    assert row.split() == ["created", "12.3", "1.00", "2.00", "100"]
+    assert len(head) <= 80

@@ -1,0 +1,212 @@
+"""The life of one job of thousands of pods, and of thousands of jobs of one pod.
+
+Created, all ready, one pod failed and the gang started again, suspended, deleted: for each step how
+long it took, and what it cost the operator. There is no kubelet: simulated nodes patch what it
+would. While pods become ready the operator hears of each once, so that its CPU a pod is its CPU an
+event.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ddp_operator import __version__
+
+from tests.bench import workload
+from tests.bench.benchmark import BenchmarkError, Outcome, Settings
+from tests.bench.client import IN_FLIGHT, BareClient, wait_for
+from tests.bench.creation import Shape
+from tests.bench.nodes import simulated_nodes
+from tests.bench.process import OperatorProcess, running_operator
+from tests.bench.server import (
+    jobs_path,
+    make_namespace,
+    say,
+    server,
+    wait_until_serving,
+)
+from tests.cluster import ControlPlane
+
+SHAPES = (Shape(1, 100), Shape(1, 1000), Shape(1, 5000), Shape(10_000, 1))
+_STEP_SECONDS = 1800.0
+"""Deadline of each step."""
+
+Steps = dict[str, "Step"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step of all jobs' lives took."""
+
+    seconds: float
+    cpu_seconds: float
+    """Of the operator, until nobody wrote anything any more."""
+    memory_mb: float
+    """Of the operator, at the end of the step."""
+    writes: int
+    """API writes by anybody, the simulated kubelets among them; Events and leases left out."""
+
+
+def measure(settings: Settings) -> Outcome:
+    """Lead jobs of each shape through their lives, once: it takes long enough."""
+    version, found = asyncio.run(_measure(settings))
+    lines = [
+        f"Kubernetes   {version}: etcd, API server, controllers; simulated nodes",
+        f"operator     {__version__}; a new process for each shape",
+        "repetitions  1",
+        *table(found),
+    ]
+    data: dict[str, Any] = {
+        title(shape): {name: asdict(step) for name, step in steps.items()}
+        for shape, steps in found.items()
+    }
+    return Outcome("\n".join(lines), {"kubernetes": version, "steps": data})
+
+
+def title(shape: Shape) -> str:
+    """Return what is measured, in words: `1 x 5000`."""
+    return f"{shape.jobs} x {shape.replicas}"
+
+
+def table(found: dict[Shape, Steps]) -> list[str]:
+    """Return the figures of each step, those of CPU and writes for one pod."""
+    lines: list[str] = []
+    for shape, steps in found.items():
+        head = (f"{title(shape)} pods", "seconds", "CPU ms/pod", "writes/pod", "memory MB")
+        lines += ["", _row(*head)]
+        for name, step in steps.items():
+            figures = (
+                f"{step.seconds:.1f}",
+                f"{1e3 * step.cpu_seconds / shape.pods:.2f}",
+                f"{step.writes / shape.pods:.2f}",
+                f"{step.memory_mb:.0f}",
+            )
+            lines.append(_row(name, *figures))
+    return lines
+
+
+def _row(name: str, *figures: str) -> str:
+    return f"{name:22}" + "".join(f"{figure:>13}" for figure in figures)
+
+
+async def _measure(settings: Settings) -> tuple[str, dict[Shape, Steps]]:
+    found: dict[Shape, Steps] = {}
+    async with server() as (running, client):
+        version = await client.get("/version")
+        await make_namespace(client, "canary")
+        for shape in SHAPES:
+            found[shape] = await _live(client, running, shape, settings)
+            await client.delete(f"{jobs_path('canary')}/canary")
+    return version["gitVersion"], found
+
+
+async def _live(
+    client: BareClient, running: ControlPlane, shape: Shape, settings: Settings
+) -> Steps:
+    namespace = f"jobs-{shape.jobs}-{shape.replicas}"
+    await make_namespace(client, namespace)
+    with running_operator(running.kubeconfig, log=settings.scratch / namespace) as operator:
+        await wait_until_serving(client, "canary", operator.check_alive)
+        life = _Life(client, operator, shape, namespace)
+        await life.step("created", life.create)
+        # Bound to a node, pods would stay in Terminating for want of a kubelet.
+        async with simulated_nodes(client, namespace, bind=False) as nodes:
+
+            async def run() -> None:
+                await life.until(lambda: _all(nodes.running >= shape.pods, nodes.check))
+
+            async def restart() -> None:
+                await nodes.fail(f"{life.names[0]}-0-0")
+                await life.until(life.runs_again)
+
+            await life.step("all ready", run)
+            await life.step("one failed, all again", restart)
+        await life.step("suspended", life.suspend)
+        await life.step("deleted", life.delete)
+    return life.steps
+
+
+async def _all(holds: bool, check: Callable[[], None]) -> bool:
+    check()
+    return holds
+
+
+class _Life:
+    """The steps of all jobs of one shape."""
+
+    def __init__(
+        self, client: BareClient, operator: OperatorProcess, shape: Shape, namespace: str
+    ) -> None:
+        self._client = client
+        self._operator = operator
+        self._shape = shape
+        self._namespace = namespace
+        self._path = jobs_path(namespace)
+        self.names = [f"job-{i:05}" for i in range(shape.jobs)]
+        self.steps: Steps = {}
+
+    async def step(self, name: str, do: Callable[[], Awaitable[None]]) -> None:
+        """Take a step, and count what it costs until nobody writes any more."""
+        say(f"{title(self._shape)}: {name}")
+        client, operator = self._client, self._operator
+        await client.settle(deadline_seconds=_STEP_SECONDS)
+        before, cpu, began = await client.requests(), operator.cpu_seconds(), time.monotonic()
+        await do()
+        seconds = time.monotonic() - began
+        await client.settle(deadline_seconds=_STEP_SECONDS)
+        self.steps[name] = Step(
+            seconds=seconds,
+            cpu_seconds=operator.cpu_seconds() - cpu,
+            memory_mb=operator.memory_mb(),
+            writes=(await client.requests()).since(before).writes().total(),
+        )
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Wait, for as long as a step may take."""
+        await wait_for(
+            condition,
+            what=f"a step of {title(self._shape)}",
+            deadline_seconds=_STEP_SECONDS,
+            interval_seconds=0.2,
+            alive=[self._operator.check_alive],
+        )
+
+    async def create(self) -> None:
+        replicas = self._shape.replicas
+        jobs = (
+            workload.job(self._namespace, name, replicas=replicas, scope="Gang")
+            for name in self.names
+        )
+        await self._client.post_all(self._path, [json.dumps(job).encode() for job in jobs])
+        await self.until(lambda: self._pods_are(self._shape.pods))
+
+    async def runs_again(self) -> bool:
+        job = await self._client.get(f"{self._path}/{self.names[0]}")
+        status = job.get("status") or {}
+        if status.get("phase") == "Failed":
+            raise BenchmarkError(f"{self.names[0]} has failed: {status.get('message')}")
+        return bool(status.get("attempt") == 1 and status.get("phase") == "Running")
+
+    async def suspend(self) -> None:
+        waiting = iter(self.names)
+
+        async def work() -> None:
+            for name in waiting:
+                await self._client.merge(f"{self._path}/{name}", {"spec": {"suspend": True}})
+
+        await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+        await self.until(lambda: self._pods_are(0))
+
+    async def delete(self) -> None:
+        await self._client.delete(self._path)
+
+        async def gone() -> bool:
+            return not (await self._client.get(f"{self._path}?limit=1"))["items"]
+
+        await self.until(gone)
+
+    async def _pods_are(self, count: int) -> bool:
+        return await self._client.count_pods(self._namespace) == count
