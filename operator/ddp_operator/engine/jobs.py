@@ -143,7 +143,7 @@ def _parse(manifest: Manifest) -> DDPJob | InvalidJobError:
     try:
         return DDPJob.parse(manifest)
     except InvalidJobError as error:
-        return InvalidJobError(str(error))  # without the traceback, which holds on to everything
+        return type(error)(str(error))  # without the traceback, which holds on to everything
 
 
 def _newer(manifest: Manifest, *, than: Manifest) -> bool:

@@ -2,19 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator import __version__
-from ddp_operator.api.constants import LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.engine.execution import Execution, UnfitTemplateError
 from ddp_operator.engine.jobs import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reports import PROGRESS_SECONDS
-from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.statuspatch import News, news, pruned, status_patch
 from ddp_operator.engine.turns import Turns
 from ddp_operator.job.planning.convergence import hold
@@ -22,14 +21,12 @@ from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject
-from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import PODS_FORBIDDEN
 from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import (
     AlreadyExistsError,
     Cluster,
-    ClusterError,
     ConflictError,
     Event,
     ForbiddenError,
@@ -52,18 +49,8 @@ PROGRESS_WRITES_PER_SECOND: Final = 50.0
 """Status writes that tell of nothing but progress, of all jobs together: with more than 500 that
 train each has its progress written less often than every ten seconds."""
 
-_CREATIONS_AT_ONCE: Final = 32
-"""Of one job, so that one of a thousand pods does not push all others to the end of the line; as
-many as the API client has writes in flight."""
-
-_DELETIONS_AT_ONCE: Final = 16
-"""Of one job: pods that take the deleted ones' place need not wait until all are gone."""
-
 _GLANCE_SECONDS: Final = 0.2
 """How often a plan that takes longer is compared with what its job needs by now."""
-
-_STACKS_SECONDS: Final = 1.0
-"""What a trainer that hangs gets to write its stacks, before its pod is deleted."""
 
 _MAX_DECISIONS: Final = 8
 """More decisions than this in one go, without anything new to see, would be a bug that loops."""
@@ -92,7 +79,7 @@ class Reconciler:
         self._jobs = jobs
         self._clock = clock
         self._report_of = report_of
-        self._trainers = trainers
+        self._execution = Execution(cluster, trainers=trainers)
         self._metrics = metrics or Metrics()
         self._progress_turns = Turns(per_second=progress_writes_per_second)
         self._intervals = {
@@ -119,7 +106,7 @@ class Reconciler:
                     await self._record(key, entry, planned.status, planned.events)
                 else:
                     return await self._carry_out(key, entry, planned)
-            except _UnfitTemplateError as unfit:
+            except UnfitTemplateError as unfit:
                 job = _as_seen(unfit.job, planned)
                 now = self._clock()
                 planned = fail(job, "InvalidPodTemplate", unfit.message, now)
@@ -146,7 +133,7 @@ class Reconciler:
         status, events, look_again_at = planned.status, planned.events, planned.look_again_at
         overtaken = self._glances(key, entry)
         try:
-            await self._act(entry, planned, overtaken)
+            await self._execution.act(entry.job, planned, overtaken=overtaken)
         except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
             # Quota, policy, or a name in use: it may pass, and until then the user must see it.
             if not isinstance(entry.job, DDPJob):
@@ -195,53 +182,6 @@ class Reconciler:
             return entry.status_written_at + interval
         wait = how_much is News.PROGRESS and self._progress_turns.wait_seconds(entry.job.key)
         return now + timedelta(seconds=wait) if wait else None
-
-    async def _act(self, entry: Entry, planned: Plan, overtaken: Callable[[], bool]) -> None:
-        """Make the writes of a plan, or the first of them until it is overtaken."""
-        cluster, job = self._cluster, entry.job
-        # A pod that still answers to a host name gives it up before its replacement takes it.
-        await _all(cluster.patch_pod_labels(pod, {LABEL_SERVING: None}) for pod in planned.fence)
-        if planned.dump_stacks and self._trainers is not None:
-            await _dump_stacks(self._trainers, planned.dump_stacks)
-        slots = asyncio.Semaphore(_DELETIONS_AT_ONCE)
-
-        async def delete(pod: Key) -> None:
-            async with slots:
-                if not overtaken():
-                    await cluster.delete_pod(pod, grace_seconds=planned.grace_seconds.get(pod))
-
-        deletions = [delete(pod) for pod in planned.delete]
-        if isinstance(job, DDPJob) and (planned.create or planned.create_service):
-            await _all([*deletions, self._create(job, planned, overtaken)])
-        else:
-            await _all(deletions)
-
-    async def _create(self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]) -> None:
-        """Create the Service, without which the pods would not find each other, then one pod, for
-        what is wrong with it is wrong with all, then ever more.
-        """
-        if planned.create_service:
-            await self._cluster.create_service(manifests.service(job))
-
-        async def create(identity: Identity) -> None:
-            try:
-                await self._cluster.create_pod(manifests.pod(job, identity))
-            except InvalidError as error:
-                if error.for_good and not self._had_pods(job):
-                    raise _UnfitTemplateError(job, error.message) from None
-                raise
-
-        refusals = await slow_start(
-            create, planned.create, most=_CREATIONS_AT_ONCE, wanted=lambda: not overtaken()
-        )
-        _raise_heaviest(refusals)
-
-    def _had_pods(self, job: DDPJob) -> bool:
-        """Whether the server has ever accepted one: then the template is not what is wrong."""
-        return job.status.accepted_spec_hash == job.spec_hash or any(
-            (pod.owner_uid, pod.spec_hash) == (job.uid, job.spec_hash)
-            for pod in self._cluster.pods_of(job.key)
-        )
 
     async def _record(
         self, key: Key, entry: Entry, status: DDPJobStatus, events: Iterable[Event]
@@ -313,37 +253,3 @@ def _as_seen(job: DDPJob, planned: Plan) -> DDPJob:
         for name in ("observed_generation", "ready_replicas", "ready")
     }
     return replace(job, status=job.status.model_copy(update=seen))
-
-
-async def _dump_stacks(trainers: Trainers, addresses: Iterable[str]) -> None:
-    """Have hung trainers write their stacks, as far as they offer it."""
-    offered = await asyncio.gather(*(trainers.dump_stacks(address) for address in addresses))
-    if any(offered):
-        await asyncio.sleep(_STACKS_SECONDS)
-
-
-class _UnfitTemplateError(Exception):
-    """The API server will never accept the pods of this job."""
-
-    def __init__(self, job: DDPJob, message: str) -> None:
-        super().__init__(message)
-        self.job = job
-        self.message = message
-
-
-async def _all(calls: Iterable[Awaitable[None]]) -> None:
-    """Wait for all, then raise what weighs most: what can never succeed before what may pass."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    _raise_heaviest([result for result in results if isinstance(result, BaseException)])
-
-
-def _raise_heaviest(errors: Sequence[BaseException]) -> None:
-    if errors:
-        raise max(errors, key=_weight)
-
-
-def _weight(error: BaseException) -> int:
-    order = (ClusterError, InvalidError, ForbiddenError, AlreadyExistsError, _UnfitTemplateError)
-    if not isinstance(error, order):
-        return len(order)  # a bug, or our own end
-    return max(i for i, kind in enumerate(order) if isinstance(error, kind))

@@ -1,0 +1,139 @@
+"""Carries plans out: makes their writes, many at a time and in the order that makes crashes
+harmless.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+from ddp_operator.api.constants import LABEL_SERVING
+from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.engine.slow_start import slow_start
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.ports import (
+    AlreadyExistsError,
+    Cluster,
+    ClusterError,
+    ForbiddenError,
+    InvalidError,
+    Key,
+    Trainers,
+)
+
+_CREATIONS_AT_ONCE: Final = 32
+"""Of one job, so that one of a thousand pods does not push all others to the end of the line; as
+many as the API client has writes in flight."""
+
+_DELETIONS_AT_ONCE: Final = 16
+"""Of one job: pods that take the deleted ones' place need not wait until all are gone.
+
+Each is asked for by itself: of a collection the server deletes one after the other, too
+(--delete-collection-workers is 1), in one request that names neither UIDs nor each pod's grace
+period, and that cannot be given up."""
+
+_STACKS_SECONDS: Final = 1.0
+"""What a trainer that hangs gets to write its stacks, before its pod is deleted."""
+
+
+class UnfitTemplateError(Exception):
+    """The API server will never accept the pods of this job."""
+
+    def __init__(self, job: DDPJob, message: str) -> None:
+        super().__init__(message)
+        self.job = job
+        self.message = message
+
+
+class Execution:
+    """Makes the writes of plans; `trainers` may be asked for their stacks before."""
+
+    def __init__(self, cluster: Cluster[PodState], *, trainers: Trainers | None) -> None:
+        self._cluster = cluster
+        self._trainers = trainers
+
+    async def act(
+        self,
+        job: DDPJob | InvalidJobError,
+        planned: Plan,
+        *,
+        overtaken: Callable[[], bool],
+    ) -> None:
+        """Make the writes of a plan, or the first ones of them until it is `overtaken`.
+
+        All are tried; of what was refused the heaviest is raised.
+
+        Raises:
+            UnfitTemplateError: no pod of the job can ever be created.
+            ClusterError: something could not be done.
+        """
+        cluster = self._cluster
+        # A pod that still answers to a host name gives it up before its replacement takes it.
+        await _all(cluster.patch_pod_labels(pod, {LABEL_SERVING: None}) for pod in planned.fence)
+        if planned.dump_stacks and self._trainers is not None:
+            await _dump_stacks(self._trainers, planned.dump_stacks)
+        slots = asyncio.Semaphore(_DELETIONS_AT_ONCE)
+
+        async def delete(pod: Key) -> None:
+            async with slots:
+                if not overtaken():
+                    await cluster.delete_pod(pod, grace_seconds=planned.grace_seconds.get(pod))
+
+        deletions = [delete(pod) for pod in planned.delete]
+        if isinstance(job, DDPJob) and (planned.create or planned.create_service):
+            await _all([*deletions, self._create(job, planned, overtaken)])
+        else:
+            await _all(deletions)
+
+    async def _create(self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]) -> None:
+        """Create the Service, without which the pods would not find each other, then one pod, for
+        what is wrong with it is wrong with all, then ever more.
+        """
+        if planned.create_service:
+            await self._cluster.create_service(manifests.service(job))
+
+        async def create(identity: Identity) -> None:
+            try:
+                await self._cluster.create_pod(manifests.pod(job, identity))
+            except InvalidError as error:
+                if error.for_good and not self._had_pods(job):
+                    raise UnfitTemplateError(job, error.message) from None
+                raise
+
+        refusals = await slow_start(
+            create, planned.create, most=_CREATIONS_AT_ONCE, wanted=lambda: not overtaken()
+        )
+        _raise_heaviest(refusals)
+
+    def _had_pods(self, job: DDPJob) -> bool:
+        """Whether the server has ever accepted one: then the template is not what is wrong."""
+        return job.status.accepted_spec_hash == job.spec_hash or any(
+            (pod.owner_uid, pod.spec_hash) == (job.uid, job.spec_hash)
+            for pod in self._cluster.pods_of(job.key)
+        )
+
+
+async def _dump_stacks(trainers: Trainers, addresses: Iterable[str]) -> None:
+    """Have hung trainers write their stacks, as far as they offer it."""
+    offered = await asyncio.gather(*(trainers.dump_stacks(address) for address in addresses))
+    if any(offered):
+        await asyncio.sleep(_STACKS_SECONDS)
+
+
+async def _all(calls: Iterable[Awaitable[None]]) -> None:
+    """Wait for all, then raise what weighs most: what can never succeed before what may pass."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    _raise_heaviest([result for result in results if isinstance(result, BaseException)])
+
+
+def _raise_heaviest(errors: Sequence[BaseException]) -> None:
+    if errors:
+        raise max(errors, key=_weight)
+
+
+def _weight(error: BaseException) -> int:
+    order = (ClusterError, InvalidError, ForbiddenError, AlreadyExistsError, UnfitTemplateError)
+    if not isinstance(error, order):
+        return len(order)  # a bug, or our own end
+    return max(i for i, kind in enumerate(order) if isinstance(error, kind))
