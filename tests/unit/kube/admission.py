@@ -1,0 +1,133 @@
+"""Admission as an API server does it: what a ValidatingAdmissionPolicy is asked, and what it says.
+
+Types and costs of expressions are left out; a CEL interpreter evaluates them.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import cel
+from aiohttp import web
+
+from tests.unit.kube.fake_api_server import FakeApiServer, Object
+
+_OPERATIONS: Final = {"POST": "CREATE", "PATCH": "UPDATE", "PUT": "UPDATE", "DELETE": "DELETE"}
+
+
+@dataclass(frozen=True)
+class AdmissionRequest:
+    """One write, as admission sees it; `resource` with its subresource, if it is about one."""
+
+    operation: str
+    group: str
+    resource: str
+    username: str
+    object: Object | None
+    old_object: Object | None
+
+    @property
+    def act(self) -> str:
+        """What is done to what, such as `CREATE pods`."""
+        return f"{self.operation} {self.resource}"
+
+
+class AdmittingServer(FakeApiServer):
+    """Remembers what admission would have been asked about each write."""
+
+    def __init__(self, username: str) -> None:
+        super().__init__()
+        self.username = username
+        self.admissions: list[AdmissionRequest] = []
+
+    async def _answer(self, request: web.Request, body: Any) -> web.StreamResponse:
+        before = copy.deepcopy(self.objects)
+        response = await super()._answer(request, body)
+        if request.method in _OPERATIONS and response.status < 300 and body.get("kind") != _REVIEW:
+            self._admit(request, before)
+        return response
+
+    def _admit(self, request: web.Request, before: Mapping[tuple[str, str, str], Object]) -> None:
+        root, _, rest = request.path.partition("/namespaces/")
+        _, plural, *name = rest.split("/")
+        [key] = [
+            key
+            for key in before.keys() | self.objects.keys()
+            if key[0] == plural and before.get(key) != self.objects.get(key)
+        ]
+        created, deleted = request.method == "POST", request.method == "DELETE"
+        self.admissions.append(
+            AdmissionRequest(
+                operation=_OPERATIONS[request.method],
+                group=root.split("/")[2] if root.startswith("/apis/") else "",
+                resource="/".join([plural, *name[1:]]),
+                username=self.username,
+                object=None if deleted else _written(self.objects[key], "now"),
+                old_object=None if created else _written(before[key], "before"),
+            )
+        )
+
+
+_REVIEW: Final = "SelfSubjectAccessReview"
+
+
+def _written(stored: Object, when: str) -> Object:
+    """An object with the server's note of who wrote it last, which each write changes."""
+    fields = [{"manager": "ddp-operator", "operation": "Update", "time": when}]
+    return {**stored, "metadata": {**stored["metadata"], "managedFields": fields}}
+
+
+class Policy:
+    """A ValidatingAdmissionPolicy."""
+
+    def __init__(self, manifest: Object) -> None:
+        self._spec = manifest["spec"]
+        assert self._spec["failurePolicy"] == "Fail"
+        self.messages = [validation["message"] for validation in self._spec["validations"]]
+
+    def is_asked(self, request: AdmissionRequest) -> bool:
+        """Whether it has a say about the request."""
+        return any(
+            request.group in rule["apiGroups"]
+            and request.resource in rule["resources"]
+            and request.operation in rule["operations"]
+            for rule in self._spec["matchConstraints"]["resourceRules"]
+        ) and all(
+            _evaluated(condition["expression"], _inputs(request))
+            for condition in self._spec["matchConditions"]
+        )
+
+    def refusals(self, request: AdmissionRequest) -> list[str]:
+        """The messages of all validations that do not hold."""
+        inputs, variables = _inputs(request), dict[str, Any]()
+        for variable in self._spec["variables"]:
+            # A server evaluates them when they are used: what fails unused does no harm.
+            try:
+                value = _evaluated(variable["expression"], {**inputs, "variables": variables})
+            except (KeyError, TypeError):
+                continue
+            variables[variable["name"]] = value
+        inputs["variables"] = variables
+        verdicts = {
+            validation["message"]: _evaluated(validation["expression"], inputs)
+            for validation in self._spec["validations"]
+        }
+        assert all(isinstance(verdict, bool) for verdict in verdicts.values())
+        return [message for message, holds in verdicts.items() if not holds]
+
+
+def _inputs(request: AdmissionRequest) -> dict[str, Any]:
+    return {
+        "object": request.object,
+        "oldObject": request.old_object,
+        "request": {
+            "operation": request.operation,
+            "resource": {"group": request.group, "resource": request.resource},
+            "userInfo": {"username": request.username},
+        },
+    }
+
+
+def _evaluated(expression: str, inputs: dict[str, Any]) -> Any:
+    return cel.compile(expression).execute(inputs)

@@ -1,0 +1,277 @@
+"""The policy that bounds the operator: it lets through all that the operator sends, and each of its
+validations refuses what it is there for.
+"""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from ddp_operator.api.constants import GROUP, LABEL_SERVING
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.planning.decisions import finish
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
+from ddp_operator.kube import ApiClient, Credentials, KubeCluster, LeaderLease, Reflector
+from ddp_operator.kube.resources import PODS
+from ddp_operator.ports import Event, Key
+from ddp_operator.replica import JOBS
+
+from tests.good_manifests import GOOD_MANIFESTS
+from tests.unit.job.builders import NAMESPACE, NOW, stored_job
+from tests.unit.kube.admission import AdmissionRequest, AdmittingServer, Policy
+from tests.unit.kube.test_lease import PATIENT
+from tests.waiting import eventually
+
+MANIFESTS: Final = Path(__file__).parents[3] / "manifests"
+POLICY, BINDING = yaml.safe_load_all(
+    (MANIFESTS / "components/admission-policy/admission-policy.yaml").read_text()
+)
+OPERATOR: Final = "system:serviceaccount:ddp-operator:ddp-operator"
+ENDED: Final = finish(DDPJobStatus(), "Succeeded", "Completed", "all is well", NOW).status
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return Policy(POLICY)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[AdmittingServer]:
+    async with AdmittingServer(OPERATOR).running() as running:
+        assert isinstance(running, AdmittingServer)
+        yield running
+
+
+@pytest.fixture
+async def cluster(client: ApiClient) -> KubeCluster[Key]:
+    """The operator's hands; nothing watches, as nothing needs to be found again."""
+    pods = Reflector(
+        client,
+        PODS.path(),
+        label_selector="",
+        project=_key,
+        group=_key,
+        on_change=lambda _: None,
+    )
+    return KubeCluster(client, job_resource=JOBS, pods=pods)
+
+
+def _key(manifest: Mapping[str, Any]) -> Key:
+    return Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+@pytest.fixture
+async def sent(
+    server: AdmittingServer, credentials: Credentials, cluster: KubeCluster[Key]
+) -> dict[str, AdmissionRequest]:
+    """Each kind of write that the operator does, once, by what it does to what."""
+    status = ENDED.model_dump(mode="json", by_alias=True, exclude_none=True)
+    ended = stored_job(status=status, ttlSecondsAfterFinished=0)
+    server.objects["ddpjobs", NAMESPACE, ended["metadata"]["name"]] = ended
+    job = DDPJob.parse(ended)
+    assert plan(job, (), NOW).delete_job
+    pod = manifests.pod(job, Identity(0, 0))
+    await cluster.create_service(manifests.service(job))
+    await cluster.create_pod(pod)
+    await cluster.patch_pod_labels(_key(pod), {LABEL_SERVING: None})
+    await cluster.delete_pod(_key(pod), grace_seconds=15)
+    await cluster.emit_event(ended, Event("Completed", "all is well"))
+    await cluster.close()
+    await cluster.patch_status(job.key, {"phase": "Succeeded", "a": "b"}, resource_version=None)
+    await cluster.delete_job(job.key, uid=job.uid)
+    async with ApiClient(credentials) as client:
+        lease = LeaderLease(
+            client, Key("ddp-operator", "ddp-operator"), identity="me", timing=PATIENT
+        )
+        running = asyncio.create_task(lease.run())
+        await eventually(lambda: "UPDATE leases" in {a.act for a in server.admissions})
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    return {request.act: request for request in server.admissions}
+
+
+async def test_it_lets_through_all_that_the_operator_writes(
+    policy: Policy, sent: dict[str, AdmissionRequest]
+) -> None:
+    assert {act: policy.refusals(sent[act]) for act in sent} == {act: [] for act in _granted()}
+    asked = {act for act, request in sent.items() if policy.is_asked(request)}
+    # RBAC names the one Lease, and of a job's status the server lets nothing else be changed.
+    assert _granted() - asked == {"UPDATE leases", "UPDATE ddpjobs/status"}
+
+
+def _granted() -> set[str]:
+    """All writes that RBAC allows the operator."""
+    operations = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
+    return {
+        f"{operations[verb]} {resource}"
+        for document in yaml.safe_load_all((MANIFESTS / "install/rbac.yaml").read_text())
+        if document["kind"] in ("Role", "ClusterRole")
+        and document["metadata"]["name"].startswith("ddp-operator")
+        for rule in document["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        if verb in operations
+    }
+
+
+@pytest.mark.parametrize("name", GOOD_MANIFESTS)
+async def test_it_lets_through_the_pods_of_any_job(
+    policy: Policy, server: AdmittingServer, cluster: KubeCluster[Key], name: str
+) -> None:
+    document = stored_job(**GOOD_MANIFESTS[name]["spec"])
+    job = DDPJob.parse(document)
+    pod = manifests.pod(job, Identity(0, 2, 1))
+    await cluster.create_pod(pod)
+    await cluster.patch_pod_labels(_key(pod), {LABEL_SERVING: None})
+    await cluster.delete_pod(_key(pod), grace_seconds=None)
+    acts = [request.act for request in server.admissions]
+    assert acts == ["CREATE pods", "UPDATE pods", "DELETE pods"]
+    assert [policy.refusals(request) for request in server.admissions] == [[], [], []]
+
+
+OWNED, SPEC, METADATA, ABOUT, LEASE, KEPT = POLICY["spec"]["validations"]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A request of the operator, changed in one thing, and the validation that must refuse it."""
+
+    name: str
+    act: str
+    change: Callable[[Any], None]
+    refused_by: Mapping[str, str]
+    changes_old: bool = False
+    """Whether the object as it was is changed too, so that the request changes nothing of it."""
+
+    def request(self, good: AdmissionRequest) -> AdmissionRequest:
+        """The request as it would be."""
+        changed = copy.deepcopy(good)
+        if changed.object is not None:
+            self.change(changed.object)
+        if changed.old_object is not None and (changed.object is None or self.changes_old):
+            self.change(changed.old_object)
+        return changed
+
+
+def metadata(**fields: Any) -> Callable[[Any], None]:
+    """Set fields of the metadata."""
+    return lambda manifest: manifest["metadata"].update(fields)
+
+
+def without(*path: str) -> Callable[[Any], None]:
+    """Leave a field out."""
+
+    def change(manifest: Any) -> None:
+        for name in path[:-1]:
+            manifest = manifest[name]
+        del manifest[path[-1]]
+
+    return change
+
+
+def owner(**fields: Any) -> Callable[[Any], None]:
+    """Set fields of the owner."""
+    return lambda manifest: manifest["metadata"]["ownerReferences"][0].update(fields)
+
+
+def without_an_annotation(manifest: Any) -> None:
+    manifest["metadata"]["annotations"].popitem()
+
+
+def no_controller(manifest: Any) -> None:
+    del manifest["metadata"]["ownerReferences"][0]["controller"]
+
+
+def container(**fields: Any) -> Callable[[Any], None]:
+    """Set fields of the first container."""
+    return lambda manifest: manifest["spec"]["containers"][0].update(fields)
+
+
+def about(**fields: Any) -> Callable[[Any], None]:
+    """Set fields of what an Event is about."""
+    return lambda manifest: manifest["involvedObject"].update(fields)
+
+
+NOT_OURS: Final[Mapping[str, Callable[[Any], None]]] = {
+    "nobody's": without("metadata", "ownerReferences"),
+    "of no owner": metadata(ownerReferences=[]),
+    "of a ReplicaSet": owner(kind="ReplicaSet"),
+    "of another group": owner(apiVersion="apps/v1"),
+    "of a group that begins alike": owner(apiVersion=f"{GROUP}.example/v1"),
+    "of an owner that does not control it": owner(controller=False),
+    "of an owner that says nothing of control": no_controller,
+}
+
+BAD: Final = [
+    *(
+        Bad(f"{act} {what}", act, change, OWNED, changes_old=True)
+        for act in ("CREATE pods", "UPDATE pods", "DELETE pods", "CREATE services")
+        for what, change in NOT_OURS.items()
+    ),
+    Bad("another image", "UPDATE pods", container(image="registry.example/other:1"), SPEC),
+    Bad("a deadline", "UPDATE pods", lambda m: m["spec"].update(activeDeadlineSeconds=1), SPEC),
+    Bad("a field less", "UPDATE pods", without("spec", "subdomain"), SPEC),
+    Bad("an annotation less", "UPDATE pods", without_an_annotation, METADATA),
+    Bad("no annotations", "UPDATE pods", without("metadata", "annotations"), METADATA),
+    Bad("a finalizer", "UPDATE pods", metadata(finalizers=["example.com/mine"]), METADATA),
+    Bad("another owner", "UPDATE pods", owner(name="other", uid="other"), METADATA),
+    Bad("no owner any more", "UPDATE pods", without("metadata", "ownerReferences"), METADATA),
+    Bad("about a pod", "CREATE events", about(kind="Pod"), ABOUT),
+    Bad("about another group", "CREATE events", about(apiVersion=f"{GROUP}.example/v1"), ABOUT),
+    Bad("another's Lease", "CREATE leases", metadata(name="other-operator"), LEASE),
+    Bad("a job to be kept", "DELETE ddpjobs", without("spec", "ttlSecondsAfterFinished"), KEPT),
+    Bad("a job that runs", "DELETE ddpjobs", without("status", "completionTime"), KEPT),
+    Bad("a job that has not begun", "DELETE ddpjobs", without("status"), KEPT),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+async def test_a_bad_request_is_refused_by_one_validation(
+    policy: Policy, sent: dict[str, AdmissionRequest], bad: Bad
+) -> None:
+    request = bad.request(sent[bad.act])
+    assert request != sent[bad.act]
+    assert policy.is_asked(request)
+    assert policy.refusals(request) == [bad.refused_by["message"]]
+
+
+def test_every_validation_refuses_something(policy: Policy) -> None:
+    assert {bad.refused_by["message"] for bad in BAD} == set(policy.messages)
+
+
+@pytest.mark.parametrize(
+    ("username", "bound"),
+    [
+        (OPERATOR, True),
+        ("system:serviceaccount:training:ddp-operator", True),
+        ("system:serviceaccount:ddp-operator:default", False),
+        ("system:serviceaccount:ddp-operator:my-ddp-operator", False),
+        ("system:serviceaccount:ddp-operator:ddp-operator-2", False),
+        ("ddp-operator", False),
+        ("admin", False),
+    ],
+)
+async def test_it_binds_the_operator_alone(
+    policy: Policy, sent: dict[str, AdmissionRequest], username: str, *, bound: bool
+) -> None:
+    assert policy.is_asked(replace(sent["CREATE pods"], username=username)) is bound
+
+
+def test_the_operator_is_installed_under_the_name_that_the_policy_binds() -> None:
+    deployment = yaml.safe_load((MANIFESTS / "install/deployment.yaml").read_text())
+    namespace = deployment["metadata"]["namespace"]
+    account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+    assert f"system:serviceaccount:{namespace}:{account}" == OPERATOR
+
+
+def test_the_policy_is_in_force() -> None:
+    assert BINDING["kind"] == "ValidatingAdmissionPolicyBinding"
+    assert BINDING["spec"]["policyName"] == POLICY["metadata"]["name"]
+    assert BINDING["spec"]["validationActions"] == ["Deny"]
