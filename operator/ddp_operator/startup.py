@@ -42,14 +42,17 @@ _NEEDED: Final = (
     (SERVICES, ("get", "create"), ""),
     (EVENTS, ("create",), ""),
 )
-"""All that the operator asks of the API server; `manifests/install` grants exactly this."""
+"""All that the operator asks of the API server about jobs; the manifests grant exactly this."""
 
 _NEEDED_TO_LEAD: Final = ("get", "update")
 """What leader election needs on top, besides creating it: verbs on its own Lease."""
 
-
 _NODE_VERBS: Final = ("list", "watch")
 """What avoiding bad nodes needs, in the whole cluster; the operator works without."""
+
+_RIGHTS: Final = "manifests/install/rbac.yaml"
+_RIGHTS_IN_ONE_NAMESPACE: Final = "manifests/components/one-namespace/rbac.yaml"
+"""Where people find what to grant."""
 
 
 class StartupError(Exception):
@@ -91,22 +94,27 @@ async def check(client: ApiClient, namespace: str | None, *, lease: Key | None =
             f"the API server does not serve {JOBS} {VERSION}: install the CRD first "
             "(kubectl apply -f crds/ddpjobs.yaml)"
         )
-    needed = [
+    missing = await check_access(client, needed(namespace, lease=lease))
+    if missing:
+        raise StartupError(
+            f"missing permissions (see {_RIGHTS_IN_ONE_NAMESPACE if namespace else _RIGHTS}): "
+            + "; ".join(str(permission) for permission in missing)
+        )
+
+
+def needed(namespace: str | None, *, lease: Key | None) -> list[Permission]:
+    """Return what the operator cannot do without, in one namespace or in all."""
+    permissions = [
         Permission(verb, resource, subresource, namespace)
         for resource, verbs, subresource in _NEEDED
         for verb in verbs
     ]
     if lease is not None:
-        needed.append(Permission("create", LEASES, "", lease.namespace))
-        needed += [
+        permissions.append(Permission("create", LEASES, "", lease.namespace))
+        permissions += [
             Permission(verb, LEASES, "", lease.namespace, lease.name) for verb in _NEEDED_TO_LEAD
         ]
-    missing = await check_access(client, needed)
-    if missing:
-        raise StartupError(
-            "missing permissions (see manifests/install/rbac.yaml): "
-            + "; ".join(str(permission) for permission in missing)
-        )
+    return permissions
 
 
 async def may_see_nodes(client: ApiClient) -> bool:

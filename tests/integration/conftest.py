@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from ddp_operator.api.crd import custom_resource_definition
@@ -38,6 +39,12 @@ def control_plane() -> Iterator[cluster.ControlPlane]:
         except cluster.ClusterUnavailableError as reason:
             skip_or_fail("API SERVER", reason)
         yield running
+
+
+@pytest.fixture
+def as_operator(control_plane: cluster.ControlPlane) -> Path:
+    """The kubeconfig of a user with no rights but those that a test grants."""
+    return control_plane.kubeconfig_for("operator")
 
 
 @pytest.fixture

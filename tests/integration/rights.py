@@ -2,14 +2,16 @@
 job that uses every one of them.
 """
 
+import contextlib
 import uuid
-from copy import deepcopy
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
-from ddp_operator.kube import ApiClient
-from ddp_operator.ports import ClusterError
+from ddp_operator import startup
+from ddp_operator.kube import ApiClient, load_credentials
+from ddp_operator.ports import ClusterError, Key, Manifest
 
 from tests.good_manifests import job
 from tests.integration.http_proxy import HttpProxy, Seen, write
@@ -17,45 +19,55 @@ from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.waiting import eventually
 
-RBAC: Final = Path(__file__).parents[2] / "manifests/install/rbac.yaml"
+MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
 _AUTHORIZATION: Final = "/apis/rbac.authorization.k8s.io/v1"
 
 
-def installed_role(kind: str) -> dict[str, Any]:
-    """The ClusterRole, or the Role in its own namespace, that the operator is installed with."""
-    documents = yaml.safe_load_all(RBAC.read_text())
-    role: dict[str, Any] = next(
+def roles_in(*files: str) -> list[Manifest]:
+    """The operator's ClusterRoles and Roles in some of the manifests."""
+    return [
         document
-        for document in documents
-        if document["kind"] == kind and document["metadata"]["name"] == "ddp-operator"
+        for file in files
+        for document in yaml.safe_load_all((MANIFESTS / file).read_text())
+        if document["kind"] in ("ClusterRole", "Role")
+        and document["metadata"]["name"].startswith("ddp-operator")
+    ]
+
+
+def permissions(roles: Iterable[Manifest]) -> list[tuple[str, str]]:
+    """All (verb, resource) that roles grant."""
+    return sorted(
+        {
+            (verb, resource)
+            for role in roles
+            for rule in role["rules"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
     )
-    return role
-
-
-def permissions(role: dict[str, Any]) -> set[tuple[str, str]]:
-    """All (verb, resource) that a role grants."""
-    return {
-        (verb, resource)
-        for rule in role["rules"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
 
 
 LEASE_NAME: Final = "ddp-operator"
-KINDS: Final = ("ClusterRole", "Role")
-PERMISSIONS: Final = sorted(set().union(*(permissions(installed_role(kind)) for kind in KINDS)))
+INSTALLED: Final = roles_in("install/rbac.yaml")
+INSTALLED_IN_ONE_NAMESPACE: Final = [
+    *(role for role in INSTALLED if role["kind"] == "Role"),
+    *roles_in("components/one-namespace/rbac.yaml"),
+]
 
 
 class Roles:
-    """The ClusterRole and the Role of the user `operator`, as installed but for what a test takes
-    away; `namespace` is the operator's own.
+    """The rights of the user `operator`, as installed but for what a test takes away; `namespace`
+    is the operator's own.
     """
 
-    def __init__(self, admin: ApiClient, namespace: str) -> None:
+    def __init__(self, admin: ApiClient, namespace: str, roles: Sequence[Manifest]) -> None:
         self._admin = admin
+        self._roles = roles
+        self._suffix = uuid.uuid4().hex[:8]
         self.namespace = namespace
-        self.name = f"operator-{uuid.uuid4().hex[:8]}"
+
+    def _name(self, role: Manifest) -> str:
+        return f"{role['metadata']['name']}-{self._suffix}"
 
     def _path(self, kind: str) -> str:
         where = f"/namespaces/{self.namespace}" if kind.startswith("Role") else ""
@@ -63,42 +75,78 @@ class Roles:
 
     async def grant(self, *, without: tuple[str, str] | None = None) -> None:
         """Write the roles, complete or without one verb of one resource."""
-        for kind in KINDS:
-            role = deepcopy(installed_role(kind))
-            role["metadata"] = {"name": self.name}
-            role["rules"] = [
+        for role in self._roles:
+            name, path = self._name(role), self._path(role["kind"])
+            rules = [
                 {
                     **rule,
                     "verbs": [v for v in rule["verbs"] if without != (v, rule["resources"][0])],
                 }
                 for rule in role["rules"]
             ]
-            role["rules"] = [rule for rule in role["rules"] if rule["verbs"]]
-            path = self._path(kind)
+            rules = [rule for rule in rules if rule["verbs"]]
+            body = {**role, "metadata": {"name": name}, "rules": rules}
             try:
-                await self._admin.request("PUT", f"{path}/{self.name}", body=role)
+                await self._admin.request("PUT", f"{path}/{name}", body=body)
             except ClusterError:
-                await self._admin.request("POST", path, body=role)
+                await self._admin.request("POST", path, body=body)
 
     async def bind(self) -> None:
         """Give the roles to the user."""
         group = {"apiGroup": "rbac.authorization.k8s.io"}
-        for kind in KINDS:
+        for role in self._roles:
             binding = {
-                "metadata": {"name": self.name},
-                "roleRef": {**group, "kind": kind, "name": self.name},
+                "metadata": {"name": self._name(role)},
+                "roleRef": {**group, "kind": role["kind"], "name": self._name(role)},
                 "subjects": [{**group, "kind": "User", "name": "operator"}],
             }
-            await self._admin.request("POST", self._path(f"{kind}Binding"), body=binding)
+            await self._admin.request("POST", self._path(f"{role['kind']}Binding"), body=binding)
 
     async def remove(self) -> None:
         """Take all of it away again."""
-        for kind in KINDS:
-            for path in (self._path(f"{kind}Binding"), self._path(kind)):
-                await self._admin.request("DELETE", f"{path}/{self.name}")
+        for role in self._roles:
+            for path in (self._path(f"{role['kind']}Binding"), self._path(role["kind"])):
+                await self._admin.request("DELETE", f"{path}/{self._name(role)}")
 
 
-VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+@contextlib.asynccontextmanager
+async def granted(
+    admin: ApiClient, namespace: str, roles: Sequence[Manifest]
+) -> AsyncIterator[Roles]:
+    """Give the user `operator` these roles for the length of the block."""
+    rights = Roles(admin, namespace, roles)
+    await rights.grant()
+    await rights.bind()
+    try:
+        yield rights
+    finally:
+        await rights.remove()
+
+
+async def until_said(
+    kubeconfig: Path, lease_namespace: str, expected: str, *, serves: str | None = None
+) -> None:
+    """Wait until the start-up checks say this, or, with nothing missing, are content with the
+    namespace that is served: the server learns of changed roles a moment later.
+    """
+    said = ""
+
+    async def as_expected() -> bool:
+        nonlocal said
+        said = ""
+        async with ApiClient(load_credentials(kubeconfig=str(kubeconfig))) as client:
+            try:
+                await startup.check(client, serves, lease=Key(lease_namespace, LEASE_NAME))
+            except startup.StartupError as error:
+                said = str(error)
+        return said == expected
+
+    await eventually(
+        as_expected, interval_seconds=0.05, describe=lambda: f"{said!r} is not {expected!r}"
+    )
+
+
+_VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 def question(seen: Seen) -> tuple[str, str]:
@@ -109,9 +157,7 @@ def question(seen: Seen) -> tuple[str, str]:
     if seen.method == "GET":
         verb = "watch" if seen.watch else "get" if len(rest) > 1 else "list"
     else:
-        verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}[
-            seen.method
-        ]
+        verb = _VERBS[seen.method]
     return verb, resource
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from ddp_operator import startup
 from ddp_operator.kube import LEASES, NODES, ApiClient, check_served, load_credentials
-from ddp_operator.ports import Key
 
 from tests import cluster
 from tests.good_manifests import job
@@ -20,11 +18,14 @@ from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import running_operator
 from tests.integration.rights import (
+    INSTALLED,
     LEASE_NAME,
-    PERMISSIONS,
     Roles,
+    granted,
     namespace_of,
+    permissions,
     question,
+    until_said,
     use_every_permission,
 )
 from tests.ports import free_port
@@ -33,41 +34,8 @@ from tests.waiting import eventually
 
 @pytest.fixture
 async def roles(admin: ApiClient, jobs: Jobs) -> AsyncIterator[Roles]:
-    roles = Roles(admin, jobs.namespace)
-    await roles.grant()
-    await roles.bind()
-    yield roles
-    await roles.remove()
-
-
-@pytest.fixture
-def as_operator(control_plane: cluster.ControlPlane) -> Path:
-    """The kubeconfig of a user with no rights but those of `roles`."""
-    return control_plane.kubeconfig_for("operator")
-
-
-async def complaint(kubeconfig: Path, lease_namespace: str) -> str:
-    """What the start-up checks say; empty when nothing is missing."""
-    async with ApiClient(load_credentials(kubeconfig=str(kubeconfig))) as client:
-        try:
-            await startup.check(client, None, lease=Key(lease_namespace, LEASE_NAME))
-        except startup.StartupError as error:
-            return str(error)
-    return ""
-
-
-async def until_said(kubeconfig: Path, lease_namespace: str, expected: str) -> None:
-    """Wait until the checks say this: the server learns of changed roles a moment later."""
-    said = ""
-
-    async def as_expected() -> bool:
-        nonlocal said
-        said = await complaint(kubeconfig, lease_namespace)
-        return said == expected
-
-    await eventually(
-        as_expected, interval_seconds=0.05, describe=lambda: f"{said!r} is not {expected!r}"
-    )
+    async with granted(admin, jobs.namespace, INSTALLED) as roles:
+        yield roles
 
 
 async def test_the_installed_permissions_are_exactly_those_that_are_used(
@@ -98,12 +66,12 @@ async def test_the_installed_permissions_are_exactly_those_that_are_used(
             if seen.status == 403 and namespace_of(seen) not in elsewhere
         ]
     assert refused == []
-    assert sorted(used) == PERMISSIONS
+    assert sorted(used) == permissions(INSTALLED)
 
 
 async def test_each_missing_permission_is_named(roles: Roles, as_operator: Path) -> None:
     await until_said(as_operator, roles.namespace, "")
-    for verb, resource in PERMISSIONS:
+    for verb, resource in permissions(INSTALLED):
         if resource == NODES.plural:
             continue  # it works without
         await roles.grant(without=(verb, resource))
@@ -137,7 +105,7 @@ async def test_without_rights_it_ends_with_one_line(
         [line] = process.log.splitlines()
     assert "ERROR" in line
     assert f"create pods in namespace {jobs.namespace}" in line
-    assert "manifests/install/rbac.yaml" in line
+    assert "manifests/components/one-namespace/rbac.yaml" in line
 
 
 async def test_without_the_crd_it_ends_with_one_line(tmp_path: Path) -> None:

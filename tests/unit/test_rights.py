@@ -1,0 +1,81 @@
+"""What the manifests grant the operator, against what it asks for when it starts."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from ddp_operator import startup
+from ddp_operator.kube import NODES, Permission
+from ddp_operator.ports import Key
+
+MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
+LEASE: Final = Key("ddp-operator", "ddp-operator")
+
+
+def roles(path: str) -> dict[tuple[str, str], list[Any]]:
+    """The rules of all roles in a file, by their kind and name."""
+    return {
+        (document["kind"], document["metadata"]["name"]): document["rules"]
+        for document in yaml.safe_load_all((MANIFESTS / path).read_text())
+        if document["kind"] in ("Role", "ClusterRole")
+    }
+
+
+EVERYWHERE: Final = roles("install/rbac.yaml")
+IN_ONE_NAMESPACE: Final = roles("components/one-namespace/rbac.yaml")
+TO_LEAD: Final = EVERYWHERE["Role", "ddp-operator"]
+
+
+def covers(rules: list[Any], permission: Permission) -> bool:
+    """Whether a role with these rules grants a permission."""
+    resource = permission.resource.plural
+    if permission.subresource:
+        resource = f"{resource}/{permission.subresource}"
+    return any(
+        permission.resource.group in rule["apiGroups"]
+        and resource in rule["resources"]
+        and permission.verb in rule["verbs"]
+        and ("resourceNames" not in rule or permission.name in rule["resourceNames"])
+        for rule in rules
+    )
+
+
+def amount(rules: list[Any]) -> int:
+    """How many permissions a role grants."""
+    return sum(len(rule["resources"]) * len(rule["verbs"]) for rule in rules)
+
+
+def test_cluster_roles_grant_what_serving_all_namespaces_takes() -> None:
+    needed = startup.needed(None, lease=LEASE)
+    granted = [*EVERYWHERE["ClusterRole", "ddp-operator"], *TO_LEAD]
+    assert [permission for permission in needed if not covers(granted, permission)] == []
+    assert amount(granted) == len(needed)
+    nodes = EVERYWHERE["ClusterRole", "ddp-operator-nodes"]
+    assert all(covers(nodes, Permission(verb, NODES)) for verb in ("list", "watch"))
+    assert amount(nodes) == 2
+
+
+def test_roles_grant_what_serving_one_namespace_takes() -> None:
+    needed = startup.needed("training", lease=Key("training", LEASE.name))
+    granted = [*IN_ONE_NAMESPACE["Role", "ddp-operator-jobs"], *TO_LEAD]
+    assert [permission for permission in needed if not covers(granted, permission)] == []
+    assert amount(granted) == len(needed)
+    assert [kind for kind, _ in IN_ONE_NAMESPACE] == ["Role"]
+
+
+def test_every_role_is_given_to_the_operator_alone() -> None:
+    for path in ("install/rbac.yaml", "components/one-namespace/rbac.yaml"):
+        documents = list(yaml.safe_load_all((MANIFESTS / path).read_text()))
+        bindings = {
+            (document["roleRef"]["kind"], document["roleRef"]["name"]): document
+            for document in documents
+            if document["kind"].endswith("Binding")
+        }
+        # Those for people are found by the cluster's own roles.
+        assert bindings.keys() == {role for role in roles(path) if "ddp-operator" in role[1]}
+        for (kind, name), binding in bindings.items():
+            assert binding["kind"] == f"{kind}Binding"
+            assert binding["metadata"]["name"] == name
+            assert binding["subjects"] == [
+                {"kind": "ServiceAccount", "name": "ddp-operator", "namespace": "ddp-operator"}
+            ]
