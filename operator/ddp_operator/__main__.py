@@ -15,6 +15,8 @@ from ddp_operator.local.run.arguments import add_progress_argument
 _EXIT_USAGE = 64
 """EX_USAGE of sysexits.h; argparse's own code for wrong usage is 2."""
 
+_LAST_PORT = 65535
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; returns its exit code."""
@@ -30,6 +32,11 @@ def main(arguments: Sequence[str]) -> int:
     commands.add_parser("crd", help="print the CustomResourceDefinition as YAML")
     try:
         asked = parser.parse_args(arguments)
+        if asked.command == "run" and not asked.metrics_port:
+            for flag in ("metrics_auth", "metrics_cert_dir"):
+                if getattr(asked, flag):
+                    name = flag.replace("_", "-")
+                    run.error(f"--{name} protects nothing without a --metrics-port")
     except SystemExit as refused:
         return _EXIT_USAGE if refused.code else 0
     match asked.command:
@@ -49,10 +56,30 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--namespace", metavar="NAME", help="serve this one only; default: all")
     parser.add_argument(
         "--health-port",
-        type=int,
+        type=_port,
         default=8080,
         metavar="PORT",
-        help="port of /healthz, /readyz and /metrics, 0 for none (default: 8080)",
+        help="port of /healthz and /readyz, 0 for none (default: 8080)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=_port,
+        default=8081,
+        metavar="PORT",
+        help="port of /metrics, 0 for none (default: 8081)",
+    )
+    parser.add_argument(
+        "--metrics-auth",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="show metrics only to the bearers of tokens whom the API server lets get /metrics "
+        "(default: to everybody)",
+    )
+    parser.add_argument(
+        "--metrics-cert-dir",
+        metavar="FOLDER",
+        help="serve /metrics by TLS, with the tls.crt and tls.key in this folder (default: without "
+        "TLS, so that tokens, too, travel unencrypted)",
     )
     add_progress_argument(parser, default_seconds=10.0)
     parser.add_argument(
@@ -77,6 +104,12 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="log debugging details")
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: say a number up to {_LAST_PORT}")
+    return int(text)
+
+
 def _run(asked: argparse.Namespace) -> int:
     # The kernel ignores what the first process of a container does not handle; later on there are
     # better handlers.
@@ -91,6 +124,9 @@ def _run(asked: argparse.Namespace) -> int:
             context=asked.context,
             namespace=asked.namespace,
             health_port=asked.health_port,
+            metrics_port=asked.metrics_port,
+            metrics_auth=asked.metrics_auth,
+            metrics_cert_dir=asked.metrics_cert_dir,
             progress_poll_seconds=asked.progress_poll_seconds,
             leader_elect=asked.leader_elect,
             lease_name=asked.lease_name,

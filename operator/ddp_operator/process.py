@@ -2,13 +2,17 @@
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from ddp_operator import startup
+from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
+from ddp_operator.endpoints.metrics import PATH as METRICS_PATH
 from ddp_operator.engine.reports import PROGRESS_SECONDS
-from ddp_operator.health import Health
 from ddp_operator.kube import (
+    AccessReviews,
     ApiClient,
     Credentials,
     CredentialsError,
@@ -32,7 +36,13 @@ class Options:
     namespace: str | None = None
     """Serve only this namespace; None: all."""
     health_port: int = 8080
-    """Port of /healthz, /readyz and /metrics; 0: none."""
+    """Port of /healthz and /readyz; 0: none."""
+    metrics_port: int = 8081
+    """Port of /metrics; 0: none."""
+    metrics_auth: bool = False
+    """Show metrics only to whom the API server lets see them."""
+    metrics_cert_dir: str | None = None
+    """Folder of the certificate that /metrics is served with; None: without TLS."""
     progress_poll_seconds: float = PROGRESS_SECONDS
     """How often the trainers of running jobs are asked for their progress."""
     leader_elect: bool = False
@@ -50,7 +60,14 @@ def run(options: Options) -> int:
     """
     try:
         asyncio.run(_serve(options))
-    except (StartupError, CredentialsError, ClusterError, LeaseLostError, ReplicaError) as error:
+    except (
+        StartupError,
+        CredentialsError,
+        ClusterError,
+        LeaseLostError,
+        ListenError,
+        ReplicaError,
+    ) as error:
         logger.error("%s", error)
         return 1
     return 0
@@ -58,8 +75,10 @@ def run(options: Options) -> int:
 
 async def _serve(options: Options) -> None:
     credentials = _credentials(options)
-    health = Health()
-    async with health.serving(options.health_port), AsyncExitStack() as stack:
+    health = HealthEndpoint()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(health.serving(options.health_port))
+        metrics = await stack.enter_async_context(_serving_metrics(options, credentials))
         lease: Leadership | None = None
         if options.leader_elect:
             key = Key(options.lease_namespace or credentials.default_namespace, options.lease_name)
@@ -69,6 +88,8 @@ async def _serve(options: Options) -> None:
             async with ApiClient(credentials) as client:
                 key = lease.key if lease else None
                 await startup.check(client, options.namespace, lease=key)
+                if options.metrics_auth:
+                    await startup.check_reviews(client)
                 return await startup.may_see_nodes(client)
 
         may_see_nodes = await startup.when_reachable(look)
@@ -82,9 +103,23 @@ async def _serve(options: Options) -> None:
             may_see_nodes=may_see_nodes,
             progress_seconds=options.progress_poll_seconds,
         )
-        health.ready, health.metrics = ready.is_set, replica.metrics
+        health.ready, metrics.text = ready.is_set, replica.metrics
         await replica.run()
 
 
 def _credentials(options: Options) -> Credentials:
     return load_credentials(kubeconfig=options.kubeconfig, context=options.context)
+
+
+@asynccontextmanager
+async def _serving_metrics(
+    options: Options, credentials: Credentials
+) -> AsyncIterator[MetricsEndpoint]:
+    # Not those of the others: replicas that stand by are asked for metrics, too, and strangers who
+    # ask keep nobody waiting.
+    async with ApiClient(credentials, max_attempts=1) as client:
+        reviews = AccessReviews(client, METRICS_PATH) if options.metrics_auth else None
+        metrics = MetricsEndpoint(reviews)
+        folder = Path(options.metrics_cert_dir) if options.metrics_cert_dir else None
+        async with metrics.serving(options.metrics_port, certificates=folder):
+            yield metrics

@@ -6,7 +6,7 @@ and a container that ends again and again is started ever more rarely.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from ddp_operator.api.constants import VERSION
@@ -16,6 +16,8 @@ from ddp_operator.kube import (
     NODES,
     PODS,
     SERVICES,
+    SUBJECT_ACCESS_REVIEWS,
+    TOKEN_REVIEWS,
     ApiClient,
     Permission,
     check_access,
@@ -52,6 +54,7 @@ _NODE_VERBS: Final = ("list", "watch")
 
 _RIGHTS: Final = "manifests/install/rbac.yaml"
 _RIGHTS_IN_ONE_NAMESPACE: Final = "manifests/components/one-namespace/rbac.yaml"
+_RIGHTS_TO_REVIEW: Final = "manifests/components/metrics-auth/rbac.yaml"
 """Where people find what to grant."""
 
 
@@ -94,12 +97,8 @@ async def check(client: ApiClient, namespace: str | None, *, lease: Key | None =
             f"the API server does not serve {JOBS} {VERSION}: install the CRD first "
             "(kubectl apply -f crds/ddpjobs.yaml)"
         )
-    missing = await check_access(client, needed(namespace, lease=lease))
-    if missing:
-        raise StartupError(
-            f"missing permissions (see {_RIGHTS_IN_ONE_NAMESPACE if namespace else _RIGHTS}): "
-            + "; ".join(str(permission) for permission in missing)
-        )
+    rights = _RIGHTS_IN_ONE_NAMESPACE if namespace else _RIGHTS
+    await _require(client, needed(namespace, lease=lease), rights)
 
 
 def needed(namespace: str | None, *, lease: Key | None) -> list[Permission]:
@@ -115,6 +114,31 @@ def needed(namespace: str | None, *, lease: Key | None) -> list[Permission]:
             Permission(verb, LEASES, "", lease.namespace, lease.name) for verb in _NEEDED_TO_LEAD
         ]
     return permissions
+
+
+NEEDED_TO_REVIEW: Final = (
+    Permission("create", TOKEN_REVIEWS),
+    Permission("create", SUBJECT_ACCESS_REVIEWS),
+)
+"""What it takes to find out who asks for metrics, and whether he may see them."""
+
+
+async def check_reviews(client: ApiClient) -> None:
+    """Find out at once whether metrics can be had at all where they are not for everybody.
+
+    Raises:
+        StartupError: a permission is missing.
+    """
+    await _require(client, NEEDED_TO_REVIEW, _RIGHTS_TO_REVIEW)
+
+
+async def _require(client: ApiClient, needed: Iterable[Permission], rights: str) -> None:
+    missing = await check_access(client, needed)
+    if missing:
+        raise StartupError(
+            f"missing permissions (see {rights}): "
+            + "; ".join(str(permission) for permission in missing)
+        )
 
 
 async def may_see_nodes(client: ApiClient) -> bool:

@@ -69,7 +69,8 @@ def running_operator(
 ) -> Iterator[OperatorProcess]:
     """Run the operator, with further options, for the length of a `with` block."""
     command = [sys.executable, "-m", "ddp_operator", "run"]
-    command += ["--kubeconfig", str(kubeconfig), "--health-port", "0", *options]
+    command += ["--kubeconfig", str(kubeconfig), "--health-port", "0"]
+    command += ["--metrics-port", "0", *options]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:

@@ -23,6 +23,7 @@ class OperatorProcess:
         *,
         namespace: str | None,
         health_port: int = 0,
+        metrics_port: int = 0,
         options: Sequence[str] = (),
     ) -> None:
         self._log = log
@@ -30,6 +31,7 @@ class OperatorProcess:
             *(sys.executable, "-m", "ddp_operator", "run"),
             *("--kubeconfig", str(kubeconfig)),
             *("--health-port", str(health_port)),
+            *("--metrics-port", str(metrics_port)),
             *(("--namespace", namespace) if namespace else ()),
             *options,
         ]
@@ -107,6 +109,7 @@ def running_operator(
     *,
     namespace: str | None,
     health_port: int = 0,
+    metrics_port: int = 0,
     options: Sequence[str] = (),
 ) -> Iterator[OperatorProcess]:
     """Start an operator and end it afterwards; what it wrote is shown when the test fails.
@@ -115,7 +118,12 @@ def running_operator(
     in the test.
     """
     process = OperatorProcess(
-        kubeconfig, log, namespace=namespace, health_port=health_port, options=options
+        kubeconfig,
+        log,
+        namespace=namespace,
+        health_port=health_port,
+        metrics_port=metrics_port,
+        options=options,
     )
     process.start()
     try:

@@ -55,13 +55,23 @@ INSTALLED_IN_ONE_NAMESPACE: Final = [
 ]
 
 
+OPERATOR: Final[Manifest] = {
+    "apiGroup": "rbac.authorization.k8s.io",
+    "kind": "User",
+    "name": "operator",
+}
+
+
 class Roles:
-    """The rights of the user `operator`, as installed but for what a test takes away; `namespace`
-    is the operator's own.
+    """Somebody's rights, as in the manifests but for what a test takes away; `namespace` is the
+    operator's own.
     """
 
-    def __init__(self, admin: ApiClient, namespace: str, roles: Sequence[Manifest]) -> None:
+    def __init__(
+        self, admin: ApiClient, namespace: str, roles: Sequence[Manifest], subject: Manifest
+    ) -> None:
         self._admin = admin
+        self._subject = subject
         self._roles = roles
         self._suffix = uuid.uuid4().hex[:8]
         self.namespace = namespace
@@ -92,13 +102,13 @@ class Roles:
                 await self._admin.request("POST", path, body=body)
 
     async def bind(self) -> None:
-        """Give the roles to the user."""
+        """Give the roles to the subject."""
         group = {"apiGroup": "rbac.authorization.k8s.io"}
         for role in self._roles:
             binding = {
                 "metadata": {"name": self._name(role)},
                 "roleRef": {**group, "kind": role["kind"], "name": self._name(role)},
-                "subjects": [{**group, "kind": "User", "name": "operator"}],
+                "subjects": [self._subject],
             }
             await self._admin.request("POST", self._path(f"{role['kind']}Binding"), body=binding)
 
@@ -111,10 +121,10 @@ class Roles:
 
 @contextlib.asynccontextmanager
 async def granted(
-    admin: ApiClient, namespace: str, roles: Sequence[Manifest]
+    admin: ApiClient, namespace: str, roles: Sequence[Manifest], *, to: Manifest = OPERATOR
 ) -> AsyncIterator[Roles]:
-    """Give the user `operator` these roles for the length of the block."""
-    rights = Roles(admin, namespace, roles)
+    """Give somebody, by default the user `operator`, these roles for the length of the block."""
+    rights = Roles(admin, namespace, roles, to)
     await rights.grant()
     await rights.bind()
     try:

@@ -148,11 +148,6 @@ async def test_it_tells_when_it_is_alive_and_ready(
     ):
         await eventually(ready, interval_seconds=0.05, describe=lambda: statuses)
         assert statuses == {"healthz": 200, "readyz": 200}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"http://127.0.0.1:{port}/metrics") as answer,
-        ):
-            assert "\nddp_operator_leader 1\n" in await answer.text()
 
 
 async def test_it_waits_for_a_server_that_is_away_and_may_be_told_to_end_meanwhile(

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import yaml
 from ddp_operator import startup
+from ddp_operator.endpoints.metrics import PATH
 from ddp_operator.kube import NODES, Permission
 from ddp_operator.ports import Key
 
@@ -21,8 +22,12 @@ def roles(path: str) -> dict[tuple[str, str], list[Any]]:
     }
 
 
-EVERYWHERE: Final = roles("install/rbac.yaml")
-IN_ONE_NAMESPACE: Final = roles("components/one-namespace/rbac.yaml")
+FILES: Final = (
+    "install/rbac.yaml",
+    "components/one-namespace/rbac.yaml",
+    "components/metrics-auth/rbac.yaml",
+)
+EVERYWHERE, IN_ONE_NAMESPACE, REVIEWS = map(roles, FILES)
 TO_LEAD: Final = EVERYWHERE["Role", "ddp-operator"]
 
 
@@ -63,16 +68,28 @@ def test_roles_grant_what_serving_one_namespace_takes() -> None:
     assert [kind for kind, _ in IN_ONE_NAMESPACE] == ["Role"]
 
 
+def test_asking_who_asks_for_metrics_takes_two_more() -> None:
+    granted = REVIEWS["ClusterRole", "ddp-operator-metrics-auth"]
+    assert all(covers(granted, permission) for permission in startup.NEEDED_TO_REVIEW)
+    assert amount(granted) == len(startup.NEEDED_TO_REVIEW)
+    [reader] = REVIEWS["ClusterRole", "ddp-operator-metrics-reader"]
+    assert reader == {"nonResourceURLs": [PATH], "verbs": ["get"]}
+
+
 def test_every_role_is_given_to_the_operator_alone() -> None:
-    for path in ("install/rbac.yaml", "components/one-namespace/rbac.yaml"):
+    for path in FILES:
         documents = list(yaml.safe_load_all((MANIFESTS / path).read_text()))
         bindings = {
             (document["roleRef"]["kind"], document["roleRef"]["name"]): document
             for document in documents
             if document["kind"].endswith("Binding")
         }
-        # Those for people are found by the cluster's own roles.
-        assert bindings.keys() == {role for role in roles(path) if "ddp-operator" in role[1]}
+        # The others are for people, and for those who scrape.
+        assert bindings.keys() == {
+            (kind, name)
+            for kind, name in roles(path)
+            if name.startswith("ddp-operator") and not name.endswith("-reader")
+        }
         for (kind, name), binding in bindings.items():
             assert binding["kind"] == f"{kind}Binding"
             assert binding["metadata"]["name"] == name

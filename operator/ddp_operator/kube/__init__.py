@@ -18,7 +18,17 @@ from ddp_operator.kube.listing import PAGE_SIZE, list_pages, list_uids
 from ddp_operator.kube.nodes import ALL_NODES, node_of
 from ddp_operator.kube.preflight import Permission, check_access, check_served
 from ddp_operator.kube.reflector import Reflector
-from ddp_operator.kube.resources import EVENTS, LEASES, NODES, PODS, SERVICES, Resource
+from ddp_operator.kube.resources import (
+    EVENTS,
+    LEASES,
+    NODES,
+    PODS,
+    SERVICES,
+    SUBJECT_ACCESS_REVIEWS,
+    TOKEN_REVIEWS,
+    Resource,
+)
+from ddp_operator.kube.reviews import AccessReviews, BusyError, Verdict
 
 __all__ = [
     "ALL_NODES",
@@ -28,7 +38,11 @@ __all__ = [
     "PAGE_SIZE",
     "PODS",
     "SERVICES",
+    "SUBJECT_ACCESS_REVIEWS",
+    "TOKEN_REVIEWS",
+    "AccessReviews",
     "ApiClient",
+    "BusyError",
     "Connection",
     "Credentials",
     "CredentialsError",
@@ -38,6 +52,7 @@ __all__ = [
     "Permission",
     "Reflector",
     "Resource",
+    "Verdict",
     "check_access",
     "check_served",
     "list_pages",

@@ -69,6 +69,9 @@ class FakeApiServer:
         self.before_page: Callable[[int], None] = lambda _page: None
         self.resource_lists: dict[str, list[str]] = {}
         self.denied: set[tuple[str, str]] = set()
+        # Who bears a token, and who may get which path.
+        self.bearers: dict[str, Object] = {}
+        self.visitors: set[tuple[str, str]] = set()
         self._pages: dict[str, tuple[int, list[Object]]] = {}
         self._changed = asyncio.Condition()
         self._watches: set[asyncio.Task[None]] = set()
@@ -184,6 +187,10 @@ class FakeApiServer:
             return self._discovery(request)
         if parts == ["selfsubjectaccessreviews"]:
             return self._review(body)
+        if parts == ["tokenreviews"]:
+            return self._token_review(body)
+        if parts == ["subjectaccessreviews"]:
+            return self._access_review(body)
         namespace = None
         if parts[0] == "namespaces":
             namespace, parts = parts[1], parts[2:]
@@ -223,6 +230,18 @@ class FakeApiServer:
     def _review(self, body: Object) -> web.Response:
         attributes = body["spec"]["resourceAttributes"]
         allowed = (attributes["verb"], attributes["resource"]) not in self.denied
+        return web.json_response({"status": {"allowed": allowed}}, status=201)
+
+    def _token_review(self, body: Object) -> web.Response:
+        user = self.bearers.get(body["spec"]["token"])
+        status = {"authenticated": True, "user": user} if user else {"error": "invalid token"}
+        return web.json_response({"status": status}, status=201)
+
+    def _access_review(self, body: Object) -> web.Response:
+        spec = body["spec"]
+        attributes = spec["nonResourceAttributes"]
+        allowed = (spec["user"], attributes["path"]) in self.visitors
+        allowed = allowed and attributes["verb"] == "get"
         return web.json_response({"status": {"allowed": allowed}}, status=201)
 
     def _post(self, plural: str, body: Object) -> web.Response:

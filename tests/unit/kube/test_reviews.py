@@ -1,0 +1,152 @@
+"""Who may see what we serve, and how little the API server is bothered with the question."""
+
+import asyncio
+
+import pytest
+from ddp_operator.kube import AccessReviews, ApiClient, BusyError, Verdict, reviews
+from ddp_operator.ports import ForbiddenError, UnavailableError
+
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+
+PROMETHEUS = {
+    "username": "system:serviceaccount:monitoring:prometheus",
+    "uid": "7d1f",
+    "groups": ["system:serviceaccounts", "system:authenticated"],
+    "extra": {"authentication.kubernetes.io/pod-name": ["prometheus-0"]},
+}
+TOKEN = "eyJhbGciOi.eyJpc3MiOi-_.c2lnbmF0dXJl=="
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def asking(
+    client: ApiClient, server: FakeApiServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> AccessReviews:
+    monkeypatch.setattr(reviews, "_SLOT_SECONDS", 0.0)
+    server.bearers = {TOKEN: PROMETHEUS, "other": {"username": "somebody"}}
+    server.visitors = {(str(PROMETHEUS["username"]), "/metrics")}
+    return AccessReviews(client, "/metrics", clock=clock)
+
+
+def asked(server: FakeApiServer) -> tuple[int, int]:
+    """How often the server was asked who it is, and whether he may."""
+    return server.count("POST", "/tokenreviews"), server.count("POST", "/subjectaccessreviews")
+
+
+async def test_the_bearer_is_found_out_and_his_rights_with_all_that_is_known_of_him(
+    asking: AccessReviews, server: FakeApiServer
+) -> None:
+    assert await asking.verdict(TOKEN) is Verdict.ALLOWED
+    who, whether = server.requests
+    assert who.path == "/apis/authentication.k8s.io/v1/tokenreviews"
+    assert who.body["spec"] == {"token": TOKEN}
+    assert whether.path == "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    assert whether.body["spec"] == {
+        "user": PROMETHEUS["username"],
+        "uid": PROMETHEUS["uid"],
+        "groups": PROMETHEUS["groups"],
+        "extra": PROMETHEUS["extra"],
+        "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
+    }
+    assert await asking.verdict("other") is Verdict.FORBIDDEN
+    assert await asking.verdict("wrong") is Verdict.UNKNOWN
+    assert asked(server) == (3, 2)
+
+
+async def test_verdicts_count_for_a_while(
+    asking: AccessReviews, server: FakeApiServer, clock: Clock
+) -> None:
+    for _ in range(3):
+        assert await asking.verdict(TOKEN) is Verdict.ALLOWED
+        assert await asking.verdict("wrong") is Verdict.UNKNOWN
+    assert asked(server) == (2, 1)
+    server.bearers["wrong"] = PROMETHEUS
+    clock.seconds += 10
+    assert await asking.verdict("wrong") is Verdict.ALLOWED
+    assert await asking.verdict(TOKEN) is Verdict.ALLOWED
+    assert asked(server) == (3, 2)
+    server.bearers.clear()
+    clock.seconds += 50
+    assert await asking.verdict(TOKEN) is Verdict.UNKNOWN
+    assert asked(server) == (4, 2)
+
+
+async def test_strangers_make_nobody_forgotten_who_may(
+    asking: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reviews, "_KEPT", 3)
+    assert await asking.verdict(TOKEN) is Verdict.ALLOWED
+    for index in range(5):
+        assert await asking.verdict(f"stranger-{index}") is Verdict.UNKNOWN
+    assert asked(server) == (6, 1)
+    assert await asking.verdict(TOKEN) is Verdict.ALLOWED
+    assert await asking.verdict("stranger-2") is Verdict.UNKNOWN
+    assert asked(server) == (6, 1)
+    assert await asking.verdict("stranger-1") is Verdict.UNKNOWN  # only so many are remembered
+    assert asked(server) == (7, 1)
+
+
+@pytest.mark.parametrize("token", ["", " ", "a b", "a=b", "ä", "\udcff", "a\n", "a" * 100 + "\0"])
+async def test_what_is_no_token_is_not_asked_about(
+    asking: AccessReviews, server: FakeApiServer, token: str
+) -> None:
+    assert await asking.verdict(token) is Verdict.UNKNOWN
+    assert server.requests == []
+
+
+async def test_the_same_token_at_once_is_reviewed_once_or_twice(
+    asking: AccessReviews, server: FakeApiServer
+) -> None:
+    verdicts = await asyncio.gather(*(asking.verdict(TOKEN) for _ in range(20)))
+    assert verdicts == [Verdict.ALLOWED] * 20
+    assert asked(server)[0] <= reviews._SLOTS
+
+
+async def test_more_than_a_few_at_once_are_sent_away(
+    asking: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reviews, "_SLOT_SECONDS", 3600.0)
+    monkeypatch.setattr(reviews, "_SECONDS", 1.0)
+    answers = await asyncio.gather(
+        *(asking.verdict(f"stranger-{index}") for index in range(100)), return_exceptions=True
+    )
+    kinds = [type(answer) for answer in answers]
+    assert kinds.count(Verdict) == reviews._SLOTS
+    assert kinds.count(UnavailableError) == reviews._WAITING_LIMIT - reviews._SLOTS
+    assert kinds.count(BusyError) == 100 - reviews._WAITING_LIMIT
+    assert asked(server) == (reviews._SLOTS, 0)
+
+
+async def test_slots_come_back_after_their_pause(
+    asking: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reviews, "_SLOT_SECONDS", 0.05)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for index in range(10):
+        assert await asking.verdict(f"stranger-{index}") is Verdict.UNKNOWN
+    assert loop.time() - began >= 0.05 * (10 / reviews._SLOTS - 1)
+    assert asked(server) == (10, 0)
+
+
+async def test_a_server_that_cannot_be_asked_gives_no_verdict_that_lasts(
+    asking: AccessReviews, server: FakeApiServer
+) -> None:
+    server.faults = [Fault("POST", 403, {"message": "you may not"}, path_part="tokenreviews")]
+    with pytest.raises(ForbiddenError, match="you may not"):
+        await asking.verdict(TOKEN)
+    assert await asking.verdict(TOKEN) is Verdict.ALLOWED
