@@ -15,6 +15,7 @@ from ddp_operator.kube import ApiClient, check_served, load_credentials
 from ddp_operator.ports import AlreadyExistsError, ClusterError
 
 from tests import cluster
+from tests.cluster.preparation import packages
 from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess, running_operator
@@ -70,6 +71,16 @@ async def namespace(admin: ApiClient) -> AsyncIterator[str]:
     """The name of a fresh namespace for the test."""
     async with new_namespace(admin) as name:
         yield name
+
+
+@pytest.fixture(scope="session")
+def kubectl_program() -> str:
+    """Debian's kubectl, or whichever is on PATH."""
+    try:
+        packages.check(packages.KUBECTL)
+    except cluster.ClusterUnavailableError as reason:
+        skip_or_fail("KUBECTL", reason)
+    return "kubectl"
 
 
 async def install_crd(client: ApiClient) -> None:

@@ -12,23 +12,11 @@ from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.kube import ApiClient
 
 from tests import cluster
-from tests.cluster.preparation import packages
 from tests.good_manifests import job
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
-from tests.skipping import skip_or_fail
 
 Kubectl = Callable[..., Coroutine[Any, Any, str]]
-
-
-@pytest.fixture(scope="session")
-def kubectl_program() -> str:
-    """Debian's kubectl, or whichever is on PATH."""
-    try:
-        packages.check(packages.KUBECTL)
-    except cluster.ClusterUnavailableError as reason:
-        skip_or_fail("KUBECTL", reason)
-    return "kubectl"
 
 
 @pytest.fixture

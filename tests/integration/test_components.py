@@ -1,0 +1,120 @@
+"""The installation with its components, as kubectl puts them together."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.integration.rights import MANIFESTS
+
+Json = dict[str, Any]
+Render = Callable[..., dict[tuple[str, str], Json]]
+
+_COMPONENTS_SINCE: Final = 21
+"""The first minor version of kubectl 1 that knows components."""
+CLUSTER_WIDE: Final = ("CustomResourceDefinition", "ClusterRole", "ValidatingAdmissionPolicy")
+
+
+@pytest.fixture
+def render(kubectl_program: str, tmp_path: Path) -> Render:
+    """Renders the installation with some components, by kind and name."""
+    words = [kubectl_program, "version", "--client", "--output=json"]
+    version = json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
+    minor = version["clientVersion"]["minor"].rstrip("+")
+    if int(minor) < _COMPONENTS_SINCE:
+        pytest.skip(f"KUBECTL 1.{minor} KNOWS NO COMPONENTS")
+    manifests = Path(os.path.relpath(MANIFESTS, tmp_path))
+
+    def render(*components: str, **fields: str) -> dict[tuple[str, str], Json]:
+        chosen = {
+            "resources": [str(manifests / "install")],
+            "components": [str(manifests / "components" / name) for name in components],
+            **fields,
+        }
+        (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(chosen))
+        words = [kubectl_program, "kustomize", str(tmp_path)]
+        result = subprocess.run(words, check=False, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        documents = list(yaml.safe_load_all(result.stdout))
+        rendered = {(d["kind"], d["metadata"]["name"]): d for d in documents}
+        assert len(rendered) == len(documents)
+        return rendered
+
+    return render
+
+
+def container(rendered: dict[tuple[str, str], Json]) -> Json:
+    """The operator's."""
+    pod = rendered["Deployment", "ddp-operator"]["spec"]["template"]["spec"]
+    [found] = pod["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_each_component_adds_what_it_is_for(render: Render) -> None:
+    bare = render()
+    assert container(bare)["args"] == ["run", "--leader-elect"]
+    added = {name: sorted(render(name).keys() - bare.keys()) for name in components()}
+    assert added == {
+        "admission-policy": [
+            ("ValidatingAdmissionPolicy", "ddp-operator"),
+            ("ValidatingAdmissionPolicyBinding", "ddp-operator"),
+        ],
+        "metrics-auth": [
+            ("ClusterRole", "ddp-operator-metrics-auth"),
+            ("ClusterRole", "ddp-operator-metrics-reader"),
+            ("ClusterRoleBinding", "ddp-operator-metrics-auth"),
+        ],
+        "network-policy": [("NetworkPolicy", "ddp-operator")],
+        "one-namespace": [("Role", "ddp-operator-jobs"), ("RoleBinding", "ddp-operator-jobs")],
+    }
+
+
+def components() -> list[str]:
+    return sorted(path.name for path in (MANIFESTS / "components").iterdir())
+
+
+def test_in_one_namespace_nothing_is_granted_elsewhere(render: Render) -> None:
+    rendered = render("one-namespace", namespace="training")
+    kinds = {kind for kind, _ in rendered}
+    assert "ClusterRoleBinding" not in kinds
+    # The namespace is the user's: nothing of it is changed.
+    assert "Namespace" not in kinds
+    assert {name for kind, name in rendered if kind == "ClusterRole"} == {
+        "ddpjobs-edit",
+        "ddpjobs-view",
+    }
+    for (kind, _), manifest in rendered.items():
+        if kind not in CLUSTER_WIDE:
+            assert manifest["metadata"]["namespace"] == "training"
+        for subject in manifest.get("subjects", ()):
+            assert subject["namespace"] == "training"
+    operator = container(rendered)
+    assert operator["args"] == ["run", "--leader-elect", "--namespace=$(NAMESPACE)"]
+    [variable] = operator["env"]
+    assert variable["name"] == "NAMESPACE"
+    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+
+
+def test_all_components_go_together(render: Render) -> None:
+    rendered = render(*components(), namespace="training")
+    operator = container(rendered)
+    assert operator["args"][2:] == [
+        "--metrics-auth",
+        "--metrics-cert-dir=/certificates",
+        "--namespace=$(NAMESPACE)",
+    ]
+    ports = {port["name"]: port["containerPort"] for port in operator["ports"]}
+    assert ports == {"health": 8080, "metrics": 8081}
+    policy = rendered["NetworkPolicy", "ddp-operator"]["spec"]
+    pods = rendered["Deployment", "ddp-operator"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"] == pods
+    [rule] = policy["ingress"]
+    assert [port["port"] for port in rule["ports"]] == ["metrics"]
+    binding = rendered["ClusterRoleBinding", "ddp-operator-metrics-auth"]
+    assert [subject["namespace"] for subject in binding["subjects"]] == ["training"]
