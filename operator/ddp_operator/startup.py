@@ -52,6 +52,12 @@ _NEEDED_TO_LEAD: Final = ("get", "update")
 _NODE_VERBS: Final = ("list", "watch")
 """What avoiding bad nodes needs, in the whole cluster; the operator works without."""
 
+NEEDED_TO_REVIEW: Final = (
+    Permission("create", TOKEN_REVIEWS),
+    Permission("create", SUBJECT_ACCESS_REVIEWS),
+)
+"""What it takes to find out who asks for metrics, and whether he may see them."""
+
 _RIGHTS: Final = "manifests/install/rbac.yaml"
 _RIGHTS_IN_ONE_NAMESPACE: Final = "manifests/components/one-namespace/rbac.yaml"
 _RIGHTS_TO_REVIEW: Final = "manifests/components/metrics-auth/rbac.yaml"
@@ -116,13 +122,6 @@ def needed(namespace: str | None, *, lease: Key | None) -> list[Permission]:
     return permissions
 
 
-NEEDED_TO_REVIEW: Final = (
-    Permission("create", TOKEN_REVIEWS),
-    Permission("create", SUBJECT_ACCESS_REVIEWS),
-)
-"""What it takes to find out who asks for metrics, and whether he may see them."""
-
-
 async def check_reviews(client: ApiClient) -> None:
     """Find out at once whether metrics can be had at all where they are not for everybody.
 
@@ -132,8 +131,8 @@ async def check_reviews(client: ApiClient) -> None:
     await _require(client, NEEDED_TO_REVIEW, _RIGHTS_TO_REVIEW)
 
 
-async def _require(client: ApiClient, needed: Iterable[Permission], rights: str) -> None:
-    missing = await check_access(client, needed)
+async def _require(client: ApiClient, permissions: Iterable[Permission], rights: str) -> None:
+    missing = await check_access(client, permissions)
     if missing:
         raise StartupError(
             f"missing permissions (see {rights}): "
