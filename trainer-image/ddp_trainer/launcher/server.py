@@ -1,7 +1,8 @@
 """Serves a pod's status over HTTP: GET /status, GET /metrics, POST /dump-stacks, POST /rank-0.
 
 It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
-go wrong here is no reason to end a training.
+go wrong here is no reason to end a training. Anybody may read; what is told, only the job's own pods
+and the operator may tell.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddp_trainer.membership import announcement
+from ddp_trainer.membership import admission, announcement
 from ddp_trainer.membership.announcement import AnnouncedAddress
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.logs import Complaints
@@ -54,6 +55,8 @@ def serve_status(port: int, path: Path, pod: Pod, placement: Placement) -> None:
     except OSError as error:
         _logger.warning("cannot serve /status on port %d: %s", port, error)
         return
+    if admission.placed_by_earlier_operator(placement):
+        _logger.warning("without DDP_TOKEN, anybody may send POST requests to port %d", port)
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
 
 
@@ -121,12 +124,23 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse_path()
 
     def do_POST(self) -> None:
-        if self.path == "/dump-stacks":
-            self._dump_stacks()
-        elif self.path == announcement.PATH:
-            self._take_announcement()
-        else:
+        told = {
+            "/dump-stacks": self._dump_stacks,
+            announcement.PATH: self._take_announcement,
+        }.get(self.path)
+        if told is None:
             self._refuse_path()
+        elif self._is_admitted():
+            told()
+        else:
+            self._refuse(HTTPStatus.FORBIDDEN, admission.REFUSAL)
+
+    def _is_admitted(self) -> bool:
+        return admission.admits(
+            self.server.placement,
+            authorization=self.headers.get("Authorization"),
+            client=self.client_address[0],
+        )
 
     def _dump_stacks(self) -> None:
         ranks = listening(self.server.pod.rank_processes())
