@@ -296,18 +296,23 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "rank by hand",
-        "remove the rank and world variables from the trainer's env",
+        "remove the variables that only the operator can know from the trainer's env",
         template=template(container(env=_env("A", "RANK"))),
     ),
     _cel(
         "world size by hand, behind a side car",
-        "remove the rank and world variables from the trainer's env",
+        "remove the variables that only the operator can know from the trainer's env",
         template=template(container("logs"), container(env=_env("WORLD_SIZE"))),
     ),
     _cel(
         "torchrun's node rank by hand, first container",
-        "remove the rank and world variables from the trainer's env",
+        "remove the variables that only the operator can know from the trainer's env",
         template=template(container("main", env=_env("PET_NODE_RANK"))),
+    ),
+    _cel(
+        "token by hand",
+        "remove the variables that only the operator can know from the trainer's env",
+        template=template(container(env=_env("DDP_TOKEN"))),
     ),
     _cel(
         "a part of a GPU",

@@ -160,8 +160,10 @@ class Trainers(Protocol):
     async def status(self, address: str) -> bytes | str:
         """GET /status: the content of the answer, or in words why there is none."""
 
-    async def dump_stacks(self, address: str) -> bool:
-        """POST /dump-stacks: whether the trainer will write its stacks to the pod's log."""
+    async def dump_stacks(self, address: str, *, token: str) -> bool:
+        """POST /dump-stacks, with the job's token: whether the trainer will write its stacks to the
+        pod's log.
+        """
 
     async def close(self) -> None:
         """Close the connections."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ddp_operator import startup
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.health import Health
+from ddp_operator.job.pods.access import Access
 from ddp_operator.kube import (
     ApiClient,
     CredentialsError,
@@ -38,7 +39,9 @@ class Options:
     """Act only while holding a Lease, so that other replicas can stand by."""
     lease_name: str = "ddp-operator"
     lease_namespace: str | None = None
-    """None: the namespace of the operator's pod, or of the kubeconfig's context."""
+    """Of the Lease, and of the Secret that all replicas share. None: the namespace of the
+    operator's pod, or of the kubeconfig's context.
+    """
 
 
 def run(options: Options) -> int:
@@ -60,22 +63,26 @@ async def _serve(options: Options) -> None:
     health = Health()
     # A client of its own for the election: no renewal shall wait behind a job's hundred pods.
     async with health.serving(options.health_port), ApiClient(credentials) as election_client:
+        own_namespace = options.lease_namespace or credentials.default_namespace
+        secret = Key(own_namespace, startup.SECRET_NAME)
         lease: LeaderLease | None = None
         if options.leader_elect:
-            key = Key(options.lease_namespace or credentials.default_namespace, options.lease_name)
+            key = Key(own_namespace, options.lease_name)
             lease = LeaderLease(election_client, key, identity=new_identity())
 
-        async def look() -> bool:
+        async def look() -> tuple[Access, bool]:
             key = lease.key if lease else None
-            await startup.check(election_client, options.namespace, lease=key)
-            return await startup.may_see_nodes(election_client)
+            await startup.check(election_client, options.namespace, secret=secret, lease=key)
+            access = await startup.access(election_client, secret)
+            return access, await startup.may_see_nodes(election_client)
 
-        may_see_nodes = await startup.when_reachable(look)
+        access, may_see_nodes = await startup.when_reachable(look)
         ready = asyncio.Event()
         async with ApiClient(credentials, before_write=lease.check if lease else None) as client:
             replica = Replica(
                 client,
                 namespace=options.namespace,
+                access=access,
                 lease=lease,
                 ready=ready,
                 may_see_nodes=may_see_nodes,

@@ -10,16 +10,19 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from ddp_operator.api.constants import VERSION
+from ddp_operator.job.pods.access import Access
 from ddp_operator.kube import (
     EVENTS,
     LEASES,
     NODES,
     PODS,
+    SECRETS,
     SERVICES,
     ApiClient,
     Permission,
     check_access,
     check_served,
+    own_secret,
 )
 from ddp_operator.ports import Key, UnavailableError
 from ddp_operator.replica import JOBS
@@ -43,6 +46,10 @@ _NEEDED: Final = (
     (EVENTS, ("create",), ""),
 )
 """All that the operator asks of the API server; `manifests/install` grants exactly this."""
+
+SECRET_NAME: Final = "ddp-operator-tokens"
+"""Of the Secret in the operator's own namespace from which the tokens of all jobs come;
+`manifests/install` grants `get` on no other."""
 
 _NEEDED_TO_LEAD: Final = ("get", "update")
 """What leader election needs on top, besides creating it: verbs on its own Lease."""
@@ -80,7 +87,9 @@ async def when_reachable(look: Callable[[], Awaitable[T]], *, seconds: float = S
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def check(client: ApiClient, namespace: str | None, *, lease: Key | None = None) -> None:
+async def check(
+    client: ApiClient, namespace: str | None, *, secret: Key, lease: Key | None = None
+) -> None:
     """Find out at once what would otherwise show as a job that never starts.
 
     Raises:
@@ -96,6 +105,8 @@ async def check(client: ApiClient, namespace: str | None, *, lease: Key | None =
         for resource, verbs, subresource in _NEEDED
         for verb in verbs
     ]
+    needed.append(Permission("create", SECRETS, "", secret.namespace))
+    needed.append(Permission("get", SECRETS, "", secret.namespace, secret.name))
     if lease is not None:
         needed.append(Permission("create", LEASES, "", lease.namespace))
         needed += [
@@ -107,6 +118,18 @@ async def check(client: ApiClient, namespace: str | None, *, lease: Key | None =
             "missing permissions (see manifests/install/rbac.yaml): "
             + "; ".join(str(permission) for permission in missing)
         )
+
+
+async def access(client: ApiClient, secret: Key) -> Access:
+    """Read what the tokens of jobs come from; the first replica ever makes it up.
+
+    Raises:
+        StartupError: the Secret holds something else.
+    """
+    try:
+        return Access(secret=await own_secret(client, secret))
+    except ValueError as error:
+        raise StartupError(str(error)) from None
 
 
 async def may_see_nodes(client: ApiClient) -> bool:

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import yaml
 from ddp_operator import startup
-from ddp_operator.kube import LEASES, NODES, ApiClient, check_served, load_credentials
+from ddp_operator.kube import LEASES, NODES, SECRETS, ApiClient, check_served, load_credentials
 from ddp_operator.ports import ClusterError, Key
 
 from tests import cluster
@@ -126,7 +126,9 @@ async def complaint(kubeconfig: Path, lease_namespace: str) -> str:
     """What the start-up checks say; empty when nothing is missing."""
     async with ApiClient(load_credentials(kubeconfig=str(kubeconfig))) as client:
         try:
-            await startup.check(client, None, lease=Key(lease_namespace, LEASE_NAME))
+            secret = Key(lease_namespace, startup.SECRET_NAME)
+            lease = Key(lease_namespace, LEASE_NAME)
+            await startup.check(client, None, secret=secret, lease=lease)
         except startup.StartupError as error:
             return str(error)
     return ""
@@ -240,9 +242,11 @@ async def test_each_missing_permission_is_named(roles: Roles, as_operator: Path)
         await roles.grant(without=(verb, resource))
         group = ".ddp-operator.io" if resource.startswith("ddpjobs") else ""
         what, where = f"{verb} {resource}{group}", "all namespaces"
-        if resource == LEASES.plural:
-            name = "" if verb == "create" else f" {LEASE_NAME}"
-            what, where = f"{verb} {LEASES}{name}", f"namespace {roles.namespace}"
+        own = {LEASES: LEASE_NAME, SECRETS: startup.SECRET_NAME}
+        for kind, own_name in own.items():
+            if resource == kind.plural:
+                name = "" if verb == "create" else f" {own_name}"
+                what, where = f"{verb} {kind}{name}", f"namespace {roles.namespace}"
         expected = f"missing permissions (see manifests/install/rbac.yaml): {what} in {where}"
         await until_said(as_operator, roles.namespace, expected)
 
@@ -252,7 +256,10 @@ async def test_without_a_look_at_nodes_it_works_and_says_what_it_will_not_do(
 ) -> None:
     await roles.grant(without=("watch", NODES.plural))
     await until_said(as_operator, roles.namespace, "")
-    with running_operator(as_operator, tmp_path / "log", namespace=None) as process:
+    options = ["--lease-namespace", roles.namespace]
+    with running_operator(
+        as_operator, tmp_path / "log", namespace=None, options=options
+    ) as process:
         await jobs.create(job(replicas=2))
         await jobs.until_pods("job-0-0", "job-0-1")
         said = "jobs will not avoid bad nodes, for want of a permission: watch nodes"

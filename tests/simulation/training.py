@@ -51,9 +51,9 @@ class SimulatedTrainers:
                 return self._training.report(pod)
         return "nobody listens"
 
-    async def dump_stacks(self, address: str) -> bool:
+    async def dump_stacks(self, address: str, *, token: str) -> bool:
         await asyncio.sleep(_ANSWER_SECONDS)
-        return bool(address)
+        return bool(address and token)
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -41,6 +41,11 @@ MAX_NAME_LENGTH = 50
 
 MAX_REPLICAS = 10_000
 
+ENV_STATUS_PORT = "DDP_STATUS_PORT"
+"""Tells the trainer on which port it may serve its progress."""
+ENV_TOKEN = "DDP_TOKEN"
+"""Tells the trainer by what to know the operator, and the other pods of its job."""
+
 RESERVED_ENVIRONMENT = (
     "RANK",
     "LOCAL_RANK",
@@ -52,11 +57,9 @@ RESERVED_ENVIRONMENT = (
     "PET_NNODES",
     "PET_NPROC_PER_NODE",
     "PET_NODE_RANK",
+    ENV_TOKEN,
 )
 """Variables that only the operator can know; a user who sets one by hand would break the group."""
-
-ENV_STATUS_PORT = "DDP_STATUS_PORT"
-"""Tells the trainer on which port it may serve its progress."""
 
 EXIT_CONFIGURATION = 64
 """EX_USAGE of sysexits.h: the trainer's word that starting it again cannot help."""

@@ -139,8 +139,8 @@ SPEC_RULES = (
         lambda spec: not {"hostname", "subdomain"} & set(_pod_spec(spec)),
     ),
     Rule(
-        "spec.template.spec.containers: remove the rank and world variables from the trainer's env "
-        f"({', '.join(RESERVED_ENVIRONMENT)}); the operator sets them, different in each pod",
+        "spec.template.spec.containers: remove the variables that only the operator can know from "
+        f"the trainer's env ({', '.join(RESERVED_ENVIRONMENT)}); it sets them in each pod",
         _for_trainer(f"!has(c.env) || c.env.all(e, !(e.name in [{_RESERVED}]))"),
         lambda spec: not _environment(spec) & set(RESERVED_ENVIRONMENT),
     ),

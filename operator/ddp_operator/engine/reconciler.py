@@ -21,6 +21,7 @@ from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject
 from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import (
@@ -71,6 +72,7 @@ class Reconciler:
         cluster: Cluster[PodState],
         jobs: JobCache,
         *,
+        access: Access,
         clock: Callable[[], datetime],
         report_of: Callable[[Key], Report | None] = lambda _: None,
         trainers: Trainers | None = None,
@@ -79,6 +81,7 @@ class Reconciler:
     ) -> None:
         self._cluster = cluster
         self._jobs = jobs
+        self._access = access
         self._clock = clock
         self._report_of = report_of
         self._trainers = trainers
@@ -164,7 +167,8 @@ class Reconciler:
         # A pod that still answers to a host name gives it up before its replacement takes it.
         await _all(cluster.patch_pod_labels(pod, {LABEL_SERVING: None}) for pod in planned.fence)
         if planned.dump_stacks and self._trainers is not None:
-            await _dump_stacks(self._trainers, planned.dump_stacks)
+            token = self._access.token_of(entry.uid)
+            await _dump_stacks(self._trainers, planned.dump_stacks, token=token)
         slots = asyncio.Semaphore(_DELETIONS_AT_ONCE)
 
         async def delete(pod: Key) -> None:
@@ -184,9 +188,11 @@ class Reconciler:
         if planned.create_service:
             await self._cluster.create_service(manifests.service(job))
 
+        token = self._access.token_of(job.uid)
+
         async def create(identity: Identity) -> None:
             try:
-                await self._cluster.create_pod(manifests.pod(job, identity))
+                await self._cluster.create_pod(manifests.pod(job, identity, token=token))
             except InvalidError as error:
                 if error.for_good and not self._had_pods(job):
                     raise _UnfitTemplateError(job, error.message) from None
@@ -260,9 +266,10 @@ def _as_seen(job: DDPJob, planned: Plan) -> DDPJob:
     return replace(job, status=job.status.model_copy(update=seen))
 
 
-async def _dump_stacks(trainers: Trainers, addresses: Iterable[str]) -> None:
+async def _dump_stacks(trainers: Trainers, addresses: Iterable[str], *, token: str) -> None:
     """Have hung trainers write their stacks, as far as they offer it."""
-    offered = await asyncio.gather(*(trainers.dump_stacks(address) for address in addresses))
+    asked = (trainers.dump_stacks(address, token=token) for address in addresses)
+    offered = await asyncio.gather(*asked)
     if any(offered):
         await asyncio.sleep(_STACKS_SECONDS)
 

@@ -15,9 +15,10 @@ from ddp_operator.kube.credentials import (
 from ddp_operator.kube.lease import LeaderLease, LeaseLostError, new_identity
 from ddp_operator.kube.listing import list_names, list_pages
 from ddp_operator.kube.nodes import ALL_NODES, node_of
+from ddp_operator.kube.own_secret import own_secret
 from ddp_operator.kube.preflight import Permission, check_access, check_served
 from ddp_operator.kube.reflector import Reflector
-from ddp_operator.kube.resources import EVENTS, LEASES, NODES, PODS, SERVICES, Resource
+from ddp_operator.kube.resources import EVENTS, LEASES, NODES, PODS, SECRETS, SERVICES, Resource
 
 __all__ = [
     "ALL_NODES",
@@ -25,6 +26,7 @@ __all__ = [
     "LEASES",
     "NODES",
     "PODS",
+    "SECRETS",
     "SERVICES",
     "ApiClient",
     "Connection",
@@ -43,4 +45,5 @@ __all__ = [
     "load_credentials",
     "new_identity",
     "node_of",
+    "own_secret",
 ]

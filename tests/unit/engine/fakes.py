@@ -5,6 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 from ddp_operator.engine.statuspatch import merge_patch
+from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.state import PodState, job_of
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -19,6 +20,8 @@ from ddp_operator.ports import (
 )
 
 from tests.mergepatch import merged
+
+ACCESS = Access(secret=b"of the operator's own")
 
 
 class FakeCluster:

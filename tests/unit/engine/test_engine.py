@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ddp_operator.engine.engine import Engine
 from ddp_operator.ports import Key, Manifest, UnavailableError
 
-from tests.unit.engine.fakes import FakeCluster
+from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import job
 
 
@@ -34,7 +34,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 async def test_a_poison_job_delays_no_other_and_is_tried_again() -> None:
     cluster = PoisonedCluster()
-    engine = Engine(cluster, workers=1)
+    engine = Engine(cluster, access=ACCESS, workers=1)
     engine.start()
     engine.job_changed(cluster.store_job(named("poison")))
     for i in range(20):
@@ -47,7 +47,7 @@ async def test_a_poison_job_delays_no_other_and_is_tried_again() -> None:
 async def test_an_unavailable_server_is_tried_again_until_it_answers() -> None:
     cluster = FakeCluster()
     cluster.refuse["create_pod"] = UnavailableError("down", retry_after_seconds=0.01)
-    engine = Engine(cluster)
+    engine = Engine(cluster, access=ACCESS)
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await until(lambda: sum(call.startswith("create_pod") for call in cluster.calls) >= 2)
@@ -58,7 +58,7 @@ async def test_an_unavailable_server_is_tried_again_until_it_answers() -> None:
 
 async def test_our_own_echo_is_no_news() -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster)
+    engine = Engine(cluster, access=ACCESS)
     stored = cluster.store_job(job())
     engine.start()
     engine.job_changed(stored)
@@ -78,7 +78,7 @@ async def test_stopping_lets_a_reconcile_end_and_begins_none() -> None:
             await super().create_service(manifest)
 
     cluster = SlowCluster()
-    engine = Engine(cluster, workers=1)
+    engine = Engine(cluster, access=ACCESS, workers=1)
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await entered.wait()
@@ -94,7 +94,7 @@ async def test_stopping_lets_a_reconcile_end_and_begins_none() -> None:
 
 async def test_a_standby_does_nothing_and_then_everything() -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster)
+    engine = Engine(cluster, access=ACCESS)
     engine.job_changed(cluster.store_job(named("early")))
     engine.look_at(Key("default", "gone"))
     await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def test_stopping_at_once_breaks_off_what_is_under_way() -> None:
                 broken_off.set()
 
     cluster = StuckCluster()
-    engine = Engine(cluster)
+    engine = Engine(cluster, access=ACCESS)
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await entered.wait()

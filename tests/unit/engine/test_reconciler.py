@@ -20,7 +20,7 @@ from ddp_operator.ports import (
     UnavailableError,
 )
 
-from tests.unit.engine.fakes import FakeCluster
+from tests.unit.engine.fakes import ACCESS, FakeCluster
 
 KEY = Key("default", "train")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -68,7 +68,7 @@ class World:
         self.cluster = FakeCluster()
         self.jobs = JobCache()
         self.now = NOW
-        self.reconciler = Reconciler(self.cluster, self.jobs, clock=lambda: self.now)
+        self.reconciler = Reconciler(self.cluster, self.jobs, access=ACCESS, clock=lambda: self.now)
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
         self.jobs.put(self.cluster.store_job(manifest))
@@ -101,6 +101,24 @@ async def test_a_new_job_costs_its_pods_a_service_and_one_status(world: World) -
     ]
     assert calls[-1] == "patch_status train"
     assert await world.reconcile() == []
+
+
+async def test_all_pods_of_a_job_have_one_token_in_all_attempts(world: World) -> None:
+    def tokens() -> set[str]:
+        return {
+            entry["value"]
+            for pod in world.cluster.pods.values()
+            for entry in pod["spec"]["containers"][0]["env"]
+            if entry["name"] == "DDP_TOKEN"
+        }
+
+    world.apply(job())
+    await world.reconcile()
+    assert tokens() == {ACCESS.token_of("u1")}
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    await world.reconcile()
+    assert {key.name for key in world.cluster.pods} == {"train-1-0", "train-1-1"}
+    assert tokens() == {ACCESS.token_of("u1")}
 
 
 async def test_a_restart_is_recorded_before_anything_is_created_or_deleted(world: World) -> None:
@@ -307,7 +325,7 @@ async def test_progress_alone_is_written_once_in_an_interval() -> None:
         return Report("u1", Identity(0, 0), parse(json.dumps(said).encode()), NOW, world.now)
 
     world.reconciler = Reconciler(
-        world.cluster, world.jobs, clock=lambda: world.now, report_of=report_of
+        world.cluster, world.jobs, access=ACCESS, clock=lambda: world.now, report_of=report_of
     )
     world.apply(job())
     await world.reconcile()

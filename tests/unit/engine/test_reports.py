@@ -13,7 +13,7 @@ from ddp_operator.ports import Key
 from ddp_operator.trainers import HttpTrainers
 
 from tests.trainer_server import TrainerServer
-from tests.unit.engine.fakes import FakeCluster
+from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
 from tests.waiting import eventually
 
@@ -28,6 +28,7 @@ class World:
         self.ahead = timedelta()
         self.engine = Engine(
             self.cluster,
+            access=ACCESS,
             clock=lambda: datetime.now(UTC) + self.ahead,
             trainers=HttpTrainers(),
             progress_seconds=EVERY_SECONDS,
@@ -161,6 +162,7 @@ async def test_a_hang_is_ended_after_its_stacks_were_asked_for(
     await world.run("train", server, progressDeadlineSeconds=1)
     await world.until(lambda: world.pods("train") == ["train-1-0", "train-1-1"])
     assert deleted == [2, 2]
+    assert server.tokens == [f"Bearer {ACCESS.token_of('uid-train')}"] * 2
     status = world.status("train")
     assert (status["restarts"], status["failures"][0]["reason"]) == (1, "NoProgress")
 

@@ -8,6 +8,7 @@ from ddp_operator.api.constants import (
     ANNOTATION_TRAINER,
     API_VERSION,
     ENV_STATUS_PORT,
+    ENV_TOKEN,
     GKE_ACCELERATOR_LABEL,
     GKE_FLEX_START_LABEL,
     GKE_GCSFUSE_ANNOTATION,
@@ -46,9 +47,9 @@ def backend(job: DDPJob) -> str:
     return "nccl" if gpu_limit(job.spec) else "gloo"
 
 
-def environment(job: DDPJob, identity: Identity) -> dict[str, str]:
+def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str]:
     """The trainer container's environment: PyTorch's `env://` contract, torchrun's PET_*, and
-    our own.
+    our own. Without a token it is told of none.
     """
     spec = job.spec
     local_world_size = processes_per_pod(job)
@@ -81,6 +82,8 @@ def environment(job: DDPJob, identity: Identity) -> dict[str, str]:
         # With several processes the launcher knows these; a plain script then fails at once on the
         # missing RANK instead of hanging in a group that never completes.
         variables |= {"RANK": identity.index, "LOCAL_RANK": 0}
+    if token:
+        variables[ENV_TOKEN] = token
     return {name: str(value) for name, value in variables.items()}
 
 
@@ -105,8 +108,8 @@ def service(job: DDPJob) -> dict[str, Any]:
     }
 
 
-def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
-    """One pod, from the user's template.
+def pod(job: DDPJob, identity: Identity, *, token: str = "") -> dict[str, Any]:
+    """One pod, from the user's template; `token` is the job's, left out where no pod comes of it.
 
     It shares the template's unchanged parts, so neither may be changed in place.
     """
@@ -139,7 +142,7 @@ def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
         hostname=identity.host_name(job.name),
         subdomain=job.name,
     )
-    _add_environment(trainer, environment(job, identity))
+    _add_environment(trainer, environment(job, identity, token=token))
     _add_checkpoint(spec, annotations, trainer, job.spec.checkpoint)
     _add_shared_memory(spec, trainer)
     if job.spec.accelerator:
