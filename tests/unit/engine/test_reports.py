@@ -12,6 +12,7 @@ from ddp_operator.engine.engine import Engine
 from ddp_operator.ports import Key
 from ddp_operator.trainers import HttpTrainers
 
+from tests.mergepatch import merged
 from tests.trainer_server import TrainerServer
 from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
@@ -133,6 +134,31 @@ async def test_only_running_jobs_are_asked(world: World, server: TrainerServer) 
         asked, others = len(idle.asked), len(server.asked)
         await world.until(lambda: len(server.asked) >= others + 3)
         assert len(idle.asked) <= asked + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"ownerReferences": [{"uid": "another", "controller": True}]}},
+        {"metadata": {"ownerReferences": []}},
+        {"status": {"hostIP": "127.0.0.1"}},
+        {"spec": {"hostNetwork": True}},
+    ],
+)
+async def test_nobody_is_asked_but_the_jobs_own_pod_at_its_own_address(
+    world: World, server: TrainerServer, change: dict[str, Any]
+) -> None:
+    await world.run("other", server)
+    async with TrainerServer() as elsewhere:
+        await world.run("train", elsewhere)
+        await world.until(lambda: world.step("train") == 1)
+        for pod in world.pods("train"):
+            stored = world.cluster.pods[Key("default", pod)]
+            world.cluster.pods[Key("default", pod)] = merged(stored, change)
+        # One question may be under way.
+        asked, others = len(elsewhere.asked), len(server.asked)
+        await world.until(lambda: len(server.asked) >= others + 3)
+        assert len(elsewhere.asked) <= asked + 1
 
 
 async def test_a_trainer_that_goes_away_changes_nothing(world: World) -> None:

@@ -1,7 +1,7 @@
 """A job's pods, sorted by what they mean to it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
@@ -34,7 +34,10 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
     current: dict[int, PodState] = {}
     old: list[PodState] = []
     strangers: list[PodState] = []
+    wants_nodes_ip = job.spec.template["spec"].get("hostNetwork") is True
     for pod in pods:
+        if pod.has_nodes_ip and not wants_nodes_ip:
+            pod = replace(pod, address="")  # noqa: PLW2901
         if pod.owner_uid != job.uid:
             strangers.append(pod)
         elif wanted.get(pod.identity.index) == pod.identity:
