@@ -239,6 +239,18 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         suspend="yes",
     ),
     _schema(
+        "unknown isolation",
+        'spec.isolation: Unsupported value: "Namespace"',
+        "spec.isolation: input should be 'None' or 'Job'",
+        isolation="Namespace",
+    ),
+    _schema(
+        "host network in words",
+        "spec.template.spec.hostNetwork in body must be of type boolean",
+        "spec.template.spec.hostNetwork: input should be a valid boolean",
+        template=template(hostNetwork="yes"),
+    ),
+    _schema(
         "unknown clean-up",
         'spec.cleanPodPolicy: Unsupported value: "Always"',
         "spec.cleanPodPolicy: input should be 'Running', 'All' or 'None'",
@@ -260,6 +272,12 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "one port for two",
         "spec.statusPort: must differ from spec.masterPort",
         statusPort=29500,
+    ),
+    _cel(
+        "left alone on the nodes' network",
+        "spec.isolation: a NetworkPolicy does not reach pods with hostNetwork",
+        isolation="Job",
+        template=template(hostNetwork=True),
     ),
     _cel(
         "backoff that shrinks",

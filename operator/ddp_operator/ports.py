@@ -135,6 +135,14 @@ class Cluster(Protocol[PodT]):
     async def create_service(self, manifest: Manifest) -> None:
         """Create a Service; `AlreadyExistsError` as in `create_pod`."""
 
+    async def apply_network_policy(self, manifest: Manifest) -> None:
+        """Create a NetworkPolicy, or make an earlier one of the same controller what the manifest
+        says; `AlreadyExistsError` as in `create_pod`.
+        """
+
+    async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
+        """Delete a NetworkPolicy; one that is gone, or of another controller, is no error."""
+
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
     ) -> Manifest:

@@ -14,6 +14,7 @@ from ddp_operator.job.pods.access import Access
 from ddp_operator.kube import (
     EVENTS,
     LEASES,
+    NETWORK_POLICIES,
     NODES,
     PODS,
     SECRETS,
@@ -43,6 +44,7 @@ _NEEDED: Final = (
     (JOBS, ("patch",), "status"),
     (PODS, ("list", "watch", "get", "create", "patch", "delete"), ""),
     (SERVICES, ("get", "create"), ""),
+    (NETWORK_POLICIES, ("get", "create", "update", "delete"), ""),
     (EVENTS, ("create",), ""),
 )
 """All that the operator asks of the API server; `manifests/install` grants exactly this."""
@@ -121,15 +123,16 @@ async def check(
 
 
 async def access(client: ApiClient, secret: Key) -> Access:
-    """Read what the tokens of jobs come from; the first replica ever makes it up.
+    """Read what the tokens of jobs come from, which the first replica ever makes up.
 
     Raises:
         StartupError: the Secret holds something else.
     """
     try:
-        return Access(secret=await own_secret(client, secret))
+        found = await own_secret(client, secret)
     except ValueError as error:
         raise StartupError(str(error)) from None
+    return Access(secret=found, operator_namespace=client.credentials.pod_namespace)
 
 
 async def may_see_nodes(client: ApiClient) -> bool:

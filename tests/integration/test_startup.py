@@ -14,7 +14,15 @@ import aiohttp
 import pytest
 import yaml
 from ddp_operator import startup
-from ddp_operator.kube import LEASES, NODES, SECRETS, ApiClient, check_served, load_credentials
+from ddp_operator.kube import (
+    LEASES,
+    NETWORK_POLICIES,
+    NODES,
+    SECRETS,
+    ApiClient,
+    check_served,
+    load_credentials,
+)
 from ddp_operator.ports import ClusterError, Key
 
 from tests import cluster
@@ -170,18 +178,24 @@ async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubele
     # An answer that is lost makes the operator look for what it has created.
     proxy.lose_answers(write("POST", "/pods"), times=1)
     proxy.lose_answers(write("POST", "/services"), times=1)
-    manifest = job(replicas=2, restart={"scope": "Pod"}, ttlSecondsAfterFinished=0)
+    restart = {"scope": "Pod"}
+    manifest = job(replicas=2, restart=restart, ttlSecondsAfterFinished=0, isolation="Job")
     await jobs.create(manifest)
     await jobs.until_pods("job-0-0", "job-0-1")
-    for pod in ("job-0-0", "job-0-1"):
+    # Another port: the NetworkPolicy of before has to change.
+    await jobs.set_spec(statusPort=29502)
+    await jobs.until_pods("job-1-0", "job-1-1")
+    await jobs.set_spec(isolation="None")
+    await eventually(lambda: is_answered(proxy, "DELETE", "/networkpolicies/"))
+    for pod in ("job-1-0", "job-1-1"):
         await kubelet.run(pod)
     await jobs.until_phase("Running")
-    await jobs.delete_pod("job-0-1")
-    await jobs.until_pods("job-0-0", "job-0-1-r1")
-    await kubelet.run("job-0-1-r1")
-    await kubelet.fail("job-0-1-r1")
-    await jobs.until_pods("job-0-0", "job-0-1-r2")
-    for pod in ("job-0-0", "job-0-1-r2"):
+    await jobs.delete_pod("job-1-1")
+    await jobs.until_pods("job-1-0", "job-1-1-r1")
+    await kubelet.run("job-1-1-r1")
+    await kubelet.fail("job-1-1-r1")
+    await jobs.until_pods("job-1-0", "job-1-1-r2")
+    for pod in ("job-1-0", "job-1-1-r2"):
         await kubelet.succeed(pod)
 
     async def gone() -> bool:
@@ -217,7 +231,8 @@ async def test_the_installed_permissions_are_exactly_those_that_are_used(
             tmp_path / "proxied", tmp_path / "log", namespace=None, options=options
         ):
             await use_every_permission(proxy, jobs, kubelet)
-        served = ("/api/v1/", "/apis/ddp-operator.io/v1alpha1/", LEASES.root)
+        roots = (LEASES.root, NETWORK_POLICIES.root)
+        served = ("/api/v1/", "/apis/ddp-operator.io/v1alpha1/", *roots)
         used = {question(seen) for seen in proxy.seen if seen.path.startswith(served)}
         # The server refuses to create anything in other tests' namespaces that are being deleted.
         elsewhere = {namespace_of(seen) for seen in proxy.seen} - {
@@ -240,8 +255,9 @@ async def test_each_missing_permission_is_named(roles: Roles, as_operator: Path)
         if resource == NODES.plural:
             continue  # it works without
         await roles.grant(without=(verb, resource))
-        group = ".ddp-operator.io" if resource.startswith("ddpjobs") else ""
-        what, where = f"{verb} {resource}{group}", "all namespaces"
+        groups = {"ddpjobs": JOBS.group, NETWORK_POLICIES.plural: NETWORK_POLICIES.group}
+        group = groups.get(resource.partition("/")[0])
+        what, where = f"{verb} {resource}{f'.{group}' if group else ''}", "all namespaces"
         own = {LEASES: LEASE_NAME, SECRETS: startup.SECRET_NAME}
         for kind, own_name in own.items():
             if resource == kind.plural:

@@ -18,6 +18,11 @@ ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
 """Name of the pod's container that trains: admission webhooks may put side cars before it."""
 
+OPERATOR_LABELS = {"app.kubernetes.io/name": "ddp-operator"}
+"""By which a NetworkPolicy knows the operator's pods; `manifests/install` gives them these."""
+NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
+"""Every namespace has its name as this label, from Kubernetes 1.21 on."""
+
 TRAINER_CONTAINER = "trainer"
 """The container of this name, else the first one, is the one that trains."""
 

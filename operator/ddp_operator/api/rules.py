@@ -54,6 +54,11 @@ def gpu_limit(spec: DDPJobSpec) -> int:
     return spec.accelerator.count if spec.accelerator else 0
 
 
+def wants_host_network(spec: DDPJobSpec) -> bool:
+    """Whether the pods shall have their nodes' own addresses."""
+    return _pod_spec(spec).get("hostNetwork") is True
+
+
 def is_gpu(resource: str) -> bool:
     """Whether a resource of this name is a GPU or a slice of one."""
     return resource == GPU_RESOURCE or resource.startswith(MIG_RESOURCE_PREFIX)
@@ -213,6 +218,13 @@ SPEC_RULES = (
         "spec.statusPort: must differ from spec.masterPort; change one of them",
         "self.statusPort != self.masterPort",
         lambda spec: spec.status_port != spec.master_port,
+    ),
+    Rule(
+        "spec.isolation: a NetworkPolicy does not reach pods with hostNetwork; take it out of "
+        "spec.template.spec, or leave isolation out",
+        "self.isolation != 'Job' || !has(self.template.spec.hostNetwork)"
+        " || !self.template.spec.hostNetwork",
+        lambda spec: spec.isolation != "Job" or not wants_host_network(spec),
     ),
     Rule(
         "spec.restart.backoff: maxSeconds is less than initialSeconds; raise the one or lower the "

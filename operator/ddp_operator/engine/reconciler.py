@@ -15,13 +15,14 @@ from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.statuspatch import News, as_stored, merge_patch, news
-from ddp_operator.job.planning.convergence import hold
+from ddp_operator.job.planning.convergence import FORBIDDEN, NAME_TAKEN, hold
 from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import (
@@ -142,7 +143,7 @@ class Reconciler:
             if not isinstance(entry.job, DDPJob):
                 raise  # what is wrong with it stands in its status
             taken = isinstance(refused, AlreadyExistsError)
-            reason = "NameTaken" if taken else "PodsForbidden"
+            reason = NAME_TAKEN if taken else FORBIDDEN
             job, now = _as_seen(entry.job, planned), self._clock()
             held = accounted(entry.job, hold(job, reason, refused.message, now), now)
             await self._record(key, entry, held.status, held.events)
@@ -176,15 +177,23 @@ class Reconciler:
                 await cluster.delete_pod(pod, grace_seconds=planned.grace_seconds.get(pod))
 
         deletions = [delete(pod) for pod in planned.delete]
-        if isinstance(job, DDPJob) and (planned.create or planned.create_service):
+        creates = planned.create or planned.create_service or planned.isolate is not None
+        if isinstance(job, DDPJob) and creates:
             await _all([*deletions, self._create(job, planned)])
         else:
             await _all(deletions)
 
     async def _create(self, job: DDPJob, planned: Plan) -> None:
-        """Create the Service, without which the pods would not find each other, then one pod, for
-        what is wrong with it is wrong with all, then ever more.
+        """Create the NetworkPolicy, without which anybody would find the pods, and the Service,
+        without which they would not find each other; then one pod, for what is wrong with it is
+        wrong with all, then ever more.
         """
+        if planned.isolate:
+            operator_namespace = self._access.operator_namespace
+            policy = network_policy(job, operator_namespace=operator_namespace)
+            await self._cluster.apply_network_policy(policy)
+        elif planned.isolate is False:
+            await self._cluster.delete_network_policy(job.key, owner_uid=job.uid)
         if planned.create_service:
             await self._cluster.create_service(manifests.service(job))
 

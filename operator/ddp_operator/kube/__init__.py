@@ -18,12 +18,22 @@ from ddp_operator.kube.nodes import ALL_NODES, node_of
 from ddp_operator.kube.own_secret import own_secret
 from ddp_operator.kube.preflight import Permission, check_access, check_served
 from ddp_operator.kube.reflector import Reflector
-from ddp_operator.kube.resources import EVENTS, LEASES, NODES, PODS, SECRETS, SERVICES, Resource
+from ddp_operator.kube.resources import (
+    EVENTS,
+    LEASES,
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Resource,
+)
 
 __all__ = [
     "ALL_NODES",
     "EVENTS",
     "LEASES",
+    "NETWORK_POLICIES",
     "NODES",
     "PODS",
     "SECRETS",

@@ -195,6 +195,11 @@ def test_bad_input_is_refused_with_the_remedy(
     assert message in output
 
 
+def test_what_cannot_be_done_here_is_said(run: Run) -> None:
+    said = "not done here: spec.isolation"
+    assert said in run(job("exit 0", isolation="Job"))[1]
+
+
 def test_two_jobs_in_one_file_are_refused(run: Run) -> None:
     code, output = run(job(""), job(""))
     assert code == 64

@@ -20,6 +20,9 @@ from ddp_operator.ports import Event, Key
 RESTART_GRACE_SECONDS = 15
 """What a gang that starts anew leaves its old pods to save in: as long as a spot node has."""
 
+NAME_TAKEN, FORBIDDEN = HOLD_REASONS = ("NameTaken", "PodsForbidden")
+"""What the API server refuses a job for, and may give it later."""
+
 BLOCKED_RETRY_SECONDS = 5
 """How soon to look again for a name that another owner's pod holds."""
 
@@ -119,10 +122,14 @@ def _short_grace(pods: Observed) -> dict[Key, int]:
 
 
 def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
-    """Say that the API server refuses the job's pods or Service for now."""
+    """Say that the API server refuses something that the job needs for now.
+
+    What runs, runs: a job all of whose pods run wants no pods, but perhaps a NetworkPolicy.
+    """
     status = job.status.model_copy(update={"observed_generation": job.generation})
     known = status.condition("Running")
-    status = with_condition(status, "Running", False, reason, message, now)
+    running = status.is_true("Running")
+    status = with_condition(status, "Running", running, reason, message, now)
     told = known is not None and known.reason == reason
     events = () if told else (Event(reason, message, warning=True),)
     return Plan(with_phase(status, pods_scheduled=False), events=events)
@@ -153,8 +160,8 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         if created := len(pods.creatable):
             events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
     ready = status.ready_replicas
+    message = f"all {replicas} pods are ready"
     if ready == replicas and not status.is_true("Running"):
-        message = f"all {replicas} pods are ready"
         status = with_condition(status, "Running", True, PODS_READY, message, now)
         if status.condition("Restarting"):
             status = with_condition(status, "Restarting", False, PODS_READY, message, now)
@@ -166,6 +173,8 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         if warning and (known is None or known.reason != reason):
             events.append(Event(reason, message, warning=True))
         status = with_condition(status, "Running", False, reason, message, now)
+    elif (held := status.condition("Running")) and held.reason in HOLD_REASONS:
+        status = with_condition(status, "Running", True, PODS_READY, message, now)
     scheduled = not pods.missing and all(pod.scheduled for pod in pods.current.values())
     return with_phase(status, pods_scheduled=scheduled), tuple(events)
 
@@ -175,7 +184,7 @@ def _waiting(pods: Observed, ready: int, replicas: int) -> tuple[str, str, bool]
     if pods.blocking:
         names = ", ".join(sorted(pod.key.name for pod in pods.blocking))
         return (
-            "NameTaken",
+            NAME_TAKEN,
             f"waiting for pods of another owner to go, to use their names: {names}",
             True,
         )

@@ -19,7 +19,8 @@ _LOWEST_PORT, _HIGHEST_PORT = 1024, 65535
 
 def trainer_address(trainer: str, spec: Manifest, status: Manifest) -> str:
     """Return `ip:port` of the container of this name; empty where there is none to be asked."""
-    ip, port = status.get("podIP") or "", _told_port(trainer, spec)
+    container: Manifest = next((c for c in spec["containers"] if c.get("name") == trainer), {})
+    ip, port = status.get("podIP") or "", told_port(container)
     if port is None or not _may_be_a_pods(ip):
         return ""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
@@ -31,10 +32,9 @@ def is_the_nodes(spec: Manifest, status: Manifest) -> bool:
     return spec.get("hostNetwork") is True or status.get("podIP") in hosts - {None, ""}
 
 
-def _told_port(trainer: str, spec: Manifest) -> int | None:
-    """The port that the trainer was told."""
-    container: Manifest = next((c for c in spec["containers"] if c.get("name") == trainer), {})
-    variables = container.get("env") or ()
+def told_port(trainer: Manifest) -> int | None:
+    """Return the port that a container is told in its variables; None where it is no such port."""
+    variables = trainer.get("env") or ()
     port = next((str(v.get("value")) for v in variables if v["name"] == ENV_STATUS_PORT), "")
     # Nothing but a number may get into a URL of ours.
     if _PORT.fullmatch(port) and _LOWEST_PORT <= int(port) <= _HIGHEST_PORT:

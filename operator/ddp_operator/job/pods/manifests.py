@@ -87,6 +87,18 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
     return {name: str(value) for name, value in variables.items()}
 
 
+def owner_reference(job: DDPJob) -> dict[str, Any]:
+    """What makes an object go with its job."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
 def service(job: DDPJob) -> dict[str, Any]:
     """The headless Service that gives the job's pods their DNS names."""
     return {
@@ -96,7 +108,7 @@ def service(job: DDPJob) -> dict[str, Any]:
             "name": job.name,
             "namespace": job.namespace,
             "labels": {LABEL_JOB_NAME: job.name},
-            "ownerReferences": [_owner(job)],
+            "ownerReferences": [owner_reference(job)],
         },
         "spec": {
             "clusterIP": "None",
@@ -158,20 +170,9 @@ def pod(job: DDPJob, identity: Identity, *, token: str = "") -> dict[str, Any]:
             "namespace": job.namespace,
             "labels": labels,
             "annotations": annotations,
-            "ownerReferences": [_owner(job)],
+            "ownerReferences": [owner_reference(job)],
         },
         "spec": spec,
-    }
-
-
-def _owner(job: DDPJob) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": job.name,
-        "uid": job.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
     }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.rules import wants_host_network
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import Identity, PodState
@@ -34,7 +35,7 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
     current: dict[int, PodState] = {}
     old: list[PodState] = []
     strangers: list[PodState] = []
-    wants_nodes_ip = job.spec.template["spec"].get("hostNetwork") is True
+    wants_nodes_ip = wants_host_network(job.spec)
     for pod in pods:
         if pod.has_nodes_ip and not wants_nodes_ip:
             pod = replace(pod, address="")  # noqa: PLW2901
