@@ -239,6 +239,18 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         suspend="yes",
     ),
     _schema(
+        "unknown isolation",
+        'spec.isolation: Unsupported value: "Namespace"',
+        "spec.isolation: input should be 'None' or 'Job'",
+        isolation="Namespace",
+    ),
+    _schema(
+        "host network in words",
+        "spec.template.spec.hostNetwork in body must be of type boolean",
+        "spec.template.spec.hostNetwork: input should be a valid boolean",
+        template=template(hostNetwork="yes"),
+    ),
+    _schema(
         "unknown clean-up",
         'spec.cleanPodPolicy: Unsupported value: "Always"',
         "spec.cleanPodPolicy: input should be 'Running', 'All' or 'None'",
@@ -260,6 +272,12 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "one port for two",
         "spec.statusPort: must differ from spec.masterPort",
         statusPort=29500,
+    ),
+    _cel(
+        "left alone on the nodes' network",
+        "spec.isolation: a NetworkPolicy does not reach pods with hostNetwork",
+        isolation="Job",
+        template=template(hostNetwork=True),
     ),
     _cel(
         "backoff that shrinks",
@@ -296,18 +314,23 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "rank by hand",
-        "remove the rank and world variables from the trainer's env",
+        "remove the variables that only the operator can know from the trainer's env",
         template=template(container(env=_env("A", "RANK"))),
     ),
     _cel(
         "world size by hand, behind a side car",
-        "remove the rank and world variables from the trainer's env",
+        "remove the variables that only the operator can know from the trainer's env",
         template=template(container("logs"), container(env=_env("WORLD_SIZE"))),
     ),
     _cel(
         "torchrun's node rank by hand, first container",
-        "remove the rank and world variables from the trainer's env",
+        "remove the variables that only the operator can know from the trainer's env",
         template=template(container("main", env=_env("PET_NODE_RANK"))),
+    ),
+    _cel(
+        "token by hand",
+        "remove the variables that only the operator can know from the trainer's env",
+        template=template(container(env=_env("DDP_TOKEN"))),
     ),
     _cel(
         "a part of a GPU",

@@ -70,6 +70,11 @@ GOOD_MANIFESTS: dict[str, Json] = {
             ],
         },
     ),
+    "left alone": job(replicas=2, isolation="Job"),
+    "left alone, on a network of its own": job(
+        isolation="Job", template=template(hostNetwork=False)
+    ),
+    "on the nodes' network": job(isolation="None", template=template(hostNetwork=True)),
     "created suspended": job(suspend=True, replicas=3),
     "trainer behind a side car": job(template=template(_SIDE_CAR, container())),
     "first of containers without the name": job(template=template(container("main"), _SIDE_CAR)),

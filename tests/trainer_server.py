@@ -15,7 +15,10 @@ class TrainerServer:
         self.answer: dict[str, Any] | Callable[[], web.Response] | str = {"step": 1}
         """A JSON object, what makes a response, or ENDLESS."""
         self.dump_status = 202
+        self.dump_headers: dict[str, str] = {}
         self.asked: list[str] = []
+        self.tokens: list[str] = []
+        """What came with each POST as Authorization."""
         self.address = ""
         self._runner: web.AppRunner | None = None
 
@@ -49,6 +52,7 @@ class TrainerServer:
         while True:  # until the other side has had enough
             await response.write(b" " * 65536)
 
-    async def _dump(self, _: web.Request) -> web.Response:
+    async def _dump(self, request: web.Request) -> web.Response:
         self.asked.append("dump-stacks")
-        return web.Response(status=self.dump_status)
+        self.tokens.append(request.headers.get("Authorization", ""))
+        return web.Response(status=self.dump_status, headers=self.dump_headers)

@@ -99,7 +99,8 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lease-namespace",
         metavar="NAME",
-        help="default: that of the operator's pod, or of the kubeconfig's context",
+        help="of the Lease, and of the Secret that all replicas share "
+        "(default: that of the operator's pod, or of the kubeconfig's context)",
     )
     parser.add_argument("--verbose", action="store_true", help="log debugging details")
 

@@ -135,6 +135,14 @@ class Cluster(Protocol[PodT]):
     async def create_service(self, manifest: Manifest) -> None:
         """Create a Service; `AlreadyExistsError` as in `create_pod`."""
 
+    async def apply_network_policy(self, manifest: Manifest) -> None:
+        """Create a NetworkPolicy, or make an earlier one of the same controller what the manifest
+        says; `AlreadyExistsError` as in `create_pod`.
+        """
+
+    async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
+        """Delete a NetworkPolicy; one that is gone, or of another controller, is no error."""
+
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
     ) -> Manifest:
@@ -160,8 +168,10 @@ class Trainers(Protocol):
     async def status(self, address: str) -> bytes | str:
         """GET /status: the content of the answer, or in words why there is none."""
 
-    async def dump_stacks(self, address: str) -> bool:
-        """POST /dump-stacks: whether the trainer will write its stacks to the pod's log."""
+    async def dump_stacks(self, address: str, *, token: str) -> bool:
+        """POST /dump-stacks, with the job's token: whether the trainer will write its stacks to the
+        pod's log.
+        """
 
     async def close(self) -> None:
         """Close the connections."""

@@ -11,6 +11,7 @@ from ddp_operator import startup
 from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
 from ddp_operator.endpoints.metrics import PATH as METRICS_PATH
 from ddp_operator.engine.reports import PROGRESS_SECONDS
+from ddp_operator.job.pods.access import Access
 from ddp_operator.kube import (
     AccessReviews,
     ApiClient,
@@ -49,7 +50,9 @@ class Options:
     """Act only while holding a Lease, so that other replicas can stand by."""
     lease_name: str = "ddp-operator"
     lease_namespace: str | None = None
-    """None: the namespace of the operator's pod, or of the kubeconfig's context."""
+    """Of the Lease, and of the Secret that all replicas share. None: the namespace of the
+    operator's pod, or of the kubeconfig's context.
+    """
 
 
 def run(options: Options) -> int:
@@ -79,25 +82,29 @@ async def _serve(options: Options) -> None:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(health.serving(options.health_port))
         metrics = await stack.enter_async_context(_serving_metrics(options, credentials))
+        own_namespace = options.lease_namespace or credentials.default_namespace
+        secret = Key(own_namespace, startup.SECRET_NAME)
         lease: Leadership | None = None
         if options.leader_elect:
-            key = Key(options.lease_namespace or credentials.default_namespace, options.lease_name)
+            key = Key(own_namespace, options.lease_name)
             lease = await stack.enter_async_context(Leadership(_credentials(options), key))
 
-        async def look() -> bool:
+        async def look() -> tuple[Access, bool]:
             async with ApiClient(credentials) as client:
                 key = lease.key if lease else None
-                await startup.check(client, options.namespace, lease=key)
+                await startup.check(client, options.namespace, secret=secret, lease=key)
                 if options.metrics_auth:
                     await startup.check_reviews(client)
-                return await startup.may_see_nodes(client)
+                access = await startup.access(client, secret)
+                return access, await startup.may_see_nodes(client)
 
-        may_see_nodes = await startup.when_reachable(look)
+        access, may_see_nodes = await startup.when_reachable(look)
         ready = asyncio.Event()
         client = ApiClient(credentials, before_write=lease.check if lease else None)
         replica = Replica(
             await stack.enter_async_context(client),
             namespace=options.namespace,
+            access=access,
             lease=lease,
             ready=ready,
             may_see_nodes=may_see_nodes,

@@ -12,6 +12,7 @@ from ddp_operator import handlers
 from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.reports import PROGRESS_SECONDS
+from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.state import PodState, job_of
 from ddp_operator.kube import (
     ALL_NODES,
@@ -66,6 +67,7 @@ class Replica:
         client: ApiClient,
         *,
         namespace: str | None,
+        access: Access,
         lease: Leadership | None,
         ready: asyncio.Event,
         may_see_nodes: bool,
@@ -87,7 +89,10 @@ class Replica:
         self._nodes = self._node_reflector() if may_see_nodes else None
         self._cluster = KubeCluster(client, job_resource=JOBS, pods=self._pods, nodes=self._nodes)
         self._engine = Engine(
-            self._cluster, trainers=HttpTrainers(), progress_seconds=progress_seconds
+            self._cluster,
+            access=access,
+            trainers=HttpTrainers(),
+            progress_seconds=progress_seconds,
         )
 
     def metrics(self) -> str:

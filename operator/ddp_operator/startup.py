@@ -10,11 +10,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from ddp_operator.api.constants import VERSION
+from ddp_operator.job.pods.access import Access
 from ddp_operator.kube import (
     EVENTS,
     LEASES,
+    NETWORK_POLICIES,
     NODES,
     PODS,
+    SECRETS,
     SERVICES,
     SUBJECT_ACCESS_REVIEWS,
     TOKEN_REVIEWS,
@@ -22,6 +25,7 @@ from ddp_operator.kube import (
     Permission,
     check_access,
     check_served,
+    own_secret,
 )
 from ddp_operator.ports import Key, UnavailableError
 from ddp_operator.replica import JOBS
@@ -42,9 +46,14 @@ _NEEDED: Final = (
     (JOBS, ("patch",), "status"),
     (PODS, ("list", "watch", "get", "create", "patch", "delete"), ""),
     (SERVICES, ("get", "create"), ""),
+    (NETWORK_POLICIES, ("get", "create", "update", "delete"), ""),
     (EVENTS, ("create",), ""),
 )
 """All that the operator asks of the API server about jobs; the manifests grant exactly this."""
+
+SECRET_NAME: Final = "ddp-operator-tokens"
+"""Of the Secret in the operator's own namespace from which the tokens of all jobs come;
+`manifests/install` grants `get` on no other."""
 
 _NEEDED_TO_LEAD: Final = ("get", "update")
 """What leader election needs on top, besides creating it: verbs on its own Lease."""
@@ -92,7 +101,9 @@ async def when_reachable(look: Callable[[], Awaitable[T]], *, seconds: float = S
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def check(client: ApiClient, namespace: str | None, *, lease: Key | None = None) -> None:
+async def check(
+    client: ApiClient, namespace: str | None, *, secret: Key, lease: Key | None = None
+) -> None:
     """Find out at once what would otherwise show as a job that never starts.
 
     Raises:
@@ -104,16 +115,18 @@ async def check(client: ApiClient, namespace: str | None, *, lease: Key | None =
             "(kubectl apply -f crds/ddpjobs.yaml)"
         )
     rights = _RIGHTS_IN_ONE_NAMESPACE if namespace else _RIGHTS
-    await _require(client, needed(namespace, lease=lease), rights)
+    await _require(client, needed(namespace, secret=secret, lease=lease), rights)
 
 
-def needed(namespace: str | None, *, lease: Key | None) -> list[Permission]:
+def needed(namespace: str | None, *, secret: Key, lease: Key | None) -> list[Permission]:
     """Return what the operator cannot do without, in one namespace or in all."""
     permissions = [
         Permission(verb, resource, subresource, namespace)
         for resource, verbs, subresource in _NEEDED
         for verb in verbs
     ]
+    permissions.append(Permission("create", SECRETS, "", secret.namespace))
+    permissions.append(Permission("get", SECRETS, "", secret.namespace, secret.name))
     if lease is not None:
         permissions.append(Permission("create", LEASES, "", lease.namespace))
         permissions += [
@@ -138,6 +151,19 @@ async def _require(client: ApiClient, permissions: Iterable[Permission], rights:
             f"missing permissions (see {rights}): "
             + "; ".join(str(permission) for permission in missing)
         )
+
+
+async def access(client: ApiClient, secret: Key) -> Access:
+    """Read what the tokens of jobs come from, which the first replica ever makes up.
+
+    Raises:
+        StartupError: the Secret holds something else.
+    """
+    try:
+        found = await own_secret(client, secret)
+    except ValueError as error:
+        raise StartupError(str(error)) from None
+    return Access(secret=found, operator_namespace=client.credentials.pod_namespace)
 
 
 async def may_see_nodes(client: ApiClient) -> bool:

@@ -6,6 +6,7 @@ proxy stands between.
 """
 
 import os
+from collections.abc import Mapping
 from typing import Final
 
 import aiohttp
@@ -46,10 +47,11 @@ class HttpTrainers:
         except _FAILURES as error:
             return f"{address}: {error}"
 
-    async def dump_stacks(self, address: str) -> bool:
+    async def dump_stacks(self, address: str, *, token: str) -> bool:
         """See `ports.Trainers`."""
+        url, headers = f"http://{address}/dump-stacks", {"Authorization": f"Bearer {token}"}
         try:
-            async with self._request("POST", f"http://{address}/dump-stacks") as response:
+            async with self._request("POST", url, headers=headers) as response:
                 return response.status == 202
         except (TimeoutError, *_FAILURES):
             return False
@@ -60,7 +62,9 @@ class HttpTrainers:
             await self._session.close()
             self._session = None
 
-    def _request(self, method: str, url: str) -> "aiohttp.client._RequestContextManager":
+    def _request(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None
+    ) -> "aiohttp.client._RequestContextManager":
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 # A connection kept open for ten seconds and more serves nobody.
@@ -71,4 +75,4 @@ class HttpTrainers:
                 auto_decompress=False,
                 trust_env=False,
             )
-        return self._session.request(method, url, allow_redirects=False)
+        return self._session.request(method, url, headers=headers, allow_redirects=False)

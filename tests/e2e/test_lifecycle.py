@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME
+from ddp_operator.startup import SECRET_NAME
 
 from tests.e2e.environment import (
     OPERATOR_NAMESPACE,
@@ -79,6 +80,48 @@ def test_deleted_job_leaves_nothing_behind(job: Job) -> None:
 
     wait_for(lambda: not left(), what="nothing left of the job", describe=left)
     assert job.kubectl.attempt("get", "ddp", job.name).returncode != 0
+
+
+TELL = """
+import http.client, os, sys
+ip, whose = sys.argv[1:]
+token = os.environ["DDP_TOKEN"] if whose == "own" else "0" * 64
+pod = http.client.HTTPConnection(ip, int(os.environ["DDP_STATUS_PORT"]), timeout=10)
+pod.request("POST", "/dump-stacks", headers={"Authorization": "Bearer " + token})
+print(pod.getresponse().status)
+"""
+
+
+def test_a_pod_believes_its_own_job_and_can_be_left_alone(
+    job: Job, environment: Environment
+) -> None:
+    ip: str = job.kubectl.get("pod", "train-0-0")["status"]["podIP"]
+
+    def told(whose: str) -> int:
+        command = ("exec", "train-0-1", "--", "python", "-c", TELL, ip, whose)
+        return int(job.kubectl.run(*command))
+
+    assert (told("another"), told("own")) == (403, 202)
+    operator = environment.kubectl.within(OPERATOR_NAMESPACE)
+    assert operator.get("secret", SECRET_NAME)["immutable"] is True
+
+    uids = job.uids()
+    patch = '{"spec": {"isolation": "Job"}}'
+    job.kubectl.run("patch", "ddpjob", job.name, "--type=merge", "--patch", patch)
+    wait_for(lambda: job.status().isolation == "Job", what="isolation", describe=job.status)
+    policy = job.kubectl.get("networkpolicy", job.name)
+    _, let_in = policy["spec"]["ingress"]
+    (peer,) = let_in["from"]
+    namespaces, pods = (
+        [f"{name}={value}" for name, value in peer[selector]["matchLabels"].items()]
+        for selector in ("namespaceSelector", "podSelector")
+    )
+    # What is let in is the operator, by the cluster's own word.
+    found = environment.kubectl.items("namespaces", "--selector", ",".join(namespaces))
+    assert [namespace["metadata"]["name"] for namespace in found] == [OPERATOR_NAMESPACE]
+    names = {pod["metadata"]["name"] for pod in operator.items("pods", "-l", ",".join(pods))}
+    assert operator_leader(environment.kubectl) in names
+    assert job.uids() == uids
 
 
 def test_training_does_not_notice_the_loss_of_the_operator(

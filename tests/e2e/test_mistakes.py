@@ -73,4 +73,4 @@ def test_broken_rule_is_told_by_kubectl_or_else_by_the_status(kubectl: Kubectl) 
         assert status.reason == "InvalidSpec"
         said = status.message
         assert not Job(kubectl, "ranked").pods()
-    assert "remove the rank and world variables from the trainer's env" in said
+    assert "remove the variables that only the operator can know from the trainer's env" in said

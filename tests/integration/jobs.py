@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.kube import EVENTS, PODS, SERVICES, ApiClient, Resource
+from ddp_operator.kube import EVENTS, NETWORK_POLICIES, PODS, SERVICES, ApiClient, Resource
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import NotFoundError
 
@@ -170,6 +170,15 @@ class Jobs:
         """A job's Service."""
         path = SERVICES.path(namespace=self.namespace, name=name)
         found: Json = await self._client.request("GET", path)
+        return found
+
+    async def network_policy(self, name: str = "job") -> Json | None:
+        """A job's NetworkPolicy; None where there is none."""
+        path = NETWORK_POLICIES.path(namespace=self.namespace, name=name)
+        try:
+            found: Json = await self._client.request("GET", path)
+        except NotFoundError:
+            return None
         return found
 
     async def _eventually(

@@ -146,7 +146,9 @@ async def until_said(
         said = ""
         async with ApiClient(load_credentials(kubeconfig=str(kubeconfig))) as client:
             try:
-                await startup.check(client, serves, lease=Key(lease_namespace, LEASE_NAME))
+                secret = Key(lease_namespace, startup.SECRET_NAME)
+                lease = Key(lease_namespace, LEASE_NAME)
+                await startup.check(client, serves, secret=secret, lease=lease)
             except startup.StartupError as error:
                 said = str(error)
         return said == expected
@@ -176,18 +178,24 @@ async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubele
     # An answer that is lost makes the operator look for what it has created.
     proxy.lose_answers(write("POST", "/pods"), times=1)
     proxy.lose_answers(write("POST", "/services"), times=1)
-    manifest = job(replicas=2, restart={"scope": "Pod"}, ttlSecondsAfterFinished=0)
+    restart = {"scope": "Pod"}
+    manifest = job(replicas=2, restart=restart, ttlSecondsAfterFinished=0, isolation="Job")
     await jobs.create(manifest)
     await jobs.until_pods("job-0-0", "job-0-1")
-    for pod in ("job-0-0", "job-0-1"):
+    # Another port: the NetworkPolicy of before has to change.
+    await jobs.set_spec(statusPort=29502)
+    await jobs.until_pods("job-1-0", "job-1-1")
+    await jobs.set_spec(isolation="None")
+    await eventually(lambda: is_answered(proxy, "DELETE", "/networkpolicies/"))
+    for pod in ("job-1-0", "job-1-1"):
         await kubelet.run(pod)
     await jobs.until_phase("Running")
-    await jobs.delete_pod("job-0-1")
-    await jobs.until_pods("job-0-0", "job-0-1-r1")
-    await kubelet.run("job-0-1-r1")
-    await kubelet.fail("job-0-1-r1")
-    await jobs.until_pods("job-0-0", "job-0-1-r2")
-    for pod in ("job-0-0", "job-0-1-r2"):
+    await jobs.delete_pod("job-1-1")
+    await jobs.until_pods("job-1-0", "job-1-1-r1")
+    await kubelet.run("job-1-1-r1")
+    await kubelet.fail("job-1-1-r1")
+    await jobs.until_pods("job-1-0", "job-1-1-r2")
+    for pod in ("job-1-0", "job-1-1-r2"):
         await kubelet.succeed(pod)
 
     async def gone() -> bool:

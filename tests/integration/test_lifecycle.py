@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME, LABEL_SERVING
-from ddp_operator.kube import PODS, SERVICES, ApiClient
+from ddp_operator.kube import NETWORK_POLICIES, PODS, SERVICES, ApiClient
 from ddp_operator.ports import NotFoundError
 
 from tests.good_manifests import container, job, template
@@ -329,3 +329,58 @@ async def test_time_runs_on_from_the_first_start_but_not_while_suspended(
     assert condition is not None
     elapsed = datetime.now(UTC) - condition.last_transition_time
     assert 0 <= resumed.suspended_seconds <= (elapsed + timedelta(seconds=1)).total_seconds()
+
+
+async def test_a_job_is_left_alone_as_long_as_it_asks_for_it(
+    jobs: Jobs, kubelet: FakeKubelet
+) -> None:
+    await start(jobs, kubelet, isolation="Job")
+    pods = await jobs.pods()
+    policy = await jobs.network_policy()
+    assert policy is not None
+    [owner] = policy["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("DDPJob", (await jobs.get())["metadata"]["uid"])
+    # This operator runs outside of the cluster: there is no pod of it to let in.
+    own = {LABEL_JOB_NAME: "job"}
+    assert policy["spec"] == {
+        "podSelector": {"matchLabels": own},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": own}}]}],
+    }
+    assert all(own.items() <= pod["metadata"]["labels"].items() for pod in pods.values())
+
+    await jobs.set_spec(isolation="None")
+    await jobs.until(lambda status: status.isolation == "")
+    assert await jobs.network_policy() is None
+    await jobs.set_spec(isolation="Job")
+    await jobs.until(lambda status: status.isolation == "Job")
+    assert await jobs.network_policy() is not None
+    status = await jobs.status()
+    assert (status.phase, status.attempt, status.restarts) == ("Running", 0, 0)
+    uids = {name: pod["metadata"]["uid"] for name, pod in pods.items()}
+    assert {name: pod["metadata"]["uid"] for name, pod in (await jobs.pods()).items()} == uids
+
+    await jobs.delete()  # it goes with the job
+
+    async def gone() -> bool:
+        return await jobs.network_policy() is None
+
+    await eventually(gone, interval_seconds=0.05)
+
+
+async def test_a_policy_of_somebody_else_is_left_alone(
+    jobs: Jobs, kubelet: FakeKubelet, admin: ApiClient
+) -> None:
+    path = NETWORK_POLICIES.path(namespace=jobs.namespace)
+    theirs = {"metadata": {"name": "job"}, "spec": {"podSelector": {}}}
+    await admin.request("POST", path, body=theirs)
+    await start(jobs, kubelet)
+    await jobs.set_spec(isolation="Job")
+    status = await jobs.until(lambda status: status.reason == "NameTaken")
+    assert "networkpolicies.networking.k8s.io" in status.message
+    assert (status.phase, status.isolation) == ("Running", "Changing")
+    await jobs.set_spec(isolation="None")
+    await jobs.until(lambda status: status.isolation == "" and status.reason == "PodsReady")
+    stored = await jobs.network_policy()
+    assert stored is not None
+    assert "ownerReferences" not in stored["metadata"]

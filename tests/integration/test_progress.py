@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.status import DDPJobStatus
 
 from tests import cluster
-from tests.good_manifests import job
+from tests.good_manifests import Json, job
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess, running_operator
@@ -37,6 +37,11 @@ def operator(
 async def trainer() -> AsyncIterator[TrainerServer]:
     async with TrainerServer() as server:
         yield server
+
+
+def tokens_of(pod: Json) -> list[str]:
+    variables = pod["spec"]["containers"][0]["env"]
+    return [variable["value"] for variable in variables if variable["name"] == "DDP_TOKEN"]
 
 
 def reported_step(status: DDPJobStatus) -> int | None:
@@ -72,6 +77,9 @@ async def test_progress_is_told_and_a_hang_is_ended(
     await kubelet.let_go("job-0-0", "job-0-1")
     await jobs.until_pods("job-1-0", "job-1-1")
     assert trainer.asked.count("dump-stacks") == 2
+    # The operator has the token that the pods have.
+    [token] = {value for pod in (await jobs.pods()).values() for value in tokens_of(pod)}
+    assert trainer.tokens == [f"Bearer {token}"] * 2
     told = await jobs.until_told("Restarting")
     assert "step 120 has not moved" in told
     # Training is back at its checkpoint, and every second is accounted for.

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from ddp_operator.kube import LEASES, NODES, ApiClient, check_served, load_credentials
+from ddp_operator import startup
+from ddp_operator.kube import (
+    LEASES,
+    NETWORK_POLICIES,
+    NODES,
+    SECRETS,
+    ApiClient,
+    check_served,
+    load_credentials,
+)
 
 from tests import cluster
 from tests.good_manifests import job
@@ -52,7 +61,8 @@ async def test_the_installed_permissions_are_exactly_those_that_are_used(
             tmp_path / "proxied", tmp_path / "log", namespace=None, options=options
         ):
             await use_every_permission(proxy, jobs, kubelet)
-        served = ("/api/v1/", "/apis/ddp-operator.io/v1alpha1/", LEASES.root)
+        roots = (LEASES.root, NETWORK_POLICIES.root)
+        served = ("/api/v1/", "/apis/ddp-operator.io/v1alpha1/", *roots)
         used = {question(seen) for seen in proxy.seen if seen.path.startswith(served)}
         # The server refuses to create anything in other tests' namespaces that are being deleted.
         elsewhere = {namespace_of(seen) for seen in proxy.seen} - {
@@ -75,11 +85,14 @@ async def test_each_missing_permission_is_named(roles: Roles, as_operator: Path)
         if resource == NODES.plural:
             continue  # it works without
         await roles.grant(without=(verb, resource))
-        group = ".ddp-operator.io" if resource.startswith("ddpjobs") else ""
-        what, where = f"{verb} {resource}{group}", "all namespaces"
-        if resource == LEASES.plural:
-            name = "" if verb == "create" else f" {LEASE_NAME}"
-            what, where = f"{verb} {LEASES}{name}", f"namespace {roles.namespace}"
+        groups = {"ddpjobs": JOBS.group, NETWORK_POLICIES.plural: NETWORK_POLICIES.group}
+        group = groups.get(resource.partition("/")[0])
+        what, where = f"{verb} {resource}{f'.{group}' if group else ''}", "all namespaces"
+        own = {LEASES: LEASE_NAME, SECRETS: startup.SECRET_NAME}
+        for kind, own_name in own.items():
+            if resource == kind.plural:
+                name = "" if verb == "create" else f" {own_name}"
+                what, where = f"{verb} {kind}{name}", f"namespace {roles.namespace}"
         expected = f"missing permissions (see manifests/install/rbac.yaml): {what} in {where}"
         await until_said(as_operator, roles.namespace, expected)
 
@@ -89,7 +102,10 @@ async def test_without_a_look_at_nodes_it_works_and_says_what_it_will_not_do(
 ) -> None:
     await roles.grant(without=("watch", NODES.plural))
     await until_said(as_operator, roles.namespace, "")
-    with running_operator(as_operator, tmp_path / "log", namespace=None) as process:
+    options = ["--lease-namespace", roles.namespace]
+    with running_operator(
+        as_operator, tmp_path / "log", namespace=None, options=options
+    ) as process:
         await jobs.create(job(replicas=2))
         await jobs.until_pods("job-0-0", "job-0-1")
         said = "jobs will not avoid bad nodes, for want of a permission: watch nodes"

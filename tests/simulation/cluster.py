@@ -114,6 +114,13 @@ class SimulatedCluster:
 
         await self._write(create)
 
+    async def apply_network_policy(self, manifest: Manifest) -> None:
+        await self._write(lambda: self._server.apply_network_policy(manifest))
+
+    async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
+        del policy
+        await self._write(lambda: self._server.delete_network_policy(owner_uid))
+
     async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
         await self._write_to_pod(
             pod, lambda: self._server.delete_pod(pod, grace_seconds=grace_seconds)

@@ -11,7 +11,7 @@ from ddp_operator.ports import Manifest
 
 from tests.simulation.clock import Clock
 from tests.simulation.kubelet import is_over
-from tests.simulation.server import JOB, ApiServer
+from tests.simulation.server import JOB, ApiServer, owner_of
 from tests.simulation.verdicts import Truth, Verdicts
 
 
@@ -53,6 +53,7 @@ class Invariants:
         job = self._server.job
         if job is not None and job["metadata"]["uid"] == state.owner_uid:
             self._judge_creation(state.identity, self._parse(job).status)
+            self._judge_isolation(self._parse(job))
         self.pod_changed()
 
     def _judge_creation(self, identity: Identity, status: DDPJobStatus) -> None:
@@ -62,6 +63,14 @@ class Invariants:
         self.require(identity == stored, f"created {identity}, stored is {stored}")
         self.require(not status.finished, "a pod is created for a job that has finished")
         self.require(not status.is_true("Suspended"), "a pod is created for a suspended job")
+
+    def _judge_isolation(self, job: DDPJob) -> None:
+        """What the status says of the NetworkPolicy is so, or leaves it open."""
+        policy = self._server.policy
+        exists = policy is not None and owner_of(policy) == job.uid
+        said = job.status.isolation
+        self.require(said != "Job" or exists, "said to be isolated, and is not")
+        self.require(said != "" or not exists, "isolated, and not said to be")
 
     def pod_changed(self) -> None:
         """One host name, one address: the name of a rank must never lead to a pod of the past."""
@@ -95,6 +104,7 @@ class Invariants:
         )
         verdicts.judge(old, new)
         status = new.status
+        self._judge_isolation(new)
         identities = [
             Identity(index, status.attempt, status.replacements.get(str(index), 0))
             for index in range(new.spec.replicas)

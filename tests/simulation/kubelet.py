@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from ipaddress import ip_address
 from typing import Any
 
 from ddp_operator.api.constants import ANNOTATION_TRAINER
@@ -64,14 +65,14 @@ def not_starting(pod: Manifest, reason: str) -> Manifest:
 
 
 def started(pod: Manifest, *, ready: bool) -> Manifest:
-    """The trainer runs; the pod's UID serves as its address."""
+    """The trainer runs, at an address of its own."""
     conditions = [_condition("PodScheduled", "True")]
     if ready:
         conditions.append(_condition("Ready", "True"))
     return _with_status(
         pod,
         phase=_STARTED,
-        podIP=pod["metadata"]["uid"],
+        podIP=_ip_of(pod),
         conditions=conditions,
         containerStatuses=[_container(pod, {"running": {}})],
     )
@@ -115,6 +116,11 @@ def targeted(pod: Manifest, reason: str, now: datetime) -> Manifest:
     target = _condition("DisruptionTarget", "True", reason=reason, lastTransitionTime=since)
     conditions.append(target)
     return _with_status(pod, conditions=conditions)
+
+
+def _ip_of(pod: Manifest) -> str:
+    number = int(pod["metadata"]["uid"].removeprefix("pod-"))
+    return str(ip_address("10.0.0.0") + number)
 
 
 def _with_status(pod: Manifest, **changes: object) -> Manifest:

@@ -1,6 +1,7 @@
 """One life of an operator process: it begins with what the cluster stores, and ends any time."""
 
 from ddp_operator.engine.engine import Engine
+from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.state import PodState, job_of
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.ports import Key, Manifest, Trainers
@@ -12,6 +13,8 @@ from tests.simulation.watch import Watch
 
 _PRUNE_SECONDS = 300.0
 """As `replica` does: how often the names of jobs are compared."""
+
+_ACCESS = Access(secret=b"the same in every life")
 
 
 class OperatorProcess:
@@ -31,7 +34,13 @@ class OperatorProcess:
             on_change=lambda key: self.engine.pods_changed(key),  # noqa: PLW0108 - it comes later
             crash=self.loop.halt,
         )
-        self.engine = Engine(self.cluster, clock=clock.operators_now, workers=1, trainers=trainers)
+        self.engine = Engine(
+            self.cluster,
+            access=_ACCESS,
+            clock=clock.operators_now,
+            workers=1,
+            trainers=trainers,
+        )
         self.pods = Watch(self.loop, deliver=self._pod_event, relist=self._list_pods)
         self.jobs = Watch(self.loop, deliver=self._job_event, relist=self._list_jobs)
         server.on_pod, server.on_job = self.pods.push, self.jobs.push

@@ -22,7 +22,7 @@ _PAUSES = (0.05, 1.0, 0.0, 4.0, 15.0, 0.01)
 _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (cluster.time_passes, 14),
     (cluster.the_operators_clock_jumps, 5),
-    (pods.pods_progress, 49),
+    (pods.pods_progress, 46),
     (pods.training_proceeds, 22),
     (pods.training_hangs, 6),
     (pods.a_trainer_exits, 22),
@@ -42,6 +42,7 @@ _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (user.the_job_is_resumed, 10),
     (user.the_template_changes, 3),
     (user.the_budget_changes, 3),
+    (user.the_isolation_changes, 3),
     (user.the_job_is_deleted, 3),
     (user.garbage_is_collected, 6),
     (user.a_stranger_takes_a_name, 2),

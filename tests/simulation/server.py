@@ -51,6 +51,7 @@ class ApiServer:
         self.job: Manifest | None = None
         self.pods: dict[Key, Manifest] = {}
         self.service: Manifest | None = None
+        self.policy: Manifest | None = None
         self.on_job: Callable[[str, Manifest], None] = _nobody
         self.on_pod: Callable[[str, Manifest], None] = _nobody
         self.no_quota_until = 0.0
@@ -126,6 +127,15 @@ class ApiServer:
         self.service = manifest
         return manifest
 
+    def apply_network_policy(self, manifest: Manifest) -> None:
+        if self.policy is not None and owner_of(self.policy) != owner_of(manifest):
+            raise AlreadyExistsError(f"networkpolicies {JOB.name} already exists", status=409)
+        self.policy = manifest
+
+    def delete_network_policy(self, owner_uid: str) -> None:
+        if self.policy is not None and owner_of(self.policy) == owner_uid:
+            self.policy = None
+
     def patch_status(self, patch: Manifest, *, resource_version: str | None) -> Manifest:
         job = self.found_job()
         if resource_version not in (None, job["metadata"]["resourceVersion"]):
@@ -176,6 +186,8 @@ class ApiServer:
         alive = {self.job["metadata"]["uid"]} if self.job else set()
         if self.service and owner_of(self.service) not in alive:
             self.service = None
+        if self.policy and owner_of(self.policy) not in alive:
+            self.policy = None
         for key, pod in list(self.pods.items()):
             if owner_of(pod).startswith("job-") and owner_of(pod) not in alive:
                 self.end_pod(key)

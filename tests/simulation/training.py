@@ -37,7 +37,7 @@ class Training:
 
 
 class SimulatedTrainers:
-    """Implements `ports.Trainers`; a pod's address is its UID and a port."""
+    """Implements `ports.Trainers`."""
 
     def __init__(self, training: Training, pods: Callable[[], list[Manifest]]) -> None:
         self._training = training
@@ -45,15 +45,15 @@ class SimulatedTrainers:
 
     async def status(self, address: str) -> bytes | str:
         await asyncio.sleep(_ANSWER_SECONDS)
-        uid = address.partition(":")[0]
+        ip = address.partition(":")[0]
         for pod in self._pods():
-            if pod["metadata"]["uid"] == uid and is_running(pod):
+            if pod["status"].get("podIP") == ip and is_running(pod):
                 return self._training.report(pod)
         return "nobody listens"
 
-    async def dump_stacks(self, address: str) -> bool:
+    async def dump_stacks(self, address: str, *, token: str) -> bool:
         await asyncio.sleep(_ANSWER_SECONDS)
-        return bool(address)
+        return bool(address and token)
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -47,6 +47,8 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         spec["schedulingTimeoutSeconds"] = 30
     if choices.upto(1):
         spec["template"] = template(container(resources={"limits": {"memory": "1Gi"}}))
+    if choices.upto(1):
+        spec["isolation"] = "Job"
     return spec
 
 
@@ -73,6 +75,13 @@ def the_template_changes(simulation: Simulation, choices: Choices) -> None:
         image = choices.of((*2 * ("registry.example/trainer:2", _PLAIN_IMAGE), REFUSED_IMAGE))
         simulation.server.edit_job({"template": template(container(image=image))})
         simulation.tell(f"a user edits the template: {image}")
+
+
+def the_isolation_changes(simulation: Simulation, choices: Choices) -> None:
+    if simulation.server.job:
+        isolation = choices.of(("Job", "None"))
+        simulation.server.edit_job({"isolation": isolation})
+        simulation.tell(f"a user edits isolation: {isolation}")
 
 
 def the_budget_changes(simulation: Simulation, choices: Choices) -> None:

@@ -16,6 +16,9 @@ from tests.simulation.cluster import NODES
 _OBSERVED = frozenset({"observed_generation", "ready_replicas", "ready", "completed_indexes"})
 """What is simply seen, and may differ after a job has finished."""
 
+LATE_SECONDS = 30.0
+"""By how much a write may be late that is done in the end."""
+
 Require = Callable[[object, str], None]
 
 
@@ -31,11 +34,16 @@ class Truth:
     moved_at: float = 0.0
     """When its training began or came a step further, in seconds of the history."""
     stood_seconds: float = 0.0
-    """How long it stood before that: an answer is old by the time when it is acted upon."""
+    """How long it stood before that, or before an earlier step that came as late: an answer is old
+    by the time when it is acted upon, and further steps may have been made meanwhile.
+    """
+    stood_until: float = 0.0
 
     def move(self, now: float) -> None:
         """Training begins, or comes a step further."""
-        self.stood_seconds = now - self.moved_at if self.moved_at else 0.0
+        stood = now - self.moved_at if self.moved_at else 0.0
+        if stood >= self.stood_seconds or now - self.stood_until > LATE_SECONDS:
+            self.stood_seconds, self.stood_until = stood, now
         self.moved_at = now
 
 

@@ -40,6 +40,10 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+TOKEN = "0123456789abcdef"
+"""The job's."""
+
+
 def contract(
     *, node_rank: int = 0, nodes: int = 1, local_world_size: int = 1, port: int = 29500
 ) -> dict[str, str]:
@@ -56,6 +60,7 @@ def contract(
         "DDP_JOB_NAME": "digits",
         "DDP_JOB_UID": "7d1f",
         "DDP_ATTEMPT": "0",
+        "DDP_TOKEN": TOKEN,
     }
 
 

@@ -17,7 +17,7 @@ from ddp_trainer.membership.announcement import MAX_BYTES, AnnouncedAddress, Ann
 from ddp_trainer.settings.environment import Placement
 
 from tests.ports import free_port
-from tests.trainer.pods import contract, until
+from tests.trainer.pods import TOKEN, contract, until
 
 PEER = "digits-0-1.digits"
 
@@ -84,6 +84,27 @@ def test_a_pod_that_cannot_be_called_harms_nobody(
     assert names == ["digits-0-2.digits", PEER]
 
 
+@pytest.mark.parametrize("token", [None, "another"])
+def test_a_neighbour_is_not_believed(
+    other: tuple[int, AnnouncedAddress], token: str | None
+) -> None:
+    port, seen = other
+    true = {"jobUid": "7d1f", "attempt": 0, "address": "10.0.0.1"}
+    code, text = post(port, true, token=token)
+    assert (code, text) == (403, "only with this job's token: Authorization: Bearer $DDP_TOKEN\n")
+    assert post(port, {}, token=token, path="/dump-stacks")[0] == 403
+    assert seen.read() is None
+    assert post(port, true)[0] == 200
+    assert seen.read() == "10.0.0.1"
+
+
+def test_a_neighbours_body_is_not_waited_for(other: tuple[int, AnnouncedAddress]) -> None:
+    port, _ = other
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(b"POST /rank-0 HTTP/1.1\r\nContent-Length: 1000000000000\r\n\r\n")
+        assert b" 403 " in connection.recv(1024)
+
+
 def test_another_attempt_is_told_nothing(
     other: tuple[int, AnnouncedAddress], names: list[str]
 ) -> None:
@@ -139,9 +160,14 @@ def test_who_serves_no_status_is_not_called(names: list[str]) -> None:
     assert names == []
 
 
-def post(port: int, body: object) -> tuple[int, str]:
+def post(
+    port: int, body: object, *, token: str | None = TOKEN, path: str = "/rank-0"
+) -> tuple[int, str]:
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/rank-0", data=json.dumps(body).encode(), method="POST"
+        f"http://127.0.0.1:{port}{path}",
+        data=json.dumps(body).encode(),
+        headers={} if token is None else {"Authorization": f"Bearer {token}"},
+        method="POST",
     )
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:

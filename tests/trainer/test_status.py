@@ -17,7 +17,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.trainer.exposition import parse
-from tests.trainer.pods import job, until
+from tests.trainer.pods import TOKEN, job, until
 
 
 class Server:
@@ -28,7 +28,9 @@ class Server:
 
     def ask(self, path: str, *, method: str = "GET") -> tuple[int, str]:
         """Status code and body; (0, "") where nobody listens."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
+        headers = {"Authorization": f"Bearer {TOKEN}"} if method == "POST" else {}
+        url = f"http://127.0.0.1:{self.port}{path}"
+        request = urllib.request.Request(url, headers=headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, answer.read().decode()

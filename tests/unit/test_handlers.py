@@ -4,8 +4,9 @@ in pages.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from typing import Any, cast
 
 import aiohttp
 import kopf
@@ -99,7 +100,7 @@ async def jobs_listed(url: str) -> list[str]:
         auth.vault_var.set(credentials.Vault({"the session": info}))
         resource = references.Resource(GROUP, VERSION, PLURAL, namespaced=True)
         watch = watching.infinite_watch(settings=settings(), resource=resource, namespace=None)
-        async with asyncio.timeout(60), aclosing(watch) as events:
+        async with asyncio.timeout(60), aclosing(cast(AsyncGenerator[Any, None], watch)) as events:
             async for event in events:
                 if event is watching.Bookmark.LISTED:
                     break

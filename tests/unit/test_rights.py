@@ -11,6 +11,7 @@ from ddp_operator.ports import Key
 
 MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
 LEASE: Final = Key("ddp-operator", "ddp-operator")
+SECRET: Final = Key("ddp-operator", startup.SECRET_NAME)
 
 
 def roles(path: str) -> dict[tuple[str, str], list[Any]]:
@@ -51,7 +52,7 @@ def amount(rules: list[Any]) -> int:
 
 
 def test_cluster_roles_grant_what_serving_all_namespaces_takes() -> None:
-    needed = startup.needed(None, lease=LEASE)
+    needed = startup.needed(None, secret=SECRET, lease=LEASE)
     granted = [*EVERYWHERE["ClusterRole", "ddp-operator"], *TO_LEAD]
     assert [permission for permission in needed if not covers(granted, permission)] == []
     assert amount(granted) == len(needed)
@@ -61,7 +62,11 @@ def test_cluster_roles_grant_what_serving_all_namespaces_takes() -> None:
 
 
 def test_roles_grant_what_serving_one_namespace_takes() -> None:
-    needed = startup.needed("training", lease=Key("training", LEASE.name))
+    needed = startup.needed(
+        "training",
+        secret=Key("training", SECRET.name),
+        lease=Key("training", LEASE.name),
+    )
     granted = [*IN_ONE_NAMESPACE["Role", "ddp-operator-jobs"], *TO_LEAD]
     assert [permission for permission in needed if not covers(granted, permission)] == []
     assert amount(granted) == len(needed)

@@ -1,8 +1,10 @@
 """How long a start waits for an API server that is away."""
 
 import logging
+from pathlib import Path
 
 import pytest
+import yaml
 from ddp_operator import startup
 from ddp_operator.ports import ForbiddenError, UnavailableError
 
@@ -53,3 +55,17 @@ async def test_what_time_will_not_heal_is_raised_at_once() -> None:
 
     with pytest.raises(ForbiddenError):
         await startup.when_reachable(look)
+
+
+def test_the_secret_is_the_only_one_that_the_manifests_let_it_read() -> None:
+    rbac = Path(__file__).parents[2] / "manifests/install/rbac.yaml"
+    rules = [
+        (document["kind"], document["metadata"].get("namespace"), rule)
+        for document in yaml.safe_load_all(rbac.read_text())
+        for rule in document.get("rules") or ()
+        if "secrets" in rule["resources"]
+    ]
+    assert {(kind, namespace) for kind, namespace, _ in rules} == {("Role", "ddp-operator")}
+    read = [rule["resourceNames"] for _, _, rule in rules if rule["verbs"] == ["get"]]
+    assert read == [[startup.SECRET_NAME]]
+    assert [rule["verbs"] for _, _, rule in rules] == [["get"], ["create"]]

@@ -9,6 +9,8 @@ from ddp_operator.trainers import HttpTrainers
 
 from tests.trainer_server import ENDLESS, TrainerServer
 
+TOKEN = "of-the-job"
+
 
 @pytest.fixture
 async def trainers() -> AsyncIterator[HttpTrainers]:
@@ -71,7 +73,7 @@ async def test_nobody_there_is_said_in_words(trainers: HttpTrainers) -> None:
         held.bind(("127.0.0.1", 0))  # and nobody listens
         address = f"127.0.0.1:{held.getsockname()[1]}"
         assert await trainers.status(address) == f"{address}: Connection refused"
-        assert not await trainers.dump_stacks(address)
+        assert not await trainers.dump_stacks(address, token=TOKEN)
 
 
 async def test_one_that_does_not_answer_is_given_up() -> None:
@@ -81,7 +83,7 @@ async def test_one_that_does_not_answer_is_given_up() -> None:
         silent.listen()
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert await trainers.status(address) == f"{address}: no answer in 0.05 s"
-        assert not await trainers.dump_stacks(address)
+        assert not await trainers.dump_stacks(address, token=TOKEN)
     await trainers.close()
 
 
@@ -91,5 +93,14 @@ async def test_stacks_are_dumped_where_that_is_offered(
 ) -> None:
     async with TrainerServer() as server:
         server.dump_status = status
-        assert await trainers.dump_stacks(server.address) == offered
+        assert await trainers.dump_stacks(server.address, token=TOKEN) == offered
         assert server.asked == ["dump-stacks"]
+        assert server.tokens == ["Bearer of-the-job"]
+
+
+async def test_a_token_is_taken_nowhere_else(trainers: HttpTrainers) -> None:
+    async with TrainerServer() as elsewhere, TrainerServer() as server:
+        server.dump_status = 307  # the same method again, elsewhere
+        server.dump_headers = {"Location": f"http://{elsewhere.address}/dump-stacks"}
+        assert not await trainers.dump_stacks(server.address, token=TOKEN)
+        assert (server.asked, elsewhere.asked) == (["dump-stacks"], [])

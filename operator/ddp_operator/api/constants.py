@@ -18,6 +18,11 @@ ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
 """Name of the pod's container that trains: admission webhooks may put side cars before it."""
 
+OPERATOR_LABELS = {"app.kubernetes.io/name": "ddp-operator"}
+"""By which a NetworkPolicy knows the operator's pods; `manifests/install` gives them these."""
+NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
+"""Every namespace has its name as this label, from Kubernetes 1.21 on."""
+
 TRAINER_CONTAINER = "trainer"
 """The container of this name, else the first one, is the one that trains."""
 
@@ -41,6 +46,11 @@ MAX_NAME_LENGTH = 50
 
 MAX_REPLICAS = 10_000
 
+ENV_STATUS_PORT = "DDP_STATUS_PORT"
+"""Tells the trainer on which port it may serve its progress."""
+ENV_TOKEN = "DDP_TOKEN"
+"""Tells the trainer by what to know the operator, and the other pods of its job."""
+
 RESERVED_ENVIRONMENT = (
     "RANK",
     "LOCAL_RANK",
@@ -52,11 +62,9 @@ RESERVED_ENVIRONMENT = (
     "PET_NNODES",
     "PET_NPROC_PER_NODE",
     "PET_NODE_RANK",
+    ENV_TOKEN,
 )
 """Variables that only the operator can know; a user who sets one by hand would break the group."""
-
-ENV_STATUS_PORT = "DDP_STATUS_PORT"
-"""Tells the trainer on which port it may serve its progress."""
 
 EXIT_CONFIGURATION = 64
 """EX_USAGE of sysexits.h: the trainer's word that starting it again cannot help."""

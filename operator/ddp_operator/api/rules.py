@@ -54,6 +54,11 @@ def gpu_limit(spec: DDPJobSpec) -> int:
     return spec.accelerator.count if spec.accelerator else 0
 
 
+def wants_host_network(spec: DDPJobSpec) -> bool:
+    """Whether the pods shall have their nodes' own addresses."""
+    return _pod_spec(spec).get("hostNetwork") is True
+
+
 def is_gpu(resource: str) -> bool:
     """Whether a resource of this name is a GPU or a slice of one."""
     return resource == GPU_RESOURCE or resource.startswith(MIG_RESOURCE_PREFIX)
@@ -139,8 +144,8 @@ SPEC_RULES = (
         lambda spec: not {"hostname", "subdomain"} & set(_pod_spec(spec)),
     ),
     Rule(
-        "spec.template.spec.containers: remove the rank and world variables from the trainer's env "
-        f"({', '.join(RESERVED_ENVIRONMENT)}); the operator sets them, different in each pod",
+        "spec.template.spec.containers: remove the variables that only the operator can know from "
+        f"the trainer's env ({', '.join(RESERVED_ENVIRONMENT)}); it sets them in each pod",
         _for_trainer(f"!has(c.env) || c.env.all(e, !(e.name in [{_RESERVED}]))"),
         lambda spec: not _environment(spec) & set(RESERVED_ENVIRONMENT),
     ),
@@ -213,6 +218,13 @@ SPEC_RULES = (
         "spec.statusPort: must differ from spec.masterPort; change one of them",
         "self.statusPort != self.masterPort",
         lambda spec: spec.status_port != spec.master_port,
+    ),
+    Rule(
+        "spec.isolation: a NetworkPolicy does not reach pods with hostNetwork; take it out of "
+        "spec.template.spec, or leave isolation out",
+        "self.isolation != 'Job' || !has(self.template.spec.hostNetwork)"
+        " || !self.template.spec.hostNetwork",
+        lambda spec: spec.isolation != "Job" or not wants_host_network(spec),
     ),
     Rule(
         "spec.restart.backoff: maxSeconds is less than initialSeconds; raise the one or lower the "

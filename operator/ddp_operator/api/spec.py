@@ -231,6 +231,13 @@ class DDPJobSpec(ApiModel):
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, json_schema_extra={"default": {}})
     restart: Restart = Field(default_factory=Restart, json_schema_extra={"default": {}})
+    isolation: Literal["None", "Job"] = Field(
+        default="None",
+        description=(
+            "Job: a NetworkPolicy lets in the job's own pods, the operator on the status port, and "
+            "nobody else. It may be changed while the job runs, and touches no pod."
+        ),
+    )
     suspend: bool = Field(
         default=False,
         description="true: no pods, state kept. false again: training goes on from its checkpoint.",

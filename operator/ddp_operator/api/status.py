@@ -197,6 +197,10 @@ class DDPJobStatus(StatusModel):
         default="",
         description="Digest of the spec whose pods the API server last accepted, all of them.",
     )
+    isolation: Word = Field(
+        default="",
+        description="Job: its NetworkPolicy exists. Changing: it may. Absent: it does not.",
+    )
     completed_indexes: str = Field(
         default="",
         description="Replica indices of this attempt whose pods have ended well, such as 0-2,5.",

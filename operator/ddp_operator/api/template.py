@@ -63,6 +63,7 @@ class PodSpec(Shape):
     restart_policy: Annotated[str, Field(max_length=16)] | None = None
     hostname: Annotated[str, Field(max_length=63)] | None = None
     subdomain: Annotated[str, Field(max_length=63)] | None = None
+    host_network: bool | None = None
     volumes: list[dict[str, Any]] | None = None
     node_selector: dict[str, str] | None = None
     tolerations: list[dict[str, Any]] | None = None

@@ -14,6 +14,7 @@ from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.engine.reports import PROGRESS_SECONDS, ProgressReports
+from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     Cluster,
@@ -57,6 +58,7 @@ class Engine:
         self,
         cluster: Cluster[PodState],
         *,
+        access: Access,
         clock: Callable[[], datetime] = utc_now,
         workers: int = _WORKERS,
         trainers: Trainers | None = None,
@@ -79,6 +81,7 @@ class Engine:
         self._reconciler = Reconciler(
             cluster,
             self.jobs,
+            access=access,
             clock=clock,
             report_of=self._reports.of if self._reports else lambda _: None,
             trainers=trainers,

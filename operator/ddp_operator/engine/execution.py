@@ -7,10 +7,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from ddp_operator.api.constants import LABEL_SERVING
-from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.api.job import DDPJob
+from ddp_operator.engine.jobs import Entry
 from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -49,13 +52,16 @@ class UnfitTemplateError(Exception):
 class Execution:
     """Makes the writes of plans; `trainers` may be asked for their stacks before."""
 
-    def __init__(self, cluster: Cluster[PodState], *, trainers: Trainers | None) -> None:
+    def __init__(
+        self, cluster: Cluster[PodState], *, access: Access, trainers: Trainers | None
+    ) -> None:
         self._cluster = cluster
+        self._access = access
         self._trainers = trainers
 
     async def act(
         self,
-        job: DDPJob | InvalidJobError,
+        entry: Entry,
         planned: Plan,
         *,
         overtaken: Callable[[], bool],
@@ -68,11 +74,12 @@ class Execution:
             UnfitTemplateError: no pod of the job can ever be created.
             ClusterError: something could not be done.
         """
-        cluster = self._cluster
+        cluster, job = self._cluster, entry.job
         # A pod that still answers to a host name gives it up before its replacement takes it.
         await _all(cluster.patch_pod_labels(pod, {LABEL_SERVING: None}) for pod in planned.fence)
         if planned.dump_stacks and self._trainers is not None:
-            await _dump_stacks(self._trainers, planned.dump_stacks)
+            token = self._access.token_of(entry.uid)
+            await _dump_stacks(self._trainers, planned.dump_stacks, token=token)
         slots = asyncio.Semaphore(_DELETIONS_AT_ONCE)
 
         async def delete(pod: Key) -> None:
@@ -81,21 +88,31 @@ class Execution:
                     await cluster.delete_pod(pod, grace_seconds=planned.grace_seconds.get(pod))
 
         deletions = [delete(pod) for pod in planned.delete]
-        if isinstance(job, DDPJob) and (planned.create or planned.create_service):
+        creates = planned.create or planned.create_service or planned.isolate is not None
+        if isinstance(job, DDPJob) and creates:
             await _all([*deletions, self._create(job, planned, overtaken)])
         else:
             await _all(deletions)
 
     async def _create(self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]) -> None:
-        """Create the Service, without which the pods would not find each other, then one pod, for
-        what is wrong with it is wrong with all, then ever more.
+        """Create the NetworkPolicy, without which anybody would find the pods, and the Service,
+        without which they would not find each other; then one pod, for what is wrong with it is
+        wrong with all, then ever more.
         """
+        if planned.isolate:
+            operator_namespace = self._access.operator_namespace
+            policy = network_policy(job, operator_namespace=operator_namespace)
+            await self._cluster.apply_network_policy(policy)
+        elif planned.isolate is False:
+            await self._cluster.delete_network_policy(job.key, owner_uid=job.uid)
         if planned.create_service:
             await self._cluster.create_service(manifests.service(job))
 
+        token = self._access.token_of(job.uid)
+
         async def create(identity: Identity) -> None:
             try:
-                await self._cluster.create_pod(manifests.pod(job, identity))
+                await self._cluster.create_pod(manifests.pod(job, identity, token=token))
             except InvalidError as error:
                 if error.for_good and not self._had_pods(job):
                     raise UnfitTemplateError(job, error.message) from None
@@ -114,9 +131,10 @@ class Execution:
         )
 
 
-async def _dump_stacks(trainers: Trainers, addresses: Iterable[str]) -> None:
+async def _dump_stacks(trainers: Trainers, addresses: Iterable[str], *, token: str) -> None:
     """Have hung trainers write their stacks, as far as they offer it."""
-    offered = await asyncio.gather(*(trainers.dump_stacks(address) for address in addresses))
+    asked = (trainers.dump_stacks(address, token=token) for address in addresses)
+    offered = await asyncio.gather(*asked)
     if any(offered):
         await asyncio.sleep(_STACKS_SECONDS)
 

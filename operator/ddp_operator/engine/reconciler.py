@@ -21,8 +21,9 @@ from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject
+from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.job.status.conditions import PODS_FORBIDDEN
+from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN
 from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -68,6 +69,7 @@ class Reconciler:
         cluster: Cluster[PodState],
         jobs: JobCache,
         *,
+        access: Access,
         clock: Callable[[], datetime],
         report_of: Callable[[Key], Report | None] = lambda _: None,
         trainers: Trainers | None = None,
@@ -77,9 +79,10 @@ class Reconciler:
     ) -> None:
         self._cluster = cluster
         self._jobs = jobs
+        self._access = access
         self._clock = clock
         self._report_of = report_of
-        self._execution = Execution(cluster, trainers=trainers)
+        self._execution = Execution(cluster, access=access, trainers=trainers)
         self._metrics = metrics or Metrics()
         self._progress_turns = Turns(per_second=progress_writes_per_second)
         self._intervals = {
@@ -133,13 +136,13 @@ class Reconciler:
         status, events, look_again_at = planned.status, planned.events, planned.look_again_at
         overtaken = self._glances(key, entry)
         try:
-            await self._execution.act(entry.job, planned, overtaken=overtaken)
+            await self._execution.act(entry, planned, overtaken=overtaken)
         except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
             # Quota, policy, or a name in use: it may pass, and until then the user must see it.
             if not isinstance(entry.job, DDPJob):
                 raise  # what is wrong with it stands in its status
             taken = isinstance(refused, AlreadyExistsError)
-            reason = "NameTaken" if taken else PODS_FORBIDDEN
+            reason = NAME_TAKEN if taken else PODS_FORBIDDEN
             job, now = _as_seen(entry.job, planned), self._clock()
             held = accounted(entry.job, hold(job, reason, refused.message, now), now)
             await self._record(key, entry, held.status, held.events)

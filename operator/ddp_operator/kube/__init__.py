@@ -16,13 +16,16 @@ from ddp_operator.kube.leadership import Leadership
 from ddp_operator.kube.lease import LeaseLostError
 from ddp_operator.kube.listing import PAGE_SIZE, list_pages, list_uids
 from ddp_operator.kube.nodes import ALL_NODES, node_of
+from ddp_operator.kube.own_secret import own_secret
 from ddp_operator.kube.preflight import Permission, check_access, check_served
 from ddp_operator.kube.reflector import Reflector
 from ddp_operator.kube.resources import (
     EVENTS,
     LEASES,
+    NETWORK_POLICIES,
     NODES,
     PODS,
+    SECRETS,
     SERVICES,
     SUBJECT_ACCESS_REVIEWS,
     TOKEN_REVIEWS,
@@ -34,9 +37,11 @@ __all__ = [
     "ALL_NODES",
     "EVENTS",
     "LEASES",
+    "NETWORK_POLICIES",
     "NODES",
     "PAGE_SIZE",
     "PODS",
+    "SECRETS",
     "SERVICES",
     "SUBJECT_ACCESS_REVIEWS",
     "TOKEN_REVIEWS",
@@ -59,4 +64,5 @@ __all__ = [
     "list_uids",
     "load_credentials",
     "node_of",
+    "own_secret",
 ]

@@ -1,5 +1,6 @@
 """The `Cluster` port on a Kubernetes API server: what the engine may do, and nothing else."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
@@ -7,7 +8,7 @@ from ddp_operator.kube.client import MERGE_PATCH, ApiClient
 from ddp_operator.kube.events import EventRecorder
 from ddp_operator.kube.nodes import ALL_NODES
 from ddp_operator.kube.reflector import Reflector
-from ddp_operator.kube.resources import PODS, SERVICES, Resource
+from ddp_operator.kube.resources import NETWORK_POLICIES, PODS, SERVICES, Resource
 from ddp_operator.ports import (
     AlreadyExistsError,
     ConflictError,
@@ -66,6 +67,31 @@ class KubeCluster(Generic[PodT]):
     async def create_service(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""
         await self._create(SERVICES, manifest)
+
+    async def apply_network_policy(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`."""
+        stored = await self._create(NETWORK_POLICIES, manifest)
+        if stored["spec"] != manifest["spec"]:
+            # As of another release, port or place of the operator; never without any in between.
+            metadata = stored["metadata"]
+            path = NETWORK_POLICIES.path(namespace=metadata["namespace"], name=metadata["name"])
+            body = {**stored, "spec": manifest["spec"]}
+            await self._client.request("PUT", path, body=body)
+
+    async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
+        """See `ports.Cluster`."""
+        existing = await self._get(NETWORK_POLICIES, policy)
+        owner = _controller(existing) if existing else None
+        if existing is None or owner is None or owner["uid"] != owner_uid:
+            return
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": existing["metadata"]["uid"]},
+        }
+        path = NETWORK_POLICIES.path(namespace=policy.namespace, name=policy.name)
+        with contextlib.suppress(NotFoundError, ConflictError):
+            await self._client.request("DELETE", path, body=options)
 
     async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
         """See `ports.Cluster`."""

@@ -56,10 +56,12 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """One place that configuration comes from; `rotates`: its token changes without telling."""
+    """One place that configuration comes from; `in_pod`: the pod that this process is in, whose
+    token changes without telling.
+    """
 
     load: Callable[[], tuple[Any, str]]
-    rotates: bool
+    in_pod: bool
 
 
 class Credentials:
@@ -73,6 +75,11 @@ class Credentials:
         self._header_expires = 0.0
         self._loaded_at = 0.0
         self._load()
+
+    @property
+    def pod_namespace(self) -> str | None:
+        """The namespace of the pod that this process is in; None with a kubeconfig."""
+        return self.default_namespace if self._source.in_pod else None
 
     def _load(self) -> None:
         self._configuration, self.default_namespace = self._source.load()
@@ -88,7 +95,7 @@ class Credentials:
         self._header_expires = self._clock() + _HEADER_TTL_SECONDS
 
     def _read_header(self) -> str | None:
-        if self._source.rotates:
+        if self._source.in_pod:
             self._configuration, self.default_namespace = self._source.load()
         header: str | None = self._configuration.get_api_key_with_prefix("BearerToken")
         return header
@@ -173,7 +180,7 @@ def _kubeconfig_source(files: str, *, context: str | None) -> _Source:
         chosen = next(c["context"] for c in contexts if c["name"] == name)
         return configuration, chosen.get("namespace") or "default"
 
-    return _Source(load=load, rotates=False)
+    return _Source(load=load, in_pod=False)
 
 
 def _in_cluster_source(environ: Mapping[str, str], directory: Path) -> _Source:
@@ -188,7 +195,7 @@ def _in_cluster_source(environ: Mapping[str, str], directory: Path) -> _Source:
         namespace = directory / "namespace"
         return configuration, namespace.read_text().strip() if namespace.is_file() else "default"
 
-    return _Source(load=load, rotates=True)
+    return _Source(load=load, in_pod=True)
 
 
 def _explained(action: Callable[[], _ResultT]) -> _ResultT:

@@ -135,6 +135,7 @@ class TestSpecHash:
             {"restart": {"scope": "Pod", "maxRestarts": 9}},
             {"cleanPodPolicy": "All"},
             {"activeDeadlineSeconds": 7},
+            {"isolation": "Job"},
             {"ttlSecondsAfterFinished": 7},
         ],
         ids=lambda spec: next(iter(spec)),

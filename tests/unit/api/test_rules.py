@@ -140,6 +140,7 @@ _spec = st.fixed_dictionaries(
                         "restartPolicy": st.sampled_from(["Never", "Always", "OnFailure", ""]),
                         "hostname": st.just("h"),
                         "subdomain": st.just("s"),
+                        "hostNetwork": st.booleans(),
                     },
                 )
             }
@@ -149,6 +150,7 @@ _spec = st.fixed_dictionaries(
         "nprocPerNode": st.just("auto") | st.integers(1, 12),
         "backend": st.sampled_from(["auto", "nccl", "gloo"]),
         "accelerator": _accelerator,
+        "isolation": st.sampled_from(["None", "Job"]),
         "statusPort": st.sampled_from([29500, 29502]),
         "restart": _restart,
         "checkpoint": st.fixed_dictionaries(

@@ -5,6 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 from ddp_operator.engine.statuspatch import merge_patch
+from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.state import PodState, job_of
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -20,6 +21,8 @@ from ddp_operator.ports import (
 
 from tests.mergepatch import merged
 
+ACCESS = Access(secret=b"of the operator's own")
+
 
 class FakeCluster:
     """Implements `ports.Cluster`; `refuse` maps a call's name to the error that it raises."""
@@ -28,6 +31,7 @@ class FakeCluster:
         self.jobs: dict[Key, dict[str, Any]] = {}
         self.pods: dict[Key, dict[str, Any]] = {}
         self.services: dict[Key, dict[str, Any]] = {}
+        self.policies: dict[Key, dict[str, Any]] = {}
         self.node_list: list[Node] = []
         self.events: list[Event] = []
         self.graces: dict[Key, int | None] = {}
@@ -60,6 +64,16 @@ class FakeCluster:
     async def create_service(self, manifest: Manifest) -> None:
         self._called("create_service", manifest["metadata"]["name"])
         self._create(self.services, manifest)
+
+    async def apply_network_policy(self, manifest: Manifest) -> None:
+        self._called("apply_network_policy", manifest["metadata"]["name"])
+        self._create(self.policies, manifest)
+        self.policies[_key(manifest)] = deepcopy(dict(manifest))
+
+    async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
+        self._called("delete_network_policy", policy.name)
+        if policy in self.policies:
+            assert self.policies.pop(policy)["metadata"]["ownerReferences"][0]["uid"] == owner_uid
 
     async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
         self.graces[pod] = grace_seconds

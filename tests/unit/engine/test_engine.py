@@ -9,7 +9,7 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key, Manifest, UnavailableError
 
 from tests.simulation.clock import Clock, VirtualLoop
-from tests.unit.engine.fakes import FakeCluster
+from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import CRASHED, READY, job
 
 
@@ -37,7 +37,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 async def test_a_poison_job_delays_no_other_and_is_tried_again() -> None:
     cluster = PoisonedCluster()
-    engine = Engine(cluster, workers=1)
+    engine = Engine(cluster, access=ACCESS, workers=1)
     engine.start()
     engine.job_changed(cluster.store_job(named("poison")))
     for i in range(20):
@@ -50,7 +50,7 @@ async def test_a_poison_job_delays_no_other_and_is_tried_again() -> None:
 async def test_an_unavailable_server_is_tried_again_until_it_answers() -> None:
     cluster = FakeCluster()
     cluster.refuse["create_pod"] = UnavailableError("down", retry_after_seconds=0.01)
-    engine = Engine(cluster)
+    engine = Engine(cluster, access=ACCESS)
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await until(lambda: sum(call.startswith("create_pod") for call in cluster.calls) >= 2)
@@ -61,7 +61,7 @@ async def test_an_unavailable_server_is_tried_again_until_it_answers() -> None:
 
 async def test_our_own_echo_is_no_news() -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster)
+    engine = Engine(cluster, access=ACCESS)
     stored = cluster.store_job(job())
     engine.start()
     engine.job_changed(stored)
@@ -81,7 +81,7 @@ async def test_stopping_lets_a_reconcile_end_and_begins_none() -> None:
             await super().create_service(manifest)
 
     cluster = SlowCluster()
-    engine = Engine(cluster, workers=1)
+    engine = Engine(cluster, access=ACCESS, workers=1)
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await entered.wait()
@@ -97,7 +97,7 @@ async def test_stopping_lets_a_reconcile_end_and_begins_none() -> None:
 
 async def test_a_standby_does_nothing_and_then_everything() -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster)
+    engine = Engine(cluster, access=ACCESS)
     engine.job_changed(cluster.store_job(named("early")))
     engine.look_at(Key("default", "gone"))
     await asyncio.sleep(0)
@@ -121,7 +121,7 @@ async def test_stopping_at_once_breaks_off_what_is_under_way() -> None:
                 broken_off.set()
 
     cluster = StuckCluster()
-    engine = Engine(cluster)
+    engine = Engine(cluster, access=ACCESS)
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await entered.wait()
@@ -147,7 +147,7 @@ class VirtualEngine:
         clock = Clock()
         self.loop = VirtualLoop(clock)  # type: ignore[abstract]
         self.cluster = CountingCluster()
-        self.engine = Engine(self.cluster, clock=clock.now, workers=1)
+        self.engine = Engine(self.cluster, access=ACCESS, clock=clock.now, workers=1)
         self.engine.job_changed(self.cluster.store_job(job(replicas=500)))
         self.loop.call_soon(self.engine.start)
         self.loop.run_until(100.0)

@@ -6,7 +6,7 @@ from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.ports import Key
 
-from tests.unit.engine.fakes import FakeCluster
+from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import CRASHED, job
 from tests.waiting import eventually
 
@@ -36,7 +36,7 @@ def samples(text: str) -> dict[str, float]:
 
 async def test_jobs_restarts_and_failures_are_counted() -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster)
+    engine = Engine(cluster, access=ACCESS)
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await eventually(lambda: len(cluster.pods) == 2)

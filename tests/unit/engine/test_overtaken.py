@@ -21,7 +21,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def after_writes(
-    world: World, monkeypatch: pytest.MonkeyPatch, call: str, count: int, then: Callable[[], None]
+    world: World, monkeypatch: pytest.MonkeyPatch, call: str, count: int, then: Callable[[], object]
 ) -> None:
     """Have something happen once so many calls of a name have been made; all of them overlap."""
     original = getattr(world.cluster, call)

@@ -13,6 +13,7 @@ from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status.progress import Report, parse
 from ddp_operator.ports import (
+    AlreadyExistsError,
     ClusterError,
     ConflictError,
     ForbiddenError,
@@ -21,7 +22,7 @@ from ddp_operator.ports import (
     UnavailableError,
 )
 
-from tests.unit.engine.fakes import FakeCluster
+from tests.unit.engine.fakes import ACCESS, FakeCluster
 
 KEY = Key("default", "train")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -71,7 +72,11 @@ class World:
         self.now = NOW
         self.metrics = Metrics()
         self.reconciler = Reconciler(
-            self.cluster, self.jobs, clock=lambda: self.now, metrics=self.metrics
+            self.cluster,
+            self.jobs,
+            access=ACCESS,
+            clock=lambda: self.now,
+            metrics=self.metrics,
         )
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
@@ -105,6 +110,76 @@ async def test_a_new_job_costs_its_pods_a_service_and_one_status(world: World) -
     ]
     assert calls[-1] == "patch_status train"
     assert await world.reconcile() == []
+
+
+async def test_all_pods_of_a_job_have_one_token_in_all_attempts(world: World) -> None:
+    def tokens() -> set[str]:
+        return {
+            entry["value"]
+            for pod in world.cluster.pods.values()
+            for entry in pod["spec"]["containers"][0]["env"]
+            if entry["name"] == "DDP_TOKEN"
+        }
+
+    world.apply(job())
+    await world.reconcile()
+    assert tokens() == {ACCESS.token_of("u1")}
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    await world.reconcile()
+    assert {key.name for key in world.cluster.pods} == {"train-1-0", "train-1-1"}
+    assert tokens() == {ACCESS.token_of("u1")}
+
+
+async def test_a_job_is_isolated_before_it_has_pods(world: World) -> None:
+    world.apply(job(isolation="Job"))
+    assert await world.reconcile() == [
+        "patch_status train",
+        "apply_network_policy train",
+        "create_service train",
+        "create_pod train-0-0",
+        "create_pod train-0-1",
+        "patch_status train",
+    ]
+    assert world.status["isolation"] == "Job"
+    [owner] = world.cluster.policies[KEY]["metadata"]["ownerReferences"]
+    assert owner["uid"] == "u1"
+    assert await world.reconcile() == []
+
+
+@pytest.mark.parametrize("kind", [AlreadyExistsError, ForbiddenError])
+async def test_a_job_that_may_not_be_isolated_gets_no_pods(
+    world: World, kind: type[ClusterError]
+) -> None:
+    world.apply(job(isolation="Job"))
+    world.cluster.refuse["apply_network_policy"] = kind("not this policy")
+    with pytest.raises(kind):
+        await world.reconcile()
+    assert world.cluster.pods == {}
+    assert world.status["message"] == "not this policy"
+    assert world.status["isolation"] == "Changing"
+    world.cluster.refuse.clear()
+    await world.reconcile()
+    assert len(world.cluster.pods) == 2
+    assert world.status["isolation"] == "Job"
+
+
+async def test_the_isolation_of_a_running_job_changes_nothing_else(world: World) -> None:
+    manifest = job()
+    world.apply(manifest)
+    await world.reconcile()
+    for index in range(2):
+        world.cluster.set_pod_status(f"train-0-{index}", READY)
+    await world.reconcile()
+    for isolation, call in (
+        ("Job", "apply_network_policy train"),
+        ("None", "delete_network_policy train"),
+    ):
+        stored = world.cluster.jobs[KEY]
+        stored["spec"]["isolation"] = isolation
+        world.apply(stored)
+        assert await world.reconcile() == ["patch_status train", call, "patch_status train"]
+        assert world.status["phase"] == "Running"
+    assert world.cluster.policies == {}
 
 
 async def test_a_restart_is_recorded_before_anything_is_created_or_deleted(world: World) -> None:
@@ -353,7 +428,7 @@ async def test_progress_alone_is_written_once_in_an_interval() -> None:
         return Report("u1", Identity(0, 0), parse(json.dumps(said).encode()), NOW, world.now)
 
     world.reconciler = Reconciler(
-        world.cluster, world.jobs, clock=lambda: world.now, report_of=report_of
+        world.cluster, world.jobs, access=ACCESS, clock=lambda: world.now, report_of=report_of
     )
     world.apply(job())
     await world.reconcile()
@@ -383,6 +458,7 @@ async def test_progress_of_all_jobs_together_is_written_so_often_a_second() -> N
     world.reconciler = Reconciler(
         world.cluster,
         world.jobs,
+        access=ACCESS,
         clock=lambda: world.now,
         report_of=report_of,
         progress_writes_per_second=0.1,

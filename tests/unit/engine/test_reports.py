@@ -12,8 +12,9 @@ from ddp_operator.engine.engine import Engine
 from ddp_operator.ports import Key
 from ddp_operator.trainers import HttpTrainers
 
+from tests.mergepatch import merged
 from tests.trainer_server import TrainerServer
-from tests.unit.engine.fakes import FakeCluster
+from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
 from tests.waiting import eventually
 
@@ -28,6 +29,7 @@ class World:
         self.ahead = timedelta()
         self.engine = Engine(
             self.cluster,
+            access=ACCESS,
             clock=lambda: datetime.now(UTC) + self.ahead,
             trainers=HttpTrainers(),
             progress_seconds=EVERY_SECONDS,
@@ -134,6 +136,31 @@ async def test_only_running_jobs_are_asked(world: World, server: TrainerServer) 
         assert len(idle.asked) <= asked + 1
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"ownerReferences": [{"uid": "another", "controller": True}]}},
+        {"metadata": {"ownerReferences": []}},
+        {"status": {"hostIP": "127.0.0.1"}},
+        {"spec": {"hostNetwork": True}},
+    ],
+)
+async def test_nobody_is_asked_but_the_jobs_own_pod_at_its_own_address(
+    world: World, server: TrainerServer, change: dict[str, Any]
+) -> None:
+    await world.run("other", server)
+    async with TrainerServer() as elsewhere:
+        await world.run("train", elsewhere)
+        await world.until(lambda: world.step("train") == 1)
+        for pod in world.pods("train"):
+            stored = world.cluster.pods[Key("default", pod)]
+            world.cluster.pods[Key("default", pod)] = merged(stored, change)
+        # One question may be under way.
+        asked, others = len(elsewhere.asked), len(server.asked)
+        await world.until(lambda: len(server.asked) >= others + 3)
+        assert len(elsewhere.asked) <= asked + 1
+
+
 async def test_a_trainer_that_goes_away_changes_nothing(world: World) -> None:
     async with TrainerServer() as server, TrainerServer() as other:
         await world.run("train", server, progressDeadlineSeconds=60)
@@ -161,6 +188,7 @@ async def test_a_hang_is_ended_after_its_stacks_were_asked_for(
     await world.run("train", server, progressDeadlineSeconds=1)
     await world.until(lambda: world.pods("train") == ["train-1-0", "train-1-1"])
     assert deleted == [2, 2]
+    assert server.tokens == [f"Bearer {ACCESS.token_of('uid-train')}"] * 2
     status = world.status("train")
     assert (status["restarts"], status["failures"][0]["reason"]) == (1, "NoProgress")
 

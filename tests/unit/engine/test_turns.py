@@ -1,6 +1,7 @@
 """Everybody's turn comes, and none too soon."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from ddp_operator.engine.turns import Turns
@@ -17,7 +18,7 @@ def loop() -> Iterator[VirtualLoop]:
     loop.bury()
 
 
-def at(loop: VirtualLoop, seconds: float, do: Callable[[], None]) -> None:
+def at(loop: VirtualLoop, seconds: float, do: Callable[[], object]) -> None:
     loop.call_at(seconds, do)
     loop.run_until(seconds)
 
@@ -66,5 +67,5 @@ def test_time_that_nobody_used_is_not_saved_up(loop: VirtualLoop) -> None:
 def test_turns_of_jobs_that_are_gone_do_not_pile_up(loop: VirtualLoop) -> None:
     turns = Turns(per_second=10)
     for number in range(1000):
-        at(loop, float(number), lambda i=number: turns.wait_seconds(key(i)))  # type: ignore[misc]
+        at(loop, float(number), partial(turns.wait_seconds, key(number)))
     assert len(turns._turns) <= 62

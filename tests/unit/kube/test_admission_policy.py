@@ -11,14 +11,18 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from ddp_operator import startup
 from ddp_operator.api.constants import GROUP, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.planning.decisions import finish
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.state import Identity
-from ddp_operator.kube import ApiClient, Credentials, KubeCluster, LeaderLease, Reflector
+from ddp_operator.kube import ApiClient, Credentials, KubeCluster, Reflector
+from ddp_operator.kube.lease import LeaderLease
+from ddp_operator.kube.own_secret import own_secret
 from ddp_operator.kube.resources import PODS
 from ddp_operator.ports import Event, Key
 from ddp_operator.replica import JOBS
@@ -79,6 +83,9 @@ async def sent(
     assert plan(job, (), NOW).delete_job
     pod = manifests.pod(job, Identity(0, 0))
     await cluster.create_service(manifests.service(job))
+    for namespace in (None, "ddp-operator"):
+        await cluster.apply_network_policy(network_policy(job, operator_namespace=namespace))
+    await cluster.delete_network_policy(job.key, owner_uid=job.uid)
     await cluster.create_pod(pod)
     await cluster.patch_pod_labels(_key(pod), {LABEL_SERVING: None})
     await cluster.delete_pod(_key(pod), grace_seconds=15)
@@ -87,6 +94,7 @@ async def sent(
     await cluster.patch_status(job.key, {"phase": "Succeeded", "a": "b"}, resource_version=None)
     await cluster.delete_job(job.key, uid=job.uid)
     async with ApiClient(credentials) as client:
+        await own_secret(client, Key("ddp-operator", startup.SECRET_NAME))
         lease = LeaderLease(
             client, Key("ddp-operator", "ddp-operator"), identity="me", timing=PATIENT
         )
@@ -136,7 +144,7 @@ async def test_it_lets_through_the_pods_of_any_job(
     assert [policy.refusals(request) for request in server.admissions] == [[], [], []]
 
 
-OWNED, SPEC, METADATA, ABOUT, LEASE, KEPT = POLICY["spec"]["validations"]
+OWNED, SPEC, METADATA, ABOUT, LEASE, SECRET, KEPT = POLICY["spec"]["validations"]
 
 
 @dataclass(frozen=True)
@@ -209,10 +217,12 @@ NOT_OURS: Final[Mapping[str, Callable[[Any], None]]] = {
     "of an owner that says nothing of control": no_controller,
 }
 
+POLICIES: Final = ("CREATE networkpolicies", "UPDATE networkpolicies", "DELETE networkpolicies")
+
 BAD: Final = [
     *(
         Bad(f"{act} {what}", act, change, OWNED, changes_old=True)
-        for act in ("CREATE pods", "UPDATE pods", "DELETE pods", "CREATE services")
+        for act in ("CREATE pods", "UPDATE pods", "DELETE pods", "CREATE services", *POLICIES)
         for what, change in NOT_OURS.items()
     ),
     Bad("another image", "UPDATE pods", container(image="registry.example/other:1"), SPEC),
@@ -226,6 +236,7 @@ BAD: Final = [
     Bad("about a pod", "CREATE events", about(kind="Pod"), ABOUT),
     Bad("about another group", "CREATE events", about(apiVersion=f"{GROUP}.example/v1"), ABOUT),
     Bad("another's Lease", "CREATE leases", metadata(name="other-operator"), LEASE),
+    Bad("another Secret", "CREATE secrets", metadata(name="other-tokens"), SECRET),
     Bad("a job to be kept", "DELETE ddpjobs", without("spec", "ttlSecondsAfterFinished"), KEPT),
     Bad("a job that runs", "DELETE ddpjobs", without("status", "completionTime"), KEPT),
     Bad("a job that has not begun", "DELETE ddpjobs", without("status"), KEPT),

@@ -122,6 +122,56 @@ async def test_services_are_created_like_pods(blind: KubePods, server: FakeApiSe
     assert server.count("POST", "/services") == 3
 
 
+def policy(port: int = 1, **owner: str) -> dict[str, Any]:
+    return {**owned("net", **owner), "spec": {"ingress": [{"ports": [{"port": port}]}]}}
+
+
+NET = ("networkpolicies", "ns", "net")
+
+
+async def test_a_network_policy_becomes_what_it_is_to_be(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    await blind.apply_network_policy(policy())
+    await blind.apply_network_policy(policy())
+    assert server.count("PUT") == 0
+    version = server.objects[NET]["metadata"]["resourceVersion"]
+    await blind.apply_network_policy(policy(port=2))
+    assert server.objects[NET]["spec"] == policy(port=2)["spec"]
+    [put] = [request for request in server.requests if request.method == "PUT"]
+    assert put.body["metadata"]["resourceVersion"] == version
+    with pytest.raises(AlreadyExistsError, match=r"networkpolicies\.networking\.k8s\.io ns/net"):
+        await blind.apply_network_policy(policy(port=3, uid="other"))
+    assert server.objects[NET]["spec"] == policy(port=2)["spec"]
+
+
+async def test_a_network_policy_is_deleted_by_its_owner_alone(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    name = Key("ns", "net")
+    await blind.delete_network_policy(name, owner_uid="job-uid")
+    await blind.apply_network_policy(policy())
+    await blind.delete_network_policy(name, owner_uid="other")
+    server.create("networkpolicies", {"metadata": {"namespace": "ns", "name": "by-hand"}})
+    await blind.delete_network_policy(Key("ns", "by-hand"), owner_uid="job-uid")
+    assert server.count("DELETE") == 0
+    uid = server.objects[NET]["metadata"]["uid"]
+    await blind.delete_network_policy(name, owner_uid="job-uid")
+    assert NET not in server.objects
+    [deletion] = [request for request in server.requests if request.method == "DELETE"]
+    assert deletion.body["preconditions"] == {"uid": uid}
+
+
+@pytest.mark.parametrize("status", [404, 409])
+async def test_a_network_policy_that_goes_meanwhile_is_gone(
+    blind: KubePods, server: FakeApiServer, status: int
+) -> None:
+    await blind.apply_network_policy(policy())
+    server.faults = [Fault("DELETE", status, {"message": "another one by now"})]
+    await blind.delete_network_policy(Key("ns", "net"), owner_uid="job-uid")
+    assert server.count("DELETE") == 1
+
+
 @pytest.mark.parametrize("node", [None, "node-1"])
 async def test_a_deleted_pod_is_terminating_at_once(
     blind: KubePods, view: Running, server: FakeApiServer, node: str | None

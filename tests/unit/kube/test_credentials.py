@@ -57,6 +57,7 @@ async def test_a_context_by_name(tmp_path: Path) -> None:
     path = write_kubeconfig(tmp_path / "config", user={"token": "secret"})
     credentials = load_credentials(kubeconfig=path, context="two", environ={})
     assert credentials.default_namespace == "lab"
+    assert credentials.pod_namespace is None
 
 
 async def test_the_default_kubeconfig_comes_before_the_service_account(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ async def test_in_a_cluster_the_token_is_read_again(tmp_path: Path, service_acco
         clock=lambda: now,
     )
     assert credentials.server == "https://10.96.0.1:443"
-    assert credentials.default_namespace == "operators"
+    assert credentials.default_namespace == credentials.pod_namespace == "operators"
     assert await credentials.authorization() == "bearer first"
     (service_account / "token").write_text("second")
     assert await credentials.authorization() == "bearer first"

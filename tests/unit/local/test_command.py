@@ -72,6 +72,7 @@ class Trainer(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b'{"step": 7}')
     def do_POST(self):
+        assert self.headers["Authorization"] == "Bearer " + os.environ["DDP_TOKEN"]
         print("stacks of rank", os.environ["RANK"], flush=True)
         self.send_response(202)
         self.end_headers()
@@ -192,6 +193,11 @@ def test_bad_input_is_refused_with_the_remedy(
     assert code == 64
     assert output.startswith("error: ")
     assert message in output
+
+
+def test_what_cannot_be_done_here_is_said(run: Run) -> None:
+    said = "not done here: spec.isolation"
+    assert said in run(job("exit 0", isolation="Job"))[1]
 
 
 def test_two_jobs_in_one_file_are_refused(run: Run) -> None:

@@ -1,16 +1,19 @@
 """Serves a pod's status over HTTP: GET /status, GET /metrics, POST /dump-stacks, POST /rank-0.
 
 It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
-go wrong here is no reason to end a training.
+go wrong here is no reason to end a training. Anybody may read; only the job's own pods and the
+operator may tell it something.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
@@ -18,7 +21,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddp_trainer.membership import announcement
+from ddp_trainer.membership import admission, announcement
 from ddp_trainer.membership.announcement import AnnouncedAddress
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.logs import Complaints
@@ -27,8 +30,10 @@ from ddp_trainer.telemetry.stacks import ask_for_stacks, listening
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.wire import to_json
 
-_REQUEST_TIMEOUT_SECONDS = 5.0
-"""For a client that connects and says nothing."""
+_REQUEST_SECONDS = 5.0
+"""For a client that connects and says nothing, or that says it one letter at a time."""
+_AT_ONCE = 64
+"""More connections are closed unheard: they take threads and files, which ranks need to start."""
 
 _logger = logging.getLogger(__name__)
 
@@ -54,6 +59,8 @@ def serve_status(port: int, path: Path, pod: Pod, placement: Placement) -> None:
     except OSError as error:
         _logger.warning("cannot serve /status on port %d: %s", port, error)
         return
+    if admission.placed_by_earlier_operator(placement):
+        _logger.warning("without DDP_TOKEN, anybody may send POST requests to port %d", port)
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
 
 
@@ -82,6 +89,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self._file = StatusFile(path)
         self.rank_0 = AnnouncedAddress(path)
         self._complaints = Complaints(_logger, "the status file is of no use")
+        self._slots = threading.BoundedSemaphore(_AT_ONCE)
         self.address_family = family
         super().__init__(("", port), _Handler)
 
@@ -89,6 +97,24 @@ class _Server(socketserver.ThreadingTCPServer):
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, while there are few."""
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()  # no thread could be started
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """The whole life of a request's thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         """A client that went away, as a rule."""
@@ -103,9 +129,32 @@ class _Server(socketserver.ThreadingTCPServer):
             return None
 
 
+class _Incoming(io.RawIOBase):
+    """A request, as far as it comes within its time; what is left of that, its answer may take."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection = connection
+        self._ends_at = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._ends_at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("a request took too long")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = _REQUEST_TIMEOUT_SECONDS
+    timeout = _REQUEST_SECONDS
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Incoming(self.connection, _REQUEST_SECONDS))
 
     def do_GET(self) -> None:
         status = self.server.status()
@@ -121,12 +170,23 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse_path()
 
     def do_POST(self) -> None:
-        if self.path == "/dump-stacks":
-            self._dump_stacks()
-        elif self.path == announcement.PATH:
-            self._take_announcement()
-        else:
+        told = {
+            "/dump-stacks": self._dump_stacks,
+            announcement.PATH: self._take_announcement,
+        }.get(self.path)
+        if told is None:
             self._refuse_path()
+        elif self._is_admitted():
+            told()
+        else:
+            self._refuse(HTTPStatus.FORBIDDEN, admission.REFUSAL)
+
+    def _is_admitted(self) -> bool:
+        return admission.admits(
+            self.server.placement,
+            authorization=self.headers.get("Authorization"),
+            client=self.client_address[0],
+        )
 
     def _dump_stacks(self) -> None:
         ranks = listening(self.server.pod.rank_processes())

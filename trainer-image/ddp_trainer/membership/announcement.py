@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+from ddp_trainer.membership.admission import credentials
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, replace_file
 from ddp_trainer.telemetry.wire import from_json, to_json
@@ -119,7 +120,8 @@ class Announcer:
                     attempt=self._placement.attempt,
                     address=connection.sock.getsockname()[0],
                 )
-                connection.request("POST", PATH, to_json(announcement))
+                headers = credentials(self._placement)
+                connection.request("POST", PATH, to_json(announcement), headers)
                 connection.getresponse().read()
             except (OSError, http.client.HTTPException) as error:
                 _logger.debug("cannot tell %s where rank 0 is: %s", host, error)

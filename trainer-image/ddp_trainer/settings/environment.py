@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
@@ -16,6 +16,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 Backend = Literal["nccl", "gloo"]
 
 _MASTER_HOST = re.compile(r"(?P<stem>[^.]*-)0(?P<domain>(\..*)?)")
+_TOKEN = re.compile("[!-~]*")
 _REMEDY = "the DDPJob operator sets it in its pods; by hand, export it"
 
 
@@ -39,6 +40,8 @@ class Placement:
     """None: no checkpoints are written or read."""
     status_port: int | None = None
     """Where the launcher serves the pod's status; None: nowhere."""
+    token: str = field(default="", repr=False)
+    """Known to the job's pods and to the operator alone; empty: there is none."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Placement:
@@ -80,6 +83,7 @@ class Placement:
             status_port=_integer(env, "DDP_STATUS_PORT", minimum=1, maximum=65535)
             if env.get("DDP_STATUS_PORT")
             else None,
+            token=_token(env),
         )
 
     def rank_of(self, local_rank: int) -> int:
@@ -125,6 +129,13 @@ class Environment:
                 "python -m ddp_trainer.launch, which sets them)"
             )
         return cls(placement=placement, rank=rank, local_rank=local_rank)
+
+
+def _token(env: Mapping[str, str]) -> str:
+    token = env.get("DDP_TOKEN", "")
+    if not _TOKEN.fullmatch(token):  # an HTTP header has to carry it
+        raise ConfigurationError("DDP_TOKEN: set it to letters, digits and punctuation in ASCII")
+    return token
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

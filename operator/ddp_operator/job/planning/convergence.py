@@ -16,6 +16,7 @@ from ddp_operator.job.pods.completion import next_settled_at
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import CRASH_LOOP, PodState
 from ddp_operator.job.status.conditions import (
+    NAME_TAKEN,
     PODS_FORBIDDEN,
     PODS_NOT_READY,
     PODS_READY,
@@ -27,6 +28,10 @@ from ddp_operator.ports import Event, Key
 
 RESTART_GRACE_SECONDS = 15
 """What a gang that starts anew leaves its old pods to save in: as long as a spot node has."""
+
+_PASSING = (PODS_READY, PODS_NOT_READY, NAME_TAKEN, PODS_FORBIDDEN)
+"""Reasons of a job that runs, which are as right as what is seen. What is said of one that reports
+no progress stays."""
 
 BLOCKED_RETRY_SECONDS = 5
 """How soon to look again for a name that another owner's pod holds."""
@@ -118,13 +123,17 @@ def _short_grace(pods: Observed) -> dict[Key, int]:
 
 
 def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
-    """Say that the API server refuses the job's pods or Service for now."""
+    """Say that the API server refuses something that the job needs for now.
+
+    What runs, runs: a job all of whose pods run wants no pods, but perhaps a NetworkPolicy.
+    """
     update: dict[str, object] = {"observed_generation": job.generation}
     if reason == PODS_FORBIDDEN:
         update["refused_since"] = job.status.refused_since or now
     status = job.status.model_copy(update=update)
     known = status.condition("Running")
-    status = with_condition(status, "Running", False, reason, message, now)
+    running = status.is_true("Running")
+    status = with_condition(status, "Running", running, reason, message, now)
     told = known is not None and known.reason == reason
     events = () if told else (Event(reason, message, warning=True),)
     return Plan(with_phase(status, pods_scheduled=False), events=events)
@@ -165,8 +174,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         events.append(Event("Running", all_ready))
     elif status.is_true("Running"):
         known = status.condition("Running")
-        # What is said of a job that reports no progress stays.
-        if known is not None and known.reason in (PODS_READY, PODS_NOT_READY):
+        if known is not None and known.reason in _PASSING:
             said = (PODS_READY, all_ready) if ready == replicas else (PODS_NOT_READY, counted)
             status = with_condition(status, "Running", True, *said, now)
     else:
@@ -184,7 +192,7 @@ def _waiting(pods: Observed, counted: str) -> tuple[str, str, bool]:
     if pods.blocking:
         names = ", ".join(sorted(pod.key.name for pod in pods.blocking))
         return (
-            "NameTaken",
+            NAME_TAKEN,
             f"waiting for pods of another owner to go, to use their names: {names}",
             True,
         )

@@ -9,6 +9,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus, Failure
 from ddp_operator.job.failure import records
+from ddp_operator.job.planning import isolation
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.conditions import with_condition, with_phase
@@ -103,6 +104,7 @@ def next_attempt(status: DDPJobStatus) -> DDPJobStatus:
         "replacements": {},
         "replacing": (),
         "completed_indexes": "",
+        "isolation": isolation.in_doubt(status),
     }
     return status.model_copy(update=update)
 

@@ -26,6 +26,8 @@ class Plan:
     """Whether the Service may be missing: it is not watched, so it is created again with an
     attempt.
     """
+    isolate: bool | None = None
+    """Whether the job's NetworkPolicy is made or removed; None: neither."""
     delete: tuple[Key, ...] = ()
     grace_seconds: Mapping[Key, int] = field(default_factory=dict)
     """What pods to delete get to end, where that is less than their own grace period."""

@@ -14,7 +14,15 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure import restart_rules
 from ddp_operator.job.failure.nodes import with_bad_nodes
-from ddp_operator.job.planning import cleanup, convergence, decisions, hindsight, recovery, watchdog
+from ddp_operator.job.planning import (
+    cleanup,
+    convergence,
+    decisions,
+    hindsight,
+    isolation,
+    recovery,
+    watchdog,
+)
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.scheduling import release_half_placed
 from ddp_operator.job.pods import completion
@@ -72,6 +80,7 @@ def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -
         or recovery.recover(job, pods, now)
         or _end_hang(job, pods, report, now)
         or release_half_placed(job, pods, now)
+        or isolation.begin_change(job)
     )
 
 
@@ -84,7 +93,8 @@ def _end_hang(job: DDPJob, pods: Observed, report: Report | None, now: datetime)
 def _carry_out(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan:
     if job.spec.suspend:
         return convergence.stay_suspended(job, pods)
-    return watchdog.watched(job, convergence.converge(job, pods, now), report, now)
+    planned = isolation.isolated(job, convergence.converge(job, pods, now))
+    return watchdog.watched(job, planned, report, now)
 
 
 def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:

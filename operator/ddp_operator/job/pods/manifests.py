@@ -8,6 +8,7 @@ from ddp_operator.api.constants import (
     ANNOTATION_TRAINER,
     API_VERSION,
     ENV_STATUS_PORT,
+    ENV_TOKEN,
     GKE_ACCELERATOR_LABEL,
     GKE_FLEX_START_LABEL,
     GKE_GCSFUSE_ANNOTATION,
@@ -46,9 +47,9 @@ def backend(job: DDPJob) -> str:
     return "nccl" if gpu_limit(job.spec) else "gloo"
 
 
-def environment(job: DDPJob, identity: Identity) -> dict[str, str]:
+def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str]:
     """The trainer container's environment: PyTorch's `env://` contract, torchrun's PET_*, and
-    our own.
+    our own. Without a token it is told of none.
     """
     spec = job.spec
     local_world_size = processes_per_pod(job)
@@ -81,7 +82,21 @@ def environment(job: DDPJob, identity: Identity) -> dict[str, str]:
         # With several processes the launcher knows these; a plain script then fails at once on the
         # missing RANK instead of hanging in a group that never completes.
         variables |= {"RANK": identity.index, "LOCAL_RANK": 0}
+    if token:
+        variables[ENV_TOKEN] = token
     return {name: str(value) for name, value in variables.items()}
+
+
+def owner_reference(job: DDPJob) -> dict[str, Any]:
+    """What makes an object go with its job."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
 
 
 def service(job: DDPJob) -> dict[str, Any]:
@@ -93,7 +108,7 @@ def service(job: DDPJob) -> dict[str, Any]:
             "name": job.name,
             "namespace": job.namespace,
             "labels": {LABEL_JOB_NAME: job.name},
-            "ownerReferences": [_owner(job)],
+            "ownerReferences": [owner_reference(job)],
         },
         "spec": {
             "clusterIP": "None",
@@ -105,8 +120,8 @@ def service(job: DDPJob) -> dict[str, Any]:
     }
 
 
-def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
-    """One pod, from the user's template.
+def pod(job: DDPJob, identity: Identity, *, token: str = "") -> dict[str, Any]:
+    """One pod, from the user's template; `token` is the job's, left out where no pod comes of it.
 
     It shares the template's unchanged parts, so neither may be changed in place.
     """
@@ -142,7 +157,7 @@ def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
     if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
         # By Kubernetes' default it would ask its node's name server, which knows of no rank.
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
-    _add_environment(trainer, environment(job, identity))
+    _add_environment(trainer, environment(job, identity, token=token))
     _add_checkpoint(spec, annotations, trainer, job.spec.checkpoint)
     _add_shared_memory(spec, trainer)
     if job.spec.accelerator:
@@ -158,20 +173,9 @@ def pod(job: DDPJob, identity: Identity) -> dict[str, Any]:
             "namespace": job.namespace,
             "labels": labels,
             "annotations": annotations,
-            "ownerReferences": [_owner(job)],
+            "ownerReferences": [owner_reference(job)],
         },
         "spec": spec,
-    }
-
-
-def _owner(job: DDPJob) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": job.name,
-        "uid": job.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
     }
 
 

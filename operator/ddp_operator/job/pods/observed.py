@@ -1,9 +1,10 @@
 """A job's pods, sorted by what they mean to it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.rules import wants_host_network
 from ddp_operator.api.status import Failure
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import Identity, PodState
@@ -37,7 +38,10 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
     current: dict[int, PodState] = {}
     old: list[PodState] = []
     strangers: list[PodState] = []
+    wants_nodes_ip = wants_host_network(job.spec)
     for pod in pods:
+        if pod.has_nodes_ip and not wants_nodes_ip:
+            pod = replace(pod, address="")  # noqa: PLW2901
         identity = pod.identity
         index = identity.index
         if pod.owner_uid != job.uid:

@@ -3,7 +3,6 @@
 Thousands of pods are held in memory and compared at every step, so nothing else of them is kept.
 """
 
-import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Self
@@ -11,7 +10,6 @@ from typing import Self
 from ddp_operator.api.constants import (
     ANNOTATION_SPEC_HASH,
     ANNOTATION_TRAINER,
-    ENV_STATUS_PORT,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_JOB_NAME,
@@ -19,6 +17,7 @@ from ddp_operator.api.constants import (
     LABEL_SERVING,
 )
 from ddp_operator.api.rules import trainer_container
+from ddp_operator.job.pods.address import is_the_nodes, trainer_address
 from ddp_operator.ports import Key, Manifest
 
 DISRUPTION_REASONS = frozenset(
@@ -45,8 +44,6 @@ UNSTARTABLE_REASONS = frozenset(
 """Waiting reasons of kubelet that a user must hear of; `ContainerCreating` and `PodInitializing`
 are the normal ones.
 """
-
-_PORT = re.compile("[1-9][0-9]{3,4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +102,8 @@ class PodState:
     node: str = ""
     address: str = ""
     """`ip:port` at which its trainer may be asked for its progress; empty before it has an IP."""
+    has_nodes_ip: bool = False
+    """That IP is its node's own: it is asked there only if its job wants it there."""
     container: str = ""
     """The container that is spoken of here: the trainer, or an init container that keeps it from
     starting.
@@ -202,8 +201,9 @@ class PodState:
             serving=labels.get(LABEL_SERVING) == "true",
             grace_seconds=spec.get("terminationGracePeriodSeconds", 30),
             node=spec.get("nodeName", ""),
-            address=_address(name, spec, status),
             ends_by=_time(metadata.get("deletionTimestamp")),
+            address=trainer_address(name, spec, status),
+            has_nodes_ip=is_the_nodes(spec, status),
             ended_by_deletion=_ended_by_deletion(deleted_at, ended),
             disrupted_at=_earliest(deleted_at, _time_of(disruption)),
             container=container,
@@ -296,18 +296,6 @@ def _has_memory_limit(spec: Manifest, container: str) -> bool:
     holders = [spec, *(c for c in containers if c.get("name") == container)]
     limits = ((holder.get("resources") or {}).get("limits") or {} for holder in holders)
     return any("memory" in limit for limit in limits)
-
-
-def _address(trainer: str, spec: Manifest, status: Manifest) -> str:
-    """Return where the trainer may serve its status: the port is the one that it was told."""
-    ip: str = status.get("podIP") or ""
-    container: Manifest = next((c for c in spec["containers"] if c.get("name") == trainer), {})
-    variables = container.get("env") or ()
-    port = next((str(v.get("value")) for v in variables if v["name"] == ENV_STATUS_PORT), "")
-    # The variable may be the user's own: nothing but a number may get into a URL of ours.
-    if not ip or _PORT.fullmatch(port) is None:
-        return ""
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def _deletion_asked_for(metadata: Manifest) -> datetime | None:

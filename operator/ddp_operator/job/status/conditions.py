@@ -12,6 +12,9 @@ PODS_NOT_READY = "PodsNotReady"
 """Reason of the condition Running while training goes on, as far as is known, but the kubelet does
 not call all pods ready any more."""
 
+NAME_TAKEN = "NameTaken"
+"""Reason of the condition Running while an object of another owner bears a name that is needed."""
+
 PODS_FORBIDDEN = "PodsForbidden"
 """Reason of the condition Running while a quota or a policy keeps pods from being created."""
 

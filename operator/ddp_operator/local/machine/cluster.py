@@ -181,6 +181,12 @@ class LocalCluster(Generic[PodT]):
             _require_same_controller("service", key, existing=existing, wanted=manifest)
         self._services[key] = manifest
 
+    async def apply_network_policy(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`; nothing keeps processes of one machine apart."""
+
+    async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
+        """See `ports.Cluster`; there is none."""
+
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
     ) -> Manifest:

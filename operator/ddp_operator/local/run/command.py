@@ -89,6 +89,8 @@ def _notes(file: JobFile) -> Iterator[str]:
     names = [str(c.get("name")) for c in [*(pod_spec.get("initContainers") or ()), *others]]
     if names:
         yield f"not run here: other containers of the pod ({', '.join(names)})"
+    if file.job.spec.isolation != "None":
+        yield "not done here: spec.isolation; any process of this machine can reach the pods"
     if file.passed_over:
         yield f"not needed here: {', '.join(file.passed_over)}"
 

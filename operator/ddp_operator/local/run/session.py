@@ -1,12 +1,14 @@
 """One run: the engine on top of a local cluster, and all that goes on around it."""
 
 import asyncio
+import secrets
 import signal
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.engine import Engine
+from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.local.machine import LocalCluster, Workdir
 from ddp_operator.local.run.display import Display
@@ -50,6 +52,7 @@ class Session:
         )
         self._engine = Engine(
             self._cluster,
+            access=Access(secret=secrets.token_bytes(32)),  # no pod outlives the run
             workers=1,
             trainers=HttpTrainers(),
             progress_seconds=progress_seconds,

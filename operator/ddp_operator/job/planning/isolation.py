@@ -1,0 +1,42 @@
+"""Has a job's NetworkPolicy made and removed as its spec says, whether or not its pods run.
+
+It is not watched. The status says whether it exists, and before that may change, that it may: else
+one that was made or removed just before a crash, or a change of mind, would stay so.
+"""
+
+from dataclasses import replace
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.planning.model import Plan
+
+EXISTS = "Job"
+CHANGING = "Changing"
+NONE = ""
+
+
+def begin_change(job: DDPJob) -> Plan | None:
+    """Decide that the NetworkPolicy is made or removed; None where it is as wanted."""
+    if job.status.isolation in (_wanted(job), CHANGING):
+        return None
+    return Plan(job.status.model_copy(update={"isolation": CHANGING}), decided=True)
+
+
+def in_doubt(status: DDPJobStatus) -> str:
+    """Return what a new attempt knows: the policy of the last one may have been removed by hand,
+    and may not fit any more.
+    """
+    return CHANGING if status.isolation else NONE
+
+
+def isolated(job: DDPJob, planned: Plan) -> Plan:
+    """Complete the plan of an active job: make the policy, before any pod, or remove it."""
+    wanted = _wanted(job)
+    if job.status.isolation == wanted:
+        return planned
+    status = planned.status.model_copy(update={"isolation": wanted})
+    return replace(planned, status=status, isolate=wanted == EXISTS)
+
+
+def _wanted(job: DDPJob) -> str:
+    return EXISTS if job.spec.isolation == "Job" else NONE

@@ -1,0 +1,21 @@
+"""Who may talk to a job's pods: who has its token, which no other job can compute; the operator."""
+
+import hmac
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """What the operator alone knows, what it makes of that for each job, and where it is."""
+
+    secret: bytes = field(repr=False)
+    """The same in all replicas of the operator and in all its lives, or pods of one job would not
+    know each other.
+    """
+
+    operator_namespace: str | None = None
+    """Of the operator's pod; None where it runs in none."""
+
+    def token_of(self, job_uid: str) -> str:
+        """Return the token of all pods and attempts of a job: 64 hexadecimal digits."""
+        return hmac.digest(self.secret, job_uid.encode(), "sha256").hex()

@@ -1,0 +1,43 @@
+"""The NetworkPolicy of a job that is to be left alone (`spec.isolation: Job`)."""
+
+from typing import Any
+
+from ddp_operator.api.constants import LABEL_JOB_NAME, NAMESPACE_NAME_LABEL, OPERATOR_LABELS
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.rules import trainer_container
+from ddp_operator.job.pods.address import told_port
+from ddp_operator.job.pods.manifests import owner_reference
+
+
+def network_policy(job: DDPJob, *, operator_namespace: str | None) -> dict[str, Any]:
+    """Let the job's own pods in, and the operator where it asks; nobody else, and all out.
+
+    All that the API server would fill in is said, so that it stores what is written here.
+
+    Args:
+        operator_namespace: None: the operator is no pod that could be let in.
+    """
+    own_pods = {LABEL_JOB_NAME: job.name}
+    ingress: list[dict[str, Any]] = [{"from": [{"podSelector": {"matchLabels": own_pods}}]}]
+    if operator_namespace is not None:
+        operator = {
+            "namespaceSelector": {"matchLabels": {NAMESPACE_NAME_LABEL: operator_namespace}},
+            "podSelector": {"matchLabels": OPERATOR_LABELS},
+        }
+        port = told_port(trainer_container(job.spec.template)) or job.spec.status_port
+        ingress.append({"from": [operator], "ports": [{"protocol": "TCP", "port": port}]})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": job.name,
+            "namespace": job.namespace,
+            "labels": own_pods,
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": {
+            "podSelector": {"matchLabels": own_pods},
+            "policyTypes": ["Ingress"],
+            "ingress": ingress,
+        },
+    }

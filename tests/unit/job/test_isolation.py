@@ -1,0 +1,195 @@
+"""The NetworkPolicy of a job: what it lets in, and when it is made and removed."""
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ddp_operator.api.constants import OPERATOR_LABELS
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.planning.convergence import hold
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.network_policy import network_policy
+from ddp_operator.job.pods.state import Identity, PodState
+
+from tests.good_manifests import Json, container, template
+from tests.unit.job.builders import (
+    condition,
+    does_nothing,
+    edited,
+    ended,
+    fresh_job,
+    later,
+    ready,
+    running_job,
+    stored,
+    with_status,
+)
+
+INSTALL = Path(__file__).parents[3] / "manifests/install"
+
+
+class TestPolicy:
+    def test_the_jobs_own_pods_and_the_operator_are_let_in(self) -> None:
+        job = fresh_job(isolation="Job", statusPort=2345)
+        policy = network_policy(job, operator_namespace="operators")
+        pod, service = manifests.pod(job, Identity(0, 0)), manifests.service(job)
+        own = policy["spec"]["podSelector"]["matchLabels"]
+        assert own.items() <= pod["metadata"]["labels"].items()
+        assert own == {"ddp-operator.io/job-name": job.name}
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        from_pods, from_operator = policy["spec"]["ingress"]
+        assert from_pods == {"from": [{"podSelector": {"matchLabels": own}}]}
+        assert from_operator == {
+            "from": [
+                {
+                    "namespaceSelector": {
+                        "matchLabels": {"kubernetes.io/metadata.name": "operators"}
+                    },
+                    "podSelector": {"matchLabels": OPERATOR_LABELS},
+                }
+            ],
+            "ports": [{"protocol": "TCP", "port": 2345}],
+        }
+        for field in ("name", "namespace", "labels", "ownerReferences"):
+            assert policy["metadata"][field] == service["metadata"][field]
+
+    def test_an_operator_outside_of_the_cluster_is_no_pod_to_let_in(self) -> None:
+        policy = network_policy(fresh_job(isolation="Job"), operator_namespace=None)
+        assert len(policy["spec"]["ingress"]) == 1
+
+    @pytest.mark.parametrize(("value", "port"), [("8080", 8080), ("80", 29501), (None, 29501)])
+    def test_the_operator_is_let_in_where_it_asks(self, value: str | None, port: int) -> None:
+        env = [{"name": "DDP_STATUS_PORT", "value": value}]
+        job = fresh_job(template=template(container("logs"), container(env=env)))
+        _, operator = network_policy(job, operator_namespace="o")["spec"]["ingress"]
+        assert operator["ports"] == [{"protocol": "TCP", "port": port}]
+
+    def test_the_operator_is_installed_as_who_it_is_known_as(self) -> None:
+        deployment = yaml.safe_load((INSTALL / "deployment.yaml").read_text())
+        labels: Json = deployment["spec"]["template"]["metadata"]["labels"]
+        assert OPERATOR_LABELS.items() <= labels.items()
+        namespace = yaml.safe_load((INSTALL / "namespace.yaml").read_text())["metadata"]
+        assert namespace["labels"]["kubernetes.io/metadata.name"] == namespace["name"]
+
+
+def carried_out(
+    job: DDPJob, pods: list[PodState], now: datetime, *, isolate: bool
+) -> tuple[DDPJob, Plan]:
+    """Decide, on record and without a touch, then do it; the job as stored in the end."""
+    decision = plan(job, pods, now)
+    assert decision.decided
+    assert decision.status == job.status.model_copy(
+        update={"isolation": "Changing", "observed_generation": job.generation}
+    )
+    job = stored(job, decision)
+    planned = plan(job, pods, now)
+    assert (planned.decided, planned.isolate) == (False, isolate)
+    assert planned.status.isolation == ("Job" if isolate else "")
+    return stored(job, planned), planned
+
+
+def test_nothing_is_done_for_a_job_that_wants_none() -> None:
+    job = fresh_job()
+    planned = plan(job, [], later(0))
+    assert (planned.decided, planned.isolate, planned.status.isolation) == (False, None, "")
+
+
+def test_it_is_there_before_the_pods() -> None:
+    job = fresh_job(isolation="Job")
+    decision = plan(job, [], later(0))
+    assert (decision.decided, decision.status.isolation) == (True, "Changing")
+    planned = plan(stored(job, decision), [], later(0))
+    assert (planned.isolate, planned.create_service, len(planned.create)) == (True, True, 2)
+    assert planned.status.isolation == "Job"
+
+
+def test_a_running_job_is_isolated_and_opened_without_a_touch() -> None:
+    job, pods = running_job()
+    job, planned = carried_out(edited(job, isolation="Job"), pods, later(20), isolate=True)
+    assert does_nothing(replace(planned, isolate=None))
+    assert planned.status.phase == "Running"
+    again = plan(job, pods, later(21))
+    assert (again.decided, again.isolate) == (False, None)
+    job, planned = carried_out(edited(job, isolation="None"), pods, later(30), isolate=False)
+    assert does_nothing(replace(planned, isolate=None))
+    assert planned.status.phase == "Running"
+    again = plan(job, pods, later(31))
+    assert (again.decided, again.isolate) == (False, None)
+
+
+@pytest.mark.parametrize(("isolation", "isolate"), [("Job", True), ("None", False)])
+def test_what_was_begun_before_a_crash_is_done_as_is_wanted_now(
+    isolation: str, *, isolate: bool
+) -> None:
+    job, pods = running_job()
+    job = with_status(edited(job, isolation=isolation), isolation="Changing")
+    planned = plan(job, pods, later(20))
+    assert (planned.decided, planned.isolate) == (False, isolate)
+
+
+def test_it_is_made_again_with_each_attempt() -> None:
+    job, pods = running_job()
+    job, _ = carried_out(edited(job, isolation="Job"), pods, later(20), isolate=True)
+    pods[1] = ended(job, 1, code=1, at=25)
+    decision = plan(job, pods, later(30))
+    assert (decision.decided, decision.status.isolation) == (True, "Changing")
+    job = stored(job, decision)
+    planned = plan(job, pods, later(31))
+    assert (planned.isolate, planned.create_service) == (True, True)
+    # The same for a replica of the operator that finds the pods created, but not on record.
+    new = [ready(job, index) for index in range(2)]
+    assert plan(job, new, later(32)).isolate
+    job = stored(job, planned)
+    assert plan(job, new, later(33)).isolate is None
+
+
+def test_a_name_that_is_taken_costs_no_policy_after_policy() -> None:
+    job = fresh_job(isolation="Job")
+    stranger = ready(job, owner_uid="an earlier job's")
+    job = stored(job, plan(job, [stranger], later(0)))
+    planned = plan(job, [stranger], later(0))
+    assert (planned.create_service, planned.isolate) == (True, True)
+    again = plan(stored(job, planned), [stranger], later(5))
+    assert (again.create_service, again.isolate) == (True, None)
+
+
+@pytest.mark.parametrize("state", [{"suspend": True}, {}])
+def test_jobs_that_want_no_pods_are_left_as_they_are(state: Json) -> None:
+    job, pods = running_job()
+    now = later(20)
+    if state:
+        job = stored(job, plan(edited(job, **state), pods, now))
+        pods = []
+    else:
+        pods = [ended(job, index, code=0, at=20) for index in range(2)]
+        job = stored(job, plan(job, pods, now))
+        assert job.status.finished
+    planned = plan(edited(job, isolation="Job", **state), pods, later(30))
+    assert planned.isolate is None
+    assert planned.status.isolation == ""
+
+
+def running(planned: Plan) -> Any:
+    return condition(planned, "Running"), planned.status.phase, len(planned.events)
+
+
+def test_a_job_that_runs_runs_on_when_it_may_not_be_isolated() -> None:
+    job, pods = running_job()
+    job = with_status(edited(job, isolation="Job"), isolation="Changing")
+    held = hold(job, "NameTaken", "networkpolicies research/digits exists already", later(20))
+    assert running(held) == (("True", "NameTaken"), "Running", 1)
+    assert held.status.message == "networkpolicies research/digits exists already"
+    job = stored(job, held)
+    assert running(hold(job, "NameTaken", "it does", later(25))) == (
+        ("True", "NameTaken"),
+        "Running",
+        0,
+    )
+    assert job.status.isolation == "Changing"
+    # It may now.
+    assert running(plan(job, pods, later(30))) == (("True", "PodsReady"), "Running", 0)
