@@ -63,7 +63,7 @@ async def test_a_version_that_the_server_forgot_is_gone(
     # A server that has just started remembers nothing from before.
     await asyncio.to_thread(control_plane.restart_apiserver)
     view = View(admin, namespace)
-    view.reflector._cache.progress = 1
+    view.reflector._cache.version = 1
     with pytest.raises(GoneError, match="too old resource version"):
         await view.reflector._watch()
 
