@@ -72,6 +72,12 @@ lock: $(STAMP) ## Resolve requirements/*.in to exact pins
 	done
 	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements/trainer.txt requirements/dev.txt
 
+.PHONY: sbom
+sbom: $(STAMP) ## Write what the operator's image is made of, in CycloneDX, to build/
+	mkdir -p build
+	$(PY) -m cyclonedx_py requirements requirements/operator.txt --pyproject operator/pyproject.toml \
+	  --output-reproducible --output-file build/ddp-operator.cdx.json
+
 .PHONY: images cluster-up cluster-down
 images: $(STAMP) ## Build both images; load them into the test cluster if one runs
 	$(PY) -m tests.cluster images
