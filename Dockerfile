@@ -10,7 +10,7 @@ ARG PIP_FIND_LINKS
 ARG PIP_EXTRA_INDEX_URL
 RUN python -m venv /app
 COPY requirements/operator.txt /src/requirements.txt
-RUN /app/bin/pip install --no-cache-dir --requirement /src/requirements.txt
+RUN /app/bin/pip install --no-cache-dir --require-hashes --requirement /src/requirements.txt
 
 FROM dependencies AS project
 ARG PIP_NO_INDEX

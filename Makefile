@@ -14,7 +14,8 @@ help: ## List the targets
 # A virtual environment with both distributions (editable) and the tools, at the locked versions.
 $(STAMP): requirements/operator.txt requirements/trainer.txt requirements/dev.txt operator/pyproject.toml trainer-image/pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet -r requirements/operator.txt -r requirements/trainer.txt -r requirements/dev.txt
+	$(PY) -m pip install --quiet -r requirements/operator.txt  # by itself: it has hashes, the others have not
+	$(PY) -m pip install --quiet -r requirements/trainer.txt -r requirements/dev.txt
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e operator -e trainer-image
 	touch $@
 
@@ -65,10 +66,13 @@ check-generated: generate ## Fail when the stored CRD is not what the models say
 	git diff --exit-code -- crds/ddpjobs.yaml
 
 .PHONY: lock
-lock: $(STAMP) ## Resolve requirements/*.in to exact pins
+# Hashes for what runs with rights in a cluster. torch has none that hold everywhere: its variants, for
+# CPU or CUDA, are different files of one version, from different indices.
+lock: $(STAMP) ## Resolve requirements/*.in to exact pins, the operator's with hashes
 	cd requirements && for part in operator trainer dev; do \
 	  ../$(VENV)/bin/pip-compile --quiet --strip-extras --allow-unsafe --no-header --no-emit-index-url \
-	    --no-emit-find-links --no-emit-options --output-file $$part.txt $$part.in; \
+	    --no-emit-find-links --no-emit-options --output-file $$part.txt $$part.in \
+	    $$([ $$part != operator ] || echo --generate-hashes); \
 	done
 	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements/trainer.txt requirements/dev.txt
 

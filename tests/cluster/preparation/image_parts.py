@@ -86,12 +86,14 @@ def fetch_wheels(requirements: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="wheels-", dir=cache_dir()) as scratch:
             files = Path(scratch, "files")
             files.mkdir()
+            download = (
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(files)),
+                *("--only-binary=:all:", f"--python-version={PYTHON_VERSION}"),
+            )
             try:
-                run(
-                    *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(files)),
-                    *("--only-binary=:all:", f"--python-version={PYTHON_VERSION}"),
-                    *("--requirement", str(requirements), "setuptools", "wheel"),
-                )
+                run(*download, "--requirement", str(requirements))
+                # Apart: where requirements have hashes, pip wants one of everything.
+                run(*download, "setuptools", "wheel")
             except ClusterError as error:
                 raise ClusterUnavailableError(
                     f"cannot fetch the wheels of {requirements} (it takes pip's index): {error}"
