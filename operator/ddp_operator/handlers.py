@@ -106,6 +106,8 @@ def settings() -> kopf.OperatorSettings:
     chosen.scanning.disabled = True
     # Jobs in a page of a list.
     chosen.watching.chunk_size = PAGE_SIZE
+    # An idle worker holds on to its job as last read; after a list there is one for each job.
+    chosen.queueing.idle_timeout = 0.5
     # Tells a silent watch from a dead one.
     chosen.watching.server_timeout = 240
     # By default it ends the operator after a minute without an API server; but a replica that

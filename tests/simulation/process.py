@@ -54,9 +54,8 @@ class OperatorProcess:
 
     def heal(self) -> None:
         """Bring its watches up to date."""
-        self.pods.heal()
-        self.jobs.heal()
-        self._prune()
+        for bring in (self.pods.heal, self.jobs.heal, self._prune):
+            self.loop.call_soon(bring)
 
     def ask_for_progress(self) -> None:
         """Ask the job's trainer now, as every running job's is asked every ten seconds."""

@@ -99,12 +99,14 @@ async def jobs_listed(url: str) -> list[str]:
         info = kopf.AiohttpSession(server=url, aiohttp_session=session)
         auth.vault_var.set(credentials.Vault({"the session": info}))
         resource = references.Resource(GROUP, VERSION, PLURAL, namespaced=True)
-        watch = watching.infinite_watch(settings=settings(), resource=resource, namespace=None)
-        async with asyncio.timeout(60), aclosing(cast(AsyncGenerator[Any, None], watch)) as events:
+        watch = cast(
+            AsyncGenerator[Any, None],
+            watching.infinite_watch(settings=settings(), resource=resource, namespace=None),
+        )
+        async with asyncio.timeout(60), aclosing(watch) as events:
             async for event in events:
                 if event is watching.Bookmark.LISTED:
                     break
-                assert not isinstance(event, watching.Bookmark)
                 names.append(event["object"]["metadata"]["name"])
     return names
 

@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 KeyT = TypeVar("KeyT")
 
 _LONGEST_REST_SECONDS: Final = 10.0
-"""When a name was given out is remembered for as long as this, where there are many names."""
+"""A name that was given out longer ago than this has rested, and needs not be remembered."""
 
 
 class QueueClosedError(Exception):
@@ -71,8 +71,8 @@ class WorkQueue(Generic[KeyT]):
         self._timers[key] = loop.call_later(seconds, self.add, key)
 
     def add_rested(self, key: KeyT, seconds: float) -> None:
-        """Ask for work on a name so many seconds after it was last given out, or now if that is
-        over; at most 10 seconds.
+        """Ask for work on a name so many seconds, at most 10, after it was last given out; now if
+        those are over.
         """
         given_at = self._given_at.get(key)
         now = asyncio.get_running_loop().time()

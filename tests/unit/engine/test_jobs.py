@@ -115,5 +115,5 @@ def test_the_spec_of_a_job_that_cannot_be_understood_is_kept_for_its_rejection()
     assert entry is not None
     assert entry.manifest["spec"]["ttlSecondsAfterFinished"] == 60
     assert isinstance(entry.job, InvalidJobError)
-    assert entry.job.__traceback__ is None
+    assert entry.job.__traceback__ is None, "it would hold on to the whole manifest"
     assert entry.job.__context__ is None

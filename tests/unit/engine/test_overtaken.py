@@ -9,7 +9,7 @@ from ddp_operator.engine import reconciler
 
 from tests.unit.engine.test_reconciler import CRASHED, KEY, World, job
 
-REPLICAS = 200
+REPLICAS = 100
 AT_ONCE = 32
 """Creations under way when the news come are not taken back."""
 
@@ -55,10 +55,10 @@ def deleted(calls: list[str]) -> int:
 async def test_a_suspension_ends_a_creation_under_way(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    after_writes(world, monkeypatch, "create_pod", 50, lambda: world.apply(suspended(world)))
+    after_writes(world, monkeypatch, "create_pod", 30, lambda: world.apply(suspended(world)))
     world.apply(job(replicas=REPLICAS))
     calls = await world.reconcile()
-    assert 50 <= created(calls) <= 50 + AT_ONCE
+    assert 30 <= created(calls) <= 30 + AT_ONCE
     assert "patch_status train" not in calls, "pods that were left out are not on record"
     calls = await world.reconcile()
     assert created(calls) == 0
@@ -70,10 +70,10 @@ async def test_a_suspension_ends_a_creation_under_way(
 async def test_the_end_of_a_job_ends_a_creation_under_way(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    after_writes(world, monkeypatch, "create_pod", 50, lambda: world.jobs.remove(KEY))
+    after_writes(world, monkeypatch, "create_pod", 30, lambda: world.jobs.remove(KEY))
     world.apply(job(replicas=REPLICAS))
     calls = await world.reconcile()
-    assert 50 <= created(calls) <= 50 + AT_ONCE
+    assert 30 <= created(calls) <= 30 + AT_ONCE
     assert "patch_status train" not in calls
     assert await world.reconcile() == []
 
@@ -84,10 +84,10 @@ async def test_a_failure_ends_a_creation_under_way(
     def crash() -> None:
         world.cluster.set_pod_status("train-0-7", CRASHED)
 
-    after_writes(world, monkeypatch, "create_pod", 50, crash)
+    after_writes(world, monkeypatch, "create_pod", 30, crash)
     world.apply(job(replicas=REPLICAS))
     calls = await world.reconcile()
-    assert 50 <= created(calls) <= 50 + AT_ONCE
+    assert 30 <= created(calls) <= 30 + AT_ONCE
     assert "patch_status train" not in calls
     calls = await world.reconcile()
     assert calls[0] == "patch_status train"
@@ -102,7 +102,7 @@ async def test_pods_that_come_up_end_no_creation(
     def run() -> None:
         world.cluster.set_pod_status("train-0-7", {"phase": "Running"})
 
-    after_writes(world, monkeypatch, "create_pod", 50, run)
+    after_writes(world, monkeypatch, "create_pod", 30, run)
     world.apply(job(replicas=REPLICAS))
     calls = await world.reconcile()
     assert created(calls) == REPLICAS
@@ -119,11 +119,11 @@ async def test_a_resumption_ends_a_deletion_under_way(
         world,
         monkeypatch,
         "delete_pod",
-        50,
+        30,
         lambda: world.apply(suspended(world, suspend=False)),
     )
     calls = await world.reconcile()
-    assert 50 <= deleted(calls) <= 50 + AT_ONCE
+    assert 30 <= deleted(calls) <= 30 + AT_ONCE
     calls = await world.reconcile()
     assert world.status["attempt"] == 1
     assert {pod.name for pod in world.cluster.pods} == {f"train-1-{i}" for i in range(REPLICAS)}

@@ -34,7 +34,9 @@ class Observed:
 def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
     """Sort a job's pods by what they mean to it."""
     status, replicas = job.status, job.spec.replicas
-    replacements = {int(i): count for i, count in status.replacements.items() if i.isdecimal()}
+    replacements: dict[int, int] = {}
+    if status.replacements:
+        replacements = {i: status.replacements.get(str(i), 0) for i in range(replicas)}
     current: dict[int, PodState] = {}
     old: list[PodState] = []
     strangers: list[PodState] = []
