@@ -11,10 +11,11 @@ STAMP := $(VENV)/.installed
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
-# A virtual environment with both distributions (editable) and the tools, at the locked versions.
+# A virtual environment with both distributions (editable) and the tools, at the locked versions. pip
+# wants hashes of all requirements or of none, and only the operator's have them.
 $(STAMP): requirements/operator.txt requirements/trainer.txt requirements/dev.txt operator/pyproject.toml trainer-image/pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet -r requirements/operator.txt  # by itself: it has hashes, the others have not
+	$(PY) -m pip install --quiet -r requirements/operator.txt
 	$(PY) -m pip install --quiet -r requirements/trainer.txt -r requirements/dev.txt
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e operator -e trainer-image
 	touch $@

@@ -88,11 +88,9 @@ class Roles:
         for role in self._roles:
             name, path = self._name(role), self._path(role["kind"])
             rules = [
-                {
-                    **rule,
-                    "verbs": [v for v in rule["verbs"] if without != (v, rule["resources"][0])],
-                }
+                {**rule, "verbs": [v for v in rule["verbs"] if (v, what) != without]}
                 for rule in role["rules"]
+                for what in rule.get("resources", [""])[:1]  # none: rights on URLs
             ]
             rules = [rule for rule in rules if rule["verbs"]]
             body = {**role, "metadata": {"name": name}, "rules": rules}
