@@ -12,6 +12,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.convergence import hold
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.planning.succession import COLLECTION_SECONDS
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.state import Identity, PodState
@@ -139,7 +140,7 @@ def test_it_is_made_again_with_each_attempt() -> None:
     decision = plan(job, pods, later(30))
     assert (decision.decided, decision.status.isolation) == (True, "Changing")
     job = stored(job, decision)
-    planned = plan(job, pods, later(31))
+    planned = plan(job, [pods[1]], later(31))
     assert (planned.isolate, planned.create_service) == (True, True)
     # The same for a replica of the operator that finds the pods created, but not on record.
     new = [ready(job, index) for index in range(2)]
@@ -152,9 +153,9 @@ def test_a_name_that_is_taken_costs_no_policy_after_policy() -> None:
     job = fresh_job(isolation="Job")
     stranger = ready(job, owner_uid="an earlier job's")
     job = stored(job, plan(job, [stranger], later(0)))
-    planned = plan(job, [stranger], later(0))
+    planned = plan(job, [stranger], later(COLLECTION_SECONDS))
     assert (planned.create_service, planned.isolate) == (True, True)
-    again = plan(stored(job, planned), [stranger], later(5))
+    again = plan(stored(job, planned), [stranger], later(COLLECTION_SECONDS + 5))
     assert (again.create_service, again.isolate) == (True, None)
 
 
