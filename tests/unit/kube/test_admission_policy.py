@@ -3,16 +3,14 @@ validations refuses what it is there for.
 """
 
 import asyncio
-import copy
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 import yaml
 from ddp_operator import startup
-from ddp_operator.api.constants import GROUP, LABEL_SERVING
+from ddp_operator.api.constants import LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.planning.decisions import finish
@@ -30,13 +28,10 @@ from ddp_operator.replica import JOBS
 from tests.good_manifests import GOOD_MANIFESTS
 from tests.unit.job.builders import NAMESPACE, NOW, stored_job
 from tests.unit.kube.admission import AdmissionRequest, AdmittingServer, Policy
+from tests.unit.kube.bad_requests import BAD, BINDING, MANIFESTS, POLICY, Bad
 from tests.unit.kube.test_lease import PATIENT
 from tests.waiting import eventually
 
-MANIFESTS: Final = Path(__file__).parents[3] / "manifests"
-POLICY, BINDING = yaml.safe_load_all(
-    (MANIFESTS / "components/admission-policy/admission-policy.yaml").read_text()
-)
 OPERATOR: Final = "system:serviceaccount:ddp-operator:ddp-operator"
 ENDED: Final = finish(DDPJobStatus(), "Succeeded", "Completed", "all is well", NOW).status
 
@@ -142,105 +137,6 @@ async def test_it_lets_through_the_pods_of_any_job(
     acts = [request.act for request in server.admissions]
     assert acts == ["CREATE pods", "UPDATE pods", "DELETE pods"]
     assert [policy.refusals(request) for request in server.admissions] == [[], [], []]
-
-
-OWNED, SPEC, METADATA, ABOUT, LEASE, SECRET, KEPT = POLICY["spec"]["validations"]
-
-
-@dataclass(frozen=True)
-class Bad:
-    """A request of the operator, changed in one thing, and the validation that must refuse it."""
-
-    name: str
-    act: str
-    change: Callable[[Any], None]
-    refused_by: Mapping[str, str]
-    changes_old: bool = False
-    """Whether the object as it was is changed too, so that the request changes nothing of it."""
-
-    def request(self, good: AdmissionRequest) -> AdmissionRequest:
-        """The request as it would be."""
-        changed = copy.deepcopy(good)
-        if changed.object is not None:
-            self.change(changed.object)
-        if changed.old_object is not None and (changed.object is None or self.changes_old):
-            self.change(changed.old_object)
-        return changed
-
-
-def metadata(**fields: Any) -> Callable[[Any], None]:
-    """Set fields of the metadata."""
-    return lambda manifest: manifest["metadata"].update(fields)
-
-
-def without(*path: str) -> Callable[[Any], None]:
-    """Leave a field out."""
-
-    def change(manifest: Any) -> None:
-        for name in path[:-1]:
-            manifest = manifest[name]
-        del manifest[path[-1]]
-
-    return change
-
-
-def owner(**fields: Any) -> Callable[[Any], None]:
-    """Set fields of the owner."""
-    return lambda manifest: manifest["metadata"]["ownerReferences"][0].update(fields)
-
-
-def without_an_annotation(manifest: Any) -> None:
-    manifest["metadata"]["annotations"].popitem()
-
-
-def no_controller(manifest: Any) -> None:
-    del manifest["metadata"]["ownerReferences"][0]["controller"]
-
-
-def container(**fields: Any) -> Callable[[Any], None]:
-    """Set fields of the first container."""
-    return lambda manifest: manifest["spec"]["containers"][0].update(fields)
-
-
-def about(**fields: Any) -> Callable[[Any], None]:
-    """Set fields of what an Event is about."""
-    return lambda manifest: manifest["involvedObject"].update(fields)
-
-
-NOT_OURS: Final[Mapping[str, Callable[[Any], None]]] = {
-    "nobody's": without("metadata", "ownerReferences"),
-    "of no owner": metadata(ownerReferences=[]),
-    "of a ReplicaSet": owner(kind="ReplicaSet"),
-    "of another group": owner(apiVersion="apps/v1"),
-    "of a group that begins alike": owner(apiVersion=f"{GROUP}.example/v1"),
-    "of an owner that does not control it": owner(controller=False),
-    "of an owner that says nothing of control": no_controller,
-}
-
-POLICIES: Final = ("CREATE networkpolicies", "UPDATE networkpolicies", "DELETE networkpolicies")
-
-BAD: Final = [
-    *(
-        Bad(f"{act} {what}", act, change, OWNED, changes_old=True)
-        for act in ("CREATE pods", "UPDATE pods", "DELETE pods", "CREATE services", *POLICIES)
-        for what, change in NOT_OURS.items()
-    ),
-    Bad("another image", "UPDATE pods", container(image="registry.example/other:1"), SPEC),
-    Bad("a deadline", "UPDATE pods", lambda m: m["spec"].update(activeDeadlineSeconds=1), SPEC),
-    Bad("a field less", "UPDATE pods", without("spec", "subdomain"), SPEC),
-    Bad("an annotation less", "UPDATE pods", without_an_annotation, METADATA),
-    Bad("no annotations", "UPDATE pods", without("metadata", "annotations"), METADATA),
-    Bad("a finalizer", "UPDATE pods", metadata(finalizers=["example.com/mine"]), METADATA),
-    Bad("another owner", "UPDATE pods", owner(name="other", uid="other"), METADATA),
-    Bad("no owner any more", "UPDATE pods", without("metadata", "ownerReferences"), METADATA),
-    Bad("about a pod", "CREATE events", about(kind="Pod"), ABOUT),
-    Bad("about another group", "CREATE events", about(apiVersion=f"{GROUP}.example/v1"), ABOUT),
-    Bad("another's Lease", "CREATE leases", metadata(name="other-operator"), LEASE),
-    Bad("another Secret", "CREATE secrets", metadata(name="other-tokens"), SECRET),
-    Bad("a job to be kept", "DELETE ddpjobs", without("spec", "ttlSecondsAfterFinished"), KEPT),
-    Bad("a job that runs", "DELETE ddpjobs", without("status", "completionTime"), KEPT),
-    Bad("a job that has not begun", "DELETE ddpjobs", without("status"), KEPT),
-]
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
