@@ -45,11 +45,12 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
     """Return the cause of what failed or went missing; None when nothing did, or while the cause is
     still awaited.
     """
-    present = [pods.current[index] for index in sorted(pods.current)]
-    failed = [pod for pod in present if pod.failed or pod.disrupted]
+    # Of thousands of pods that are well, each is looked at no more than it takes.
+    failed = _failed(pods)
     vanished = _vanished(job, pods)
     lost = (*(pod.identity.index for pod in failed), *(gone.index for gone in vanished))
-    at_fault = (pod for pod in present if not pod.succeeded and not pod.disrupted)
+    suspects = (pod for pod in pods.current.values() if pod.exit or pod.waiting)
+    at_fault = (pod for pod in suspects if not pod.succeeded and not pod.disrupted)
     if hopeless := [pod for pod in at_fault if classes.is_hopeless(pod)]:
         hopeless_ones = {pod.identity.index for pod in hopeless}
         lost = tuple(sorted(hopeless_ones.union(lost)))
@@ -82,9 +83,10 @@ def cause_due(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
     None when there is nothing to wait for: no such failure, a cause in sight, no pod left that
     could be it, or the time is up.
     """
-    failed = [pod for pod in pods.current.values() if pod.failed or pod.disrupted]
-    others = [pod for pod in pods.current.values() if not pod.failed and not pod.succeeded]
-    if not failed or not others or _vanished(job, pods):
+    failed = _failed(pods)
+    if not failed or _vanished(job, pods):
+        return None
+    if all(pod.failed or pod.succeeded for pod in pods.current.values()):
         return None
     if not all(_is_consequence(pod) for pod in failed):
         return None
@@ -104,6 +106,12 @@ def unstartable_due(job: DDPJob) -> datetime | None:
     """Return when pods that cannot start are given up; None while there are none."""
     since = job.status.unstartable_since
     return None if since is None else since + timedelta(seconds=UNSTARTABLE_SECONDS)
+
+
+def _failed(pods: Observed) -> list[PodState]:
+    """Those that failed or are taken away, by index."""
+    found = [pod for pod in pods.current.values() if pod.failed or pod.disrupted]
+    return sorted(found, key=lambda pod: pod.identity.index)
 
 
 def _vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:
