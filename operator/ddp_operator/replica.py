@@ -13,7 +13,7 @@ from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.state import PodState, job_of
+from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.kube import (
     ALL_NODES,
     NODES,
@@ -82,7 +82,7 @@ class Replica:
             client,
             PODS.path(namespace=namespace),
             label_selector=LABEL_JOB_NAME,
-            project=PodState.project,
+            project=project,
             group=job_of,
             on_change=lambda key: self._engine.pods_changed(key),  # noqa: PLW0108 - it comes later
         )

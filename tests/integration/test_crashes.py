@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.engine.engine import Engine
-from ddp_operator.job.pods.state import PodState, job_of
+from ddp_operator.job.pods.projection import job_of, project
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube import PODS, ApiClient, KubeCluster, Reflector
 from ddp_operator.kube.credentials import Credentials
 from ddp_operator.ports import Key, Manifest
@@ -88,7 +89,7 @@ async def one_life(client: ApiClient, namespace: str) -> AsyncIterator[None]:
         client,
         PODS.path(namespace=namespace),
         label_selector=LABEL_JOB_NAME,
-        project=PodState.project,
+        project=project,
         group=job_of,
         on_change=lambda key: engine.pods_changed(key),  # noqa: PLW0108 - the engine comes later
     )

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from ddp_operator.api.constants import LABEL_JOB_NAME, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.pods.projection import project
+from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
 
 from tests.simulation.clock import Clock
@@ -45,7 +46,7 @@ class Invariants:
     # Pods
 
     def pod_created(self, pod: Manifest) -> None:
-        state = PodState.project(pod)
+        state = project(pod)
         name = (state.owner_uid, state.key.name)
         self._uid_of[name] = pod["metadata"]["uid"]
         recorded = name in self._recorded
@@ -85,7 +86,7 @@ class Invariants:
         self.require(not twice, f"DNS lists two pods as {twice}")
 
     def pod_deleted(self, pod: Manifest) -> None:
-        owner = PodState.project(pod).owner_uid
+        owner = project(pod).owner_uid
         self.require(owner.startswith("job-"), f"deleted a pod of {owner!r}")
         self.truth_of(pod).given_up = True
 

@@ -2,7 +2,8 @@
 
 from ddp_operator.engine.engine import Engine
 from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.state import PodState, job_of
+from ddp_operator.job.pods.projection import job_of, project
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.ports import Key, Manifest, Trainers
 
@@ -26,7 +27,7 @@ class OperatorProcess:
         self._server = server
         # What of a loop is not there concerns I/O, threads and signals.
         self.loop = VirtualLoop(clock)  # type: ignore[abstract]
-        self._cache: ObjectCache[PodState] = ObjectCache(project=PodState.project, group=job_of)
+        self._cache: ObjectCache[PodState] = ObjectCache(project=project, group=job_of)
         self.cluster = SimulatedCluster(
             server,
             weather,

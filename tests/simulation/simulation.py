@@ -5,7 +5,7 @@ from dataclasses import replace
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_REPLACEMENT
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.pods.projection import project
 from ddp_operator.ports import Key, Manifest
 
 from tests.simulation import kubelet
@@ -209,7 +209,7 @@ class Simulation:
 
     def _status_in_words(self) -> str:
         job = self.job()
-        pods = [PodState.project(pod) for pod in self.pods(live=False)]
+        pods = [project(pod) for pod in self.pods(live=False)]
         return f"{job.status if job else 'no job'}, {pods}"
 
     def _idle(self) -> None:

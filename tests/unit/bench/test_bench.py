@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from ddp_operator.job.pods.state import PodState, job_of
+from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.ports import Key
 
 from tests.bench import benchmark, workload
@@ -61,7 +61,7 @@ def test_only_what_was_added_is_counted() -> None:
 def test_raw_pods_are_the_operators_pods_under_another_owner() -> None:
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "o", "uid": "u"}}
     bodies = workload.pods("default", owner, workload.gang(3))
-    states = [PodState.project(orjson.loads(body)) for body in bodies]
+    states = [project(orjson.loads(body)) for body in bodies]
     assert {state.key.name for state in states} == workload.pod_names("raw", replicas=3)
     assert {state.owner_uid for state in states} == {"u"}
     assert job_of(orjson.loads(bodies[0])) == Key("default", "raw")

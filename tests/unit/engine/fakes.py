@@ -6,7 +6,8 @@ from typing import Any
 
 from ddp_operator.engine.statuspatch import merge_patch
 from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.state import PodState, job_of
+from ddp_operator.job.pods.projection import job_of, project
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     AlreadyExistsError,
     ClusterError,
@@ -52,7 +53,7 @@ class FakeCluster:
         self.pods[Key("default", name)]["status"] = dict(status)
 
     def pods_of(self, job: Key) -> list[PodState]:
-        return [PodState.project(pod) for pod in self.pods.values() if job_of(pod) == job]
+        return [project(pod) for pod in self.pods.values() if job_of(pod) == job]
 
     def nodes(self) -> list[Node]:
         return list(self.node_list)

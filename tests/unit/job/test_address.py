@@ -6,6 +6,7 @@ import pytest
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.observed import observe
+from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
 
 from tests.good_manifests import Json, container, template
@@ -20,7 +21,7 @@ def read(status: Json, *, port: Any = None, **pod_spec: Any) -> PodState:
     job = fresh_job(template=template(container(env=env)))
     created = manifests.pod(job, Identity(0, 0))
     created["spec"] |= pod_spec
-    return PodState.project({**created, "status": {"phase": "Running", **status}})
+    return project({**created, "status": {"phase": "Running", **status}})
 
 
 @pytest.mark.parametrize(

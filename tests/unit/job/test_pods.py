@@ -8,7 +8,8 @@ import pytest
 from ddp_operator.job.failure import records
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.state import Identity, PodState, job_of
+from ddp_operator.job.pods.projection import job_of, project
+from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Key
 
 from tests.good_manifests import Json, container, template
@@ -48,7 +49,7 @@ def condition(type_: str, status: str, **fields: str) -> Json:
 
 def test_a_created_pod_is_read_back_as_what_it_is() -> None:
     job = fresh_job()
-    read = PodState.project(manifest())
+    read = project(manifest())
     assert read.identity == Identity(1, 3, 2)
     assert read.key == Key("research", "digits-3-1-r2")
     assert (read.owner_uid, read.spec_hash) == (job.uid, job.spec_hash)
@@ -59,14 +60,14 @@ def test_a_created_pod_is_read_back_as_what_it_is() -> None:
 
 def test_a_running_pod() -> None:
     status = {"phase": "Running", "conditions": [condition("Ready", "True")]}
-    read = PodState.project(manifest(status=status, nodeName="node-a"))
+    read = project(manifest(status=status, nodeName="node-a"))
     assert (read.phase, read.ready, read.node) == ("Running", True, "node-a")
 
 
 def test_a_fenced_pod_serves_no_longer() -> None:
     stored = manifest()
     del stored["metadata"]["labels"]["ddp-operator.io/serving"]
-    assert not PodState.project(stored).serving
+    assert not project(stored).serving
 
 
 @pytest.mark.parametrize("phase", ["Running", "Failed"])
@@ -78,7 +79,7 @@ def test_the_trainers_exit_counts_not_the_pods_phase(phase: str) -> None:
             terminated(3, reason="Error", message="boom"),
         ],
     }
-    read = PodState.project(manifest(container(), container("logs"), status=status))
+    read = project(manifest(container(), container("logs"), status=status))
     assert read.failed
     assert read.exit is not None
     assert (read.exit.code, read.exit.message) == (3, "boom")
@@ -87,7 +88,7 @@ def test_the_trainers_exit_counts_not_the_pods_phase(phase: str) -> None:
 
 def test_a_failing_side_car_is_not_the_trainers_end() -> None:
     status = {"phase": "Running", "containerStatuses": [terminated(1, "logs")]}
-    read = PodState.project(manifest(container(), container("logs"), status=status))
+    read = project(manifest(container(), container("logs"), status=status))
     assert not read.failed
 
 
@@ -107,7 +108,7 @@ class TestSideCar:
                 **status,
             },
         )
-        return PodState.project(stored)
+        return project(stored)
 
     RUNNING: ClassVar[Json] = {"ready": True, "state": {"running": {}}}
     ENDED: ClassVar[Json] = {"ready": False, "state": {"terminated": {"exitCode": 0}}}
@@ -149,7 +150,7 @@ class TestSideCar:
             },
             readinessGates=[{"conditionType": "example.com/network"}],
         )
-        assert not PodState.project(stored).ready
+        assert not project(stored).ready
 
     @pytest.mark.parametrize("trainer", [RUNNING, {"state": {"waiting": {}}}])
     def test_one_that_keeps_ending_is_named(self, trainer: Json) -> None:
@@ -173,11 +174,11 @@ def test_a_container_put_first_by_a_webhook_is_not_the_trainer() -> None:
         status={"phase": "Running", "containerStatuses": [terminated(0, "main")]},
     )
     stored["spec"]["containers"].insert(0, container("injected"))
-    assert PodState.project(stored).succeeded
+    assert project(stored).succeeded
 
 
 def test_a_pod_that_failed_without_its_trainer() -> None:
-    read = PodState.project(
+    read = project(
         manifest(status={"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no"})
     )
     assert read.failed
@@ -202,13 +203,13 @@ def test_a_pod_that_failed_without_its_trainer() -> None:
 def test_only_what_users_must_hear_of_counts_as_waiting(waiting: str, expected: str) -> None:
     state = {"waiting": {"reason": waiting, "message": "why"}}
     status = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]}
-    read = PodState.project(manifest(status=status, nodeName="node-a"))
+    read = project(manifest(status=status, nodeName="node-a"))
     assert (read.waiting, read.waiting_message) == (expected, "why" if expected else "")
 
 
 def test_an_unschedulable_pod_says_why() -> None:
     unfit = condition("PodScheduled", "False", reason="Unschedulable", message="no node")
-    read = PodState.project(manifest(status={"phase": "Pending", "conditions": [unfit]}))
+    read = project(manifest(status={"phase": "Pending", "conditions": [unfit]}))
     assert (read.waiting, read.waiting_message) == ("Unschedulable", "no node")
 
 
@@ -221,7 +222,7 @@ def test_a_memory_limit_of_container_or_pod(
 ) -> None:
     trainer = container(resources={"limits": limits})
     stored = manifest(trainer, resources={"limits": pod_limits})
-    assert PodState.project(stored).memory_limited is limited
+    assert project(stored).memory_limited is limited
 
 
 class TestInitContainer:
@@ -234,7 +235,7 @@ class TestInitContainer:
             "containerStatuses": [{"name": "trainer", "state": waiting}],
             "initContainerStatuses": [{"name": "fetch", "state": state}],
         }
-        return PodState.project(manifest(status=status))
+        return project(manifest(status=status))
 
     def test_its_failure_is_the_pods(self) -> None:
         read = self.read("Failed", terminated={"exitCode": 3, "message": "no such bucket"})
@@ -273,7 +274,7 @@ class TestDisruption:
             ([], {}, None),
         ):
             stored = manifest(status={"conditions": conditions}, metadata=metadata)
-            assert PodState.project(stored).disrupted_at == at
+            assert project(stored).disrupted_at == at
 
     @pytest.mark.parametrize(
         ("truth", "disrupted"), [("True", True), ("False", False), ("Unknown", False)]
@@ -285,11 +286,11 @@ class TestDisruption:
             "conditions": [target],
             "containerStatuses": [terminated(137)],
         }
-        assert PodState.project(manifest(status=status)).disrupted is disrupted
+        assert project(manifest(status=status)).disrupted is disrupted
 
     def test_an_announced_one_has_not_happened_yet(self) -> None:
         target = condition("DisruptionTarget", "True", reason="PreemptionByScheduler")
-        read = PodState.project(manifest(status={"phase": "Running", "conditions": [target]}))
+        read = project(manifest(status={"phase": "Running", "conditions": [target]}))
         assert not read.disrupted
 
     @pytest.mark.parametrize(
@@ -301,7 +302,7 @@ class TestDisruption:
     ) -> None:
         """deletionTimestamp is when the grace period ends, not when deletion was asked for."""
         due = datetime.fromisoformat(requested).timestamp() + 30
-        read = PodState.project(
+        read = project(
             manifest(
                 status={"phase": "Failed", "containerStatuses": [terminated(143)]},
                 metadata={
@@ -320,7 +321,7 @@ class TestDisruption:
         metadata = {"deletionTimestamp": T0} if deleted else {}
         waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
         status = {"phase": "Failed", "containerStatuses": [waiting]}
-        read = PodState.project(manifest(status=status, metadata=metadata))
+        read = project(manifest(status=status, metadata=metadata))
         assert (read.failed, read.disrupted) == (True, deleted)
 
     def test_a_pod_that_ended_well_was_not_disrupted(self) -> None:
@@ -329,7 +330,7 @@ class TestDisruption:
             "reason": "Evicted",
             "containerStatuses": [terminated(0)],
         }
-        read = PodState.project(manifest(status=status, metadata={"deletionTimestamp": T0}))
+        read = project(manifest(status=status, metadata={"deletionTimestamp": T0}))
         assert read.succeeded
         assert not read.disrupted
 
@@ -339,10 +340,10 @@ def test_a_pod_without_our_labels_is_none_of_ours(label: str) -> None:
     stored = manifest()
     stored["metadata"]["labels"][f"ddp-operator.io/{label}"] = "x"
     with pytest.raises(ValueError, match="x"):
-        PodState.project(stored)
+        project(stored)
     del stored["metadata"]["labels"][f"ddp-operator.io/{label}"]
     with pytest.raises(KeyError):
-        PodState.project(stored)
+        project(stored)
 
 
 def test_identities_have_names_of_their_own_and_a_host_name_per_rank() -> None:

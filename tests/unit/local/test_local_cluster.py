@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.constants import LABEL_SERVING
+from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.local.machine import LocalCluster, Workdir
 from ddp_operator.ports import (
@@ -70,7 +71,7 @@ def heard() -> Recorder:
 @pytest.fixture
 async def cluster(tmp_path: Path, heard: Recorder) -> AsyncIterator[LocalCluster[PodState]]:
     async with LocalCluster(
-        project=PodState.project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+        project=project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
     ) as cluster:
         yield cluster
 
@@ -217,7 +218,7 @@ async def test_a_killed_pod_stays_with_the_exit_code_of_a_kill(
 
 async def test_nothing_outlives_the_context(tmp_path: Path, heard: Recorder) -> None:
     async with LocalCluster(
-        project=PodState.project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+        project=project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
     ) as cluster:
         await cluster.create_pod(pod('trap "" TERM; echo $$; while true; do sleep 0.01; done'))
         await heard.until(lambda: heard.lines)
@@ -281,7 +282,7 @@ async def test_more_gpus_than_there_are_cannot_be_scheduled(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     async with LocalCluster(
-        project=PodState.project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+        project=project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
     ) as cluster:
         limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
         await cluster.create_pod(pod("exit 0", trainer=limits))
@@ -302,7 +303,7 @@ async def test_pods_on_gpus_take_turns(
     )
     second["metadata"]["name"] = "job-0-1"
     async with LocalCluster(
-        project=PodState.project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+        project=project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
     ) as cluster:
         await cluster.create_pod(first)
         await cluster.create_pod(second)

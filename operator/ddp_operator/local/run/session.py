@@ -9,7 +9,7 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.engine import Engine
 from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.pods.projection import project
 from ddp_operator.local.machine import LocalCluster, Workdir
 from ddp_operator.local.run.display import Display
 from ddp_operator.local.run.kills import KillRequest
@@ -45,7 +45,7 @@ class Session:
         self._kill_order = asyncio.Event()
         self._over = False
         self._cluster = LocalCluster(
-            project=PodState.project,
+            project=project,
             workdir=workdir,
             listener=self,
             config_maps=file.config_maps,

@@ -1,0 +1,211 @@
+"""What decisions need of a pod, taken from what the API server has of it."""
+
+from datetime import datetime, timedelta
+
+from ddp_operator.api.constants import (
+    ANNOTATION_SPEC_HASH,
+    ANNOTATION_TRAINER,
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_JOB_NAME,
+    LABEL_REPLACEMENT,
+    LABEL_SERVING,
+)
+from ddp_operator.api.rules import trainer_container
+from ddp_operator.job.pods.address import is_the_nodes, trainer_address
+from ddp_operator.job.pods.state import (
+    CRASH_LOOP,
+    UNSTARTABLE_REASONS,
+    ContainerExit,
+    Identity,
+    PodState,
+)
+from ddp_operator.ports import Key, Manifest
+
+
+def project(manifest: Manifest) -> PodState:
+    """Take what decisions need from a pod as the API server has it.
+
+    Raises:
+        KeyError, ValueError: the pod lacks this operator's labels, or they are not its own.
+    """
+    metadata: Manifest = manifest["metadata"]
+    labels: Manifest = metadata["labels"]
+    spec: Manifest = manifest["spec"]
+    status: Manifest = manifest.get("status") or {}
+    annotations: Manifest = metadata.get("annotations") or {}
+    owner: Manifest = next(
+        (o for o in metadata.get("ownerReferences") or () if o.get("controller")), {}
+    )
+    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    name = annotations.get(ANNOTATION_TRAINER) or trainer_container(manifest).get("name") or ""
+    container, state = _decisive_state(name, status)
+    ended = _exit(state.get("terminated"))
+    deleted_at = _deletion_asked_for(metadata)
+    waiting, waiting_message = _waiting(state.get("waiting"), conditions)
+    ready = _is_ready(spec, status, conditions, name)
+    if not (waiting or ready):
+        waiting, waiting_message = _crash_loop(status)
+    disruption = conditions.get("DisruptionTarget") or {}
+    return PodState(
+        key=Key(metadata["namespace"], metadata["name"]),
+        owner_uid=owner.get("uid", ""),
+        identity=Identity(
+            index=int(labels[LABEL_INDEX]),
+            attempt=int(labels[LABEL_ATTEMPT]),
+            replacement=int(labels.get(LABEL_REPLACEMENT, 0)),
+        ),
+        spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
+        phase=status.get("phase", "Pending"),
+        ready=ready,
+        deleting="deletionTimestamp" in metadata,
+        serving=labels.get(LABEL_SERVING) == "true",
+        grace_seconds=spec.get("terminationGracePeriodSeconds", 30),
+        node=spec.get("nodeName", ""),
+        ends_by=_time(metadata.get("deletionTimestamp")),
+        address=trainer_address(name, spec, status),
+        has_nodes_ip=is_the_nodes(spec, status),
+        ended_by_deletion=_ended_by_deletion(deleted_at, ended),
+        disrupted_at=_earliest(deleted_at, _time_of(disruption)),
+        container=container,
+        memory_limited=_has_memory_limit(spec, container),
+        exit=ended,
+        reason=status.get("reason", ""),
+        message=status.get("message", ""),
+        disruption=disruption.get("reason", "") if _is_true(disruption) else "",
+        waiting=waiting,
+        waiting_message=waiting_message,
+        held_by=_running_on(status) if ended else "",
+    )
+
+
+def job_of(manifest: Manifest) -> Key | None:
+    """Return the job that a pod's labels name, None for a pod of nobody."""
+    metadata = manifest["metadata"]
+    name = (metadata.get("labels") or {}).get(LABEL_JOB_NAME)
+    return Key(metadata["namespace"], name) if name else None
+
+
+def _is_true(condition: Manifest | None) -> bool:
+    return bool(condition) and condition.get("status") == "True"  # type: ignore[union-attr]
+
+
+def _decisive_state(name: str, status: Manifest) -> tuple[str, Manifest]:
+    """Return name and state of the container that trains, of this name, or of the one that it
+    waits for.
+    """
+    statuses = status.get("containerStatuses") or ()
+    trainer: Manifest = next((s for s in statuses if s.get("name") == name), {})
+    state: Manifest = trainer.get("state") or {}
+    if not ("running" in state or "terminated" in state):
+        for init in status.get("initContainerStatuses") or ():
+            before: Manifest = init.get("state") or {}
+            ended: Manifest = before.get("terminated") or {}
+            failed = ended.get("exitCode", 0) != 0 and status.get("phase") == "Failed"
+            waiting: Manifest = before.get("waiting") or {}
+            if failed or waiting.get("reason") in UNSTARTABLE_REASONS:
+                return init["name"], before
+    return name, state
+
+
+def _is_ready(
+    spec: Manifest, status: Manifest, conditions: dict[str, Manifest], trainer: str
+) -> bool:
+    """Whether the trainer is at work and all side cars are, or have ended.
+
+    Kubelets take a pod for unready once any of its containers has ended, whatever it was there for.
+    """
+    if _is_true(conditions.get("Ready")):
+        return True
+    if spec.get("readinessGates") or status.get("phase") != "Running":
+        return False
+
+    def is_at_work(each: Manifest) -> bool:
+        has_ended = each["name"] != trainer and "terminated" in (each.get("state") or {})
+        return has_ended or bool(each.get("ready"))
+
+    containers = status.get("containerStatuses") or ()
+    init_containers = status.get("initContainerStatuses") or ()
+    return (
+        any(each["name"] == trainer for each in containers)
+        and all(map(is_at_work, containers))
+        and all(each.get("ready") for each in init_containers)
+    )
+
+
+def _running_on(status: Manifest) -> str:
+    """Return the name of an ordinary container that runs, empty when none does."""
+    statuses = status.get("containerStatuses") or ()
+    running = (s["name"] for s in statuses if "running" in (s.get("state") or {}))
+    return next(running, "")
+
+
+def _crash_loop(status: Manifest) -> tuple[str, str]:
+    """Return reason and message for a side car that keeps ending, empty ones when none does."""
+    for each in status.get("initContainerStatuses") or ():
+        waiting: Manifest = (each.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") == CRASH_LOOP and status.get("phase") in ("Pending", "Running"):
+            last: Manifest = (each.get("lastState") or {}).get("terminated") or {}
+            code = f", last with code {last['exitCode']}" if "exitCode" in last else ""
+            said = f": {last['message']}" if last.get("message") else ""
+            return CRASH_LOOP, f"side car {each['name']} keeps ending{code}{said}"
+    return "", ""
+
+
+def _has_memory_limit(spec: Manifest, container: str) -> bool:
+    containers = (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+    holders = [spec, *(c for c in containers if c.get("name") == container)]
+    limits = ((holder.get("resources") or {}).get("limits") or {} for holder in holders)
+    return any("memory" in limit for limit in limits)
+
+
+def _deletion_asked_for(metadata: Manifest) -> datetime | None:
+    """The API server sets deletionTimestamp to the moment of the request plus the grace period."""
+    if "deletionTimestamp" not in metadata:
+        return None
+    due = datetime.fromisoformat(metadata["deletionTimestamp"])
+    return due - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+
+
+def _ended_by_deletion(deleted_at: datetime | None, ended: ContainerExit | None) -> bool:
+    """Whether the trainer ended only after somebody had asked for the pod's deletion.
+
+    Of a container that it kept from starting the kubelet reports no end at all, only that the pod
+    has failed.
+    """
+    if deleted_at is None or ended is None:
+        return deleted_at is not None
+    return ended.finished is not None and ended.finished >= deleted_at
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def _time_of(condition: Manifest) -> datetime | None:
+    return _time(condition.get("lastTransitionTime")) if _is_true(condition) else None
+
+
+def _earliest(*moments: datetime | None) -> datetime | None:
+    return min((moment for moment in moments if moment), default=None)
+
+
+def _exit(terminated: Manifest | None) -> ContainerExit | None:
+    if not terminated:
+        return None
+    return ContainerExit(
+        code=int(terminated.get("exitCode", 0)),
+        signal=int(terminated.get("signal") or 0),
+        reason=terminated.get("reason", ""),
+        message=terminated.get("message", ""),
+        finished=_time(terminated.get("finishedAt")),
+    )
+
+
+def _waiting(waiting: Manifest | None, conditions: dict[str, Manifest]) -> tuple[str, str]:
+    if waiting and waiting.get("reason") in UNSTARTABLE_REASONS:
+        return waiting["reason"], waiting.get("message", "")
+    scheduled = conditions.get("PodScheduled") or {}
+    if scheduled.get("status") == "False":
+        return scheduled.get("reason", ""), scheduled.get("message", "")
+    return "", ""
