@@ -19,7 +19,7 @@ _KEPT_METADATA = (
     "creationTimestamp",
     "deletionTimestamp",
 )
-"""Not `managedFields`, nor `kubectl apply`'s copy of all in an annotation: two thirds of a job."""
+"""Not `managedFields`, nor `kubectl apply`'s copy of all in an annotation."""
 
 
 @dataclass(frozen=True, slots=True)
