@@ -180,7 +180,8 @@ async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubele
     manifest = job(replicas=2, restart=restart, ttlSecondsAfterFinished=0, isolation="Job")
     await jobs.create(manifest)
     await jobs.until_pods("job-0-0", "job-0-1")
-    # Another port: the NetworkPolicy of before has to change.
+    # A new attempt makes the NetworkPolicy again as it should be.
+    await jobs.let_all_in()
     await jobs.set_spec(statusPort=29502)
     await jobs.until_pods("job-1-0", "job-1-1")
     await jobs.set_spec(isolation="None")

@@ -69,6 +69,7 @@ async def test_defaults_are_shown(jobs: Jobs, kubectl: Kubectl) -> None:
         "masterPort": 29500,
         "checkpoint": {"path": "/checkpoints"},
         "statusPort": 29501,
+        "isolation": "None",
         "restart": {
             "scope": "Gang",
             "maxRestarts": 3,

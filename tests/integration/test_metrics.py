@@ -90,7 +90,7 @@ async def test_only_whom_the_server_allows_sees_them(
             tmp_path / "log",
             namespace=own,
             metrics_port=port,
-            options=["--metrics-auth"],
+            options=["--metrics-auth", "--lease-namespace", own],
         ) as process:
             await process.serving()
             assert (await scrape(port))[0] == 401
@@ -112,7 +112,7 @@ async def test_without_the_right_to_ask_it_ends_with_one_line(
             tmp_path / "log",
             namespace=jobs.namespace,
             metrics_port=port,
-            options=["--metrics-auth"],
+            options=["--metrics-auth", "--lease-namespace", jobs.namespace],
         ) as process:
             process.told_to_end = True
             assert await process.exit_code() == 1

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddp_operator.kube import LEASES, ApiClient
+from ddp_operator.kube import LEASES, NETWORK_POLICIES, ApiClient
 
 from tests.integration.http_proxy import http_proxy
 from tests.integration.jobs import Jobs
@@ -36,7 +36,8 @@ async def test_rights_in_its_own_namespace_are_all_it_needs_and_uses(
             await use_every_permission(proxy, jobs, kubelet)
             assert "jobs will not avoid bad nodes, for want of a permission" in process.log
     assert [seen for seen in proxy.seen if seen.status == 403] == []
-    served = ("/api/v1/", "/apis/ddp-operator.io/v1alpha1/", LEASES.root)
+    roots = (LEASES.root, NETWORK_POLICIES.root)
+    served = ("/api/v1/", "/apis/ddp-operator.io/v1alpha1/", *roots)
     about_objects = [seen for seen in proxy.seen if seen.path.startswith(served)]
     assert {namespace_of(seen) for seen in about_objects} == {own}
     assert sorted({question(seen) for seen in about_objects}) == permissions(
