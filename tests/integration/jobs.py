@@ -175,7 +175,7 @@ class Jobs:
     async def let_all_in(self, name: str = "job") -> None:
         """Change a job's NetworkPolicy by hand."""
         path = NETWORK_POLICIES.path(namespace=self.namespace, name=name)
-        body = {"spec": {"ingress": [{}]}}
+        body: Json = {"spec": {"ingress": [{}]}}
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def network_policy(self, name: str = "job") -> Json | None:
