@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 from ddp_operator import __version__
-from ddp_operator.kube.election import Timing
+from ddp_operator.kube.election.rules import Timing
 
 from tests.bench import workload
 from tests.bench.benchmark import Outcome, Settings, spread

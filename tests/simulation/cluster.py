@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.kube.cache import ObjectCache
+from ddp_operator.kube.view.cache import ObjectCache
 from ddp_operator.ports import (
     AlreadyExistsError,
     ClusterError,

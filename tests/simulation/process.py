@@ -4,7 +4,7 @@ from ddp_operator.engine.engine import Engine
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.kube.cache import ObjectCache
+from ddp_operator.kube.view.cache import ObjectCache
 from ddp_operator.ports import Key, Manifest, Trainers
 
 from tests.simulation.clock import Clock, VirtualLoop

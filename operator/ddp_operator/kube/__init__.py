@@ -12,13 +12,10 @@ from ddp_operator.kube.credentials import (
     CredentialsError,
     load_credentials,
 )
-from ddp_operator.kube.leadership import Leadership
-from ddp_operator.kube.lease import LeaseLostError
-from ddp_operator.kube.listing import PAGE_SIZE, list_pages, list_uids
-from ddp_operator.kube.nodes import ALL_NODES, node_of
+from ddp_operator.kube.election.leadership import Leadership
+from ddp_operator.kube.election.lease import LeaseLostError
 from ddp_operator.kube.own_secret import own_secret
 from ddp_operator.kube.preflight import Permission, check_access, check_served
-from ddp_operator.kube.reflector import Reflector
 from ddp_operator.kube.resources import (
     EVENTS,
     LEASES,
@@ -32,6 +29,9 @@ from ddp_operator.kube.resources import (
     Resource,
 )
 from ddp_operator.kube.reviews import AccessReviews, BusyError, Verdict
+from ddp_operator.kube.view.listing import PAGE_SIZE, list_pages, list_uids
+from ddp_operator.kube.view.nodes import ALL_NODES, node_of
+from ddp_operator.kube.view.reflector import Reflector
 
 __all__ = [
     "ALL_NODES",

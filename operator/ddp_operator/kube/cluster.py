@@ -6,9 +6,9 @@ from typing import Any, Generic, TypeVar
 
 from ddp_operator.kube.client import MERGE_PATCH, ApiClient
 from ddp_operator.kube.events import EventRecorder
-from ddp_operator.kube.nodes import ALL_NODES
-from ddp_operator.kube.reflector import Reflector
 from ddp_operator.kube.resources import NETWORK_POLICIES, PODS, SERVICES, Resource
+from ddp_operator.kube.view.nodes import ALL_NODES
+from ddp_operator.kube.view.reflector import Reflector
 from ddp_operator.ports import (
     AlreadyExistsError,
     ConflictError,

@@ -76,7 +76,7 @@ async def test_what_vanished_while_the_watch_was_cut_and_forgotten_is_reported(
     namespace: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", logger="ddp_operator.kube.reflector")
+    caplog.set_level("INFO", logger="ddp_operator.kube.view.reflector")
     async with viewing(proxied, namespace) as view:
         for name in ("a", "b"):
             await view.cluster.create_pod(pod(namespace, name))

@@ -19,7 +19,7 @@ from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.kube import ApiClient, Credentials, KubeCluster, Reflector
-from ddp_operator.kube.lease import LeaderLease
+from ddp_operator.kube.election.lease import LeaderLease
 from ddp_operator.kube.own_secret import own_secret
 from ddp_operator.kube.resources import PODS
 from ddp_operator.ports import Event, Key

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from ddp_operator.kube.cache import ObjectCache
+from ddp_operator.kube.view.cache import ObjectCache
 from ddp_operator.ports import Key
 
 JOB = Key("ns", "job")

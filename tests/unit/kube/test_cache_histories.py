@@ -8,7 +8,7 @@ in later, and the answers to our own writes in any order.
 from collections.abc import Callable
 from typing import Any
 
-from ddp_operator.kube.cache import Entry, ObjectCache
+from ddp_operator.kube.view.cache import Entry, ObjectCache
 from ddp_operator.ports import Key
 from hypothesis import settings
 from hypothesis import strategies as st

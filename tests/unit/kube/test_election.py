@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from ddp_operator.kube.election import (
+from ddp_operator.kube.election.rules import (
     Candidate,
     LeaseRecord,
     Lost,

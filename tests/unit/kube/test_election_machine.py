@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ddp_operator.kube.election import Candidate, LeaseRecord, Lost, Read, Timing, Wait, Write
+from ddp_operator.kube.election.rules import Candidate, LeaseRecord, Lost, Read, Timing, Wait, Write
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 

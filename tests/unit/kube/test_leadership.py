@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ddp_operator.kube import Credentials, Leadership, LeaseLostError, load_credentials
-from ddp_operator.kube.election import Timing
+from ddp_operator.kube.election.rules import Timing
 from ddp_operator.ports import Key, NotLeaderError
 
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault

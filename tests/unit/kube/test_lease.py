@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from ddp_operator.kube import ApiClient, Credentials, LeaseLostError, lease
-from ddp_operator.kube.election import Timing
-from ddp_operator.kube.lease import LeaderLease
+from ddp_operator.kube import ApiClient, Credentials, LeaseLostError
+from ddp_operator.kube.election import lease
+from ddp_operator.kube.election.lease import LeaderLease
+from ddp_operator.kube.election.rules import Timing
 from ddp_operator.ports import Key, NotLeaderError
 
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault

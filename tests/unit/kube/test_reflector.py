@@ -315,7 +315,7 @@ async def test_waiting_for_the_first_list_ends_with_the_reason(
 async def test_the_same_trouble_is_logged_once(
     client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="ddp_operator.kube.reflector")
+    caplog.set_level(logging.INFO, logger="ddp_operator.kube.view.reflector")
     async with running(client):
         await eventually(lambda: server.open_watches == 1)
         server.faults = [Fault("GET", 403, {"message": "no"}, times=5, path_part="pods")]

@@ -15,10 +15,10 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import orjson
 
-from ddp_operator.kube.cache import Entry, ObjectCache
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import GoneError, error_from_status
-from ddp_operator.kube.listing import PAGE_SIZE, list_pages
+from ddp_operator.kube.view.cache import Entry, ObjectCache
+from ddp_operator.kube.view.listing import PAGE_SIZE, list_pages
 from ddp_operator.ports import ClusterError, Key, Manifest, UnavailableError
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from typing import Any, NoReturn, Self, TypeVar
 
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.credentials import Credentials
-from ddp_operator.kube.election import Timing
-from ddp_operator.kube.lease import LeaderLease, new_identity
+from ddp_operator.kube.election.lease import LeaderLease, new_identity
+from ddp_operator.kube.election.rules import Timing
 from ddp_operator.ports import Key
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, assert_never
 
 from ddp_operator.kube.client import ApiClient
-from ddp_operator.kube.election import Candidate, LeaseRecord, Lost, Read, Timing, Wait, Write
+from ddp_operator.kube.election.rules import Candidate, LeaseRecord, Lost, Read, Timing, Wait, Write
 from ddp_operator.kube.resources import LEASES
 from ddp_operator.ports import (
     AlreadyExistsError,
