@@ -21,8 +21,10 @@ from tests.trainer.pods import Job, assert_same, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-VICTIMS = 55
-"""Of each group, over as many runs as it takes."""
+VICTIMS = {CPU: 25, STREAM: 55, SCRIPT: 55}
+"""Of each group, over as many runs as it takes: 330 where a device queues what it is told, which is
+all that can go wrong on a CPU and more.
+"""
 
 
 def flags(of: Job) -> list[str]:
@@ -70,16 +72,16 @@ def test_all_runs_end_the_same(
     with job(tmp_path / "undisturbed", **shape) as undisturbed:
         for pod in undisturbed.start_all(*flags(undisturbed)):
             assert pod.wait() == 0, pod.log
-    victims = 0
+    victims, enough = 0, VICTIMS[forkserver]
     for number in itertools.count(1):
         with job(tmp_path / str(number), **shape) as wounded:
             wounded.start_all(*flags(wounded), *PATIENCE)
             disturbance = Disturbance(wounded)
-            disturbance.strike(schedule, at_most=VICTIMS - victims)
+            disturbance.strike(schedule, at_most=enough - victims)
             assert_same_end(wounded, undisturbed)
         print(f"run {number} of {ranks} ranks: {disturbance.toll}")
         victims += disturbance.toll.total
-        if victims >= VICTIMS:
+        if victims >= enough:
             return
 
 
