@@ -50,6 +50,13 @@ class Jobs:
         body = {"spec": fields}
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
+    async def annotate(self, name: str = "job", **annotations: str) -> None:
+        """Set annotations of a job, by the last part of their names."""
+        path = JOBS.path(namespace=self.namespace, name=name)
+        named = {f"{JOBS.group}/{key.replace('_', '-')}": text for key, text in annotations.items()}
+        body = {"metadata": {"annotations": named}}
+        await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
     async def delete_pod(self, pod: str) -> None:
         """Delete a pod as a person or another controller does."""
         await self._client.request("DELETE", PODS.path(namespace=self.namespace, name=pod))

@@ -173,6 +173,18 @@ async def test_a_changed_template_starts_all_pods_anew_and_is_not_charged(
     assert status.observed_generation == 2
 
 
+async def test_a_restart_that_a_person_wants_is_not_charged(
+    jobs: Jobs, kubelet: FakeKubelet
+) -> None:
+    await start(jobs, kubelet, restart={"maxRestarts": 0})
+    await jobs.annotate(restart_requested="2026-11-22")
+    await kubelet.let_go("job-0-0", "job-0-1")
+    await jobs.until_pods("job-1-0", "job-1-1")
+    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
+    assert (status.phase, status.attempt, status.restarts) == ("Restarting", 1, 0)
+    assert status.restart_requested == "2026-11-22"
+
+
 @pytest.mark.parametrize(
     ("policy", "left"), [("Running", {"job-0-0"}), ("All", set()), ("None", {"job-0-0", "job-0-1"})]
 )

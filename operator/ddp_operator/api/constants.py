@@ -18,6 +18,9 @@ ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
 """Name of the pod's container that trains: admission webhooks may put side cars before it."""
 
+ANNOTATION_RESTART_REQUESTED = f"{GROUP}/restart-requested"
+"""On a job: any new value has its pods start anew."""
+
 OPERATOR_LABELS = {"app.kubernetes.io/name": "ddp-operator"}
 """By which a NetworkPolicy knows the operator's pods; `manifests/install` gives them these."""
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"

@@ -8,9 +8,10 @@ from typing import Any, Self
 import orjson
 from pydantic import ValidationError
 
+from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.api.rules import violations
 from ddp_operator.api.spec import DDPJobSpec
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.status import MAX_WORD, DDPJobStatus
 from ddp_operator.api.template import PodTemplate
 from ddp_operator.ports import Key, Manifest
 
@@ -59,6 +60,8 @@ class DDPJob:
     resource_version: str
     created: datetime
     deleting: bool
+    restart_requested: str
+    """What its annotation of that name says; empty where there is none."""
     spec: DDPJobSpec
     status: DDPJobStatus
     spec_hash: str
@@ -99,10 +102,17 @@ class DDPJob:
             resource_version=metadata.get("resourceVersion", ""),
             created=datetime.fromisoformat(metadata["creationTimestamp"]),
             deleting="deletionTimestamp" in metadata,
+            restart_requested=_restart_requested(metadata),
             spec=spec,
             status=status,
             spec_hash=_spec_hash(spec),
         )
+
+
+def _restart_requested(metadata: Manifest) -> str:
+    """As much of it as the status keeps."""
+    value: str = (metadata.get("annotations") or {}).get(ANNOTATION_RESTART_REQUESTED, "")
+    return value[:MAX_WORD]
 
 
 def _spec_hash(spec: DDPJobSpec) -> str:

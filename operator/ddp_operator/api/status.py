@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -86,7 +86,8 @@ def _cut(limit: int) -> BeforeValidator:
     return BeforeValidator(partial(_first, limit=limit))
 
 
-Word = Annotated[str, Field(max_length=256), _cut(256)]
+MAX_WORD: Final = 256
+Word = Annotated[str, Field(max_length=MAX_WORD), _cut(MAX_WORD)]
 Name = Annotated[str, Field(max_length=253), _cut(253)]
 """As long as a DNS subdomain may be (RFC 1123)."""
 Line = Annotated[str, Field(max_length=1024), _cut(1024)]
@@ -196,6 +197,9 @@ class DDPJobStatus(StatusModel):
     accepted_spec_hash: Name = Field(
         default="",
         description="Digest of the spec whose pods the API server last accepted, all of them.",
+    )
+    restart_requested: Word = Field(
+        default="", description="The annotation restart-requested, as it was acted on last."
     )
     isolation: Word = Field(
         default="",

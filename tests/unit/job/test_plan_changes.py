@@ -1,5 +1,8 @@
 """`plan`, case by case: what users change while a job runs, and time that runs out."""
 
+from dataclasses import replace
+
+from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import Identity
 
@@ -154,3 +157,48 @@ class TestDeadline:
         assert plan(job, [], later(199)).look_again_at == later(200)
         planned = plan(job, [], later(200))
         assert condition(planned, "Failed") == ("True", "DeadlineExceeded")
+
+
+class TestRestartRequested:
+    """A person wants all pods to start anew, and says so by an annotation."""
+
+    def wanted(self, job: DDPJob, value: str) -> DDPJob:
+        return replace(job, restart_requested=value)
+
+    def test_a_new_value_starts_all_pods_anew_and_costs_nothing(self) -> None:
+        job, pods = running_job(restart={"maxRestarts": 0})
+        planned = plan(self.wanted(job, "1"), pods, later(60))
+        assert planned.decided
+        assert condition(planned, "Restarting") == ("True", "RestartRequested")
+        [told] = planned.events
+        assert (told.warning, "restart-requested" in told.message) == (False, True)
+        status = planned.status
+        assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 0)
+        job = self.wanted(stored(job, planned), "1")
+        after = plan(job, pods, later(61))
+        assert not after.decided
+        assert set(after.delete) == {pod.key for pod in pods}
+        assert plan(self.wanted(job, "2"), pods, later(62)).status.attempt == 2
+
+    def test_what_was_said_before_the_first_pods_is_no_request(self) -> None:
+        job = self.wanted(fresh_job(), "1")
+        job = self.wanted(stored(job, plan(job, [], NOW)), "1")
+        assert (job.status.attempt, job.status.restart_requested) == (0, "1")
+        assert len(plan(job, [], NOW).create) == 2
+
+    def test_taking_it_away_is_no_request(self) -> None:
+        job, pods = running_job()
+        job = stored(job, plan(self.wanted(job, "1"), pods, later(60)))
+        assert plan(job, [], later(61)).status.attempt == 1
+
+    def test_a_job_that_is_resumed_starts_once(self) -> None:
+        job, pods = running_job()
+        job = stored(job, plan(edited(job, suspend=True), pods, later(60)))
+        job = self.wanted(edited(job, suspend=False), "1")
+        resumed = plan(job, [], later(70))
+        assert (resumed.status.attempt, resumed.status.restart_requested) == (1, "1")
+
+    def test_of_a_job_that_has_ended_nothing_starts(self) -> None:
+        job, _ = running_job()
+        job = stored(job, plan(job, [ended(job, i, code=0) for i in (0, 1)], later(60)))
+        assert plan(self.wanted(job, "1"), [], later(61)).status.attempt == 0

@@ -6,6 +6,7 @@ What is decided about failures stands in `recovery`.
 from datetime import datetime, timedelta
 from typing import Final
 
+from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus, Failure
 from ddp_operator.job.failure import records
@@ -14,6 +15,9 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.conditions import with_condition, with_phase
 from ddp_operator.ports import Event
+
+RESTART_REQUESTED: Final = "RestartRequested"
+"""Reason of a restart that a person has asked for."""
 
 _NOT_WAITING: Final[dict[str, None]] = {"unstartable_since": None, "refused_since": None}
 """New pods have not shown yet whether they can be created, and start."""
@@ -83,7 +87,7 @@ def suspend(job: DDPJob, now: datetime) -> Plan:
 def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     """Decide to go on with a suspended job."""
     message = "spec.suspend is false again; pods are created"
-    status = job.status
+    status = job.status.model_copy(update={"restart_requested": job.restart_requested})
     suspended = status.condition("Suspended")
     if status.start_time and suspended:
         seconds = max(int((now - suspended.last_transition_time).total_seconds()), 0)
@@ -95,6 +99,18 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     status = with_condition(status, "Suspended", False, "Resumed", message, now)
     status = with_condition(status, "PodsCreated", False, "Resumed", message, now)
     return decided(_clear(status, "Resumed", message, now), Event("Resumed", message))
+
+
+def restart_as_requested(job: DDPJob, now: datetime) -> Plan | None:
+    """Decide to start all pods anew since a person wants it; None where nobody does."""
+    wanted = job.restart_requested
+    if wanted == job.status.restart_requested:
+        return None
+    status = job.status.model_copy(update={"restart_requested": wanted})
+    if not wanted or status.start_time is None:
+        return Plan(status, decided=True)  # there is nothing to start anew
+    message = f"starting all {job.spec.replicas} pods anew: {ANNOTATION_RESTART_REQUESTED} says so"
+    return restarting(next_attempt(status), RESTART_REQUESTED, message, now)
 
 
 def next_attempt(status: DDPJobStatus) -> DDPJobStatus:
@@ -121,7 +137,7 @@ def restarting(
     status = with_condition(status, "PodsCreated", False, reason, message, now)
     if status.condition("Running"):
         status = with_condition(status, "Running", False, reason, message, now)
-    warning = reason not in ("Disrupted", "SpecChanged")
+    warning = reason not in ("Disrupted", "SpecChanged", RESTART_REQUESTED)
     return decided(status, Event(event, message, warning=warning))
 
 

@@ -76,6 +76,7 @@ def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -
         return decisions.suspend(job, now)
     return (
         decisions.end_at_deadline(job, now)
+        or decisions.restart_as_requested(job, now)
         or hindsight.correct(job, pods, now)
         or recovery.recover(job, pods, now)
         or _end_hang(job, pods, report, now)
