@@ -55,6 +55,8 @@ async def test_the_server_accepts_the_crd_as_it_is(jobs: Jobs, admin: ApiClient)
     [asked] = wanted["spec"]["versions"]
     expected = asked["schema"]["openAPIV3Schema"]["properties"]
     assert properties["spec"]["properties"].keys() == expected["spec"]["properties"].keys()
+    conditions_stored = properties["status"]["properties"]["conditions"]
+    assert conditions_stored["x-kubernetes-list-map-keys"] == ["type"]
 
 
 async def test_defaults_are_shown(jobs: Jobs, kubectl: Kubectl) -> None:

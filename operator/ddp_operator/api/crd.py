@@ -48,6 +48,12 @@ def custom_resource_definition() -> dict[str, Any]:
     spec["x-kubernetes-validations"] = [
         {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES
     ] + [{"rule": TRANSITION_CEL[0], "message": TRANSITION_CEL[1]}]
+    status = _unbounded(_schema(DDPJobStatus))
+    # As in all of Kubernetes: of each type one, whoever writes it.
+    status["properties"]["conditions"] |= {
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+    }
     root: Schema = {
         "type": "object",
         "description": "A PyTorch DistributedDataParallel training job.",
@@ -57,7 +63,7 @@ def custom_resource_definition() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": spec,
-            "status": _unbounded(_schema(DDPJobStatus)),
+            "status": status,
         },
         "x-kubernetes-validations": [{"rule": NAME_CEL[0], "message": NAME_CEL[1]}],
     }
