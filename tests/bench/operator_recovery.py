@@ -85,6 +85,7 @@ def measure(settings: Settings) -> Outcome:
     lines = [
         f"Kubernetes   {version}: etcd, API server, controllers; simulated nodes",
         f"operator     {__version__}; a container exits with 1: until the new pods exist",
+        "             (replaceWhen: Terminating; by default a gang waits for its old pods, too)",
         "raw          a bare client that is told of the exit posts as many pods and no more",
         f"             ({IN_FLIGHT} requests in flight, as the operator has)",
         f"repetitions  {settings.repeat}, interleaved; shown: median (min-max)",

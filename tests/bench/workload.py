@@ -26,7 +26,8 @@ def job(
             "replicas": replicas,
             "backend": "gloo",
             "suspend": suspend,
-            "restart": {"scope": scope},
+            # No kubelet ends the old pods, and how long one takes is not the operator's doing.
+            "restart": {"scope": scope, "replaceWhen": "Terminating"},
             "checkpoint": {"persistentVolumeClaim": "checkpoints"},
             "template": _template(),
         },
