@@ -12,9 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.preparation.progress import in_words
@@ -67,6 +69,8 @@ class Lane(threading.Thread):
         self._ready = ready
         self.log = log
         self.log.touch()
+        self.reports = [log.with_suffix(f".{number}.xml") for number in range(len(parts))]
+        """What each part did, test by test (JUnit's format)."""
         self.exit_code = 0
         self.interrupted = threading.Event()
         """Set when no further part is to be run."""
@@ -76,7 +80,7 @@ class Lane(threading.Thread):
     def run(self) -> None:
         """Run pytest for each part, whatever has become of the one before."""
         command = [sys.executable, "-m", "pytest", *sys.argv[1:]]
-        for part in self._parts:
+        for part, report in zip(self._parts, self.reports, strict=True):
             if part.needs is not None:
                 self._ready[part.needs].wait()
             if self.interrupted.is_set():
@@ -84,7 +88,7 @@ class Lane(threading.Thread):
             began = time.monotonic()
             with self.log.open("a") as output:
                 process = subprocess.run(
-                    [*command, *part.tests],
+                    [*command, *part.tests, f"--junitxml={report}"],
                     cwd=ROOT,
                     env={**os.environ, "PYTHONUNBUFFERED": "1"},
                     stdout=output,
@@ -130,10 +134,24 @@ def main() -> int:
             for lane in lanes.values():
                 lane.join()
             return 130
+        missing = not_run(report for lane in lanes.values() for report in lane.reports)
     took = ", ".join(f"{name} {in_words(lane.took_s)}" for name, lane in lanes.items())
     print(f"== prepared in {in_words(prepared_s)}; lanes: {took}")
-    print(f"== {'passed' if worst == 0 else 'FAILED'} in {in_words(time.monotonic() - began)}")
+    for reason, tests in missing.most_common():
+        print(f"== NOT RUN: {tests} tests: {reason}")
+    result = "FAILED" if worst else "passed, as far as it ran," if missing else "passed"
+    print(f"== {result} in {in_words(time.monotonic() - began)}")
     return worst
+
+
+def not_run(reports: Iterable[Path]) -> Counter[str]:
+    """Count the tests that were skipped, by the reasons that pytest's reports give."""
+    reasons: Counter[str] = Counter()
+    for report in reports:
+        if report.exists():
+            skips = ElementTree.parse(report).iter("skipped")
+            reasons.update(skip.get("message", "without a reason") for skip in skips)
+    return reasons
 
 
 def _prepare(ready: Mapping[Stage, threading.Event]) -> int:
