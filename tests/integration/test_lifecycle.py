@@ -139,7 +139,9 @@ async def test_created_suspended_then_started(jobs: Jobs) -> None:
     assert await jobs.pods() == {}
     await jobs.set_spec(suspend=False)
     await jobs.until_pods("job-0-0", "job-0-1")
-    status = await jobs.until_phase("Pending")
+    # The pods are there before the status that speaks of them.
+    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
+    assert status.phase == "Pending"
     assert status.start_time is not None
 
 
