@@ -10,8 +10,9 @@ from typing import Final
 
 import yaml
 from ddp_operator import startup
-from ddp_operator.kube import ApiClient, load_credentials
+from ddp_operator.kube import LEASES, NETWORK_POLICIES, ApiClient, load_credentials
 from ddp_operator.ports import ClusterError, Key, Manifest
+from ddp_operator.replica import JOBS
 
 from tests.good_manifests import job
 from tests.integration.http_proxy import HttpProxy, Seen, write
@@ -48,6 +49,8 @@ def permissions(roles: Iterable[Manifest]) -> list[tuple[str, str]]:
 
 
 LEASE_NAME: Final = "ddp-operator"
+ABOUT_OBJECTS: Final = ("/api/v1/", f"{JOBS.root}/", LEASES.root, NETWORK_POLICIES.root)
+"""How paths begin of requests about what roles are about; others ask what is served or allowed."""
 INSTALLED: Final = roles_in("install/rbac.yaml")
 INSTALLED_IN_ONE_NAMESPACE: Final = [
     *(role for role in INSTALLED if role["kind"] == "Role"),

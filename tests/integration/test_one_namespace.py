@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from ddp_operator.kube import LEASES, NETWORK_POLICIES, ApiClient
+from ddp_operator.kube import ApiClient
 
 from tests.integration.http_proxy import http_proxy
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import running_operator
 from tests.integration.rights import (
+    ABOUT_OBJECTS,
     INSTALLED_IN_ONE_NAMESPACE,
     granted,
     namespace_of,
@@ -36,9 +37,7 @@ async def test_rights_in_its_own_namespace_are_all_it_needs_and_uses(
             await use_every_permission(proxy, jobs, kubelet)
             assert "jobs will not avoid bad nodes, for want of a permission" in process.log
     assert [seen for seen in proxy.seen if seen.status == 403] == []
-    roots = (LEASES.root, NETWORK_POLICIES.root)
-    served = ("/api/v1/", "/apis/ddp-operator.io/v1alpha1/", *roots)
-    about_objects = [seen for seen in proxy.seen if seen.path.startswith(served)]
+    about_objects = [seen for seen in proxy.seen if seen.path.startswith(ABOUT_OBJECTS)]
     assert {namespace_of(seen) for seen in about_objects} == {own}
     assert sorted({question(seen) for seen in about_objects}) == permissions(
         INSTALLED_IN_ONE_NAMESPACE

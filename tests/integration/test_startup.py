@@ -27,6 +27,7 @@ from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import running_operator
 from tests.integration.rights import (
+    ABOUT_OBJECTS,
     INSTALLED,
     LEASE_NAME,
     Roles,
@@ -61,9 +62,7 @@ async def test_the_installed_permissions_are_exactly_those_that_are_used(
             tmp_path / "proxied", tmp_path / "log", namespace=None, options=options
         ):
             await use_every_permission(proxy, jobs, kubelet)
-        roots = (LEASES.root, NETWORK_POLICIES.root)
-        served = ("/api/v1/", "/apis/ddp-operator.io/v1alpha1/", *roots)
-        used = {question(seen) for seen in proxy.seen if seen.path.startswith(served)}
+        used = {question(seen) for seen in proxy.seen if seen.path.startswith(ABOUT_OBJECTS)}
         # The server refuses to create anything in other tests' namespaces that are being deleted.
         elsewhere = {namespace_of(seen) for seen in proxy.seen} - {
             "",

@@ -1,6 +1,5 @@
 """The `Cluster` port on a Kubernetes API server: what the engine may do, and nothing else."""
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
@@ -84,27 +83,14 @@ class KubeCluster(Generic[PodT]):
         owner = _controller(existing) if existing else None
         if existing is None or owner is None or owner["uid"] != owner_uid:
             return
-        options = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": {"uid": existing["metadata"]["uid"]},
-        }
-        path = NETWORK_POLICIES.path(namespace=policy.namespace, name=policy.name)
-        with contextlib.suppress(NotFoundError, ConflictError):
-            await self._client.request("DELETE", path, body=options)
+        await self._delete(NETWORK_POLICIES, policy, uid=existing["metadata"]["uid"])
 
     async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
         """See `ports.Cluster`."""
         uid = self._pods.uid_of(pod)
-        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
-        if uid is not None:
-            options["preconditions"] = {"uid": uid}
-        if grace_seconds is not None:
-            options["gracePeriodSeconds"] = grace_seconds
-        path = PODS.path(namespace=pod.namespace, name=pod.name)
-        try:
-            answer = await self._client.request("DELETE", path, body=options)
-        except (NotFoundError, ConflictError):  # the latter: another pod bears its name by now
+        grace = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
+        answer = await self._delete(PODS, pod, uid=uid, **grace)
+        if answer is None:
             self._forget(pod, uid)
             return
         # A pod that no kubelet has is removed at once; it too is answered with a deletionTimestamp,
@@ -143,17 +129,7 @@ class KubeCluster(Generic[PodT]):
 
     async def delete_job(self, job: Key, *, uid: str) -> None:
         """See `ports.Cluster`; a job that is gone, or another one under its name, is no error."""
-        options = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "propagationPolicy": "Background",
-            "preconditions": {"uid": uid},
-        }
-        path = self._job_resource.path(namespace=job.namespace, name=job.name)
-        try:
-            await self._client.request("DELETE", path, body=options)
-        except (NotFoundError, ConflictError):
-            return
+        await self._delete(self._job_resource, job, uid=uid, propagationPolicy="Background")
 
     async def emit_event(self, job: Manifest, event: Event) -> None:
         """See `ports.Cluster`; returns at once, the Event is posted in the background."""
@@ -179,6 +155,22 @@ class KubeCluster(Generic[PodT]):
             else:
                 return created
         raise UnavailableError(f"{resource} {key} keeps appearing and vanishing")
+
+    async def _delete(
+        self, resource: Resource, key: Key, *, uid: str | None, **options: Any
+    ) -> Manifest | None:
+        """Delete an object, with a UID only that very one, and return the answer; None where it is
+        gone already, or another one bears its name.
+        """
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        path = resource.path(namespace=key.namespace, name=key.name)
+        try:
+            answer: Manifest = await self._client.request("DELETE", path, body=body)
+        except (NotFoundError, ConflictError):
+            return None
+        return answer
 
     async def _get(self, resource: Resource, key: Key) -> Manifest | None:
         path = resource.path(namespace=key.namespace, name=key.name)

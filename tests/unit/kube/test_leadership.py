@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 from ddp_operator.kube import Credentials, Leadership, LeaseLostError, load_credentials
 from ddp_operator.kube.election.rules import Timing
 from ddp_operator.ports import Key, NotLeaderError
@@ -50,19 +49,9 @@ def server() -> Iterator[FakeApiServer]:
 
 
 @pytest.fixture
-def load(server: FakeApiServer, tmp_path: Path) -> Callable[[], Credentials]:
-    path = tmp_path / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "current-context": "test",
-                "clusters": [{"name": "fake", "cluster": {"server": server.url}}],
-                "contexts": [{"name": "test", "context": {"cluster": "fake", "user": "me"}}],
-                "users": [{"name": "me", "user": {}}],
-            }
-        )
-    )
-    return lambda: load_credentials(kubeconfig=str(path), environ={})
+def load(kubeconfig: Path) -> Callable[[], Credentials]:
+    """Credentials for each event loop that wants some."""
+    return lambda: load_credentials(kubeconfig=str(kubeconfig), environ={})
 
 
 def think(seconds: float) -> None:

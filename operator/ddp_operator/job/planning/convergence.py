@@ -12,6 +12,7 @@ from ddp_operator.job.planning.decisions import active_deadline
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.planning.succession import awaited, given_up_at
+from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.completion import next_settled_at
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import CRASH_LOOP, PodState
@@ -83,9 +84,7 @@ def _pause(job: DDPJob, pods: Observed, until: datetime, now: datetime) -> Plan:
 
 def _wait_for(job: DDPJob, pods: Observed, old: list[PodState], now: datetime) -> Plan:
     """Wait for old pods to end."""
-    names = sorted(pod.key.name for pod in old)
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    message = f"waiting for old pods to end: {', '.join(names[:3])}{more}"
+    message = f"waiting for old pods to end: {some(sorted(pod.key.name for pod in old))}"
     until = max(given_up_at(job, pod, now) for pod in old)
     return _wait(job, pods, "WaitingForOldPods", message, until, now)
 
@@ -166,6 +165,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
             events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
     ready = status.ready_replicas
     counted, all_ready = f"{ready} of {replicas} pods are ready", f"all {replicas} pods are ready"
+    known = status.condition("Running")
     if ready == replicas and not status.is_true("Running"):
         status = with_condition(status, "Running", True, PODS_READY, all_ready, now)
         if status.condition("Restarting"):
@@ -173,13 +173,11 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         status = status.model_copy(update={"scheduling_retries": 0})
         events.append(Event("Running", all_ready))
     elif status.is_true("Running"):
-        known = status.condition("Running")
         if known is not None and known.reason in _PASSING:
             said = (PODS_READY, all_ready) if ready == replicas else (PODS_NOT_READY, counted)
             status = with_condition(status, "Running", True, *said, now)
     else:
         reason, message, warning = _waiting(pods, counted)
-        known = status.condition("Running")
         if warning and (known is None or known.reason != reason):
             events.append(Event(reason, message, warning=True))
         status = with_condition(status, "Running", False, reason, message, now)

@@ -21,7 +21,6 @@ DISRUPTED_START_PAUSE_SECONDS: Final = 10
 it a job that no node wants to keep would start pods without end. Kubernetes' own Job controller
 begins with ten seconds too."""
 
-
 _MOST_RANGES: Final = 8
 
 
@@ -142,13 +141,13 @@ def _what(job: DDPJob, status: DDPJobStatus, lost: Sequence[int], *, gang: bool)
         return f"starting all {job.spec.replicas} pods as attempt {status.attempt}"
     if len(lost) == 1:
         return f"replacing the pod of node rank {lost[0]}"
-    return f"replacing the {len(lost):,} pods of node ranks {_some(completion.in_words(lost))}"
+    return f"replacing the {len(lost):,} pods of node ranks {_first(completion.in_words(lost))}"
 
 
-def _some(ranges: str) -> str:
+def _first(ranges: str) -> str:
     """The first of many ranges: what comes after them in a message says why."""
-    shown = ranges.split(",")[:_MOST_RANGES]
-    return ", ".join(shown) + (", …" if len(ranges.split(",")) > _MOST_RANGES else "")
+    parts = ranges.split(",")
+    return ", ".join(parts[:_MOST_RANGES]) + (", …" if len(parts) > _MOST_RANGES else "")
 
 
 def _reason_to_restart(failure: Failure) -> str:

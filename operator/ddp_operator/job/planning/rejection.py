@@ -28,7 +28,7 @@ def reject(
     A job that only a newer operator can understand is left as it is, until there is one.
     """
     metadata = manifest["metadata"]
-    status = _status(manifest)
+    status = before = _status(manifest)
     if "deletionTimestamp" in metadata:
         return Plan(status)
     if isinstance(error, NewerJobError) and not status.finished:
@@ -37,7 +37,6 @@ def reject(
         status = status.model_copy(update={"observed_generation": metadata.get("generation", 0)})
         failed = finish(status, "Failed", "InvalidSpec", str(error), now)
         created = datetime.fromisoformat(metadata["creationTimestamp"])
-        before = _status(manifest)
         accounted = account(failed.status, before=before, created=created, now=now)
         return replace(failed, status=accounted)
     live = (p for p in pods if p.owner_uid == metadata["uid"] and not p.deleting)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.decisions import next_attempt, restarting
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
 
@@ -85,15 +86,10 @@ def _in_words(job: DDPJob, pods: Observed) -> str:
     for pod in waiting:
         cause = pod.waiting_message or "the scheduler has not said why"
         by_cause.setdefault(cause, []).append(pod.key.name)
-    causes = "; ".join(f"{_some(names)}: {cause}" for cause, names in by_cause.items())
+    causes = "; ".join(f"{some(names)}: {cause}" for cause, names in by_cause.items())
     placed = job.spec.replicas - len(waiting) - len(pods.missing)
     return (
         f"only {placed} of {job.spec.replicas} pods got a node within "
         f"spec.schedulingTimeoutSeconds ({job.spec.scheduling_timeout_seconds}); they are given up "
         f"for others to use. Waiting were {causes}"
     )
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

@@ -27,12 +27,7 @@ def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
         return []
     candidates = (*pods.old, *pods.strangers)
     if job.status.replacing:
-        replaced = set(job.status.replacing) if policy == "Gone" else set()
-        candidates = tuple(
-            pod
-            for pod in pods.old
-            if pod.identity.attempt == job.status.attempt and pod.identity.index in replaced
-        )
+        candidates = _replaced(job, pods) if policy == "Gone" else ()
     return [pod for pod in candidates if not _is_over(pod) and now < given_up_at(job, pod, now)]
 
 
@@ -43,6 +38,16 @@ def given_up_at(job: DDPJob, pod: PodState, now: datetime) -> datetime:
     if pod.owner_uid != job.uid:
         return job.created + timedelta(seconds=COLLECTION_SECONDS)
     return now + timedelta(seconds=pod.grace_seconds + SILENT_SECONDS)  # it will be told at once
+
+
+def _replaced(job: DDPJob, pods: Observed) -> tuple[PodState, ...]:
+    """The pods whose place single new ones take."""
+    status, indices = job.status, set(job.status.replacing)
+    return tuple(
+        pod
+        for pod in pods.old
+        if pod.identity.attempt == status.attempt and pod.identity.index in indices
+    )
 
 
 def _is_over(pod: PodState) -> bool:

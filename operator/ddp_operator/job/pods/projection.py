@@ -41,7 +41,10 @@ def project(manifest: Manifest) -> PodState:
     name = annotations.get(ANNOTATION_TRAINER) or trainer_container(manifest).get("name") or ""
     container, state = _decisive_state(name, status)
     ended = _exit(state.get("terminated"))
-    deleted_at = _deletion_asked_for(metadata)
+    ends_by = _time(metadata.get("deletionTimestamp"))
+    # The API server sets it to the moment of the request plus the grace period.
+    grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+    deleted_at = ends_by - grace if ends_by else None
     waiting, waiting_message = _waiting(state.get("waiting"), conditions)
     ready = _is_ready(spec, status, conditions, name)
     if not (waiting or ready):
@@ -58,11 +61,11 @@ def project(manifest: Manifest) -> PodState:
         spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
         phase=status.get("phase", "Pending"),
         ready=ready,
-        deleting="deletionTimestamp" in metadata,
+        deleting=ends_by is not None,
         serving=labels.get(LABEL_SERVING) == "true",
         grace_seconds=spec.get("terminationGracePeriodSeconds", 30),
         node=spec.get("nodeName", ""),
-        ends_by=_time(metadata.get("deletionTimestamp")),
+        ends_by=ends_by,
         address=trainer_address(name, spec, status),
         has_nodes_ip=is_the_nodes(spec, status),
         ended_by_deletion=_ended_by_deletion(deleted_at, ended),
@@ -157,14 +160,6 @@ def _has_memory_limit(spec: Manifest, container: str) -> bool:
     holders = [spec, *(c for c in containers if c.get("name") == container)]
     limits = ((holder.get("resources") or {}).get("limits") or {} for holder in holders)
     return any("memory" in limit for limit in limits)
-
-
-def _deletion_asked_for(metadata: Manifest) -> datetime | None:
-    """The API server sets deletionTimestamp to the moment of the request plus the grace period."""
-    if "deletionTimestamp" not in metadata:
-        return None
-    due = datetime.fromisoformat(metadata["deletionTimestamp"])
-    return due - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
 
 
 def _ended_by_deletion(deleted_at: datetime | None, ended: ContainerExit | None) -> bool:
