@@ -85,6 +85,16 @@ def test_a_process_that_stops_to_compute_without_a_pulse_is_frozen() -> None:
     assert process.lives(12) == [(12, False)]
 
 
+def test_a_process_that_stands_still_soon_after_its_last_pulse_was_never_busy() -> None:
+    process = Process()
+    process.lives(5, pulse=True)
+    assert process.lives(4, cores=1) == []
+    for _ in range(10):
+        assert process.lives(1) == []
+        assert not process.is_busy
+    assert process.lives(2) == [(2, False)]
+
+
 def test_a_process_whose_pulse_comes_back_is_as_good_as_new() -> None:
     process = Process()
     for _ in range(5):

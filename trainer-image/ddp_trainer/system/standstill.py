@@ -54,7 +54,7 @@ class Seen:
     frozen: list[int]
     """Without a sign of life for longer than the timeout, or without a pulse for much longer."""
     busy: list[int]
-    """Without a pulse for longer than the timeout, and yet at work when they were looked at."""
+    """Without a pulse for longer than the timeout, and seen at work even after that."""
 
 
 class FrozenWatch:
@@ -73,6 +73,7 @@ class FrozenWatch:
         self._activities: dict[int, tuple[Activity | None, float]] = {}
         """What each process without a pulse had done, and when."""
         self._signs: dict[int, int] = {}
+        self._busy: set[int] = set()
 
     def look(
         self,
@@ -82,22 +83,22 @@ class FrozenWatch:
         now: float,
     ) -> Seen:
         """Look at the pulses, and at the `activity` of those whose pulse has not moved since."""
+        alive = set()
         for key, pulse in pulses.items():
             if pulse != self._known_pulses.get(key):
                 self._known_pulses[key] = pulse
                 self._activities.pop(key, None)
-                alive = True
-            else:
-                alive = self._works(key, activity, now=now)
-            self._signs[key] = self._signs.get(key, 0) + alive
+                alive.add(key)
+            elif self._works(key, activity, now=now):
+                alive.add(key)
+            self._signs[key] = self._signs.get(key, 0) + (key in alive)
         signs = {key: self._signs[key] for key in pulses}
         lifeless = self._signs_of_life.look(signs, now=now)
         quiet = self._pulses.look(pulses, now=now)
         too_quiet = self._pulses_at_all.look(pulses, now=now)
-        return Seen(
-            frozen=sorted({*lifeless, *too_quiet}),
-            busy=[key for key in quiet if key not in lifeless],
-        )
+        # Who worked on for a moment after a last pulse, and then stood still, was never busy.
+        self._busy = ({*quiet} - {*lifeless}) & (self._busy | alive)
+        return Seen(frozen=sorted({*lifeless, *too_quiet}), busy=sorted(self._busy))
 
     def _works(self, key: int, activity: Callable[[int], Activity | None], *, now: float) -> bool:
         """Whether a process was at work since it was last asked, if that was long enough ago."""
