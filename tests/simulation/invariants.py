@@ -2,18 +2,23 @@
 
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final
 
-from ddp_operator.api.constants import LABEL_JOB_NAME, LABEL_SERVING
+from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.pods.projection import project
-from ddp_operator.job.pods.state import Identity
+from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Manifest
 
 from tests.simulation.clock import Clock
-from tests.simulation.kubelet import is_over
+from tests.simulation.kubelet import is_over, is_running
 from tests.simulation.server import JOB, ApiServer, owner_of
 from tests.simulation.verdicts import Truth, Verdicts
+
+_UNHEARD_OF: Final = timedelta(seconds=10)
+"""How long after its time a pod that does not end is to be waited for."""
 
 
 class Invariants:
@@ -54,6 +59,7 @@ class Invariants:
         job = self._server.job
         if job is not None and job["metadata"]["uid"] == state.owner_uid:
             self._judge_creation(state.identity, self._parse(job).status)
+            self._judge_succession(state)
             self._judge_isolation(self._parse(job))
         self.pod_changed()
 
@@ -64,6 +70,20 @@ class Invariants:
         self.require(identity == stored, f"created {identity}, stored is {stored}")
         self.require(not status.finished, "a pod is created for a job that has finished")
         self.require(not status.is_true("Suspended"), "a pod is created for a suspended job")
+
+    def _judge_succession(self, new: PodState) -> None:
+        """No two gangs of a job at work, but for pods that do not end although they had to."""
+        for pod in self._server.pods.values():
+            old = int(pod["metadata"]["labels"][LABEL_ATTEMPT]) < new.identity.attempt
+            if not (old and owner_of(pod) == new.owner_uid and is_running(pod)):
+                continue
+            due = pod["metadata"].get("deletionTimestamp")
+            given_up = due is not None and (
+                self._clock.now() >= datetime.fromisoformat(due) + _UNHEARD_OF
+            )
+            name = pod["metadata"]["name"]
+            claim = f"{new.key.name} is created while {name} of the attempt before still trains"
+            self.require(given_up or not self.clock_is_right, claim)
 
     def _judge_isolation(self, job: DDPJob) -> None:
         """What the status says of the NetworkPolicy is so, or leaves it open."""

@@ -92,7 +92,7 @@ async def test_a_failure_ends_a_creation_under_way(
     calls = await world.reconcile()
     assert calls[0] == "patch_status train"
     assert world.status["attempt"] == world.status["restarts"] == 1
-    assert created(calls) == REPLICAS, "of the next attempt, and only of it"
+    assert created(await world.reconcile()) == REPLICAS, "of the next attempt, and only of it"
     assert {pod.name for pod in world.cluster.pods} == {f"train-1-{i}" for i in range(REPLICAS)}
 
 
@@ -124,7 +124,7 @@ async def test_a_resumption_ends_a_deletion_under_way(
     )
     calls = await world.reconcile()
     assert 30 <= deleted(calls) <= 30 + AT_ONCE
-    calls = await world.reconcile()
+    await world.reconcile_until_quiet()
     assert world.status["attempt"] == 1
     assert {pod.name for pod in world.cluster.pods} == {f"train-1-{i}" for i in range(REPLICAS)}
     assert world.status["reason"] == "PodsStarting"

@@ -88,6 +88,13 @@ class World:
         await self.reconciler.reconcile(KEY)
         return self.cluster.calls[before:]
 
+    async def reconcile_until_quiet(self) -> None:
+        """Reconcile as a watch has it done, which tells of what the operator itself did, too."""
+        for _ in range(5):
+            if not await self.reconcile():
+                return
+        raise AssertionError("it finds something to do each time")
+
     @property
     def status(self) -> dict[str, Any]:
         stored: dict[str, Any] = self.cluster.jobs[KEY]["status"]
@@ -125,7 +132,7 @@ async def test_all_pods_of_a_job_have_one_token_in_all_attempts(world: World) ->
     await world.reconcile()
     assert tokens() == {ACCESS.token_of("u1")}
     world.cluster.set_pod_status("train-0-1", CRASHED)
-    await world.reconcile()
+    await world.reconcile_until_quiet()
     assert {key.name for key in world.cluster.pods} == {"train-1-0", "train-1-1"}
     assert tokens() == {ACCESS.token_of("u1")}
 
@@ -188,14 +195,14 @@ async def test_a_restart_is_recorded_before_anything_is_created_or_deleted(world
     world.cluster.set_pod_status("train-0-1", CRASHED)
     calls = await world.reconcile()
     assert calls[0] == "patch_status train"
-    assert set(calls[1:-1]) == {
-        "delete_pod train-0-0",
-        "delete_pod train-0-1",
+    assert set(calls[1:-1]) == {"delete_pod train-0-0", "delete_pod train-0-1"}
+    assert world.status["attempt"] == 1
+    calls = await world.reconcile()
+    assert set(calls[:-1]) == {
         "create_pod train-1-0",
         "create_pod train-1-1",
         "create_service train",
     }
-    assert world.status["attempt"] == 1
     assert world.status["restarts"] == 1
     assert world.cluster.graces == {Key("default", f"train-0-{i}"): 15 for i in (0, 1)}
 
@@ -257,7 +264,7 @@ async def test_what_was_accepted_once_is_no_fault_of_the_template(world: World) 
     world.cluster.set_pod_status("train-0-1", CRASHED)
     world.cluster.refuse["create_pod"] = InvalidError("spec.hostNetwork", for_good=True)
     with pytest.raises(InvalidError):
-        await world.reconcile()
+        await world.reconcile_until_quiet()
     assert (world.status["phase"], world.status["reason"]) == ("Restarting", "PodsForbidden")
     world.cluster.refuse.clear()
     await world.reconcile()
@@ -302,7 +309,7 @@ async def test_a_job_for_a_newer_operator_is_left_alone(world: World) -> None:
         "NewerThanOperator"
     ]
     world.apply(job() | {"status": world.status})
-    await world.reconcile()
+    await world.reconcile_until_quiet()
     assert "train-1-0" in {key.name for key in world.cluster.pods}, "the newer one goes on"
 
 

@@ -79,6 +79,15 @@ class SimulatedCluster:
         )
 
     def _writes(self, order: Order) -> Iterator[Write]:
+        before = self._never_placed()
+        yield from self._writes_of_a_look(order)
+        if self._never_placed() - before:  # they will be no more: an event that it looks at
+            yield from self._writes_of_a_look(order)
+
+    def _never_placed(self) -> set[Key]:
+        return {one.key for one in self.pods.values() if one.deleting and not one.scheduled}
+
+    def _writes_of_a_look(self, order: Order) -> Iterator[Write]:
         for _ in range(4):
             planned = self.plan()
             if not planned.decided:

@@ -91,7 +91,7 @@ class TestStart:
 
     def test_name_held_by_a_pod_of_an_earlier_job_is_waited_for(self) -> None:
         job = fresh_job()
-        stranger = pod(job, 1, owner_uid="another")
+        stranger = ended(job, 1, code=1, owner_uid="another")
         planned = plan(job, [stranger], NOW)
         assert planned.create == (Identity(0, 0),)
         assert planned.delete == ()

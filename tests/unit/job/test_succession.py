@@ -60,9 +60,12 @@ def test_one_that_does_not_end_is_not_waited_for_for_ever() -> None:
     assert condition(planned, "PodsCreated") == ("True", "Created")
 
 
-def test_one_that_never_had_a_node_writes_nothing() -> None:
+def test_one_that_never_had_a_node_writes_nothing_once_it_can_get_none() -> None:
     job, old, _ = restarting()
-    assert len(plan(job, [replace(old, node="", phase="Pending")], later(61)).create) == 2
+    unplaced = replace(old, node="", phase="Pending")
+    planned = plan(job, [unplaced], later(61))
+    assert (planned.create, planned.delete) == ((), (unplaced.key,))
+    assert len(plan(job, [replace(unplaced, deleting=True)], later(61)).create) == 2
 
 
 def test_at_once_if_that_is_wanted() -> None:

@@ -51,5 +51,7 @@ def _replaced(job: DDPJob, pods: Observed) -> tuple[PodState, ...]:
 
 
 def _is_over(pod: PodState) -> bool:
-    """Whether its trainer writes no more, or never began."""
-    return pod.succeeded or pod.failed or not pod.scheduled
+    """Whether its trainer writes no more, or will never begin: what has no node is gone at once
+    when it is deleted, but until then it may get one.
+    """
+    return pod.succeeded or pod.failed or (pod.deleting and not pod.scheduled)
