@@ -96,7 +96,8 @@ class KubeCluster(Generic[PodT]):
         # A pod that no kubelet has is removed at once; it too is answered with a deletionTimestamp,
         # and is then shown as terminating until the watch reports its end. Any other answer (a
         # Status, a state without that field) says that nothing is left.
-        if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
+        is_pod = answer.get("kind") == "Pod"
+        if is_pod and _is_stored(answer) and answer["metadata"].get("deletionTimestamp"):
             self._pods.offer(answer)
         else:
             self._forget(pod, uid)
@@ -111,7 +112,10 @@ class KubeCluster(Generic[PodT]):
         except NotFoundError:
             self._forget(pod, uid)
             return
-        self._pods.offer(answer)
+        if _is_stored(answer):
+            self._pods.offer(answer)
+        else:
+            self._forget(pod, uid)
 
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
@@ -184,6 +188,13 @@ class KubeCluster(Generic[PodT]):
 def _controller(manifest: Manifest) -> Mapping[str, Any] | None:
     references = manifest["metadata"].get("ownerReferences") or ()
     return next((owner for owner in references if owner.get("controller")), None)
+
+
+def _is_stored(answer: Manifest) -> bool:
+    """Whether an object was there when the API server answered. One that somebody else removed
+    meanwhile is answered as it was about to be stored, without a version.
+    """
+    return bool(answer["metadata"].get("resourceVersion"))
 
 
 def _require_same_controller(

@@ -172,6 +172,10 @@ async def test_a_network_policy_that_goes_meanwhile_is_gone(
     assert server.count("DELETE") == 1
 
 
+ENDING = {"name": "a", "namespace": "ns", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+"""Of a pod as it was about to be stored when it was gone: without a version."""
+
+
 @pytest.mark.parametrize("node", [None, "node-1"])
 async def test_a_deleted_pod_is_terminating_at_once(
     blind: KubePods, view: Running, server: FakeApiServer, node: str | None
@@ -203,6 +207,8 @@ async def test_the_grace_period_is_passed_on(blind: KubePods, server: FakeApiSer
         Fault("DELETE", 200, {"kind": "Status", "status": "Success"}, after_effect=True),
         Fault("DELETE", 200, {"kind": "Pod", "metadata": {"name": "a"}}, after_effect=True),
         Fault("DELETE", 404, {"reason": "NotFound", "message": "gone"}, after_effect=True),
+        # Another one's deletion came in between.
+        Fault("DELETE", 200, {"kind": "Pod", "metadata": ENDING}, after_effect=True),
     ],
 )
 async def test_a_pod_that_is_gone_vanishes_and_stays_away(
@@ -219,6 +225,16 @@ async def test_a_pod_that_is_gone_vanishes_and_stays_away(
     server.create("pods", pod("b"))
     await view.shows({"b": ""})
     assert view.changes[JOB] == before + 2
+
+
+async def test_a_pod_that_goes_while_its_labels_are_set_vanishes(
+    blind: KubePods, server: FakeApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    await blind.create_pod(owned("a"))
+    server.faults = [Fault("PATCH", 200, {"kind": "Pod", "metadata": ENDING}, after_effect=True)]
+    await blind.patch_pod_labels(Key("ns", "a"), {"x": "y"})
+    assert blind.pods_of(JOB) == []
+    assert not caplog.records
 
 
 async def test_another_pod_that_bears_the_name_by_now_is_not_deleted(
