@@ -326,6 +326,24 @@ async def test_a_denial_to_delete_is_tried_again_for_jobs_that_failed(world: Wor
     assert not world.cluster.pods
 
 
+async def test_a_denial_to_delete_changes_no_verdict(world: World) -> None:
+    world.apply(job(cleanPodPolicy="All", restart={"maxRestarts": 0}))
+    await world.reconcile()
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    world.cluster.refuse["delete_pod"] = ForbiddenError("a webhook says no", status=403)
+    with pytest.raises(ForbiddenError):
+        await world.reconcile()
+    conditions = world.status["conditions"]
+    assert world.status["reason"] == "MaxRestartsExceeded"
+    with pytest.raises(ForbiddenError):
+        await world.reconcile()
+    assert world.status["conditions"] == conditions
+    assert world.cluster.events[-1].message == "a webhook says no"
+    world.cluster.refuse.clear()
+    await world.reconcile_until_quiet()
+    assert not world.cluster.pods
+
+
 async def test_a_quota_for_a_few_pods_costs_few_refusals(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

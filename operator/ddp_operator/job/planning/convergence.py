@@ -124,8 +124,12 @@ def _short_grace(pods: Observed) -> dict[Key, int]:
 def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
     """Say that the API server refuses something that the job needs for now.
 
-    What runs, runs: a job all of whose pods run wants no pods, but perhaps a NetworkPolicy.
+    What runs, runs: a job all of whose pods run wants no pods, but perhaps a NetworkPolicy. One
+    that has finished wants only pods gone, and its status stays as it is.
     """
+    event = Event(reason, message, warning=True)
+    if job.status.finished:
+        return Plan(job.status, events=(event,))
     update: dict[str, object] = {"observed_generation": job.generation}
     if reason == PODS_FORBIDDEN:
         update["refused_since"] = job.status.refused_since or now
@@ -134,7 +138,7 @@ def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
     running = status.is_true("Running")
     status = with_condition(status, "Running", running, reason, message, now)
     told = known is not None and known.reason == reason
-    events = () if told else (Event(reason, message, warning=True),)
+    events = () if told else (event,)
     return Plan(with_phase(status, pods_scheduled=False), events=events)
 
 
