@@ -1,11 +1,15 @@
 """What happens to time, to nodes, to the operator, and on its way to the API server."""
 
-from ddp_operator.ports import ConflictError, UnavailableError
+from functools import partial
+
+from ddp_operator.ports import ConflictError, ForbiddenError, InvalidError, UnavailableError
 
 from tests.simulation import kubelet
 from tests.simulation.cluster import Fault
 from tests.simulation.history import Choices
 from tests.simulation.simulation import Simulation
+
+_REFUSED_SECONDS = (5.0, 30.0, 100.0)
 
 
 def time_passes(simulation: Simulation, choices: Choices) -> None:
@@ -72,9 +76,19 @@ def writes_fail(simulation: Simulation, choices: Choices) -> None:
 
 
 def quota_is_used_up(simulation: Simulation, choices: Choices) -> None:
-    seconds = choices.of((5.0, 30.0, 100.0))
-    simulation.server.no_quota_until = simulation.clock.seconds + seconds
+    seconds = choices.of(_REFUSED_SECONDS)
+    exceeded = partial(ForbiddenError, "exceeded quota: pods", status=403)
+    simulation.server.refuse("create_pod", exceeded, seconds=seconds)
     simulation.tell(f"quota is used up for {seconds:g} s")
+
+
+def a_webhook_denies(simulation: Simulation, choices: Choices) -> None:
+    request = choices.of(("create_pod", "delete_pod", "create_service", "patch_pod_labels"))
+    status, seconds = choices.of((403, 400, 422)), choices.of(_REFUSED_SECONDS)
+    kind = ForbiddenError if status == 403 else InvalidError
+    denial = partial(kind, 'admission webhook "policy.example.com" denied it', status=status)
+    simulation.server.refuse(request, denial, seconds=seconds)
+    simulation.tell(f"a webhook answers {request} with {status} for {seconds:g} s")
 
 
 def a_watch_has_trouble(simulation: Simulation, choices: Choices) -> None:

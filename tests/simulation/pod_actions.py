@@ -16,6 +16,10 @@ _LAST_WORDS = (
     "Connection closed by peer",
     "CUDA error: uncorrectable ECC error encountered",
     '{"step": 77, "rank": 0, "error": "loss is nan"}',
+    # What people make up: of wrong types, without end, not for a terminal.
+    '{"step": 1e999, "rank": -1, "error": {"checkpoint": NaN}, "checkpoint": "\\ud800"}',
+    '{"error":' * 400,
+    "\x1b[2J\x00\r" + "CUDA error " * 300,
 )
 
 
@@ -139,6 +143,15 @@ def a_person_deletes_a_pod(simulation: Simulation, choices: Choices) -> None:
     else:
         simulation.server.end_pod(simulation.key_of(pod))
         simulation.tell(f"somebody deletes {_name(pod)}")
+
+
+def finished_pods_are_collected(simulation: Simulation, choices: Choices) -> None:
+    """As the pod garbage collector does when there are too many, or with a node that goes."""
+    del choices
+    for pod in simulation.pods(live=False):
+        if kubelet.is_over(pod):
+            simulation.server.remove_pod(simulation.key_of(pod))
+    simulation.tell("finished pods are collected")
 
 
 def terminating_pods_go(simulation: Simulation, choices: Choices) -> None:

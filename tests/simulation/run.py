@@ -20,16 +20,17 @@ _PAUSES = (0.05, 1.0, 0.0, 4.0, 15.0, 0.01)
 """Seconds between two steps; short ones leave the operator's writes under way."""
 
 _WEIGHTS: tuple[tuple[Action, int], ...] = (
-    (cluster.time_passes, 14),
+    (cluster.time_passes, 12),
     (cluster.the_operators_clock_jumps, 5),
-    (pods.pods_progress, 46),
-    (pods.training_proceeds, 22),
+    (pods.pods_progress, 42),
+    (pods.training_proceeds, 20),
     (pods.training_hangs, 6),
     (pods.a_trainer_exits, 22),
     (pods.a_trainer_takes_its_peers_along, 10),
     (pods.training_ends_well, 4),
     (pods.a_pod_is_evicted, 10),
     (pods.a_person_deletes_a_pod, 7),
+    (pods.finished_pods_are_collected, 4),
     (pods.terminating_pods_go, 16),
     (pods.a_pod_cannot_start, 6),
     (cluster.a_node_dies, 5),
@@ -37,6 +38,7 @@ _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (cluster.the_operator_crashes, 11),
     (cluster.writes_fail, 10),
     (cluster.quota_is_used_up, 4),
+    (cluster.a_webhook_denies, 4),
     (cluster.a_watch_has_trouble, 8),
     (user.the_job_is_suspended, 4),
     (user.the_job_is_resumed, 10),

@@ -11,8 +11,8 @@ from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.status import format_time
 from ddp_operator.ports import (
     AlreadyExistsError,
+    ClusterError,
     ConflictError,
-    ForbiddenError,
     InvalidError,
     Key,
     Manifest,
@@ -54,7 +54,7 @@ class ApiServer:
         self.policy: Manifest | None = None
         self.on_job: Callable[[str, Manifest], None] = _nobody
         self.on_pod: Callable[[str, Manifest], None] = _nobody
-        self.no_quota_until = 0.0
+        self._refusals: dict[str, tuple[float, Callable[[], ClusterError]]] = {}
 
     @property
     def version(self) -> int:
@@ -73,8 +73,7 @@ class ApiServer:
         key = _key(manifest)
         if key in self.pods:
             raise AlreadyExistsError(f"pods {key.name} already exists", status=409)
-        if self._clock.seconds < self.no_quota_until:
-            raise ForbiddenError("exceeded quota: pods", status=403)
+        self._admit("create_pod")
         if manifest["spec"]["containers"][0]["image"] == REFUSED_IMAGE:
             text = "spec.containers[0].image: Required value"
             raise InvalidError(text, status=422, for_good=True)
@@ -94,6 +93,8 @@ class ApiServer:
         return self._put_pod("ADDED", _key(manifest), created, version)
 
     def delete_pod(self, key: Key, *, grace_seconds: int | None) -> Manifest:
+        self.found_pod(key)
+        self._admit("delete_pod")
         deleted = self.end_pod(key, grace_seconds=grace_seconds)
         self.judge.pod_deleted(deleted)
         return deleted
@@ -116,6 +117,7 @@ class ApiServer:
 
     def patch_pod_labels(self, key: Key, labels: Mapping[str, str | None]) -> Manifest:
         pod = self.found_pod(key)
+        self._admit("patch_pod_labels")
         metadata = {**pod["metadata"], "labels": merged(pod["metadata"]["labels"], labels)}
         changed = self.change_pod(key, {**pod, "metadata": metadata})
         self.judge.pod_changed()
@@ -124,6 +126,7 @@ class ApiServer:
     def create_service(self, manifest: Manifest) -> Manifest:
         if self.service is not None:
             raise AlreadyExistsError(f"services {JOB.name} already exists", status=409)
+        self._admit("create_service")
         self.service = manifest
         return manifest
 
@@ -154,7 +157,21 @@ class ApiServer:
         self.judge.job_deleted(job)
         self.remove_job()
 
+    def _admit(self, request: str) -> None:
+        if request in self._refusals:
+            until, error = self._refusals[request]
+            if self._clock.seconds < until:
+                raise error()
+
     # Users, kubelets and controllers
+
+    def refuse(self, request: str, error: Callable[[], ClusterError], *, seconds: float) -> None:
+        """Let quota, a webhook or a policy refuse a kind of the operator's requests for a while."""
+        self._refusals[request] = self._clock.seconds + seconds, error
+
+    def refuse_nothing(self) -> None:
+        """Let everything in again."""
+        self._refusals.clear()
 
     def create_job(self, spec: Mapping[str, Any]) -> None:
         """A user applies a job."""

@@ -148,7 +148,7 @@ class Simulation:
         self.weather.clear()
         self.dead_nodes.clear()
         self.clock.operator_skew_seconds = 0.0
-        self.server.no_quota_until = 0.0
+        self.server.refuse_nothing()
         self.down_seconds = 0.0  # a write under way may still be its last
         self.server.remove_strangers()
         if self.operator is None:
