@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, get_args
 
-from ddp_operator.api.job import DDPJob
+from ddp_operator.api.job import DDPJob, NewerJobError
 from ddp_operator.api.status import Phase
 from ddp_operator.engine.jobs import JobCache
 from ddp_operator.engine.metrics import Metrics
@@ -122,12 +122,17 @@ class Engine:
     def metrics_text(self, *, leading: bool) -> str:
         """Write down what there is to count, as Prometheus' text."""
         phases = Counter[str](dict.fromkeys(get_args(Phase), 0))
+        newer = 0
         for key in self.jobs.keys():  # noqa: SIM118 - no dict
             entry = self.jobs.get(key)
-            if entry is not None:
-                job = entry.job
-                phases[job.status.phase if isinstance(job, DDPJob) else "Failed"] += 1
-        return self.metrics.text(jobs=phases, queued=len(self._queue), leading=leading)
+            if entry is None:
+                continue
+            if isinstance(entry.job, NewerJobError):
+                newer += 1  # what becomes of it is not for this operator to say
+            else:
+                phases[entry.job.status.phase if isinstance(entry.job, DDPJob) else "Failed"] += 1
+        queued = len(self._queue)
+        return self.metrics.text(jobs=phases, newer_jobs=newer, queued=queued, leading=leading)
 
     def start(self) -> None:
         """Begin to work, with a look at every job that is known."""

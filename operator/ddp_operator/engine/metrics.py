@@ -47,9 +47,9 @@ class Metrics:
         if (after.attempt, after.replacements) != (before.attempt, before.replacements):
             self._restarts[(("class", failure.class_),)] += 1
 
-    def text(self, *, jobs: Mapping[str, int], queued: int, leading: bool) -> str:
-        """Write all of it down, with the present number of jobs in each phase, of names that wait
-        for work, and whether this replica acts.
+    def text(self, *, jobs: Mapping[str, int], newer_jobs: int, queued: int, leading: bool) -> str:
+        """Write all of it down, with the present number of jobs in each phase, of those that only
+        a newer operator understands, of names that wait for work, and whether this replica acts.
         """
         reconciles = sum(self._buckets)
         name = "ddp_operator_reconcile_duration_seconds"
@@ -65,6 +65,12 @@ class Metrics:
         ]
         families = (
             _family("jobs", "gauge", "DDPJobs by phase.", _by("phase", jobs)),
+            _family(
+                "newer_jobs",
+                "gauge",
+                "DDPJobs that only a newer operator understands, left as they are; in no phase.",
+                {(): newer_jobs},
+            ),
             _family("restarts_total", "counter", "Restarts by class of failure.", self._restarts),
             _family("failures_total", "counter", "Failures by class, reason.", self._failures),
             _family("queue_length", "gauge", "Jobs that wait for a worker.", {(): queued}),

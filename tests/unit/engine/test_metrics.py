@@ -8,6 +8,7 @@ from ddp_operator.ports import Key
 
 from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import CRASHED, job
+from tests.unit.job.builders import stored_job
 from tests.waiting import eventually
 
 _SAMPLE = re.compile(
@@ -56,12 +57,25 @@ async def test_jobs_restarts_and_failures_are_counted() -> None:
     assert found['ddp_operator_reconcile_duration_seconds_bucket{le="+Inf"}'] == count
 
 
+def test_jobs_of_a_newer_operator_count_as_no_failures() -> None:
+    engine = Engine(FakeCluster(), access=ACCESS)
+    engine.job_changed(stored_job(name="newer", spares=1))
+    engine.job_changed(stored_job(name="wrong", replicas=0))
+    engine.job_changed(stored_job(name="good"))
+    found = samples(engine.metrics_text(leading=True))
+    assert found["ddp_operator_newer_jobs"] == 1
+    phases = {name: value for name, value in found.items() if name.startswith("ddp_operator_jobs{")}
+    assert sum(phases.values()) == 2
+    assert phases['ddp_operator_jobs{phase="Failed"}'] == 1
+    assert phases['ddp_operator_jobs{phase="Pending"}'] == 1
+
+
 def test_the_histogram_only_grows_from_bucket_to_bucket() -> None:
     metrics = Metrics()
     for _ in range(3):
         with metrics.reconciling():
             pass
-    found = samples(metrics.text(jobs={'odd "phase"\n': 1}, queued=2, leading=False))
+    found = samples(metrics.text(jobs={'odd "phase"\n': 1}, newer_jobs=0, queued=2, leading=False))
     buckets = [value for name, value in found.items() if "_bucket" in name]
     assert buckets == sorted(buckets)
     assert buckets[-1] == 3
