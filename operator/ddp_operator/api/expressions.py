@@ -15,8 +15,12 @@ _MEMORY_BYTES = 1 << 16
 """For an expression and what it needs to search; those of people take a tenth."""
 _KEPT = 256
 """Expressions that stay compiled: at most 32 MB, since RE2 compiles some from both ends."""
+_KEPT_ANSWERS = 4096
+"""Whether an expression matches a text: a failed pod is asked again whenever its job is looked at.
+At most 20 MB, of texts as long as a failure's message may be."""
 
 
+@lru_cache(maxsize=_KEPT_ANSWERS)
 def search(expression: str, text: str) -> bool:
     """Whether a valid expression matches somewhere in a text."""
     # What no encoding has, such as half a surrogate pair, matches nothing.

@@ -1,12 +1,15 @@
 """A DDPJob as the operator sees it, parsed from what the API server stores."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, Self
+from itertools import islice
+from typing import Any, Final, Self
 
 import orjson
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.api.rules import violations
@@ -15,16 +18,23 @@ from ddp_operator.api.status import MAX_WORD, DDPJobStatus
 from ddp_operator.api.template import PodTemplate
 from ddp_operator.ports import Key, Manifest
 
+MAX_SPEC_BYTES: Final = 256 * 1024
+"""Of a job's spec as JSON: a hundred times that of most, and what takes a few milliseconds to read;
+the API server itself stores up to 1.5 MB."""
+
+_MAX_PROBLEMS: Final = 20
+"""Of one job, that are named; a status has room for about as many."""
+
 _POD_FIELDS = {
     "replicas",
     "nproc_per_node",
     "backend",
     "master_port",
     "status_port",
-    "template",
     "accelerator",
     "checkpoint",
 }
+"""Those that shape the pods, besides the template."""
 
 _ROOTS = {
     DDPJobSpec.__name__: "spec",
@@ -82,15 +92,17 @@ class DDPJob:
             NewerJobError: all that cannot be understood are names that are not known.
         """
         metadata = manifest["metadata"]
+        _check_size(manifest.get("spec"))
         try:
             spec = DDPJobSpec.model_validate(manifest.get("spec") or {})
             PodTemplate.model_validate(spec.template)
             status = DDPJobStatus.model_validate(manifest.get("status") or {})
         except ValidationError as error:
-            types = {item["type"] for item in error.errors(include_url=False)}
+            problems = error.errors(include_url=False, include_context=False, include_input=False)
+            types = {item["type"] for item in problems}
             is_newer = error.title == DDPJobSpec.__name__ and types <= _NEWER
             kind = NewerJobError if is_newer else InvalidJobError
-            raise kind(_in_words(error, manifest)) from None
+            raise kind(_in_words(_ROOTS[error.title], problems, manifest)) from None
         broken = violations(metadata["name"], spec)
         if broken:
             raise InvalidJobError("; ".join(broken))
@@ -115,21 +127,34 @@ def _restart_requested(metadata: Manifest) -> str:
     return value[:MAX_WORD]
 
 
+def _check_size(spec: Any) -> None:
+    try:
+        size = len(orjson.dumps(spec))
+    except TypeError as error:  # it is nested a few hundred deep, as no pod template is
+        raise InvalidJobError(f"spec: cannot be carried to pods: {error}") from None
+    if size > MAX_SPEC_BYTES:
+        raise InvalidJobError(
+            f"spec: {size} bytes as JSON, more than {MAX_SPEC_BYTES}; "
+            "put what is long into a ConfigMap or the image"
+        )
+
+
 def _spec_hash(spec: DDPJobSpec) -> str:
     """Fields at their defaults do not enter, so that a release that adds a field restarts no
     job.
     """
     shape = spec.model_dump(mode="json", include=_POD_FIELDS, exclude_defaults=True)
+    shape["template"] = spec.template
     return sha256(orjson.dumps(shape, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 
 
-def _in_words(error: ValidationError, manifest: Manifest) -> str:
+def _in_words(path: str, problems: Sequence[ErrorDetails], manifest: Manifest) -> str:
     """Name each field by its path in the manifest, with pydantic's explanation."""
-    path, value = _ROOTS[error.title], manifest
+    value = manifest
     for name in path.split("."):
         value = value.get(name) or {}
     lines: list[str] = []
-    for item in error.errors(include_url=False, include_context=False):
+    for item in islice(problems, _MAX_PROBLEMS):
         text = f"{_path(path, value, item['loc'])}: {item['msg'][0].lower()}{item['msg'][1:]}"
         if item["type"] == "extra_forbidden":
             text = (
@@ -137,6 +162,8 @@ def _in_words(error: ValidationError, manifest: Manifest) -> str:
             )
         if text not in lines:
             lines.append(text)
+    if len(problems) > _MAX_PROBLEMS:
+        lines.append(f"and {len(problems) - _MAX_PROBLEMS} more")
     return "; ".join(lines)
 
 

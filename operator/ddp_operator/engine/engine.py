@@ -95,9 +95,15 @@ class Engine:
 
     def job_changed(self, manifest: Manifest) -> None:
         """Take in a job as stored; work on it if that was news."""
-        if self.jobs.put(manifest):
-            metadata = manifest["metadata"]
-            self.look_at(Key(metadata["namespace"], metadata["name"]))
+        metadata = manifest["metadata"]
+        key = Key(metadata["namespace"], metadata["name"])
+        try:
+            is_news = self.jobs.put(manifest)
+        except Exception:  # a bug; one job must never stop the others
+            logger.exception("ignoring %s, which cannot be read", key)
+            return
+        if is_news:
+            self.look_at(key)
 
     def job_gone(self, key: Key, *, uid: str | None = None) -> None:
         """Forget a job that was deleted."""

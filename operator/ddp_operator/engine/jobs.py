@@ -31,7 +31,7 @@ class Entry:
     """
 
     manifest: Manifest
-    """Without its spec, but that of a job which could not be understood."""
+    """Without its spec, but for the time to live of a job which could not be understood."""
     job: DDPJob | InvalidJobError
     status_written_at: datetime = _NEVER
     """When this operator last wrote the job's status."""
@@ -135,8 +135,13 @@ def _entry(manifest: Manifest, status_written_at: datetime) -> Entry:
     kept["metadata"] = {name: metadata[name] for name in _KEPT_METADATA if name in metadata}
     job = _parse(manifest)
     if isinstance(job, InvalidJobError):
-        kept["spec"] = manifest.get("spec")
+        kept["spec"] = _time_to_live(manifest.get("spec"))
     return Entry(kept, job, status_written_at)
+
+
+def _time_to_live(spec: Any) -> dict[str, Any]:
+    name = "ttlSecondsAfterFinished"
+    return {name: spec[name]} if isinstance(spec, Mapping) and name in spec else {}
 
 
 def _parse(manifest: Manifest) -> DDPJob | InvalidJobError:

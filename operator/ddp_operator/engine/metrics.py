@@ -13,6 +13,10 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0)
 """Seconds: planning alone takes one or two milliseconds, a gang of hundreds of pods a second."""
 
+_MAX_REASONS: Final = 100
+"""Reasons of failures, of which Kubernetes knows a few dozen, that are counted apart."""
+_OTHER: Final = "Other"
+
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -22,6 +26,7 @@ class Metrics:
     def __init__(self) -> None:
         self._restarts: Counter[Labels] = Counter()
         self._failures: Counter[Labels] = Counter()
+        self._reasons: set[str] = set()
         self._buckets = [0] * (len(_BUCKETS) + 1)
         self._reconciling_seconds = 0.0
         self.lost_fields: frozenset[str] = frozenset()
@@ -43,7 +48,10 @@ class Metrics:
         if not after.failures or after.failures == before.failures:
             return
         failure = after.failures[-1]
-        self._failures[(("class", failure.class_), ("reason", failure.reason))] += 1
+        if failure.reason not in self._reasons and len(self._reasons) < _MAX_REASONS:
+            self._reasons.add(failure.reason)
+        reason = failure.reason if failure.reason in self._reasons else _OTHER
+        self._failures[(("class", failure.class_), ("reason", reason))] += 1
         if (after.attempt, after.replacements) != (before.attempt, before.replacements):
             self._restarts[(("class", failure.class_),)] += 1
 

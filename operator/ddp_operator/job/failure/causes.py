@@ -119,7 +119,8 @@ def _vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:
     status = job.status
     if not status.is_true("PodsCreated") and not status.replacing:
         return ()
-    return tuple(gone for gone in pods.missing if gone.index not in status.replacing)
+    replacing = frozenset(status.replacing)
+    return tuple(gone for gone in pods.missing if gone.index not in replacing)
 
 
 def _is_consequence(pod: PodState) -> bool:

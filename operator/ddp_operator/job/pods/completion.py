@@ -4,12 +4,15 @@ Finished pods may be deleted by anybody, and are by the pod garbage collector an
 While others still train, what is gone must not look as if it had been lost.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Set
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final
 
 from ddp_operator.job.pods.state import PodState
+
+_INDEX: Final = re.compile("[0-9]{1,18}")
 
 SETTLED_SECONDS: Final = 5
 """How long after its end a pod is put on record: as a rule the others have ended by then too, and
@@ -24,10 +27,14 @@ def in_words(indices: Iterable[int]) -> str:
 def read(text: str, *, below: int) -> frozenset[int]:
     """What `in_words` has written; what else it may be, means nothing."""
     found: set[int] = set()
+    end = 0
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
-            found.update(range(int(first), min(int(last or first) + 1, below)))
+        if not (_INDEX.fullmatch(first) and _INDEX.fullmatch(last or first)):
+            continue
+        begin = max(int(first), end)  # they are in order, so that none is gone through twice
+        end = max(min(int(last or first) + 1, below), end)
+        found.update(range(begin, end))
     return frozenset(found)
 
 

@@ -1,6 +1,7 @@
 """What decisions need of a pod, taken from what the API server has of it."""
 
 from datetime import datetime, timedelta
+from typing import Final
 
 from ddp_operator.api.constants import (
     ANNOTATION_SPEC_HASH,
@@ -21,6 +22,12 @@ from ddp_operator.job.pods.state import (
     PodState,
 )
 from ddp_operator.ports import Key, Manifest
+
+_MAX_TEXT: Final = 4096
+"""Characters of a message; no kubelet takes more bytes of what a container leaves."""
+_MAX_WORD: Final = 256
+_MAX_GRACE_SECONDS: Final = 10 * 365 * 24 * 3600
+"""Longer than any cluster lives; it can be added to any time."""
 
 
 def project(manifest: Manifest) -> PodState:
@@ -43,7 +50,7 @@ def project(manifest: Manifest) -> PodState:
     ended = _exit(state.get("terminated"))
     ends_by = _time(metadata.get("deletionTimestamp"))
     # The API server sets it to the moment of the request plus the grace period.
-    grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+    grace = timedelta(seconds=_grace_seconds(metadata.get("deletionGracePeriodSeconds"), 0))
     deleted_at = ends_by - grace if ends_by else None
     waiting, waiting_message = _waiting(state.get("waiting"), conditions)
     ready = _is_ready(spec, status, conditions, name)
@@ -63,7 +70,7 @@ def project(manifest: Manifest) -> PodState:
         ready=ready,
         deleting=ends_by is not None,
         serving=labels.get(LABEL_SERVING) == "true",
-        grace_seconds=spec.get("terminationGracePeriodSeconds", 30),
+        grace_seconds=_grace_seconds(spec.get("terminationGracePeriodSeconds"), 30),
         node=spec.get("nodeName", ""),
         ends_by=ends_by,
         address=trainer_address(name, spec, status),
@@ -73,11 +80,11 @@ def project(manifest: Manifest) -> PodState:
         container=container,
         memory_limited=_has_memory_limit(spec, container),
         exit=ended,
-        reason=status.get("reason", ""),
-        message=status.get("message", ""),
-        disruption=disruption.get("reason", "") if _is_true(disruption) else "",
-        waiting=waiting,
-        waiting_message=waiting_message,
+        reason=_word(status.get("reason")),
+        message=_text(status.get("message")),
+        disruption=_word(disruption.get("reason")) if _is_true(disruption) else "",
+        waiting=_word(waiting),
+        waiting_message=_text(waiting_message),
         held_by=_running_on(status) if ended else "",
     )
 
@@ -87,6 +94,18 @@ def job_of(manifest: Manifest) -> Key | None:
     metadata = manifest["metadata"]
     name = (metadata.get("labels") or {}).get(LABEL_JOB_NAME)
     return Key(metadata["namespace"], name) if name else None
+
+
+def _word(value: str | None) -> str:
+    return (value or "")[:_MAX_WORD]
+
+
+def _text(value: str | None) -> str:
+    return (value or "")[-_MAX_TEXT:]  # of a log, the end tells
+
+
+def _grace_seconds(value: int | None, default: int) -> int:
+    return default if value is None else min(value, _MAX_GRACE_SECONDS)
 
 
 def _is_true(condition: Manifest | None) -> bool:
@@ -191,8 +210,8 @@ def _exit(terminated: Manifest | None) -> ContainerExit | None:
     return ContainerExit(
         code=int(terminated.get("exitCode", 0)),
         signal=int(terminated.get("signal") or 0),
-        reason=terminated.get("reason", ""),
-        message=terminated.get("message", ""),
+        reason=_word(terminated.get("reason")),
+        message=_text(terminated.get("message")),
         finished=_time(terminated.get("finishedAt")),
     )
 

@@ -1,0 +1,35 @@
+"""How long something keeps the processor, in a measure that every machine has of its own."""
+
+import time
+from collections.abc import Callable
+from functools import cache
+
+import orjson
+
+LOOP_SECONDS = 0.05
+"""For which one user's doing may keep the operator from everybody else's jobs, on a machine that
+needs `_REFERENCE_SECONDS` for the yardstick."""
+_REFERENCE_SECONDS = 0.016
+_ROUNDS = 3
+
+
+def loops(work: Callable[[], object]) -> float:
+    """How many times LOOP_SECONDS some work takes: of the processor, not of the clock, and compared
+    with what the same processor needs for a fixed piece of work.
+    """
+    return _least_seconds(work) / LOOP_SECONDS * _REFERENCE_SECONDS / _yardstick_seconds()
+
+
+@cache
+def _yardstick_seconds() -> float:
+    document = orjson.dumps({f"name {i}": {"value": i} for i in range(20_000)})
+    return _least_seconds(lambda: orjson.loads(document) == orjson.loads(document))
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    found: list[float] = []
+    for _ in range(_ROUNDS):
+        began = time.thread_time()
+        work()
+        found.append(time.thread_time() - began)
+    return min(found)

@@ -1,0 +1,288 @@
+"""What users store in jobs and pods, up to the 1.5 MB that an API server takes, is read in no time,
+raises nothing, and is not kept.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import orjson
+import pytest
+from ddp_operator.api.job import MAX_SPEC_BYTES, DDPJob
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.engine.jobs import Entry, JobCache
+from ddp_operator.engine.metrics import Metrics
+from ddp_operator.engine.statuspatch import as_stored, status_patch
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.planning.rejection import reject
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.projection import project
+from ddp_operator.job.pods.state import Identity, PodState
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.good_manifests import container, template
+from tests.unit.cpu_budget import loops
+from tests.unit.job.builders import later, running_job, stored_job
+
+MB = 1_400_000
+"""About what etcd takes of one object (--max-request-bytes), less its metadata."""
+Json = dict[str, Any]
+
+
+def nested(depth: int) -> Json:
+    """Objects in objects."""
+    inner: Json = {}
+    for _ in range(depth):
+        inner = {"a": inner}
+    return inner
+
+
+def entry_of(document: Json) -> Entry:
+    """A job as the operator knows it once it was told of it."""
+    cache = JobCache()
+    cache.put(document)
+    [key] = cache.keys()
+    entry = cache.get(key)
+    assert entry is not None
+    return entry
+
+
+def looked_at(document: Json, pods: list[PodState]) -> DDPJobStatus:
+    """Do with a stored job all that one look at it takes, less the writes; return its status."""
+    entry = entry_of(document)
+    if isinstance(entry.job, DDPJob):
+        planned = plan(entry.job, pods, later(60))
+        for identity in planned.create[:1]:
+            orjson.dumps(manifests.pod(entry.job, identity, token="t"))
+    else:
+        planned = reject(entry.manifest, entry.job, pods, later(60))
+    orjson.dumps(status_patch(entry.manifest.get("status") or {}, planned.status))
+    return planned.status
+
+
+MOUNTS = [{"mountPath": "/", "name": "m"}]
+SPECS: dict[str, Callable[[int], Json]] = {
+    "mounts": lambda size: template(container(volumeMounts=MOUNTS * (size // 32))),
+    "volumes": lambda size: template(volumes=[{}] * (size // 3)),
+    "names": lambda size: {**template(), "x": {f"k{i}": i for i in range(size // 16)}},
+    "numbers": lambda size: {**template(), "x": [0] * (size // 2)},
+    "objects": lambda size: {**template(), "x": [{}] * (size // 3)},
+    "text": lambda size: {**template(), "x": "\u00e9" * (size // 2)},
+    "annotations": lambda size: {
+        **template(),
+        "metadata": {"annotations": {f"k{i}": "" for i in range(size // 12)}},
+    },
+    "variables": lambda size: template(
+        *(
+            container(f"c{i}", env=[{"name": "v", "value": "x" * (size // 2048 - 40)}] * 128)
+            for i in range(16)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("size", [MAX_SPEC_BYTES - 8192, MB])
+def test_no_spec_keeps_the_operator_busy(name: str, size: int) -> None:
+    document = stored_job(template=SPECS[name](size))
+    assert loops(lambda: looked_at(document, [])) < 1
+    status = looked_at(document, [])
+    assert len(orjson.dumps(entry_of(document).manifest)) < 1024, "it is kept"
+    assert (status.phase == "Failed") == (size > MAX_SPEC_BYTES)
+    if status.phase == "Failed":
+        assert status.message.startswith("spec: ")
+        assert "ConfigMap" in status.message
+
+
+@pytest.mark.parametrize("depth", [*range(240, 260), 1000, 9000])
+def test_a_spec_that_is_nested_too_deep_fails_its_job_alone(depth: int) -> None:
+    document = stored_job(template={**template(), "x": nested(depth)})
+    status = looked_at(document, [])
+    if depth > 254:
+        assert (status.phase, status.reason) == ("Failed", "InvalidSpec")
+        assert "spec: cannot be carried" in status.message
+
+
+def test_of_many_mistakes_the_first_are_named() -> None:
+    document = stored_job(template=template(volumes=[0] * 5000))
+    assert loops(lambda: looked_at(document, [])) < 1
+    message = looked_at(document, []).message
+    assert message.startswith("spec.template.spec.volumes[0]: ")
+    assert message.endswith("; and 4980 more")
+
+
+WHEN = "2026-03-01T12:00:00Z"
+FAILURE = {
+    **{"time": WHEN, "attempt": 0, "index": 0, "pod": "p", "reason": "r", "class": "Application"},
+    "message": "m" * 1000,
+}
+CONDITION = {"type": "Running", "status": "True", "reason": "r", "lastTransitionTime": WHEN}
+STATUSES: dict[str, Json] = {
+    "replacements": {"replacements": {str(i): 1 for i in range(MB // 12)}},
+    "replacing": {"replacing": [1] * (MB // 2)},
+    "completed twice": {"completedIndexes": "0-9999," * (MB // 7)},
+    "completed singly": {"completedIndexes": "1," * (MB // 2)},
+    "completed, a number": {"completedIndexes": "9" * MB},
+    "failures": {"failures": [FAILURE] * (MB // 1100)},
+    "no failures": {"failures": [{}] * (MB // 3)},
+    "conditions": {"conditions": [CONDITION] * (MB // 110)},
+    "no conditions": {"conditions": [{}] * (MB // 3)},
+    "message": {"message": "m" * MB},
+    "failures of nodes": {"nodeFailures": {f"n{i}": 1 for i in range(MB // 12)}},
+    "nodes": {"excludedNodes": ["n"] * (MB // 4)},
+}
+
+
+@pytest.mark.parametrize("name", STATUSES)
+def test_no_status_keeps_the_operator_busy(name: str) -> None:
+    job, pods = running_job()
+    document = stored_job(status={**as_stored(job.status), **STATUSES[name]})
+    # The largest take reading and, once, being taken back.
+    assert loops(lambda: looked_at(document, pods)) < 2
+    after = as_stored(looked_at(document, pods))
+    assert len(orjson.dumps(after)) < MB / 4
+    again = stored_job(status=after)
+    assert loops(lambda: looked_at(again, pods)) < 1
+
+
+_NUMBERS = st.integers(-(2**70), 2**70) | st.sampled_from([0, -1, 2**31, 2**53, 10**30])
+_TIMES = st.sampled_from(
+    [WHEN, "0001-01-01T00:00:00Z", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"]
+) | st.datetimes(min_value=datetime(1, 1, 1), max_value=datetime(9999, 12, 31)).map(
+    lambda moment: moment.isoformat()
+)
+_JUNK = st.recursive(
+    st.none() | st.booleans() | _NUMBERS | st.floats() | st.text(max_size=20) | _TIMES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+_FIELDS = {
+    field.alias or name: field.annotation for name, field in DDPJobStatus.model_fields.items()
+}
+
+
+_OF_FAILURES = {key: st.just(value) for key, value in FAILURE.items()} | {
+    **{"time": _TIMES, "attempt": _NUMBERS, "index": _NUMBERS, "exitCode": _NUMBERS}
+}
+_OF_CONDITIONS = {
+    "type": st.sampled_from(["PodsCreated", "Running", "Restarting", "Suspended"]),
+    "status": st.sampled_from(["True", "False"]),
+    **{"reason": st.text(max_size=5), "lastTransitionTime": _TIMES},
+}
+_BY_NAME = st.dictionaries(st.sampled_from(["0", "1", "-1", "x", ""]), _NUMBERS, max_size=3)
+_STEPS = st.fixed_dictionaries({"step": _NUMBERS, "updatedAt": _TIMES, "time": _TIMES})
+_TYPED: dict[str, st.SearchStrategy[Any]] = {
+    "goodput": st.fixed_dictionaries({"accountedUntil": _TIMES, "lostSeconds": _NUMBERS}),
+    **{"progress": _STEPS, "checkpoint": _STEPS},
+    **{"replacements": _BY_NAME, "nodeFailures": _BY_NAME},
+    "failures": st.lists(st.fixed_dictionaries(_OF_FAILURES), max_size=2),
+    "conditions": st.lists(st.fixed_dictionaries(_OF_CONDITIONS), max_size=3),
+}
+
+
+def _values(name: str) -> st.SearchStrategy[Any]:
+    """Junk, and now and then what has the type of the field."""
+    of_times = name.endswith(("Time", "Since"))
+    return _TYPED.get(name, _TIMES if of_times else _NUMBERS) | _JUNK
+
+
+_STATUSES = st.fixed_dictionaries({}, optional={name: _values(name) for name in _FIELDS})
+
+
+@given(junk=_STATUSES, suspend=st.booleans(), deadline=st.sampled_from([None, 1, 10**8]))
+def test_no_status_stops_the_operator(junk: Json, *, suspend: bool, deadline: int | None) -> None:
+    job, pods = running_job()
+    spec: Json = {"suspend": suspend} | ({"activeDeadlineSeconds": deadline} if deadline else {})
+    document = stored_job(status={**as_stored(job.status), **junk}, **spec)
+    for there in (pods, pods[:1], []):
+        after = looked_at(document, there)
+        assert as_stored(after) == as_stored(DDPJobStatus.model_validate(as_stored(after)))
+        for _ in range(4):  # what it has decided, it can carry out
+            after = looked_at({**document, "status": as_stored(after)}, there)
+
+
+def stored_pod(**status: Any) -> Json:
+    """A pod of the job, as the API server has it."""
+    job, _ = running_job()
+    manifest = manifests.pod(job, Identity(0, 0), token="t")
+    manifest["metadata"] |= {"uid": "p", "resourceVersion": "1"}
+    return {**manifest, "status": {"phase": "Running", **status}}
+
+
+def ended(message: str, **fields: Any) -> Json:
+    """The status of a pod whose trainer has ended with these words."""
+    terminated = {"exitCode": 1, "reason": "Error", "message": message, "finishedAt": WHEN}
+    state = {"terminated": {**terminated, **fields}}
+    return {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": state}]}
+
+
+PODS: dict[str, Json] = {
+    "ranks": ended("".join(f"[rank{i}]: aError:\n" for i in range(MB // 18))),
+    "exceptions": ended("aError: \n" * (MB // 9)),
+    "JSON": ended('{"":' * (MB // 4)),
+    "reason": ended("x", reason="r" * MB),
+    "why it waits": {
+        "containerStatuses": [
+            {
+                "name": "trainer",
+                "state": {"waiting": {"reason": "ErrImagePull", "message": "m" * MB}},
+            }
+        ]
+    },
+    "evicted": {"phase": "Failed", "reason": "r" * (MB // 2), "message": "m" * (MB // 2)},
+    "containers": {"containerStatuses": [{"name": "c", "state": {}, "ready": True}] * (MB // 40)},
+    "conditions": {"conditions": [{"type": f"t{i}", "status": "True"} for i in range(MB // 36)]},
+}
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_no_pod_keeps_the_operator_busy(name: str) -> None:
+    job, pods = running_job()
+    manifest = stored_pod(**PODS[name])
+
+    def look() -> DDPJobStatus:
+        return plan(job, [project(manifest), *pods[1:]], later(60)).status
+
+    assert loops(look) < 1
+    assert len(repr(project(manifest))) < 16_384, "that much is kept of each pod"
+    assert len(orjson.dumps(as_stored(look()))) < 16_384
+
+
+@pytest.mark.parametrize("seconds", [0, 2**40, 2**63 - 1])
+def test_a_pod_may_take_for_ever_to_end(seconds: int) -> None:
+    manifest = stored_pod()
+    manifest["spec"] = {**manifest["spec"], "terminationGracePeriodSeconds": seconds}
+    manifest["metadata"] |= {"deletionTimestamp": WHEN, "deletionGracePeriodSeconds": seconds}
+    job, pods = running_job()
+    state = project(manifest)
+    assert state.deleting
+    assert plan(job, [state, *pods[1:]], later(60)).decided
+
+
+def test_rules_that_take_long_are_asked_once() -> None:
+    rules = [
+        {"messageRegex": "(?:.?){200}" + letter, "action": "Ignore"}
+        for letter in "bcdefghijklmnopq"
+    ]
+    document = stored_job(restart={"rules": rules})
+    manifest = stored_pod(**ended("\u00e9" * 2048))
+    _, pods = running_job()
+    looked_at(document, [project(manifest), *pods[1:]])
+    assert loops(lambda: looked_at(document, [project(manifest), *pods[1:]])) < 1
+
+
+def test_reasons_that_somebody_makes_up_are_counted_together() -> None:
+    metrics = Metrics()
+    job, pods = running_job()
+    before = job.status
+    for i in range(1000):
+        manifest = stored_pod(**ended("x", reason=f"reason {i}"))
+        after = plan(job, [project(manifest), *pods[1:]], later(60)).status
+        metrics.recorded(before=before, after=after)
+    text = metrics.text(jobs={}, newer_jobs=0, queued=0, leading=True)
+    lines = [line for line in text.splitlines() if line.startswith("ddp_operator_failures_total{")]
+    assert len(lines) == 101
+    assert sum(float(line.split()[-1]) for line in lines) == 1000
