@@ -185,7 +185,8 @@ async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubele
     await jobs.until_pods("job-0-0", "job-0-1")
     # A new attempt makes the NetworkPolicy again as it should be.
     await jobs.let_all_in()
-    await jobs.set_spec(statusPort=29502)
+    await jobs.until(lambda status: status.is_true("PodsCreated"))
+    await jobs.annotate(restart_requested="1")
     await jobs.until_pods("job-1-0", "job-1-1")
     await jobs.set_spec(isolation="None")
     await eventually(lambda: is_answered(proxy, "DELETE", "/networkpolicies/"))

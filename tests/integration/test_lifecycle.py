@@ -162,8 +162,11 @@ async def test_replicas_change_while_suspended(jobs: Jobs, kubelet: FakeKubelet)
 
 
 async def test_a_changed_template_starts_all_pods_anew_and_is_not_charged(
-    jobs: Jobs, kubelet: FakeKubelet
+    jobs: Jobs, kubelet: FakeKubelet, *, has_rules: bool
 ) -> None:
+    """Where the server is too old to refuse it."""
+    if has_rules:
+        pytest.skip("this API server refuses the change, which test_manifests shows")
     await start(jobs, kubelet)
     await jobs.set_spec(template=template(container(image="registry.example/trainer:2")))
     await kubelet.let_go("job-0-0", "job-0-1")

@@ -1,27 +1,16 @@
 """Good and bad manifests, as a user applies them: who refuses what, and in which words."""
 
 import asyncio
+from typing import Any
 
 import pytest
-from ddp_operator.kube import ApiClient
 from ddp_operator.ports import InvalidError
 
 from tests.bad_manifests import BAD_MANIFESTS, BadManifest
-from tests.good_manifests import GOOD_MANIFESTS, Json, job
+from tests.good_manifests import GOOD_MANIFESTS, Json, container, job, template
 from tests.integration.jobs import Jobs
 
 pytestmark = pytest.mark.usefixtures("shared_operator")
-
-RULES_SINCE = (1, 25)
-"""The first Kubernetes whose API server evaluates CEL rules without being told to."""
-
-
-@pytest.fixture
-async def has_rules(admin: ApiClient) -> bool:
-    """Whether the API server evaluates a CRD's CEL rules."""
-    version = await admin.request("GET", "/version")
-    # Some distributions report a minor version such as "27+".
-    return (int(version["major"]), int(version["minor"].rstrip("+"))) >= RULES_SINCE
 
 
 def test_there_are_bad_manifests_of_every_kind() -> None:
@@ -85,13 +74,34 @@ async def test_the_operator_keeps_serving_others(jobs: Jobs, *, has_rules: bool)
     assert (await jobs.until_phase("Pending", "good")).reason == "PodsStarting"
 
 
-async def test_replicas_of_a_job_that_is_not_suspended(jobs: Jobs, *, has_rules: bool) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("replicas", 3),
+        ("nprocPerNode", 2),
+        ("backend", "gloo"),
+        ("masterPort", 29600),
+        ("statusPort", 29601),
+        ("template", template(container(image="registry.example/trainer:2"))),
+        ("template", template(terminationGracePeriodSeconds=5)),
+        ("accelerator", {"type": "nvidia-l4"}),
+        ("checkpoint", {"hostPath": "/mnt"}),
+    ],
+)
+async def test_what_shapes_the_pods_of_a_job_that_is_not_suspended(
+    jobs: Jobs, field: str, value: Any, *, has_rules: bool
+) -> None:
     """Refused where the server can compare; where it cannot, all pods start anew with it."""
     await jobs.create(job(replicas=2))
     await jobs.until(lambda status: status.is_true("PodsCreated"))
     if has_rules:
-        with pytest.raises(InvalidError, match=r"spec\.replicas: immutable while the job runs"):
-            await jobs.set_spec(replicas=3)
-        return
-    await jobs.set_spec(replicas=3)
-    await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
+        with pytest.raises(InvalidError, match=rf"spec\.{field}: immutable except while"):
+            await jobs.set_spec(**{field: value})
+        await jobs.set_spec(**{field: value}, suspend=True)
+        await jobs.until_phase("Suspended")
+        await jobs.set_spec(suspend=False)
+    else:
+        await jobs.set_spec(**{field: value})
+        assert "spec changed" in await jobs.until_told("Restarting")
+    count = value if field == "replicas" else 2
+    await jobs.until_pods(*(f"job-1-{index}" for index in range(count)))

@@ -5,6 +5,7 @@ apart.
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 
 from ddp_operator.api.constants import (
     GROUP,
@@ -14,8 +15,8 @@ from ddp_operator.api.constants import (
     SINGULAR,
     VERSION,
 )
-from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_CEL
-from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES
+from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.template import PodTemplate
 
@@ -45,9 +46,11 @@ def custom_resource_definition() -> dict[str, Any]:
     spec = _schema(DDPJobSpec)
     description = spec["properties"]["template"]["description"]
     spec["properties"]["template"] = {**_schema(PodTemplate), "description": description}
+    for name in POD_FIELDS:
+        spec["properties"][to_camel(name)]["description"] += " Immutable except while suspended."
     spec["x-kubernetes-validations"] = [
         {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES
-    ] + [{"rule": TRANSITION_CEL[0], "message": TRANSITION_CEL[1]}]
+    ] + [{"rule": cel, "message": message} for cel, message in TRANSITION_RULES]
     status = _unbounded(_schema(DDPJobStatus))
     # As in all of Kubernetes: of each type one, whoever writes it.
     status["properties"]["conditions"] |= {

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.api.rules import violations
-from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec
 from ddp_operator.api.status import MAX_WORD, DDPJobStatus
 from ddp_operator.api.template import PodTemplate
 from ddp_operator.ports import Key, Manifest
@@ -24,17 +24,6 @@ the API server itself stores up to 1.5 MB."""
 
 _MAX_PROBLEMS: Final = 20
 """Of one job, that are named; a status has room for about as many."""
-
-_POD_FIELDS = {
-    "replicas",
-    "nproc_per_node",
-    "backend",
-    "master_port",
-    "status_port",
-    "accelerator",
-    "checkpoint",
-}
-"""Those that shape the pods, besides the template."""
 
 _ROOTS = {
     DDPJobSpec.__name__: "spec",
@@ -143,7 +132,8 @@ def _spec_hash(spec: DDPJobSpec) -> str:
     """Fields at their defaults do not enter, so that a release that adds a field restarts no
     job.
     """
-    shape = spec.model_dump(mode="json", include=_POD_FIELDS, exclude_defaults=True)
+    fields = set(POD_FIELDS) - {"template"}
+    shape = spec.model_dump(mode="json", include=fields, exclude_defaults=True)
     shape["template"] = spec.template
     return sha256(orjson.dumps(shape, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 

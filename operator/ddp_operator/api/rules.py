@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from ddp_operator.api.constants import (
     GKE_ACCELERATOR_LABEL,
     GPU_RESOURCE,
@@ -20,7 +22,7 @@ from ddp_operator.api.constants import (
     RESERVED_ENVIRONMENT,
     TRAINER_CONTAINER,
 )
-from ddp_operator.api.spec import DDPJobSpec, RestartRule
+from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec, RestartRule
 
 
 @dataclass(frozen=True)
@@ -256,12 +258,30 @@ SPEC_RULES = (
     ),
 )
 
-TRANSITION_CEL = (
-    "self.replicas == oldSelf.replicas || oldSelf.suspend || self.suspend",
-    "spec.replicas: immutable while the job runs; set spec.suspend to true, change it, "
-    "and set suspend to false again",
-)
-"""Compares with the stored spec, so that only the API server can check it: (CEL, message)."""
+
+def _unchanged(name: str) -> tuple[str, str]:
+    field = to_camel(name)
+    new, old = f"self.{field}", f"oldSelf.{field}"
+    same = f"{new} == {old}"
+    if DDPJobSpec.model_fields[name].default is None:  # absent where nobody gives it
+        same = f"(has({new}) ? has({old}) && {same} : !has({old}))"
+    return (
+        f"{same} || oldSelf.suspend || self.suspend",
+        f"spec.{field}: immutable except while the job is suspended; set spec.suspend to true, "
+        "change it, and set suspend to false again, or make a new job",
+    )
+
+
+# The API server's `==` (k8s.io/apiserver/pkg/cel/common/values.go) sees fields that the schema does
+# not name, too, with one gap: objects are equal to it where one such field came in another's place,
+# such as args for command. It estimates the cost from the declared lengths of strings and lists; an
+# object has none and costs next to nothing.
+TRANSITION_RULES = tuple(_unchanged(name) for name in POD_FIELDS)
+"""For each field that shapes running pods: (CEL, message).
+
+They compare with the stored spec, so that only the API server can check them. A change that it lets
+through, for its age or otherwise, is not ignored: all pods start anew with it, for SpecChanged.
+"""
 
 NAME_CEL = (
     f"size(self.metadata.name) <= {MAX_NAME_LENGTH}"

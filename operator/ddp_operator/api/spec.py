@@ -194,7 +194,7 @@ class DDPJobSpec(ApiModel):
     """One training job: `replicas` pods of `nprocPerNode` processes each."""
 
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
-        default=1, description="Pods: PyTorch's number of nodes. Immutable except while suspended."
+        default=1, description="Pods: PyTorch's number of nodes."
     )
     nproc_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
         default="auto",
@@ -266,3 +266,17 @@ class DDPJobSpec(ApiModel):
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = Field(
         default=None, description="The job is deleted this long after it has finished."
     )
+
+
+POD_FIELDS = (
+    "replicas",
+    "nproc_per_node",
+    "backend",
+    "master_port",
+    "status_port",
+    "template",
+    "accelerator",
+    "checkpoint",
+)
+"""Fields of the spec that shape running pods: immutable except while the job is suspended. All
+others take effect at once and touch no pod."""

@@ -11,14 +11,14 @@ from ddp_operator.api import rules
 from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL, MAX_NAME_LENGTH, RESERVED_ENVIRONMENT
 from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_CEL, Rule
+from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES, Rule
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.template import PodTemplate
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from tests.bad_manifests import BAD_MANIFESTS, BadManifest
-from tests.good_manifests import GOOD_MANIFESTS, Json, job
+from tests.good_manifests import GOOD_MANIFESTS, Json, container, job, template
 from tests.unit.api.test_parsing import stored
 
 BY_RULE = [bad for bad in BAD_MANIFESTS if bad.refused_by == "cel"]
@@ -196,29 +196,106 @@ def test_longest_host_name_is_a_dns_label() -> None:
         DDPJob.parse(stored(job("a" * (MAX_NAME_LENGTH + 1))))
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "allowed"),
-    [
-        ({}, {}, True),
-        ({}, {"replicas": 2}, False),
-        ({"suspend": True}, {"suspend": True, "replicas": 2}, True),
-        ({}, {"suspend": True, "replicas": 2}, True),
-        ({"suspend": True}, {"replicas": 2}, True),
-        ({"replicas": 2}, {"replicas": 2, "backend": "gloo"}, True),
-        ({"replicas": 2}, {}, False),
-    ],
-)
-def test_replicas_change_only_while_suspended(before: Json, after: Json, *, allowed: bool) -> None:
+_TRANSITIONS = [(cel.compile(rule), message) for rule, message in TRANSITION_RULES]
+_OTHER_IMAGE = template(container(image="registry.example/trainer:2"))
+_CHANGES: dict[str, tuple[Json, Json]] = {
+    "replicas": ({}, {"replicas": 2}),
+    "nprocPerNode": ({}, {"nprocPerNode": 2}),
+    "backend": ({}, {"backend": "gloo"}),
+    "masterPort": ({}, {"masterPort": 29600}),
+    "statusPort": ({}, {"statusPort": 29601}),
+    "template": ({}, {"template": _OTHER_IMAGE}),
+    "accelerator": ({}, {"accelerator": {"type": "nvidia-l4"}}),
+    "checkpoint": ({}, {"checkpoint": {"hostPath": "/mnt"}}),
+}
+"""For each field that shapes running pods: two values of it."""
+
+
+def refused(before: Json, after: Json) -> list[str]:
+    """The messages with which the API server refuses a change of a spec."""
     schema = _SCHEMA["properties"]["spec"]
-    context = {
-        "oldSelf": with_defaults(job(**before)["spec"], schema),
-        "self": with_defaults(job(**after)["spec"], schema),
+    context = {"oldSelf": with_defaults(before, schema), "self": with_defaults(after, schema)}
+    verdicts = [(program.execute(context), message) for program, message in _TRANSITIONS]
+    assert {type(allowed) for allowed, _ in verdicts} == {bool}
+    return [message for allowed, message in verdicts if not allowed]
+
+
+@pytest.mark.parametrize(("field", "values"), _CHANGES.items(), ids=_CHANGES)
+def test_what_shapes_running_pods_changes_only_while_suspended(
+    field: str, values: tuple[Json, Json]
+) -> None:
+    for one, other in (values, values[::-1]):
+        before, after = job(**one)["spec"], job(**other)["spec"]
+        (said,) = refused(before, after)
+        assert said.startswith(f"spec.{field}: immutable except while the job is suspended")
+        assert refused({**before, "suspend": True}, {**after, "suspend": True}) == []
+        assert refused(before, {**after, "suspend": True}) == []
+        assert refused({**before, "suspend": True}, after) == []
+
+
+def test_a_change_within_an_accelerator_is_one_too() -> None:
+    plain, standard, spot = (
+        job(accelerator={"type": "nvidia-l4", **how})["spec"]
+        for how in ({}, {"provisioning": "standard"}, {"provisioning": "spot"})
+    )
+    (said,) = refused(plain, spot)
+    assert said.startswith("spec.accelerator: immutable")
+    assert refused(plain, standard) == []
+
+
+def test_what_shapes_no_pod_may_change_at_any_time() -> None:
+    others = {
+        "restart": {"maxRestarts": 9, "rules": [{"exitCodes": [3], "action": "FailJob"}]},
+        "isolation": "Job",
+        "cleanPodPolicy": "All",
+        "activeDeadlineSeconds": 60,
+        "progressDeadlineSeconds": 60,
+        "schedulingTimeoutSeconds": 60,
+        "ttlSecondsAfterFinished": 60,
+        "suspend": True,
     }
-    assert cel.compile(TRANSITION_CEL[0]).execute(context) is allowed
+    names = {field.alias or name for name, field in DDPJobSpec.model_fields.items()}
+    assert others.keys() | _CHANGES.keys() == names
+    for name, value in others.items():
+        assert refused(job()["spec"], job(**{name: value})["spec"]) == []
+
+
+_choices: dict[str, list[Any]] = {
+    **{field: [first.get(field), second[field]] for field, (first, second) in _CHANGES.items()},
+    "accelerator": [
+        None,
+        {"type": "nvidia-l4", "count": 2},
+        {"type": "nvidia-l4", "count": 2, "provisioning": "standard"},
+        {"type": "nvidia-l4", "count": 2, "provisioning": "spot"},
+    ],
+    "checkpoint": [None, {}, {"path": "/checkpoints"}, {"hostPath": "/mnt"}],
+    "template": [template(), _OTHER_IMAGE],
+    "isolation": ["None", "Job"],
+}
+_fields = st.fixed_dictionaries(
+    {}, optional={field: st.sampled_from(values) for field, values in _choices.items()}
+)
+_few_fields = st.sampled_from(sorted(_choices)).flatmap(
+    lambda field: st.fixed_dictionaries({field: st.sampled_from(_choices[field])})
+)
+
+
+@given(_fields, _few_fields)
+def test_the_server_refuses_what_would_start_pods_anew(fields: Json, changes: Json) -> None:
+    """What gives pods another digest, and nothing else, is refused while they run."""
+    manifests = [
+        job(**{name: value for name, value in spec.items() if value is not None})
+        for spec in (fields, fields | changes)
+    ]
+    digests = {DDPJob.parse(stored(manifest)).spec_hash for manifest in manifests}
+    event(f"{len(digests)} digests")
+    before, after = (manifest["spec"] for manifest in manifests)
+    assert (refused(before, after) == []) is (len(digests) == 1)
 
 
 def test_the_schema_carries_every_rule() -> None:
     carried = _SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
     expected = [{"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES]
-    assert carried == [*expected, {"rule": TRANSITION_CEL[0], "message": TRANSITION_CEL[1]}]
+    expected += [{"rule": rule, "message": message} for rule, message in TRANSITION_RULES]
+    assert carried == expected
     assert _SCHEMA["x-kubernetes-validations"] == [{"rule": NAME_CEL[0], "message": NAME_CEL[1]}]
