@@ -244,7 +244,7 @@ def test_a_change_within_an_accelerator_is_one_too() -> None:
 
 
 def test_what_shapes_no_pod_may_change_at_any_time() -> None:
-    others = {
+    others: Json = {
         "restart": {"maxRestarts": 9, "rules": [{"exitCodes": [3], "action": "FailJob"}]},
         "isolation": "Job",
         "cleanPodPolicy": "All",
