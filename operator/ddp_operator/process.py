@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_operator import startup
+from ddp_operator.api.crd_comparison import Difference
 from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
 from ddp_operator.endpoints.metrics import PATH as METRICS_PATH
 from ddp_operator.engine.reports import PROGRESS_SECONDS
@@ -89,16 +90,17 @@ async def _serve(options: Options) -> None:
             key = Key(own_namespace, options.lease_name)
             lease = await stack.enter_async_context(Leadership(_credentials(options), key))
 
-        async def look() -> tuple[Access, bool]:
+        async def look() -> tuple[Access, bool, Difference]:
             async with ApiClient(credentials) as client:
                 key = lease.key if lease else None
                 await startup.check(client, options.namespace, secret=secret, lease=key)
                 if options.metrics_auth:
                     await startup.check_reviews(client)
                 access = await startup.access(client, secret)
-                return access, await startup.may_see_nodes(client)
+                crd = await startup.crd_difference(client)
+                return access, await startup.may_see_nodes(client), crd
 
-        access, may_see_nodes = await startup.when_reachable(look)
+        access, may_see_nodes, crd = await startup.when_reachable(look)
         ready = asyncio.Event()
         client = ApiClient(credentials, before_write=lease.check if lease else None)
         replica = Replica(
@@ -108,6 +110,7 @@ async def _serve(options: Options) -> None:
             lease=lease,
             ready=ready,
             may_see_nodes=may_see_nodes,
+            crd=crd,
             progress_seconds=options.progress_poll_seconds,
         )
         health.ready, metrics.text = ready.is_set, replica.metrics

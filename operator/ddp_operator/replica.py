@@ -10,6 +10,7 @@ import kopf
 
 from ddp_operator import handlers
 from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from ddp_operator.api.crd_comparison import Difference
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.job.pods.access import Access
@@ -59,7 +60,7 @@ class Replica:
 
     The writes of `client` are refused without the lease. `ready` is set while the watches run,
     whether it leads or stands by. The trainers of running jobs are asked for their progress, and it
-    is written, every `progress_seconds`.
+    is written, every `progress_seconds`. `crd`: what tells the installed CRD from this release's.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Replica:
         lease: Leadership | None,
         ready: asyncio.Event,
         may_see_nodes: bool,
+        crd: Difference,
         progress_seconds: float = PROGRESS_SECONDS,
     ) -> None:
         self._client = client
@@ -94,6 +96,8 @@ class Replica:
             trainers=HttpTrainers(),
             progress_seconds=progress_seconds,
         )
+        self._engine.metrics.lost_fields = crd.lacking
+        self._engine.metrics.unknown_fields = crd.unknown
 
     def metrics(self) -> str:
         """What there is to count, as Prometheus' text."""

@@ -6,12 +6,16 @@ and a container that ends again and again is started ever more rarely.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final, TypeVar
 
+from ddp_operator import __version__
+from ddp_operator.api import crd
 from ddp_operator.api.constants import VERSION
+from ddp_operator.api.crd_comparison import Difference, compare
 from ddp_operator.job.pods.access import Access
 from ddp_operator.kube import (
+    CUSTOM_RESOURCE_DEFINITIONS,
     EVENTS,
     LEASES,
     NETWORK_POLICIES,
@@ -27,7 +31,7 @@ from ddp_operator.kube import (
     check_served,
     own_secret,
 )
-from ddp_operator.ports import Key, UnavailableError
+from ddp_operator.ports import Key, NotFoundError, UnavailableError
 from ddp_operator.replica import JOBS
 
 logger = logging.getLogger(__name__)
@@ -60,6 +64,11 @@ _NEEDED_TO_LEAD: Final = ("get", "update")
 
 _NODE_VERBS: Final = ("list", "watch")
 """What avoiding bad nodes needs, in the whole cluster; the operator works without."""
+
+READ_CRD: Final = Permission("get", CUSTOM_RESOURCE_DEFINITIONS, name=crd.NAME)
+"""What comparing the CRD with this release's needs; the operator works without."""
+_NAMED: Final = 5
+"""Fields of a CRD that a line in the log names."""
 
 NEEDED_TO_REVIEW: Final = (
     Permission("create", TOKEN_REVIEWS),
@@ -175,3 +184,41 @@ async def may_see_nodes(client: ApiClient) -> bool:
             "; ".join(str(permission) for permission in missing),
         )
     return not missing
+
+
+async def crd_difference(client: ApiClient) -> Difference:
+    """Find out whether the CRD is of another release, and say so; the operator works with either,
+    and jobs that it does not understand are left as they are.
+    """
+    if await check_access(client, [READ_CRD]):
+        logger.info(
+            "a CRD of another release will be told by what it does to jobs alone, for want of a "
+            "permission: %s",
+            READ_CRD,
+        )
+        return Difference()
+    path = CUSTOM_RESOURCE_DEFINITIONS.path(name=crd.NAME)
+    try:
+        found = compare(await client.request("GET", path))
+    except NotFoundError:  # whoever serves the jobs, it is no CRD
+        return Difference()
+    if found.lacking:
+        logger.error(
+            "the CRD is older than this operator, and the API server drops or refuses %s: "
+            "apply the CRD of this release, %s (kubectl apply -f crds/ddpjobs.yaml)",
+            _some(found.lacking),
+            __version__,
+        )
+    if found.unknown:
+        logger.warning(
+            "the CRD is newer than this operator, %s, which leaves jobs with %s as they are: "
+            "upgrade the operator",
+            __version__,
+            _some(found.unknown),
+        )
+    return found
+
+
+def _some(names: Collection[str]) -> str:
+    shown = ", ".join(sorted(names)[:_NAMED])
+    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown

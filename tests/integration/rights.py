@@ -10,7 +10,13 @@ from typing import Final
 
 import yaml
 from ddp_operator import startup
-from ddp_operator.kube import LEASES, NETWORK_POLICIES, ApiClient, load_credentials
+from ddp_operator.kube import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    LEASES,
+    NETWORK_POLICIES,
+    ApiClient,
+    load_credentials,
+)
 from ddp_operator.ports import ClusterError, Key, Manifest
 from ddp_operator.replica import JOBS
 
@@ -49,7 +55,10 @@ def permissions(roles: Iterable[Manifest]) -> list[tuple[str, str]]:
 
 
 LEASE_NAME: Final = "ddp-operator"
-ABOUT_OBJECTS: Final = ("/api/v1/", f"{JOBS.root}/", LEASES.root, NETWORK_POLICIES.root)
+ABOUT_OBJECTS: Final = (
+    *("/api/v1/", f"{JOBS.root}/", LEASES.root, NETWORK_POLICIES.root),
+    CUSTOM_RESOURCE_DEFINITIONS.root,
+)
 """How paths begin of requests about what roles are about; others ask what is served or allowed."""
 INSTALLED: Final = roles_in("install/rbac.yaml")
 INSTALLED_IN_ONE_NAMESPACE: Final = [
@@ -165,7 +174,10 @@ _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": 
 def question(seen: Seen) -> tuple[str, str]:
     """The permission that the server asks for when it gets this request."""
     parts = seen.path.split("/")
-    rest = parts[parts.index("namespaces") + 2 :] if "namespaces" in parts else parts[-1:]
+    if "namespaces" in parts:
+        rest = parts[parts.index("namespaces") + 2 :]
+    else:
+        rest = parts[3 if parts[1] == "api" else 4 :]
     resource = "/".join(rest[::2])
     if seen.method == "GET":
         verb = "watch" if seen.watch else "get" if len(rest) > 1 else "list"

@@ -10,7 +10,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 from ddp_operator import startup
+from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.kube import (
+    CUSTOM_RESOURCE_DEFINITIONS,
     LEASES,
     NETWORK_POLICIES,
     NODES,
@@ -81,7 +83,7 @@ async def test_the_installed_permissions_are_exactly_those_that_are_used(
 async def test_each_missing_permission_is_named(roles: Roles, as_operator: Path) -> None:
     await until_said(as_operator, roles.namespace, "")
     for verb, resource in permissions(INSTALLED):
-        if resource == NODES.plural:
+        if resource in (NODES.plural, CUSTOM_RESOURCE_DEFINITIONS.plural):
             continue  # it works without
         await roles.grant(without=(verb, resource))
         groups = {"ddpjobs": JOBS.group, NETWORK_POLICIES.plural: NETWORK_POLICIES.group}
@@ -132,6 +134,39 @@ async def test_without_the_crd_it_ends_with_one_line(tmp_path: Path) -> None:
             assert await process.exit_code() == 1
             [line] = process.log.splitlines()
     assert "kubectl apply -f crds/ddpjobs.yaml" in line
+
+
+async def test_a_crd_of_another_release_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    crd = custom_resource_definition()
+    fields = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    del fields["status"]["properties"]["goodput"]
+    fields["spec"]["properties"]["spares"] = {"type": "integer"}
+    port = await asyncio.to_thread(free_port)
+    with cluster.control_plane(controllers=False) as other:
+        async with ApiClient(load_credentials(kubeconfig=str(other.kubeconfig))) as client:
+            path = CUSTOM_RESOURCE_DEFINITIONS.path()
+            await client.request("POST", path, body=crd)
+            await eventually(lambda: check_served(client, JOBS), interval_seconds=0.05)
+            with running_operator(
+                other.kubeconfig, tmp_path / "log", namespace="default", metrics_port=port
+            ) as process:
+                jobs = Jobs(client, "default")
+                await jobs.create(job(), name="good")
+                await jobs.until_pods("good-0-0", name="good")
+                await jobs.create(job(spares=1), name="newer")
+                left = await jobs.until(lambda status: bool(status.reason), "newer")
+                assert left.reason == "NewerThanOperator"
+                assert await jobs.pods("newer") == {}
+                said = process.log.splitlines()
+                async with (
+                    aiohttp.ClientSession() as session,
+                    session.get(f"http://127.0.0.1:{port}/metrics") as answer,
+                ):
+                    metrics = (await answer.text()).splitlines()
+    assert sum("the CRD is older" in line and " status.goodput: " in line for line in said) == 1
+    assert sum("the CRD is newer" in line and " spec.spares " in line for line in said) == 1
+    for sample in ("crd_lost_fields 1", "crd_unknown_fields 1", "newer_jobs 1"):
+        assert f"ddp_operator_{sample}" in metrics
 
 
 async def test_without_a_cluster_it_ends_with_one_line(tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ def test_cluster_roles_grant_what_serving_all_namespaces_takes() -> None:
     nodes = EVERYWHERE["ClusterRole", "ddp-operator-nodes"]
     assert all(covers(nodes, Permission(verb, NODES)) for verb in ("list", "watch"))
     assert amount(nodes) == 2
+    crd = EVERYWHERE["ClusterRole", "ddp-operator-crd"]
+    assert covers(crd, startup.READ_CRD)
+    assert amount(crd) == 1
 
 
 def test_roles_grant_what_serving_one_namespace_takes() -> None:

@@ -1,12 +1,16 @@
-"""How long a start waits for an API server that is away."""
+"""How long a start waits for an API server, and what it says of a CRD of another release."""
 
 import logging
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import yaml
 from ddp_operator import startup
-from ddp_operator.ports import ForbiddenError, UnavailableError
+from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.crd_comparison import Difference
+from ddp_operator.kube import ApiClient
+from ddp_operator.ports import ForbiddenError, NotFoundError, UnavailableError
 
 
 async def test_it_gives_up_at_its_deadline_with_the_last_answer() -> None:
@@ -69,3 +73,64 @@ def test_the_secret_is_the_only_one_that_the_manifests_let_it_read() -> None:
     read = [rule["resourceNames"] for _, _, rule in rules if rule["verbs"] == ["get"]]
     assert read == [[startup.SECRET_NAME]]
     assert [rule["verbs"] for _, _, rule in rules] == [["get"], ["create"]]
+
+
+class Server:
+    """Answers what the comparison of CRDs asks."""
+
+    def __init__(self, crd: dict[str, Any] | None, *, allowed: bool = True) -> None:
+        self.crd = crd
+        self.allowed = allowed
+
+    async def request(self, method: str, path: str, **_: Any) -> dict[str, Any]:
+        if method == "POST":
+            return {"status": {"allowed": self.allowed}}
+        assert self.allowed
+        assert path.endswith("/customresourcedefinitions/ddpjobs.ddp-operator.io")
+        if self.crd is None:
+            raise NotFoundError("there is none", status=404)
+        return self.crd
+
+
+async def told(server: Server, caplog: pytest.LogCaptureFixture) -> tuple[Difference, list[str]]:
+    """What is found, and said with which level."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        found = await startup.crd_difference(cast(ApiClient, server))
+    return found, [f"{record.levelname} {record.message}" for record in caplog.records]
+
+
+async def test_a_crd_of_this_release_is_nothing_to_talk_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert await told(Server(custom_resource_definition()), caplog) == (Difference(), [])
+    assert await told(Server(None), caplog) == (Difference(), [])
+
+
+async def test_what_to_do_about_a_crd_of_another_release_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    crd = custom_resource_definition()
+    fields = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    for name in list(fields["status"]["properties"])[:7]:
+        del fields["status"]["properties"][name]
+    found, [line] = await told(Server(crd), caplog)
+    assert len(found.lacking) == 7
+    assert line.startswith("ERROR the CRD is older than this operator")
+    assert " and 2 more: apply the CRD of this release" in line
+    fields["spec"]["properties"]["spares"] = {"type": "integer"}
+    found, [_, line] = await told(Server(crd), caplog)
+    assert found.unknown == {"spec.spares"}
+    assert line.startswith("WARNING the CRD is newer than this operator")
+    assert line.endswith("with spec.spares as they are: upgrade the operator")
+
+
+async def test_without_the_right_to_read_the_crd_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found, [line] = await told(Server(None, allowed=False), caplog)
+    assert found == Difference()
+    assert line.endswith(
+        "get customresourcedefinitions.apiextensions.k8s.io ddpjobs.ddp-operator.io "
+        "in all namespaces"
+    )

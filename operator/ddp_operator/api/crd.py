@@ -22,6 +22,9 @@ from ddp_operator.api.template import PodTemplate
 
 Schema = dict[str, Any]
 
+NAME = f"{PLURAL}.{GROUP}"
+"""Of the CRD itself."""
+
 _COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Ready", "string", ".status.ready", 0),
@@ -73,7 +76,7 @@ def custom_resource_definition() -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": {"name": NAME},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",

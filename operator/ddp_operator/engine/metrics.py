@@ -30,7 +30,9 @@ class Metrics:
         self._buckets = [0] * (len(_BUCKETS) + 1)
         self._reconciling_seconds = 0.0
         self.lost_fields: frozenset[str] = frozenset()
-        """Fields of the status that the server's CRD, which is older, does not keep."""
+        """Fields and words that the server's CRD, which is older, does not know."""
+        self.unknown_fields: frozenset[str] = frozenset()
+        """Fields and words of the server's CRD, which is newer, unknown to this operator."""
 
     @contextmanager
     def reconciling(self) -> Iterator[None]:
@@ -86,8 +88,14 @@ class Metrics:
             _family(
                 "crd_lost_fields",
                 "gauge",
-                "Fields of the status that the installed CRD, which is older, does not keep.",
+                "Fields and words that the installed CRD, which is older, does not know.",
                 {(): len(self.lost_fields)},
+            ),
+            _family(
+                "crd_unknown_fields",
+                "gauge",
+                "Fields and words of the installed CRD, which is newer, unknown to the operator.",
+                {(): len(self.unknown_fields)},
             ),
             _head(name, "histogram", "Time of one look at one job."),
             histogram,

@@ -216,13 +216,13 @@ class Reconciler:
         await self._tell(entry, events)
 
     def _complain(self, lost: frozenset[str]) -> None:
-        """Say, once, that the CRD is older than this operator."""
-        if new := lost - self._metrics.lost_fields:
+        """Say, once, that the CRD is older than this operator, unless its start has said so."""
+        if new := {f"status.{name}" for name in lost} - self._metrics.lost_fields:
             self._metrics.lost_fields |= new
             logger.error(
-                "the CRD is older than this operator and drops what it must remember (status.%s): "
+                "the CRD is older than this operator and drops what it must remember (%s): "
                 "apply the CRD of this release, %s",
-                ", status.".join(sorted(new)),
+                ", ".join(sorted(new)),
                 __version__,
             )
 

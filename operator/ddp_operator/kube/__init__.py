@@ -17,6 +17,7 @@ from ddp_operator.kube.election.lease import LeaseLostError
 from ddp_operator.kube.own_secret import own_secret
 from ddp_operator.kube.preflight import Permission, check_access, check_served
 from ddp_operator.kube.resources import (
+    CUSTOM_RESOURCE_DEFINITIONS,
     EVENTS,
     LEASES,
     NETWORK_POLICIES,
@@ -35,6 +36,7 @@ from ddp_operator.kube.view.reflector import Reflector
 
 __all__ = [
     "ALL_NODES",
+    "CUSTOM_RESOURCE_DEFINITIONS",
     "EVENTS",
     "LEASES",
     "NETWORK_POLICIES",

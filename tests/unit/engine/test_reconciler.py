@@ -284,7 +284,7 @@ async def test_an_older_crd_is_said_once_and_makes_nothing_loop(
     assert world.status["phase"] == "Running"
     told = [record for record in caplog.records if "older than this operator" in record.message]
     assert ["acceptedSpecHash" in record.message for record in told] == [True]
-    assert world.metrics.lost_fields == {"acceptedSpecHash", "ready"}
+    assert world.metrics.lost_fields == {"status.acceptedSpecHash", "status.ready"}
     version = world.cluster.jobs[KEY]["metadata"]["resourceVersion"]
     for _ in range(3):
         world.now += timedelta(seconds=60)

@@ -1,0 +1,76 @@
+"""A CRD of another release is told by what it knows and what it does not."""
+
+from typing import Any
+
+import pytest
+from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.crd_comparison import Difference, compare
+
+Json = dict[str, Any]
+
+
+def schema_of(crd: Json) -> Json:
+    """The schema of a job."""
+    schema: Json = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    return schema
+
+
+@pytest.fixture
+def crd() -> Json:
+    """This release's, to be changed."""
+    return custom_resource_definition()
+
+
+def test_the_same_does_not_differ(crd: Json) -> None:
+    assert compare(crd) == Difference()
+
+
+def test_what_says_nothing_of_fields_does_not_count(crd: Json) -> None:
+    """A server before 1.25 stores no CEL rules, and people write descriptions of their own."""
+    spec = schema_of(crd)["spec"]
+    del spec["x-kubernetes-validations"]
+    spec["description"] = "A job."
+    spec["properties"]["masterPort"]["default"] = 12345
+    crd["metadata"] |= {"annotations": {"team": "ml"}, "generation": 3}
+    crd["status"] = {"acceptedNames": {}}
+    assert compare(crd) == Difference()
+
+
+def test_an_older_one_lacks_fields_and_words(crd: Json) -> None:
+    schema = schema_of(crd)
+    del schema["spec"]["properties"]["restart"]
+    del schema["status"]["properties"]["failures"]["items"]["properties"]["rank"]
+    schema["spec"]["properties"]["accelerator"]["properties"]["provisioning"]["enum"].pop()
+    found = compare(crd)
+    assert found.lacking == {
+        "spec.restart",
+        "status.failures[].rank",
+        "spec.accelerator.provisioning=flex-start",
+    }
+    assert found.unknown == frozenset()
+
+
+def test_a_newer_one_has_more(crd: Json) -> None:
+    schema = schema_of(crd)
+    spares = {"type": "object", "properties": {"count": {"type": "integer"}}}
+    schema["spec"]["properties"]["spares"] = spares
+    schema["spec"]["properties"]["backend"]["enum"].append("ucc")
+    schema["status"]["properties"]["replacements"]["additionalProperties"]["enum"] = [1]
+    found = compare(crd)
+    assert found.unknown == {"spec.spares", "spec.backend=ucc", "status.replacements.*=1"}
+    assert found.lacking == frozenset()
+
+
+def test_one_may_be_both(crd: Json) -> None:
+    properties = schema_of(crd)["spec"]["properties"]
+    properties["renamed"] = properties.pop("suspend")
+    assert compare(crd) == Difference(frozenset({"spec.suspend"}), frozenset({"spec.renamed"}))
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [[], [{"name": "v1"}], [{"name": "v1alpha1"}], [{"name": "v1alpha1", "schema": {}}]],
+)
+def test_one_without_a_schema_knows_nothing(versions: list[Json]) -> None:
+    found = compare({"spec": {"versions": versions}})
+    assert found == Difference(lacking=frozenset({"spec", "status"}))
