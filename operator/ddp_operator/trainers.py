@@ -6,6 +6,7 @@ proxy stands between.
 """
 
 import os
+import socket
 from collections.abc import Mapping
 from typing import Final
 
@@ -16,6 +17,9 @@ from ddp_operator import __version__
 _SECONDS: Final = 2.0
 """An answer of a few hundred bytes from within the cluster takes milliseconds."""
 _LIMIT_BYTES: Final = 64 * 1024
+_RECEIVE_BYTES: Final = 8 * 1024
+"""That the kernel holds of an answer, and so what is read of it at once: of the smallest chunks, or
+of `100 Continue` over and over, parsing a quarter of a megabyte takes a good part of a second."""
 _CONNECTIONS: Final = 64
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
 
@@ -68,7 +72,9 @@ class HttpTrainers:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 # A connection kept open for ten seconds and more serves nobody.
-                connector=aiohttp.TCPConnector(limit=_CONNECTIONS, force_close=True),
+                connector=aiohttp.TCPConnector(
+                    limit=_CONNECTIONS, force_close=True, socket_factory=_socket
+                ),
                 timeout=aiohttp.ClientTimeout(total=self._timeout_seconds),
                 headers={"User-Agent": f"ddp-operator/{__version__}"},
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -76,3 +82,10 @@ class HttpTrainers:
                 trust_env=False,
             )
         return self._session.request(method, url, headers=headers, allow_redirects=False)
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+    return made

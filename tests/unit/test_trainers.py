@@ -1,13 +1,18 @@
 """Trainers may answer anything, or nothing: what is asked of them always ends."""
 
+import asyncio
+import contextlib
 import socket
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aiohttp import web
 from ddp_operator.trainers import HttpTrainers
 
 from tests.trainer_server import ENDLESS, TrainerServer
+from tests.unit.cpu_budget import in_loops
 
 TOKEN = "of-the-job"
 
@@ -104,3 +109,58 @@ async def test_a_token_is_taken_nowhere_else(trainers: HttpTrainers) -> None:
         server.dump_headers = {"Location": f"http://{elsewhere.address}/dump-stacks"}
         assert not await trainers.dump_stacks(server.address, token=TOKEN)
         assert (server.asked, elsewhere.asked) == (["dump-stacks"], [])
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAMS = {
+    "interim answers": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000),
+    "answers": (b"", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" * 1500),
+    "chunks of one byte": (HEAD, b"1\r\nx\r\n" * 10_000),
+    "a chunk's extension": (HEAD + b"5;", b"y" * 65_536),
+    "trailers": (HEAD + b"0\r\n", b"X: y\r\n" * 10_000),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n" * 10_000),
+    "one header": (b"HTTP/1.1 200 OK\r\nX: ", b"y" * 65_536),
+    "a status line": (b"HTTP/1.1 200 ", b"y" * 65_536),
+}
+
+
+@contextlib.contextmanager
+def streaming(head: bytes, body: bytes) -> Iterator[str]:
+    """Who asks gets this without an end, from a thread of its own, as fast as it can be read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                asking, _ = server.accept()
+                with asking:
+                    asking.recv(4096)
+                    asking.sendall(head)
+                    while True:
+                        asking.sendall(body)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        host, port = server.getsockname()
+        yield f"{host}:{port}"
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_no_answer_keeps_the_operator_from_anything_else(name: str) -> None:
+    turns: list[float] = []
+
+    async def others() -> None:
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            turns.append(time.thread_time() - began)
+
+    trainers = HttpTrainers(timeout_seconds=0.5)
+    with streaming(*STREAMS[name]) as address:
+        waiting = asyncio.create_task(others())
+        answer = await trainers.status(address)
+        waiting.cancel()
+        await trainers.close()
+    assert isinstance(answer, str) or answer == b""
+    assert in_loops(max(turns)) < 1
