@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ddp_operator import startup
 from ddp_operator.api.crd_comparison import Difference
@@ -56,12 +58,18 @@ class Options:
     """
 
 
+RECURSION: Final = 12_000
+"""Python's JSON reader, which is kopf's, counts each level of what it reads, and API servers read
+objects that are 10,000 levels deep (sigs.k8s.io/json): that takes 2 MB of the 8 MB of stack."""
+
+
 def run(options: Options) -> int:
     """Run until SIGTERM or SIGINT; return the exit code.
 
     A replica that loses its lease ends, with an error: Kubernetes starts it anew, and nothing that
     it had begun can linger.
     """
+    sys.setrecursionlimit(RECURSION)
     try:
         asyncio.run(_serve(options))
     except (

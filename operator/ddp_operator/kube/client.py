@@ -7,6 +7,7 @@ not kinds of objects.
 
 import asyncio
 import contextlib
+import json
 import random
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -29,7 +30,10 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 # Methods that may be sent again after an answer was lost. A POST belongs to them because the
 # operator's names are deterministic: the second attempt meets AlreadyExists of its own making.
 _REPEATABLE = frozenset({"GET", "POST", "DELETE"})
-_FAILURES = (ClusterError, CredentialsError, aiohttp.ClientError, OSError, orjson.JSONDecodeError)
+_FAILURES = (
+    *(ClusterError, CredentialsError, aiohttp.ClientError, OSError),
+    *(json.JSONDecodeError, RecursionError),
+)
 # First waits after a failure without Retry-After; they double.
 _BACKOFF_SECONDS = 0.1
 # A server that is told to wait longer than this is unavailable, not busy.
@@ -142,7 +146,7 @@ class ApiClient:
                     method, path, params=params, data=data, headers=headers
                 ) as response:
                     content = await response.read()
-                    return orjson.loads(content) if content else None
+                    return _parsed(content) if content else None
             except _FAILURES as error:
                 failure = _as_cluster_error(error, method, path)
                 wait = _retry_wait(method, error, failure, attempt=attempt)
@@ -229,6 +233,14 @@ class ApiClient:
                             yield line
         except _FAILURES as error:
             raise _as_cluster_error(error, "GET", path) from error
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        # Users nest what they like in a job, deeper than orjson goes.
+        return json.loads(content)
 
 
 def _as_cluster_error(error: Exception, method: str, path: str) -> ClusterError:

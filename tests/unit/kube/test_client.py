@@ -1,4 +1,7 @@
 import asyncio
+import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from ddp_operator.ports import (
     NotFoundError,
     UnavailableError,
 )
+from ddp_operator.process import RECURSION
 
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 from tests.waiting import eventually
@@ -49,6 +53,35 @@ async def test_a_request_carries_who_we_are(client: ApiClient, server: FakeApiSe
 async def test_a_serialised_body_travels_as_it_is(client: ApiClient, server: FakeApiServer) -> None:
     await client.request("POST", PODS_PATH, body=b'{"metadata":{"namespace":"ns","name":"b"}}')
     assert server.requests[0].body == pod("b")
+
+
+@pytest.fixture
+def as_the_process() -> Iterator[None]:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(RECURSION)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("as_the_process")
+@pytest.mark.parametrize("depth", [900, 1100, 9990])
+async def test_answers_are_read_however_deep_they_are(
+    client: ApiClient, server: FakeApiServer, depth: int
+) -> None:
+    """What a user nests, thousands of levels deep, is in every list of all jobs."""
+    text = '{"a":' * depth + "1" + "}" * depth
+    server.faults.append(Fault("GET", 200, text))
+    answer = await client.request("GET", PODS_PATH)
+    assert answer == json.loads(text)
+
+
+@pytest.mark.usefixtures("as_the_process")
+async def test_answers_that_no_api_server_gives_are_none(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.faults.append(Fault("GET", 200, "[" * 100_000))
+    with pytest.raises(UnavailableError):
+        await client.request("GET", PODS_PATH, max_attempts=1)
 
 
 @pytest.mark.parametrize(
