@@ -57,7 +57,7 @@ def permissions(roles: Iterable[Manifest]) -> list[tuple[str, str]]:
 LEASE_NAME: Final = "ddp-operator"
 ABOUT_OBJECTS: Final = (
     *("/api/v1/", f"{JOBS.root}/", LEASES.root, NETWORK_POLICIES.root),
-    CUSTOM_RESOURCE_DEFINITIONS.root,
+    f"{CUSTOM_RESOURCE_DEFINITIONS.root}/",
 )
 """How paths begin of requests about what roles are about; others ask what is served or allowed."""
 INSTALLED: Final = roles_in("install/rbac.yaml")
