@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.cache import cache_dir, exclusive, say
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
+from tests.cluster.preparation import debian_archive
 from tests.cluster.preparation.binaries import RECIPE, built_folder, keep
+from tests.cluster.preparation.commands import run
 
 _BUILD_SPACE_BYTES = 6 * 2**30
 """What the tree with its Go cache takes at its largest, with room to spare."""
@@ -104,7 +104,7 @@ class KubernetesBuild:
         }
         what = " ".join(f"cmd/{program}" for program in programs)
         # make, not go build: it generates the OpenAPI definitions first.
-        self._run(["make", f"WHAT={what}"], cwd=self._tree, lock=lock, env=environment)
+        run(["make", f"WHAT={what}"], cwd=self._tree, log=self._log, lock=lock, env=environment)
 
     def _fetch(self, lock: int) -> None:
         if self.has_source():
@@ -117,22 +117,12 @@ class KubernetesBuild:
         self._folder.mkdir(parents=True, exist_ok=True)
         scratch = self._folder / "source.partial"
         shutil.rmtree(scratch, ignore_errors=True)
-        for folder in ("sources.d", "lists/partial", "src"):
-            (scratch / folder).mkdir(parents=True)
-        # Without touching the system's list of sources.
-        (scratch / "sources.d/src.sources").write_text(_source_entries())
-        apt = [
-            "apt-get",
-            *("-o", "Dir::Etc::SourceList=/dev/null"),
-            *("-o", f"Dir::Etc::SourceParts={scratch / 'sources.d'}"),
-            *("-o", f"Dir::State::Lists={scratch / 'lists'}"),
-            *("-o", "Dir::Cache::srcpkgcache="),
-            *("-o", "Dir::Cache::pkgcache="),
-            *("-o", "APT::Sandbox::User=root"),
-        ]
+        (scratch / "src").mkdir(parents=True)
         try:
-            self._run([*apt, "update", "-qq"], cwd=scratch, lock=lock)
-            self._run([*apt, "source", "-qq", "kubernetes"], cwd=scratch / "src", lock=lock)
+            apt = debian_archive.apt_get(scratch / "apt", "deb-src")
+            run([*apt, "update", "-qq"], cwd=scratch, log=self._log, lock=lock)
+            source = [*apt, "source", "-qq", "kubernetes"]
+            run(source, cwd=scratch / "src", log=self._log, lock=lock)
         except ClusterUnavailableError as error:
             raise ClusterUnavailableError(
                 f"cannot have Debian's source package of Kubernetes: {error}; {_REMEDY}"
@@ -145,27 +135,6 @@ class KubernetesBuild:
         trees[0].rename(self._tree)  # complete from the first moment on
         shutil.rmtree(scratch)
         self._is_fresh = True
-
-    def _run(
-        self, argv: list[str], *, cwd: Path, lock: int, env: dict[str, str] | None = None
-    ) -> None:
-        with self._log.open("ab") as output:
-            code = subprocess.run(
-                argv,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(lock,),
-                check=False,
-            ).returncode
-        if code:
-            lines = self._log.read_text(errors="replace").strip().splitlines()
-            errors = [line for line in lines[-40:] if re.match(r"(E|Err|.*error)\b", line)]
-            reason = (errors or lines or ["without a word"])[-1].strip()
-            command = " ".join(word for word in argv if not re.match(r"-o$|.*::", word))
-            raise ClusterUnavailableError(f"{command} failed ({reason}); its log is {self._log}")
 
 
 def _link(link: Path, target: Path) -> None:
@@ -184,24 +153,3 @@ def _replace_reflect2(tree: Path) -> None:
         source.unlink()
     for source in _DEBIAN_REFLECT2.iterdir():
         shutil.copy2(source, theirs / source.name)
-
-
-def _source_entries() -> str:
-    """Return deb822 source entries for the Debian mirrors that this machine uses already."""
-    modern = Path("/etc/apt/sources.list.d/debian.sources")
-    if modern.exists():
-        return re.sub(r"(?m)^Types:.*$", "Types: deb-src", modern.read_text())
-    classic = Path("/etc/apt/sources.list")
-    lines = classic.read_text().splitlines() if classic.exists() else []
-    entries = []
-    for line in lines:
-        if match := re.match(r"deb\s+(?:\[[^]]*\]\s+)?(\S+debian\S*)\s+(\S+)\s+(.+)", line):
-            uri, suite, components = match.groups()
-            entries.append(
-                f"Types: deb-src\nURIs: {uri}\nSuites: {suite}\nComponents: {components}\n"
-            )
-    if not entries:
-        raise ClusterUnavailableError(
-            f"no Debian package sources to build Kubernetes from; {_REMEDY}"
-        )
-    return "\n".join(entries)
