@@ -18,6 +18,8 @@ from tests.cluster.teardown import remove_named, sweep
 
 # For people who try something; tests make their own.
 VOLUMES = 4
+TO_RUN = (Stage.API_SERVER, Stage.NODE)
+"""What a cluster needs before anything is loaded into it."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _up(arguments: argparse.Namespace) -> None:
     name = arguments.name
-    prepare(steps([stage for stage in _stages(arguments) if stage is not Stage.IMAGES]))
+    prepare(steps([stage for stage in _stages(arguments) if stage in TO_RUN]))
     if arguments.control_plane_only:
         sweep()
         existing = [instance for instance in instances() if instance.name == name]
@@ -73,11 +75,15 @@ def _prepare(arguments: argparse.Namespace) -> None:
     wanted = steps(_stages(arguments))
     say_what_is_there(wanted)
     seconds = prepare(wanted)
-    print(f"all that is needed is there; this took {in_words(seconds)}")
+    lacking = [step.name for step in wanted if not step.is_done()]
+    but = f", but for {', '.join(lacking)}" if lacking else ""
+    print(f"all that is needed is there{but}; this took {in_words(seconds)}")
 
 
 def _stages(arguments: argparse.Namespace) -> Sequence[Stage]:
-    return [Stage.API_SERVER] if arguments.control_plane_only else list(Stage)
+    if arguments.control_plane_only:
+        return (Stage.API_SERVER, Stage.CRD_SERVER)
+    return tuple(Stage)
 
 
 def _images(arguments: argparse.Namespace) -> None:

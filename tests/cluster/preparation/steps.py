@@ -11,8 +11,10 @@ from functools import partial
 
 from tests.cluster import kind
 from tests.cluster.cache import say
-from tests.cluster.preparation import binaries, image_parts, images, packages
+from tests.cluster.errors import ClusterUnavailableError
+from tests.cluster.preparation import binaries, crd_server, image_parts, images, packages
 from tests.cluster.preparation.busybox import busybox_archive, has_busybox
+from tests.cluster.preparation.crd_server import CrdServerBuild
 from tests.cluster.preparation.kubernetes import KubernetesBuild
 from tests.cluster.preparation.progress import in_words, remaining_seconds, shown
 from tests.cluster.provider import KUBECONFIG_VARIABLE
@@ -24,12 +26,23 @@ programs: counted in a build of Kubernetes 1.20.2. They only serve to say how lo
 """
 
 
+_CRD_SERVER_PARTS = 2500
+"""Likewise, for the API server for CRDs of 1.36: the standard library is among them."""
+
+
 class Stage(Enum):
     """What a step is needed for; the stages follow each other."""
 
     API_SERVER = "API server"
     NODE = "node"
     IMAGES = "images"
+    CRD_SERVER = "API server for CRDs"
+    """Last, and of lowest priority: the few tests that need it can wait, and nothing waits for
+    them."""
+
+
+CLUSTER = (Stage.API_SERVER, Stage.NODE, Stage.IMAGES)
+"""What a cluster needs."""
 
 
 def _nowhere() -> float:
@@ -52,6 +65,9 @@ class Step:
     """How much of it is there, from 0 to 1, where that can be told."""
     found: str = ""
     """What to say of it where it was there already, if its name does not say all."""
+    is_optional: bool = False
+    """Whether a machine that cannot have it is only told so: the tests that need it say it again,
+    and fail in continuous integration."""
 
 
 def steps(stages: Sequence[Stage] = tuple(Stage)) -> list[Step]:
@@ -93,6 +109,7 @@ def _all_steps() -> list[Step]:
         ),
         *(_wheels(source) for source in sources),
         *(_image(source) for source in sources),
+        _crd_server(),
     ]
 
 
@@ -136,8 +153,14 @@ def _do(step: Step, label: str, *, after: Sequence[Step]) -> None:
         return f"{label}: {step.name}, {in_words(elapsed)} ({still}{rest})"
 
     began = time.monotonic()
-    with shown(line):
-        step.run()
+    try:
+        with shown(line):
+            step.run()
+    except ClusterUnavailableError as reason:
+        if not step.is_optional:
+            raise
+        say(f"{label}: NO {step.name.upper()} ON THIS MACHINE: {reason}")
+        return
     say(f"{label}: {step.name}, done in {in_words(time.monotonic() - began)}")
 
 
@@ -195,6 +218,19 @@ def _kubernetes() -> list[Step]:
             is_last=True,
         ),
     ]
+
+
+def _crd_server() -> Step:
+    build = CrdServerBuild()
+    return Step(
+        name=Stage.CRD_SERVER.value,
+        stage=Stage.CRD_SERVER,
+        usual_seconds=200,
+        is_done=crd_server.is_built,
+        run=build.build,
+        share=lambda: min(build.compiled_parts() / _CRD_SERVER_PARTS, 1.0),
+        is_optional=True,
+    )
 
 
 def _wheels(source: images.ImageSource) -> Step:
