@@ -163,3 +163,23 @@ GOOD_MANIFESTS: dict[str, Json] = {
         nprocPerNode=4, template=template(container(), container("viz", resources=gpus(gpu=1)))
     ),
 }
+
+DEFAULTS: Json = {
+    "replicas": 1,
+    "nprocPerNode": "auto",
+    "backend": "auto",
+    "masterPort": 29500,
+    "checkpoint": {"path": "/checkpoints"},
+    "statusPort": 29501,
+    "isolation": "None",
+    "restart": {
+        "scope": "Gang",
+        "maxRestarts": 3,
+        "resetAfterProgress": True,
+        "backoff": {"initialSeconds": 5, "maxSeconds": 300},
+        "nodeFailureLimit": 2,
+    },
+    "suspend": False,
+    "cleanPodPolicy": "Running",
+}
+"""What the API server makes of a spec with nothing but a template."""

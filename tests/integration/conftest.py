@@ -22,10 +22,7 @@ from tests.integration.operator_process import OperatorProcess, running_operator
 from tests.skipping import skip_or_fail
 from tests.waiting import eventually
 
-RULES_SINCE = (1, 25)
-"""The first Kubernetes whose API server evaluates CEL rules without being told to."""
-
-_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,14 +53,6 @@ async def admin(control_plane: cluster.ControlPlane) -> AsyncIterator[ApiClient]
     """A client that may do everything."""
     async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:
         yield client
-
-
-@pytest.fixture
-async def has_rules(admin: ApiClient) -> bool:
-    """Whether the API server evaluates a CRD's CEL rules."""
-    version = await admin.request("GET", "/version")
-    # Some distributions report a minor version such as "27+".
-    return (int(version["major"]), int(version["minor"].rstrip("+"))) >= RULES_SINCE
 
 
 @contextlib.asynccontextmanager
@@ -97,7 +86,7 @@ def kubectl_program() -> str:
 async def install_crd(client: ApiClient) -> None:
     """Install the CRD, unless an earlier test has, and wait until it is served."""
     with contextlib.suppress(AlreadyExistsError):
-        await client.request("POST", _CRDS, body=custom_resource_definition())
+        await client.request("POST", CRDS, body=custom_resource_definition())
     await eventually(lambda: check_served(client, JOBS), interval_seconds=0.05)
 
 

@@ -10,7 +10,8 @@ from ddp_operator.api.status import format_time
 from ddp_operator.kube import PODS, ApiClient
 from ddp_operator.ports import NotFoundError
 
-from tests.good_manifests import Json
+from tests.good_manifests import Json, job
+from tests.integration.jobs import Jobs
 from tests.waiting import eventually
 
 NODE: Final = "node-1"
@@ -146,6 +147,21 @@ class FakeKubelet:
         path = PODS.path(namespace=self._namespace, name=pod, subresource="status")
         body = {"status": status}
         await self._client.request("PATCH", path, body=body, content_type=_STRATEGIC_MERGE_PATCH)
+
+
+async def start(jobs: Jobs, kubelet: FakeKubelet, **spec: Any) -> None:
+    """Bring a job of two pods, or as `spec` says, to Running."""
+    await jobs.create(job(**{"replicas": 2, **spec}))
+    await jobs.until(lambda status: status.is_true("PodsCreated"))
+    await run_all(jobs, kubelet)
+
+
+async def run_all(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    """Bring all pods that nobody has deleted to life."""
+    for pod in await jobs.live_pods():
+        await kubelet.run(pod)
+    status = await jobs.until_phase("Running")
+    assert status.ready_replicas == len(await jobs.live_pods())
 
 
 def _condition(type_: str, reason: str, *, value: bool = True) -> dict[str, Any]:

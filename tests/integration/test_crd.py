@@ -12,7 +12,7 @@ from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.kube import ApiClient
 
 from tests import cluster
-from tests.good_manifests import job
+from tests.good_manifests import DEFAULTS, job
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 
@@ -64,24 +64,7 @@ async def test_defaults_are_shown(jobs: Jobs, kubectl: Kubectl) -> None:
     shown = yaml.safe_load(await kubectl("get", "ddpjob", "job", "--output", "yaml"))
     spec = shown["spec"]
     del spec["template"]
-    assert spec == {
-        "replicas": 1,
-        "nprocPerNode": "auto",
-        "backend": "auto",
-        "masterPort": 29500,
-        "checkpoint": {"path": "/checkpoints"},
-        "statusPort": 29501,
-        "isolation": "None",
-        "restart": {
-            "scope": "Gang",
-            "maxRestarts": 3,
-            "resetAfterProgress": True,
-            "backoff": {"initialSeconds": 5, "maxSeconds": 300},
-            "nodeFailureLimit": 2,
-        },
-        "suspend": False,
-        "cleanPodPolicy": "Running",
-    }
+    assert spec == DEFAULTS
 
 
 @pytest.mark.usefixtures("shared_operator")

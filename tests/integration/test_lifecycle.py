@@ -4,29 +4,18 @@ user and kubelet.
 
 import contextlib
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME, LABEL_SERVING
 from ddp_operator.kube import NETWORK_POLICIES, PODS, SERVICES, ApiClient
 from ddp_operator.ports import NotFoundError
 
-from tests.good_manifests import container, job, template
+from tests.good_manifests import job, template
 from tests.integration.jobs import Jobs
-from tests.integration.kubelet import FakeKubelet
+from tests.integration.kubelet import FakeKubelet, start
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("shared_operator")
-
-
-async def start(jobs: Jobs, kubelet: FakeKubelet, **spec: Any) -> None:
-    """Bring a job of two pods, or as `spec` says, to Running."""
-    await jobs.create(job(**{"replicas": 2, **spec}))
-    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
-    for pod in await jobs.live_pods():
-        await kubelet.run(pod)
-    status = await jobs.until_phase("Running")
-    assert status.ready_replicas == len(await jobs.live_pods())
 
 
 async def test_a_whole_life(jobs: Jobs, kubelet: FakeKubelet) -> None:
@@ -159,23 +148,6 @@ async def test_replicas_change_while_suspended(jobs: Jobs, kubelet: FakeKubelet)
     for pod in await jobs.live_pods():
         await kubelet.run(pod)
     assert (await jobs.until_phase("Running")).ready == "3/3"
-
-
-async def test_a_changed_template_starts_all_pods_anew_and_is_not_charged(
-    jobs: Jobs, kubelet: FakeKubelet, *, has_rules: bool
-) -> None:
-    """Where the server is too old to refuse it."""
-    if has_rules:
-        pytest.skip("this API server refuses the change, which test_manifests shows")
-    await start(jobs, kubelet)
-    await jobs.set_spec(template=template(container(image="registry.example/trainer:2")))
-    await kubelet.let_go("job-0-0", "job-0-1")
-    pods = await jobs.until_pods("job-1-0", "job-1-1")
-    assert pods["job-1-0"]["spec"]["containers"][0]["image"].endswith(":2")
-    status = await jobs.until_phase("Restarting")
-    assert (status.restarts, status.disruptions) == (0, 0)
-    assert status.condition("Restarting").reason == "SpecChanged"  # type: ignore[union-attr]
-    assert status.observed_generation == 2
 
 
 async def test_a_restart_that_a_person_wants_is_not_charged(

@@ -2,8 +2,6 @@
 user, kubelet and bad luck.
 """
 
-from typing import Any
-
 import pytest
 from ddp_operator.api.constants import (
     EXIT_CONFIGURATION,
@@ -11,25 +9,11 @@ from ddp_operator.api.constants import (
     LABEL_SERVING,
 )
 
-from tests.good_manifests import container, job, template
+from tests.good_manifests import container, template
 from tests.integration.jobs import Jobs
-from tests.integration.kubelet import NODE, FakeKubelet
+from tests.integration.kubelet import NODE, FakeKubelet, run_all, start
 
 pytestmark = pytest.mark.usefixtures("shared_operator")
-
-
-async def start(jobs: Jobs, kubelet: FakeKubelet, **spec: Any) -> None:
-    """Bring a job of two pods, or as `spec` says, to Running."""
-    await jobs.create(job(**{"replicas": 2, **spec}))
-    await jobs.until(lambda status: status.is_true("PodsCreated"))
-    await run_all(jobs, kubelet)
-
-
-async def run_all(jobs: Jobs, kubelet: FakeKubelet) -> None:
-    """Bring all pods that nobody has deleted to life."""
-    for pod in await jobs.live_pods():
-        await kubelet.run(pod)
-    await jobs.until_phase("Running")
 
 
 async def test_a_failed_pod_restarts_the_gang(jobs: Jobs, kubelet: FakeKubelet) -> None:

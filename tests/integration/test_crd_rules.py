@@ -1,0 +1,320 @@
+"""What a current API server makes of the CRD: its rules at their price, its defaults, its lists.
+
+The server stands beside the ordinary one, which may be of before CEL rules, and has no operator.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.kube import ApiClient, load_credentials
+from ddp_operator.kube.client import MERGE_PATCH
+from ddp_operator.ports import InvalidError
+
+from tests import cluster
+from tests.bad_manifests import BAD_MANIFESTS, BadManifest
+from tests.good_manifests import DEFAULTS, GOOD_MANIFESTS, Json, container, job, template
+from tests.integration.conftest import CRDS, install_crd
+from tests.integration.jobs import JOBS, Jobs
+from tests.skipping import skip_or_fail
+
+
+@pytest.fixture(scope="module")
+def crd_server(control_plane: cluster.ControlPlane) -> Path:
+    """The kubeconfig of an API server that has the CRD, and its rules."""
+    try:
+        kubeconfig = control_plane.start_crd_server()
+    except cluster.ClusterUnavailableError as reason:
+        skip_or_fail("API SERVER FOR CRDS", reason)
+
+    async def install() -> None:
+        async with ApiClient(load_credentials(kubeconfig=str(kubeconfig))) as client:
+            await install_crd(client)
+
+    asyncio.run(install())
+    return kubeconfig
+
+
+@pytest.fixture
+async def client(crd_server: Path) -> AsyncIterator[ApiClient]:
+    """A client of that server that may do everything."""
+    async with ApiClient(load_credentials(kubeconfig=str(crd_server))) as client:
+        yield client
+
+
+@pytest.fixture
+def jobs(client: ApiClient, namespace: str) -> Jobs:
+    """A user of that server."""
+    return Jobs(client, namespace)
+
+
+async def test_the_crd_is_taken_whole(client: ApiClient) -> None:
+    """With rules whose cost the server could not bound it would be refused."""
+    wanted = custom_resource_definition()
+    stored = await client.request("GET", f"{CRDS}/{wanted['metadata']['name']}")
+    conditions = {c["type"]: c["status"] for c in stored["status"]["conditions"]}
+    assert conditions["Established"] == conditions["NamesAccepted"] == "True"
+    assert "NonStructuralSchema" not in conditions
+    [version], [asked] = stored["spec"]["versions"], wanted["spec"]["versions"]
+    assert version["schema"] == asked["schema"]
+
+
+@pytest.mark.parametrize("name", GOOD_MANIFESTS)
+async def test_a_good_manifest_is_stored_as_it_is(jobs: Jobs, name: str) -> None:
+    manifest: Json = GOOD_MANIFESTS[name]
+    stored = await jobs.create(manifest)
+    assert _part(stored["spec"], like=manifest["spec"]) == manifest["spec"]
+
+
+async def test_defaults(jobs: Jobs) -> None:
+    spec = (await jobs.create(job()))["spec"]
+    del spec["template"]
+    assert spec == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    "bad", [bad for bad in BAD_MANIFESTS if bad.refused_by != "pod"], ids=lambda bad: bad.name
+)
+async def test_a_bad_manifest_is_refused_at_once(jobs: Jobs, bad: BadManifest) -> None:
+    with pytest.raises(InvalidError) as refusal:
+        await jobs.create(bad.manifest)
+    assert refusal.value.status == 422
+    assert bad.says in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    "bad", [bad for bad in BAD_MANIFESTS if bad.refused_by == "pod"], ids=lambda bad: bad.name
+)
+async def test_what_is_wrong_with_pods_is_not_the_rules_affair(
+    jobs: Jobs, bad: BadManifest
+) -> None:
+    assert await jobs.create(bad.manifest)
+
+
+async def test_unknown_fields_are_dropped_but_for_those_of_pods(jobs: Jobs) -> None:
+    manifest = job(replica=2)
+    manifest["spec"]["template"]["spec"]["fieldOfTomorrow"] = {"a": 1}
+    spec = (await jobs.create(manifest))["spec"]
+    assert "replica" not in spec
+    assert spec["template"]["spec"]["fieldOfTomorrow"] == {"a": 1}
+
+
+@dataclass(frozen=True)
+class Update:
+    """A change of a job's spec, and what the server says of it."""
+
+    name: str
+    before: Json
+    change: Json
+    refused: str = ""
+    """The message; empty: it is accepted."""
+
+
+_OF_TOMORROW = template(fieldOfTomorrow={"a": 1})
+
+IMMUTABLE: tuple[tuple[str, Json, Json], ...] = (
+    ("fewer replicas", {"replicas": 2}, {"replicas": 1}),
+    ("replicas by default", {"replicas": 2}, {"replicas": None}),
+    ("processes", {}, {"nprocPerNode": 2}),
+    ("the backend", {}, {"backend": "gloo"}),
+    ("rank 0's port", {}, {"masterPort": 29600}),
+    ("the status port", {}, {"statusPort": 29601}),
+    ("the image", {}, {"template": template(container(image="registry.example/trainer:2"))}),
+    ("a pod's field", {}, {"template": template(terminationGracePeriodSeconds=5)}),
+    ("a field that is new", {}, {"template": _OF_TOMORROW}),
+    ("a field that is gone", {"template": _OF_TOMORROW}, {"template": template()}),
+    ("an accelerator", {}, {"accelerator": {"type": "nvidia-l4"}}),
+    ("another accelerator", {"accelerator": {"type": "a"}}, {"accelerator": {"type": "b"}}),
+    ("no accelerator", {"accelerator": {"type": "nvidia-l4"}}, {"accelerator": None}),
+    ("checkpoints", {}, {"checkpoint": {"hostPath": "/mnt"}}),
+)
+"""What shapes the pods: before, and a change of it."""
+
+
+def _refused(name: str, before: Json, change: Json) -> Update:
+    [field] = change
+    return Update(
+        name, before, change, f"spec.{field}: immutable except while the job is suspended"
+    )
+
+
+UPDATES = (
+    *(_refused(*case) for case in IMMUTABLE),
+    *(
+        Update(f"{name}, while suspended", {**before, "suspend": True}, change)
+        for name, before, change in IMMUTABLE
+        if None not in change.values()
+    ),
+    Update("replicas with the suspension", {"replicas": 2}, {"replicas": 3, "suspend": True}),
+    Update(
+        "replicas with the resumption",
+        {"replicas": 2, "suspend": True},
+        {"replicas": 3, "suspend": False},
+    ),
+    Update("suspension", {}, {"suspend": True}),
+    Update("resumption", {"suspend": True}, {"suspend": False}),
+    Update("more patience", {}, {"activeDeadlineSeconds": 60, "restart": {"maxRestarts": 9}}),
+    Update(
+        "a rule between fields",
+        {"suspend": True},
+        {"statusPort": 29500},
+        "spec.statusPort: must differ from spec.masterPort",
+    ),
+)
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.name)
+async def test_an_update(jobs: Jobs, update: Update) -> None:
+    before = await jobs.create(job(**update.before))
+    if update.refused:
+        with pytest.raises(InvalidError) as refusal:
+            await jobs.set_spec(**update.change)
+        assert refusal.value.status == 422
+        assert update.refused in refusal.value.message
+        assert (await jobs.get())["spec"] == before["spec"]
+        return
+    await jobs.set_spec(**update.change)
+    after = await jobs.get()
+    assert _part(after["spec"], like=update.change) == update.change
+    assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
+
+
+async def write_status(client: ApiClient, jobs: Jobs, status: Json) -> Json:
+    """Write the status of the namespace's `job` as the operator does; returns it as stored."""
+    path = f"{JOBS.path(namespace=jobs.namespace, name='job')}/status"
+    stored = await client.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
+    found: Json = stored["status"]
+    return found
+
+
+_TIME = "2026-01-01T00:00:00Z"
+_CONDITION = {
+    "type": "Running",
+    "status": "True",
+    "reason": "PodsReady",
+    "message": "all 2 pods are ready",
+    "lastTransitionTime": _TIME,
+    "observedGeneration": 3,
+}
+FULL_STATUS: Json = {
+    "observedGeneration": 3,
+    "phase": "Running",
+    "reason": "PodsReady",
+    "message": "all 2 pods are ready",
+    "conditions": [_CONDITION, {**_CONDITION, "type": "PodsCreated"}],
+    "attempt": 2,
+    "replacements": {"0": 1, "1": 2},
+    "replacing": [1],
+    "acceptedSpecHash": "0123456789abcdef",
+    "restartRequested": "now",
+    "isolation": "Job",
+    "completedIndexes": "0-2,5",
+    "restarts": 1,
+    "disruptions": 1,
+    "readyReplicas": 2,
+    "ready": "2/2",
+    "startTime": _TIME,
+    "completionTime": _TIME,
+    "nextStartTime": _TIME,
+    "restartsWithoutProgress": 1,
+    "checkpointStepAtRestart": 100,
+    "nodeFailuresWithoutProgress": 1,
+    "unstartableSince": _TIME,
+    "refusedSince": _TIME,
+    "suspendedSeconds": 60,
+    "failures": [
+        {
+            "time": _TIME,
+            "attempt": 1,
+            "index": 0,
+            "rank": 3,
+            "pod": "job-1-0",
+            "container": "trainer",
+            "node": "node-1",
+            "exitCode": 137,
+            "signal": 9,
+            "reason": "OOMKilled",
+            "message": "out of memory",
+            "class": "Application",
+            "action": "RestartGang",
+            "charged": True,
+        }
+    ],
+    "progress": {
+        "step": 120,
+        "totalSteps": 1000,
+        "epoch": 1,
+        "loss": 0.25,
+        "samplesPerSecond": 512.5,
+        "slowestRank": 3,
+        "updatedAt": _TIME,
+    },
+    "checkpoint": {"step": 100, "path": "/checkpoints/step-100", "time": _TIME},
+    "goodput": {
+        "pendingSeconds": 1,
+        "startingSeconds": 2,
+        "trainingSeconds": 3,
+        "lostSeconds": 4,
+        "suspendedSeconds": 5,
+        "stepsLost": 6,
+        "accountedUntil": _TIME,
+    },
+    "nodeFailures": {"node-1": 1},
+    "excludedNodes": ["node-1"],
+    "schedulingRetries": 1,
+}
+"""Every field that the operator knows, filled."""
+
+
+def test_the_full_status_is_full() -> None:
+    everything = DDPJobStatus.model_validate(FULL_STATUS).model_dump(mode="json", by_alias=True)
+    assert everything == FULL_STATUS
+
+
+async def test_a_status_is_stored_as_it_is_written(client: ApiClient, jobs: Jobs) -> None:
+    await jobs.create(job())
+    unknown = {**FULL_STATUS, "dreams": 1, "progress": {**FULL_STATUS["progress"], "dreams": 1}}
+    assert await write_status(client, jobs, unknown) == FULL_STATUS
+    stored = await jobs.get()
+    assert stored["status"] == FULL_STATUS
+    assert stored["metadata"]["generation"] == 1, "a status is no change of what is wanted"
+    assert await jobs.status() == DDPJobStatus.model_validate(FULL_STATUS)
+
+
+async def test_a_condition_of_a_type_is_the_only_one(client: ApiClient, jobs: Jobs) -> None:
+    await jobs.create(job())
+    with pytest.raises(InvalidError, match=r"status\.conditions\[1\]: Duplicate value"):
+        await write_status(client, jobs, {"conditions": [_CONDITION, _CONDITION]})
+
+
+async def test_the_operators_words_are_never_too_long(client: ApiClient, jobs: Jobs) -> None:
+    """Nothing of a status is bounded but its shape: a job's end can always be told."""
+    await jobs.create(job())
+    words = {"message": "é" * 10_000, "ready": "1000000/1000000 pods"}
+    assert await write_status(client, jobs, words) == words
+
+
+async def test_a_status_does_not_change_the_spec_nor_a_spec_the_status(
+    client: ApiClient, jobs: Jobs
+) -> None:
+    manifest = job()
+    manifest["status"] = {"attempt": 7}
+    assert "status" not in await jobs.create(manifest)
+    path = JOBS.path(namespace=jobs.namespace, name="job")
+    both = {"spec": {"replicas": 5}, "status": {"attempt": 7}}
+    stored = await client.request("PATCH", f"{path}/status", body=both, content_type=MERGE_PATCH)
+    assert (stored["spec"]["replicas"], stored["status"]["attempt"]) == (1, 7)
+
+
+def _part(value: Any, *, like: Any) -> Any:
+    """Return what of `value` stands in `like` too: without the defaults."""
+    if isinstance(value, dict) and isinstance(like, dict):
+        return {name: _part(value[name], like=like[name]) for name in like if name in value}
+    if isinstance(value, list) and isinstance(like, list) and len(value) == len(like):
+        return [_part(item, like=other) for item, other in zip(value, like, strict=True)]
+    return value
