@@ -7,6 +7,7 @@ CRD asks for is in it, the rules with the limits of their cost too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -80,14 +81,17 @@ class CrdServerBuild:
         """How many parts Go has compiled so far, packages and programs."""
         return sum(1 for _ in self._go_cache.glob("??/*-d"))
 
+    def fetch(self) -> None:
+        """Download and unpack the packages; nothing happens when they are there."""
+        with self._lock() as lock:
+            self._fetch(lock)
+
     def build(self) -> None:
         """Build the server into the cache, from whatever an earlier build has left.
 
         Raises ClusterUnavailableError, naming the log, when it fails.
         """
-        # What runs in the tree holds the lock too.
-        lock_file = cache_dir() / "crd-server.lock"
-        with exclusive(lock_file, waiting_for=f"a build of {PROGRAM}") as lock:
+        with self._lock() as lock:
             if is_built():
                 return
             self._fetch(lock)
@@ -101,6 +105,10 @@ class CrdServerBuild:
             version = (self._tree / "version").read_text()
             program.rename(cache_dir("crd-server", f"{version}-{RECIPE}") / PROGRAM)
             shutil.rmtree(self._folder)
+
+    def _lock(self) -> contextlib.AbstractContextManager[int]:
+        # What runs in the tree holds it too.
+        return exclusive(cache_dir() / "crd-server.lock", waiting_for=f"a build of {PROGRAM}")
 
     def _fetch(self, lock: int) -> None:
         if self._tree.is_dir():

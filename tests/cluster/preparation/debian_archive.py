@@ -7,6 +7,9 @@ from pathlib import Path
 
 from tests.cluster.errors import ClusterUnavailableError
 
+_MODERN = Path("/etc/apt/sources.list.d/debian.sources")
+_CLASSIC = Path("/etc/apt/sources.list")
+
 
 def apt_get(folder: Path, kind: str, *, suite: str | None = None) -> list[str]:
     """Return the beginning of an apt-get command with lists, cache and state of its own.
@@ -33,19 +36,17 @@ def apt_get(folder: Path, kind: str, *, suite: str | None = None) -> list[str]:
 
 def _entries(kind: str, suite: str | None) -> str:
     """Return deb822 entries for the Debian mirrors that this machine uses already."""
-    modern = Path("/etc/apt/sources.list.d/debian.sources")
-    classic = Path("/etc/apt/sources.list")
-    if modern.exists():
-        entries = re.split(r"\n\s*\n", modern.read_text())
+    if _MODERN.exists():
+        entries = re.split(r"\n\s*\n", _MODERN.read_text().strip())
     else:
         entries = []
-        for line in classic.read_text().splitlines() if classic.exists() else ():
+        for line in _CLASSIC.read_text().splitlines() if _CLASSIC.exists() else ():
             if match := re.match(r"deb\s+(?:\[[^]]*\]\s+)?(\S+debian\S*)\s+(\S+)\s+(.+)", line):
                 uri, name, components = match.groups()
                 entries.append(
                     f"Types: deb\nURIs: {uri}\nSuites: {name}\nComponents: {components}\n"
                 )
-    if suite is not None:  # and that has no part of corrections only
+    if suite is not None:  # security's mirror has corrections of other suites only
         entries = [
             re.sub(r"(?m)^Suites:.*$", f"Suites: {suite}", entry)
             for entry in entries
