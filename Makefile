@@ -28,7 +28,7 @@ demo: $(STAMP) ## Train on this machine, lose a rank on purpose, see it recover
 	$(PY) -m ddp_operator local manifests/examples/digits-gloo.yaml --kill-rank 1@step100
 
 .PHONY: prepare test test-unit test-integration test-e2e
-prepare: $(STAMP) ## Get and build what the test cluster needs: once, ten minutes; goes on if cut off
+prepare: $(STAMP) ## Get and build what the test cluster needs: once, a quarter of an hour; goes on if cut off
 	$(PY) -m tests.cluster prepare
 
 test: $(STAMP) ## All tests that this machine can run; prepares first

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.kube import ApiClient, check_served, load_credentials
-from ddp_operator.ports import AlreadyExistsError, ClusterError
+from ddp_operator.kube.client import MERGE_PATCH
+from ddp_operator.ports import AlreadyExistsError, ClusterError, InvalidError
 
 from tests import cluster
+from tests.bad_manifests import BAD_MANIFESTS
 from tests.cluster.preparation import packages
 from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
@@ -88,6 +90,30 @@ async def install_crd(client: ApiClient) -> None:
     with contextlib.suppress(AlreadyExistsError):
         await client.request("POST", CRDS, body=custom_resource_definition())
     await eventually(lambda: check_served(client, JOBS), interval_seconds=0.05)
+
+
+async def change_crd(client: ApiClient, *, with_rules: bool) -> None:
+    """Have the server apply the installed CRD's rules (if it knows any) or not, from here on."""
+    definition = custom_resource_definition()
+    if not with_rules:
+        schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        for node in (schema, schema["properties"]["spec"]):
+            del node["x-kubernetes-validations"]
+    path = f"{CRDS}/{definition['metadata']['name']}"
+    versions = {"spec": {"versions": definition["spec"]["versions"]}}
+    stored = await client.request("PATCH", path, body=versions, content_type=MERGE_PATCH)
+    has_rules = "x-kubernetes-validations" in str(stored)
+    bad = next(bad for bad in BAD_MANIFESTS if bad.refused_by == "cel")
+
+    async def in_force() -> bool:
+        path, dry = JOBS.path(namespace="default"), {"dryRun": "All"}
+        try:
+            await client.request("POST", path, body=bad.manifest, params=dry)
+        except InvalidError:
+            return has_rules
+        return not has_rules
+
+    await eventually(in_force, interval_seconds=0.05)
 
 
 @pytest.fixture

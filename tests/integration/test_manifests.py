@@ -6,22 +6,18 @@ The API server here has no CEL rules, so that the operator's own word of them is
 
 import asyncio
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import Any
 
 import pytest
-from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.kube import ApiClient, load_credentials
-from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import InvalidError
 
 from tests import cluster
 from tests.bad_manifests import BAD_MANIFESTS, BadManifest
 from tests.good_manifests import GOOD_MANIFESTS, Json, container, job, template
-from tests.integration.conftest import CRDS, install_crd
-from tests.integration.jobs import JOBS, Jobs
+from tests.integration.conftest import change_crd, install_crd
+from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet, start
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("without_rules", "shared_operator")
 
@@ -29,34 +25,15 @@ pytestmark = pytest.mark.usefixtures("without_rules", "shared_operator")
 @pytest.fixture(scope="module")
 def without_rules(control_plane: cluster.ControlPlane) -> Iterator[None]:
     """Has the API server forget the CRD's rules, as those of before 1.25 do by themselves."""
-    whole = custom_resource_definition()
-    bare = deepcopy(whole)
-    schema = bare["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    for node in (schema, schema["properties"]["spec"]):
-        del node["x-kubernetes-validations"]
-    bad = next(bad for bad in BAD_MANIFESTS if bad.refused_by == "cel")
 
-    async def take(definition: Json) -> None:
+    async def serve(*, with_rules: bool) -> None:
         async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:
             await install_crd(client)
-            path = f"{CRDS}/{definition['metadata']['name']}"
-            versions = {"spec": {"versions": definition["spec"]["versions"]}}
-            stored = await client.request("PATCH", path, body=versions, content_type=MERGE_PATCH)
-            ruled = "x-kubernetes-validations" in str(stored)
+            await change_crd(client, with_rules=with_rules)
 
-            async def in_force() -> bool:
-                path, dry = JOBS.path(namespace="default"), {"dryRun": "All"}
-                try:
-                    await client.request("POST", path, body=bad.manifest, params=dry)
-                except InvalidError:
-                    return ruled
-                return not ruled
-
-            await eventually(in_force, interval_seconds=0.05)
-
-    asyncio.run(take(bare))
+    asyncio.run(serve(with_rules=False))
     yield
-    asyncio.run(take(whole))
+    asyncio.run(serve(with_rules=True))
 
 
 def test_there_are_bad_manifests_of_every_kind() -> None:
