@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.cluster.errors import ClusterUnavailableError
 
-# Whatever else this machine does goes first: its own session counts as little as the scheduler
-# lets it (autogroups, where the kernel has them), and the command in it too.
+# Whatever else this machine does goes first. Where the kernel shares the cores out by session
+# (autogroups), niceness counts within one only: so a nice session of its own, and nice in it.
 _LAST = ("setsid", "sh", "-c", 'echo 19 >/proc/self/autogroup; exec nice -n 19 "$@"', "last")
 
 

@@ -24,8 +24,6 @@ _ALL_PARTS = 3700
 """How many parts Go compiles for the API server and its controllers, and with the kubelet's for all
 programs: counted in a build of Kubernetes 1.20.2. They only serve to say how long it may yet take.
 """
-
-
 _CRD_SERVER_PARTS = 2500
 """Likewise, for the API server for CRDs of 1.36: the standard library is among them."""
 
