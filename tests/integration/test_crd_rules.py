@@ -313,7 +313,7 @@ async def test_a_job_from_before_the_rules_can_be_told_of_and_mended(
     await jobs.annotate(restart_requested="now")
     with pytest.raises(InvalidError, match=r"spec\.statusPort: must differ"):
         await jobs.set_spec(activeDeadlineSeconds=60)
-    await jobs.set_spec(statusPort=29501)
+    await jobs.set_spec(statusPort=29501, suspend=True)
 
 
 async def test_a_status_does_not_change_the_spec_nor_a_spec_the_status(
