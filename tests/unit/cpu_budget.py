@@ -17,12 +17,7 @@ def loops(work: Callable[[], object]) -> float:
     """How many times LOOP_SECONDS some work takes: of the processor, not of the clock, and compared
     with what the same processor needs for a fixed piece of work.
     """
-    return in_loops(_least_seconds(work))
-
-
-def in_loops(seconds: float) -> float:
-    """The same of some of the processor's seconds."""
-    return seconds / LOOP_SECONDS * _REFERENCE_SECONDS / _yardstick_seconds()
+    return _least_seconds(work) / LOOP_SECONDS * _REFERENCE_SECONDS / _yardstick_seconds()
 
 
 @cache
