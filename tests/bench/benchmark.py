@@ -1,8 +1,8 @@
 """What all benchmarks have in common, and how they are found.
 
-A benchmark is a module of this package named `operator_*` or `trainer_*`, with a docstring whose
-first line says what it measures, and a function `measure(Settings) -> Outcome`. A new one needs no
-registration.
+A benchmark is a module in the folder of what it measures, `operator` or `trainer`, with a docstring
+whose first line says what it measures, and a function `measure(Settings) -> Outcome`. A new one
+needs no registration.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-_PREFIXES = ("operator_", "trainer_")
+_FOLDERS = ("operator", "trainer")
 
 
 class BenchmarkError(RuntimeError):
@@ -42,8 +42,12 @@ class Outcome:
 
 def names() -> list[str]:
     """Return the names of all benchmarks, such as ``operator-creation``."""
-    stems = [path.stem for path in Path(__file__).parent.glob("*.py")]
-    return sorted(stem.replace("_", "-") for stem in stems if stem.startswith(_PREFIXES))
+    here = Path(__file__).parent
+    return sorted(
+        f"{folder}-{module.stem.replace('_', '-')}"
+        for folder in _FOLDERS
+        for module in (here / folder).glob("[a-z]*.py")
+    )
 
 
 def measure(name: str, settings: Settings) -> Outcome:
@@ -54,7 +58,8 @@ def measure(name: str, settings: Settings) -> Outcome:
     Raises:
         BenchmarkError: the figures would mean nothing.
     """
-    module = import_module(f"tests.bench.{name.replace('-', '_')}")
+    folder, _, stem = name.partition("-")
+    module = import_module(f"tests.bench.{folder}.{stem.replace('-', '_')}")
     outcome: Outcome = module.measure(settings)
     return outcome
 

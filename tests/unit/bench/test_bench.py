@@ -9,13 +9,14 @@ import pytest
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.ports import Key
 
-from tests.bench import benchmark, workload
-from tests.bench import creation_report as report
-from tests.bench.creation import JobsRun, RawRun, Shape
-from tests.bench.creation_report import Repetition, Results
-from tests.bench.metrics import Requests, parse_requests
-from tests.bench.operator_large import Step, table
-from tests.bench.operator_recovery import Loss
+from tests.bench import benchmark
+from tests.bench.operator.large import Step, table
+from tests.bench.operator.recovery import Loss
+from tests.bench.reports import creation as report
+from tests.bench.reports.creation import Repetition, Results
+from tests.bench.server import workload
+from tests.bench.server.creation import JobsRun, RawRun, Shape
+from tests.bench.server.metrics import Requests, parse_requests
 
 METRICS = """\
 # TYPE apiserver_request_total counter
@@ -34,7 +35,8 @@ apiserver_request_duration_seconds_count{resource="pods",verb="POST"} 800
 @pytest.mark.parametrize("name", benchmark.names())
 def test_every_benchmark_can_be_run_and_says_what_it_measures(name: str) -> None:
     # Not imported: that takes seconds where torch comes with it.
-    path = Path(benchmark.__file__).with_name(f"{name.replace('-', '_')}.py")
+    folder, _, stem = name.partition("-")
+    path = Path(benchmark.__file__).with_name(folder) / f"{stem.replace('-', '_')}.py"
     module = ast.parse(path.read_text())
     assert ast.get_docstring(module)
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]

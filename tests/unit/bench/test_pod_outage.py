@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.bench.pod_outage import Begun, Moments, outage, steps_in, time_of_line
+from tests.bench.reports.pod_outage import Begun, Moments, outage, steps_in, time_of_line
 
 MOMENTS = Moments(
     killed=100.0, noticed=100.25, reported=101.0, created=101.5, container=102.0, ready=104.0

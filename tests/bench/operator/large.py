@@ -15,19 +15,19 @@ from typing import Any
 
 from ddp_operator import __version__
 
-from tests.bench import workload
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings
-from tests.bench.client import IN_FLIGHT, BareClient, wait_for
-from tests.bench.creation import Shape
-from tests.bench.nodes import simulated_nodes
-from tests.bench.process import OperatorProcess, running_operator
-from tests.bench.server import (
+from tests.bench.server import workload
+from tests.bench.server.client import IN_FLIGHT, BareClient, wait_for
+from tests.bench.server.control_plane import (
     jobs_path,
     make_namespace,
     say,
     server,
     wait_until_serving,
 )
+from tests.bench.server.creation import Shape
+from tests.bench.server.nodes import simulated_nodes
+from tests.bench.server.process import OperatorProcess, running_operator
 from tests.cluster import ControlPlane
 
 SHAPES = (Shape(1, 100), Shape(1, 1000), Shape(1, 5000), Shape(10_000, 1))

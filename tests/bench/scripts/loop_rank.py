@@ -1,6 +1,7 @@
 """One rank that trains in turns with the trainer's loop and with one written by hand.
 
-    python -m ddp_trainer.launch -- python -m tests.bench.loop_rank WORKLOAD STEPS PAIRS FILE
+    python -m ddp_trainer.launch -- \
+        python -m tests.bench.scripts.loop_rank WORKLOAD STEPS PAIRS FILE
 
 WORKLOAD is a bundled one, or such as `digits+0.006`, of which a batch takes so many seconds to
 load.
@@ -32,7 +33,7 @@ from ddp_trainer.workloads.base import MapSamples, Samples, SampleSet, Workload
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tests.bench import bare_ddp
+from tests.bench.scripts import bare_ddp
 
 _WARM_UP_STEPS = 15
 """DDP lays out its buckets in the first; votes find their pace at the end of the first interval."""

@@ -13,15 +13,15 @@ from subprocess import Popen
 import torch
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
-from tests.bench.process import memory_mb
-from tests.bench.ranks import RANKS, environment, started, wait_until
+from tests.bench.scripts.ranks import RANKS, environment, started, wait_until
+from tests.bench.server.process import memory_mb
 
 WORKLOAD = "digits"
 STEP = 40
 """When memory is read: buckets, optimizer and threads are all there."""
 _ENDLESS = "1000000"
 _TORCHRUN = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-BARE = [*_TORCHRUN, "-m", "tests.bench.bare_ddp", WORKLOAD, _ENDLESS]
+BARE = [*_TORCHRUN, "-m", "tests.bench.scripts.bare_ddp", WORKLOAD, _ENDLESS]
 TRAINER = ["-m", "ddp_trainer.launch", "--workload", WORKLOAD, "--epochs", _ENDLESS]
 
 

@@ -5,11 +5,12 @@ Compared with a bare client that posts the same pods and does nothing else.
 
 import asyncio
 
-from tests.bench import creation, creation_report
 from tests.bench.benchmark import Outcome, Settings
-from tests.bench.creation import JobsRun, Shape
-from tests.bench.creation_report import Repetition, Results
-from tests.bench.server import say, server
+from tests.bench.reports import creation as creation_report
+from tests.bench.reports.creation import Repetition, Results
+from tests.bench.server import creation
+from tests.bench.server.control_plane import say, server
+from tests.bench.server.creation import JobsRun, Shape
 
 RAW_PODS = 800
 SHAPES = (Shape(jobs=100, replicas=8), Shape(jobs=1, replicas=500))

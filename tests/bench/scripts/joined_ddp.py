@@ -1,6 +1,6 @@
 """The same script as `resuming_ddp`, with `import ddp_trainer` instead of checkpoints by hand.
 
-python -m ddp_trainer.launch -- python -m tests.bench.joined_ddp FOLDER STEPS
+python -m ddp_trainer.launch -- python -m tests.bench.scripts.joined_ddp FOLDER STEPS
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddp_trainer import workloads
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.bench.resuming_ddp import BATCH_SIZE, CHECKPOINT_EVERY_STEPS, STEP_SECONDS
+from tests.bench.scripts.resuming_ddp import BATCH_SIZE, CHECKPOINT_EVERY_STEPS, STEP_SECONDS
 
 
 def prepare() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:

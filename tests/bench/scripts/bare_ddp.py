@@ -1,6 +1,6 @@
 """What people write by hand: the loop that the trainer is measured against.
 
-    torchrun --nproc-per-node 2 -m tests.bench.bare_ddp WORKLOAD EPOCHS
+    torchrun --nproc-per-node 2 -m tests.bench.scripts.bare_ddp WORKLOAD EPOCHS
 
 It has nothing that it could do without: no checkpoints, no way to stop, no second chance.
 """

@@ -8,7 +8,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 
 from tests.bench.benchmark import BenchmarkError
-from tests.bench.metrics import Requests, parse_requests
+from tests.bench.server.metrics import Requests, parse_requests
 from tests.cluster import ControlPlane
 
 IN_FLIGHT = 32
@@ -94,22 +94,41 @@ class BareClient:
 
     @asynccontextmanager
     async def watch(self, path: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Watch a collection from now on: within the block, iterate over its events."""
-        async with self._session.get(
-            f"{self._server}{path}?watch=true", timeout=aiohttp.ClientTimeout(total=None)
-        ) as response:
-            if response.status != 200:
-                raise BenchmarkError(f"watching {path}: {response.status}")
+        """Watch a collection from now on: within the block, iterate over its events.
 
-            async def events() -> AsyncIterator[dict[str, Any]]:
-                rest = b""
-                async for chunk in response.content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        yield orjson.loads(line)
-                raise BenchmarkError(f"the watch of {path} has ended")
+        The server ends watches that are old, or too slow for it: they are begun again where they
+        were.
+        """
+        async with AsyncExitStack() as stack:
 
-            yield events()
+            async def begin(since: str) -> aiohttp.ClientResponse:
+                response = await stack.enter_async_context(
+                    self._session.get(
+                        f"{self._server}{path}?watch=true{since}",
+                        timeout=aiohttp.ClientTimeout(total=None),
+                    )
+                )
+                if response.status != 200:
+                    raise BenchmarkError(f"watching {path}: {response.status}")
+                return response
+
+            async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+                while True:
+                    version = ""
+                    rest = b""
+                    async for chunk in response.content.iter_any():
+                        *lines, rest = (rest + chunk).split(b"\n")
+                        for line in lines:
+                            event = orjson.loads(line)
+                            if event["type"] == "ERROR":
+                                raise BenchmarkError(f"watching {path}: {event['object']}")
+                            version = event["object"]["metadata"]["resourceVersion"]
+                            yield event
+                    if not version:
+                        raise BenchmarkError(f"the watch of {path} has ended")
+                    response = await begin(f"&resourceVersion={version}")
+
+            yield events(await begin(""))
 
     async def delete(self, path: str) -> None:
         """Delete an object."""

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from tests.bench.benchmark import Outcome, Settings, spread
-from tests.bench.ranks import RANKS, environment, started, wait_until
-from tests.bench.resuming_ddp import CHECKPOINT_EVERY_STEPS, STEP_SECONDS
+from tests.bench.scripts.ranks import RANKS, environment, started, wait_until
+from tests.bench.scripts.resuming_ddp import CHECKPOINT_EVERY_STEPS, STEP_SECONDS
 
 AIM_SECONDS = 1.0
 """Of our own, on top of a new process's start."""
@@ -51,7 +51,9 @@ def measure(settings: Settings) -> Outcome:
     found: dict[str, list[Recovery]] = {}
     for i in range(settings.repeat):
         starts["trainer"].append(_time_of("import ddp_trainer.loop.train"))
-        starts["script"].append(_time_of("from tests.bench import joined_ddp as s; s.prepare()"))
+        starts["script"].append(
+            _time_of("from tests.bench.scripts import joined_ddp as s; s.prepare()")
+        )
         for name, kill in (
             ("trainer, rank 1", lambda folder: _of_trainer(folder, victim=1)),
             ("trainer, rank 0", lambda folder: _of_trainer(folder, victim=0)),
@@ -115,7 +117,7 @@ def _of_trainer(folder: Path, *, victim: int) -> Recovery:
 def _of_script(folder: Path, *, victim: int) -> Recovery:
     command = [
         *("-m", "ddp_trainer.launch", "--", sys.executable),
-        *("-m", "tests.bench.joined_ddp", str(folder), str(_STEPS)),
+        *("-m", "tests.bench.scripts.joined_ddp", str(folder), str(_STEPS)),
     ]
     variables = {**environment(), "DDP_CHECKPOINT_DIR": str(folder / "checkpoints")}
     log = folder / "log"
@@ -127,7 +129,7 @@ def _of_torchrun(folder: Path) -> Recovery:
     # One is not enough: new processes find the addresses of dead ones in the store, and fail.
     command = [
         *("-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--max-restarts=20"),
-        *("--standalone", "-m", "tests.bench.resuming_ddp", str(folder), str(_STEPS)),
+        *("--standalone", "-m", "tests.bench.scripts.resuming_ddp", str(folder), str(_STEPS)),
     ]
     log = folder / "log"
     with started(command, {**os.environ, "OMP_NUM_THREADS": "1"}, log=log) as agent:

@@ -16,12 +16,12 @@ import aiohttp
 from ddp_operator import __version__
 from ddp_operator.kube.election.rules import Timing
 
-from tests.bench import workload
 from tests.bench.benchmark import Outcome, Settings, spread
-from tests.bench.client import BareClient, wait_for
-from tests.bench.nodes import SimulatedNodes, simulated_nodes
-from tests.bench.process import OperatorProcess, running_operator
-from tests.bench.server import jobs_path, make_namespace, say, server
+from tests.bench.server import workload
+from tests.bench.server.client import BareClient, wait_for
+from tests.bench.server.control_plane import jobs_path, make_namespace, say, server
+from tests.bench.server.nodes import SimulatedNodes, simulated_nodes
+from tests.bench.server.process import OperatorProcess, running_operator
 from tests.cluster import ControlPlane
 from tests.ports import free_port
 

@@ -22,8 +22,16 @@ from typing import Any
 from ddp_operator.api.constants import LABEL_INDEX, LABEL_JOB_NAME
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
-from tests.bench.pod_outage import RANKS, Begun, Moments, Outage, outage, steps_in, time_of_line
-from tests.bench.server import say
+from tests.bench.reports.pod_outage import (
+    RANKS,
+    Begun,
+    Moments,
+    Outage,
+    outage,
+    steps_in,
+    time_of_line,
+)
+from tests.bench.server.control_plane import say
 from tests.cluster import ClusterError
 from tests.cluster.client import ApiClient
 from tests.cluster.node import Node

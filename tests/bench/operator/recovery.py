@@ -13,12 +13,10 @@ from typing import Any
 from ddp_operator import __version__
 from ddp_operator.job.pods.state import Identity
 
-from tests.bench import workload
 from tests.bench.benchmark import Outcome, Settings, spread
-from tests.bench.client import IN_FLIGHT, BareClient, wait_for
-from tests.bench.nodes import SimulatedNodes, simulated_nodes
-from tests.bench.process import running_operator
-from tests.bench.server import (
+from tests.bench.server import workload
+from tests.bench.server.client import IN_FLIGHT, BareClient, wait_for
+from tests.bench.server.control_plane import (
     jobs_path,
     make_namespace,
     make_owner,
@@ -27,6 +25,8 @@ from tests.bench.server import (
     server,
     wait_until_serving,
 )
+from tests.bench.server.nodes import SimulatedNodes, simulated_nodes
+from tests.bench.server.process import running_operator
 
 JOB = "job"
 

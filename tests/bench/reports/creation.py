@@ -8,9 +8,9 @@ from typing import Any
 from ddp_operator import __version__
 
 from tests.bench.benchmark import spread
-from tests.bench.client import IN_FLIGHT
-from tests.bench.creation import JobsRun, RawRun, Shape
-from tests.bench.metrics import Requests
+from tests.bench.server.client import IN_FLIGHT
+from tests.bench.server.creation import JobsRun, RawRun, Shape
+from tests.bench.server.metrics import Requests
 
 AIM_RATIO = 0.5
 AIM_WRITES_PER_JOB = 13

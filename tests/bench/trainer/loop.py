@@ -16,7 +16,7 @@ from statistics import median
 import torch
 
 from tests.bench.benchmark import Outcome, Settings, spread
-from tests.bench.ranks import RANKS, environment, run_to_the_end
+from tests.bench.scripts.ranks import RANKS, environment, run_to_the_end
 
 Pair = dict[str, dict[str, float]]
 """Loop → clock → milliseconds a step; see `loop_rank`."""
@@ -72,7 +72,7 @@ def _ratios(pairs: list[Pair], clock: str) -> list[float]:
 
 
 def _train(shape: Shape, results: Path) -> list[Pair]:
-    program = ["-m", "tests.bench.loop_rank", shape.workload, str(shape.steps), str(PAIRS)]
+    program = ["-m", "tests.bench.scripts.loop_rank", shape.workload, str(shape.steps), str(PAIRS)]
     launched = ["-m", "ddp_trainer.launch", "--", sys.executable, *program, str(results)]
     run_to_the_end(launched, environment(), log=results.with_suffix(".log"))
     pairs: list[Pair] = json.loads(results.read_text())

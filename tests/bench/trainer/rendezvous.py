@@ -19,7 +19,7 @@ from statistics import mean
 from typing import Any
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
-from tests.bench.rendezvous_members import HEARTBEAT_SECONDS
+from tests.bench.scripts.rendezvous_members import HEARTBEAT_SECONDS
 from tests.ports import free_port
 
 SIZES = (128, 1024)
@@ -86,7 +86,7 @@ def measure(settings: Settings) -> Outcome:
 def _meet(size: int, names: Path) -> Meeting:
     pipes = [os.pipe() for _ in range(3)]
     readers, (last, again, watch) = [one[0] for one in pipes], [one[1] for one in pipes]
-    command = [sys.executable, "-m", "tests.bench.rendezvous_members", str(size)]
+    command = [sys.executable, "-m", "tests.bench.scripts.rendezvous_members", str(size)]
     process = subprocess.Popen(
         [
             *("unshare", "--mount", "sh", "-c", _ASKS_NOBODY, str(names)),

@@ -1,6 +1,6 @@
 """Members of a large group that meet, meet again, and watch each other: each a process of its own.
 
-    python -m tests.bench.rendezvous_members SIZE PORT LAST AGAIN WATCH
+    python -m tests.bench.scripts.rendezvous_members SIZE PORT LAST AGAIN WATCH
 
 LAST, AGAIN and WATCH are file descriptors: a member begins with what they stand for when it has
 read a byte from there; LAST is for the member that the others wait for. The store and the code are

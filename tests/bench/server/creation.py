@@ -5,11 +5,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import workload
-from tests.bench.client import BareClient
-from tests.bench.metrics import Requests
-from tests.bench.process import running_operator
-from tests.bench.server import (
+from tests.bench.server import workload
+from tests.bench.server.client import BareClient
+from tests.bench.server.control_plane import (
     jobs_path,
     make_owner,
     namespace_of,
@@ -18,6 +16,8 @@ from tests.bench.server import (
     verify_names,
     wait_until_serving,
 )
+from tests.bench.server.metrics import Requests
+from tests.bench.server.process import running_operator
 from tests.cluster import ControlPlane
 
 

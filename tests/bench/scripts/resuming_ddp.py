@@ -1,6 +1,6 @@
 """What people write by hand to survive a lost process: checkpoints, and torchrun's restarts.
 
-    torchrun --nproc-per-node 2 --max-restarts 3 -m tests.bench.resuming_ddp FOLDER STEPS
+    torchrun --nproc-per-node 2 --max-restarts 3 -m tests.bench.scripts.resuming_ddp FOLDER STEPS
 
 Each rank notes the steps that it begins in `FOLDER/begun.rankN`, as the trainer's `--trace-samples`
 does.

@@ -9,10 +9,10 @@ from typing import Any
 from ddp_operator.api.constants import GROUP, PLURAL, VERSION
 from ddp_operator.api.crd import custom_resource_definition
 
-from tests.bench import workload
 from tests.bench.benchmark import BenchmarkError
-from tests.bench.client import BareClient, wait_for
-from tests.bench.process import OperatorProcess
+from tests.bench.server import workload
+from tests.bench.server.client import BareClient, wait_for
+from tests.bench.server.process import OperatorProcess
 from tests.cluster import ControlPlane, control_plane
 
 _API = f"/apis/{GROUP}/{VERSION}"

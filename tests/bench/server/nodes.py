@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from ddp_operator.api.status import format_time
+from ddp_operator.api.bounded import format_time
 
 from tests.bench.benchmark import BenchmarkError
-from tests.bench.client import IN_FLIGHT, BareClient, wait_for
-from tests.bench.server import pods_path
+from tests.bench.server.client import IN_FLIGHT, BareClient, wait_for
+from tests.bench.server.control_plane import pods_path
 
 Manifest = dict[str, Any]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
-from tests.bench.process import memory_mb
-from tests.bench.ranks import RANKS, environment, run_to_the_end, started, wait_until
-from tests.bench.trainer_recovery import child_named
+from tests.bench.scripts.ranks import RANKS, environment, run_to_the_end, started, wait_until
+from tests.bench.server.process import memory_mb
+from tests.bench.trainer.recovery import child_named
 
 WIDTH, LAYERS = 9216, 4
 _WORKLOAD = (

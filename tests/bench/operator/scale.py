@@ -10,14 +10,20 @@ from dataclasses import asdict, dataclass, field
 
 from ddp_operator import __version__
 
-from tests.bench import workload
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
-from tests.bench.client import BareClient, wait_for
-from tests.bench.metrics import Requests
-from tests.bench.nodes import simulated_nodes
-from tests.bench.operator_recovery import Loss, recovery
-from tests.bench.process import OperatorProcess, running_operator
-from tests.bench.server import jobs_path, make_namespace, say, server, wait_until_serving
+from tests.bench.operator.recovery import Loss, recovery
+from tests.bench.server import workload
+from tests.bench.server.client import BareClient, wait_for
+from tests.bench.server.control_plane import (
+    jobs_path,
+    make_namespace,
+    say,
+    server,
+    wait_until_serving,
+)
+from tests.bench.server.metrics import Requests
+from tests.bench.server.nodes import simulated_nodes
+from tests.bench.server.process import OperatorProcess, running_operator
 from tests.cluster import ControlPlane
 
 JOBS = 1000
