@@ -7,15 +7,13 @@ Deciding, retrying and remembering are the engine's.
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from http import HTTPStatus
 from typing import Any, Final
 
-import aiohttp
 import kopf
 
 from ddp_operator.api.constants import GROUP, PLURAL, VERSION
 from ddp_operator.engine.engine import Engine
-from ddp_operator.kube import PAGE_SIZE, Connection
+from ddp_operator.kube import PAGE_SIZE, Connection, session_for
 from ddp_operator.ports import Key
 
 _LOGIN_SECONDS: Final = 60
@@ -55,48 +53,6 @@ def registry_for(
     return registry
 
 
-def session_for(connection: Connection) -> aiohttp.ClientSession:
-    """Return what kopf asks the API server with; kopf closes it."""
-    info = kopf.ConnectionInfo(
-        server=connection.server,
-        ca_path=connection.ca_path,
-        insecure=connection.insecure,
-        scheme=connection.scheme,
-        token=connection.token,
-        certificate_path=connection.certificate_path,
-        private_key_path=connection.private_key_path,
-        default_namespace=connection.default_namespace,
-        proxy_url=connection.proxy_url,
-    )
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
-        headers=info.as_http_headers(),
-        proxy=info.proxy_url,
-        middlewares=(_whole_or_lost,),
-    )
-
-
-async def _whole_or_lost(
-    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    """Let an answer that breaks off count as a lost connection, after which kopf asks again.
-
-    By itself it does so only until an answer has begun: one that breaks off later, such as a list
-    of jobs from an API server that dies, would end the operator. So would a list that the server
-    has forgotten between two of its pages: as a payload that broke off, it is begun anew.
-    """
-    response = await send(request)
-    if response.status == HTTPStatus.GONE and "continue" in request.url.query:
-        response.release()
-        raise aiohttp.ClientPayloadError("the list has expired between its pages")
-    if "watch" not in request.url.query:  # those are read as they come, and begun anew
-        try:
-            await response.read()
-        except aiohttp.ClientPayloadError as error:
-            raise aiohttp.ClientConnectionError(f"the answer broke off: {error}") from error
-    return response
-
-
 def settings() -> kopf.OperatorSettings:
     """Return kopf's settings: no peering, no posting, no scanning; the operator does without."""
     chosen = kopf.OperatorSettings()
@@ -104,10 +60,10 @@ def settings() -> kopf.OperatorSettings:
     chosen.peering.standalone = True
     # The one resource is known; that it is served is checked before kopf starts.
     chosen.scanning.disabled = True
-    # Jobs in a page of a list.
+    # Jobs in a page of a list, unless they are large (kube/kopf_session).
     chosen.watching.chunk_size = PAGE_SIZE
     # An idle worker holds on to its job as last read; after a list there is one for each job.
-    chosen.queueing.idle_timeout = 0.5
+    chosen.queueing.idle_timeout = 0.1
     # Tells a silent watch from a dead one.
     chosen.watching.server_timeout = 240
     # By default it ends the operator after a minute without an API server; but a replica that

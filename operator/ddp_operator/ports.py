@@ -54,6 +54,10 @@ class ClusterError(Exception):
         self.status = status
 
 
+class MalformedError(ValueError):
+    """An object is not what its labels claim; says what is wrong with it."""
+
+
 class NotFoundError(ClusterError):
     """The object does not exist (404)."""
 

@@ -14,6 +14,7 @@ from ddp_operator.kube.credentials import (
 )
 from ddp_operator.kube.election.leadership import Leadership
 from ddp_operator.kube.election.lease import LeaseLostError
+from ddp_operator.kube.kopf_session import session_for
 from ddp_operator.kube.own_secret import own_secret
 from ddp_operator.kube.preflight import Permission, check_access, check_served
 from ddp_operator.kube.resources import (
@@ -30,7 +31,7 @@ from ddp_operator.kube.resources import (
     Resource,
 )
 from ddp_operator.kube.reviews import AccessReviews, BusyError, Verdict
-from ddp_operator.kube.view.listing import PAGE_SIZE, list_pages, list_uids
+from ddp_operator.kube.view.listing import MAX_PAGE_BYTES, PAGE_SIZE, list_pages, list_uids
 from ddp_operator.kube.view.nodes import ALL_NODES, node_of
 from ddp_operator.kube.view.reflector import Reflector
 
@@ -39,6 +40,7 @@ __all__ = [
     "CUSTOM_RESOURCE_DEFINITIONS",
     "EVENTS",
     "LEASES",
+    "MAX_PAGE_BYTES",
     "NETWORK_POLICIES",
     "NODES",
     "PAGE_SIZE",
@@ -67,4 +69,5 @@ __all__ = [
     "load_credentials",
     "node_of",
     "own_secret",
+    "session_for",
 ]

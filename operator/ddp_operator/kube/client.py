@@ -21,7 +21,7 @@ from yarl import URL
 
 from ddp_operator import __version__
 from ddp_operator.kube.credentials import Credentials, CredentialsError
-from ddp_operator.kube.errors import error_from_response
+from ddp_operator.kube.errors import AnswerTooLargeError, error_from_response
 from ddp_operator.ports import ClusterError, ConflictError, Manifest, UnavailableError
 
 JSON: Final = "application/json"
@@ -73,10 +73,10 @@ class ApiClient:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._max_connections),
-            headers={"User-Agent": f"ddp-operator/{__version__}"},
+            # Not compressed: little that came would be much that is read.
+            headers={"User-Agent": f"ddp-operator/{__version__}", "Accept-Encoding": "identity"},
             # Deadlines are set around whole requests, not around aiohttp's phases.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_SECONDS),
-            auto_decompress=True,
         )
         return self
 
@@ -101,10 +101,12 @@ class ApiClient:
         accept: str = JSON,
         timeout_seconds: float | None = None,
         max_attempts: int | None = None,
+        max_bytes: int | None = None,
     ) -> Any:
         """Send a request and return its parsed answer.
 
-        Raises the `ClusterError` that fits the answer; `UnavailableError` also when none came.
+        Raises the `ClusterError` that fits the answer; `UnavailableError` also when none came, and
+        `AnswerTooLargeError` when it has more than `max_bytes`.
         """
         data = body if isinstance(body, bytes) or body is None else orjson.dumps(body)
         headers = {"Accept": accept}
@@ -122,6 +124,7 @@ class ApiClient:
                         data=data,
                         headers=headers,
                         attempts=max_attempts or self._max_attempts,
+                        max_bytes=max_bytes,
                         ends_at=deadline.when() or 0.0,
                     )
             except TimeoutError:  # of the deadline: those of single attempts are handled there
@@ -136,6 +139,7 @@ class ApiClient:
         data: bytes | None,
         headers: dict[str, str],
         attempts: int,
+        max_bytes: int | None,
         ends_at: float,
     ) -> Any:
         attempt = 0
@@ -145,7 +149,7 @@ class ApiClient:
                 async with self._send(
                     method, path, params=params, data=data, headers=headers
                 ) as response:
-                    content = await response.read()
+                    content = await read_at_most(max_bytes, response)
                     return _parsed(content) if content else None
             except _FAILURES as error:
                 failure = _as_cluster_error(error, method, path)
@@ -233,6 +237,23 @@ class ApiClient:
                             yield line
         except _FAILURES as error:
             raise _as_cluster_error(error, "GET", path) from error
+
+
+async def read_at_most(max_bytes: int | None, response: aiohttp.ClientResponse) -> bytes:
+    """Read a whole answer, unless it has more bytes than that.
+
+    Raises:
+        AnswerTooLargeError: it has; its connection is closed.
+    """
+    if max_bytes is None:
+        return await response.read()
+    content = bytearray()
+    async for chunk in response.content.iter_any():
+        content += chunk
+        if len(content) > max_bytes:
+            response.close()
+            raise AnswerTooLargeError(f"the answer has more than {max_bytes} bytes")
+    return bytes(content)
 
 
 def _parsed(content: bytes) -> Any:

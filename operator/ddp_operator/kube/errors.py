@@ -44,6 +44,10 @@ class GoneError(ClusterError):
     """The resourceVersion or continue token is too old (410): list again from the start."""
 
 
+class AnswerTooLargeError(ClusterError):
+    """More bytes were about to come than the caller takes; the rest was not read."""
+
+
 def error_from_response(status: int, body: bytes, *, retry_after: str | None) -> ClusterError:
     """Translate an answer with an HTTP status of 300 or more and, usually, a Status object."""
     parsed = _parse(body)

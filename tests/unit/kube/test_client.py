@@ -9,7 +9,7 @@ import pytest
 import yaml
 from ddp_operator import __version__
 from ddp_operator.kube import ApiClient, Credentials, load_credentials
-from ddp_operator.kube.errors import GoneError
+from ddp_operator.kube.errors import AnswerTooLargeError, GoneError
 from ddp_operator.ports import (
     AlreadyExistsError,
     ClusterError,
@@ -335,6 +335,18 @@ async def test_redirects_are_not_followed(client: ApiClient, server: FakeApiServ
     server.faults = [Fault("GET", 302, "moved", headers={"Location": "http://elsewhere/"})]
     with pytest.raises(ClusterError, match="moved"):
         await client.request("GET", PODS_PATH)
+
+
+async def test_no_more_of_an_answer_is_taken_than_asked_for(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    server.create("pods", {**pod("large"), "spec": "x" * 100_000})
+    answer = await client.request("GET", PODS_PATH, max_bytes=101_000)
+    assert len(answer["items"][0]["spec"]) == 100_000
+    with pytest.raises(AnswerTooLargeError):
+        await client.request("GET", PODS_PATH, max_bytes=100_000)
+    assert server.count("GET", "/pods") == 2  # it would be as large again
+    assert {request.headers["Accept-Encoding"] for request in server.requests} == {"identity"}
 
 
 async def test_lines_of_any_length_are_streamed_whole(

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from ddp_operator.kube import ApiClient, Credentials, Reflector
-from ddp_operator.ports import Key, UnavailableError
+from ddp_operator.kube import MAX_PAGE_BYTES, ApiClient, Credentials, Reflector
+from ddp_operator.ports import Key, MalformedError, UnavailableError
 
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 from tests.waiting import eventually
@@ -26,6 +26,8 @@ def project(manifest: Any) -> tuple[str, str]:
     """A pod's name and its phase, or that it is terminating."""
     if manifest.get("status") == "malformed":
         raise TypeError("malformed")
+    if manifest.get("status") == "forged":
+        raise MalformedError("its label is wrong")
     if manifest["metadata"].get("deletionTimestamp"):
         return manifest["metadata"]["name"], "Terminating"
     return manifest["metadata"]["name"], manifest.get("status", {}).get("phase", "")
@@ -101,6 +103,21 @@ async def test_a_large_list_comes_in_pages(client: ApiClient, server: FakeApiSer
         assert len(view.pods()) == 25
     assert server.count("GET", "/pods") == 3
     assert [r.query.get("limit") for r in server.requests if "watch" not in r.query] == ["10"] * 3
+
+
+async def test_a_page_of_large_objects_has_few(client: ApiClient, server: FakeApiServer) -> None:
+    for index in range(12):
+        server.create("pods", pod(f"p{index:02}", spec="x" * (MAX_PAGE_BYTES // 3)))
+    async with running(client, page_size=10) as view:
+        assert len(view.pods()) == 12
+    lists = [request.query for request in server.requests if "watch" not in request.query]
+    taken = {query.get("continue"): int(query["limit"]) for query in lists}  # each one's last try
+    assert len(lists) > len(taken)
+    begin = 0
+    for limit in taken.values():
+        assert min(limit, 12 - begin) <= 2
+        begin += limit
+    assert begin >= 12
 
 
 async def test_a_list_that_expires_between_its_pages_begins_anew(
@@ -295,6 +312,16 @@ async def test_an_unreadable_offer_is_ignored(
         view.reflector.offer({"kind": "Status"})
         assert view.pods() == {}
     assert "ignoring ns/a, which cannot be read" in caplog.text
+
+
+async def test_what_anyone_can_make_is_ignored_in_one_line(
+    client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(client) as view:
+        server.create("pods", pod("a", status="forged"))
+        await eventually(lambda: "ignoring ns/a: its label is wrong" in caplog.messages)
+        assert view.pods() == {}
+    assert not any(record.exc_info for record in caplog.records)
 
 
 async def test_waiting_for_the_first_list_ends_with_the_reason(

@@ -21,7 +21,7 @@ from ddp_operator.job.pods.state import (
     Identity,
     PodState,
 )
-from ddp_operator.ports import Key, Manifest
+from ddp_operator.ports import Key, MalformedError, Manifest
 
 _MAX_TEXT: Final = 4096
 """Characters of a message; no kubelet takes more bytes of what a container leaves."""
@@ -34,7 +34,7 @@ def project(manifest: Manifest) -> PodState:
     """Take what decisions need from a pod as the API server has it.
 
     Raises:
-        KeyError, ValueError: the pod lacks this operator's labels, or they are not its own.
+        MalformedError: the pod has the label of a job's pods, but no place among them.
     """
     metadata: Manifest = manifest["metadata"]
     labels: Manifest = metadata["labels"]
@@ -61,9 +61,9 @@ def project(manifest: Manifest) -> PodState:
         key=Key(metadata["namespace"], metadata["name"]),
         owner_uid=owner.get("uid", ""),
         identity=Identity(
-            index=int(labels[LABEL_INDEX]),
-            attempt=int(labels[LABEL_ATTEMPT]),
-            replacement=int(labels.get(LABEL_REPLACEMENT, 0)),
+            index=_number(labels, LABEL_INDEX),
+            attempt=_number(labels, LABEL_ATTEMPT),
+            replacement=_number(labels, LABEL_REPLACEMENT, "0"),
         ),
         spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
         phase=status.get("phase", "Pending"),
@@ -94,6 +94,13 @@ def job_of(manifest: Manifest) -> Key | None:
     metadata = manifest["metadata"]
     name = (metadata.get("labels") or {}).get(LABEL_JOB_NAME)
     return Key(metadata["namespace"], name) if name else None
+
+
+def _number(labels: Manifest, label: str, default: str = "") -> int:
+    value: str = labels.get(label, default)
+    if not (value.isascii() and value.isdigit()):
+        raise MalformedError(f"its label {label} is {value!r}, which is no number")
+    return int(value)
 
 
 def _word(value: str | None) -> str:

@@ -1,19 +1,47 @@
-"""Reading whole collections page by page, so that neither side ever holds all of a large one."""
+"""Reading whole collections page by page, so that neither side ever holds all of a large one.
+
+How large an object is, its user decides. A page that would have more than `MAX_PAGE_BYTES` is not
+read to its end, but asked for again with fewer objects.
+"""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from ddp_operator.kube.client import JSON, ApiClient
-from ddp_operator.kube.errors import GoneError
+from ddp_operator.kube.errors import AnswerTooLargeError, GoneError
 from ddp_operator.ports import Key, Manifest
 
 # Half of client-go's page size: a page of 500 pods takes 30 MB for a moment, once it is parsed, and
 # a process does not give that back.
 PAGE_SIZE: Final = 250
+# Of ordinary pods a full page has about half of it. Parsed, text can take 25 times its length
+# (`[[],[],[]]`), and two lists are read at once.
+MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 # Has the server strip objects to their metadata (Kubernetes API concepts, "Metadata-only fetches").
 _METADATA_ONLY: Final = (
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 )
+
+
+class PageSize:
+    """How many objects to ask for at once: fewer after a page that was too large, then more."""
+
+    def __init__(self, most: int = PAGE_SIZE) -> None:
+        self._most = most
+        self.objects = most
+
+    @property
+    def max_bytes(self) -> int | None:
+        """What such a page may have; None for a single object, which the server itself bounds."""
+        return MAX_PAGE_BYTES if self.objects > 1 else None
+
+    def was_too_large(self) -> None:
+        """Ask for fewer."""
+        self.objects = max(1, self.objects // 4)
+
+    def was_read(self) -> None:
+        """Ask for more the next time, if less than the most."""
+        self.objects = min(self._most, self.objects * 2)
 
 
 async def list_pages(
@@ -30,10 +58,19 @@ async def list_pages(
 
     Raises `GoneError` when the pages took so long that the server forgot that version.
     """
-    query = {**(params or {}), "limit": str(page_size)}
+    query = {**(params or {})}
+    size = PageSize(page_size)
     version = ""
     while True:
-        answer: dict[str, Any] = await client.request("GET", path, params=query, accept=accept)
+        query["limit"] = str(size.objects)
+        try:
+            answer: dict[str, Any] = await client.request(
+                "GET", path, params=query, accept=accept, max_bytes=size.max_bytes
+            )
+        except AnswerTooLargeError:
+            size.was_too_large()
+            continue
+        size.was_read()
         metadata = answer["metadata"]
         version = version or metadata["resourceVersion"]
         yield answer.pop("items", None) or [], version

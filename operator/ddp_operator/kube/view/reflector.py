@@ -19,7 +19,7 @@ from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import GoneError, error_from_status
 from ddp_operator.kube.view.cache import Entry, ObjectCache
 from ddp_operator.kube.view.listing import PAGE_SIZE, list_pages
-from ddp_operator.ports import ClusterError, Key, Manifest, UnavailableError
+from ddp_operator.ports import ClusterError, Key, MalformedError, Manifest, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ class Reflector(Generic[T]):
         """Show the server's answer to a write at once, unless the watch knows better already."""
         try:
             self._notify(self._cache.offer(manifest))
-        except Exception:
-            logger.exception("ignoring %s, which cannot be read", _name_of(manifest))
+        except Exception as error:
+            _ignore(manifest, error)
 
     def forget(self, key: Key, *, uid: str) -> None:
         """Show at once that an object is gone, as the answer to a write proved."""
@@ -200,8 +200,8 @@ class Reflector(Generic[T]):
             for item in items:
                 try:
                     entries.append(self._cache.entry_of(item))
-                except Exception:
-                    logger.exception("ignoring %s, which cannot be read", _name_of(item))
+                except Exception as error:
+                    _ignore(item, error)
                     malformed.append(_name_of(item))
             items.clear()
         self._notify(self._cache.replace(entries, version=version, malformed=malformed))
@@ -236,8 +236,8 @@ class Reflector(Generic[T]):
                 self._notify(self._cache.deleted(manifest))
             elif kind == "BOOKMARK":
                 self._cache.bookmark(manifest)
-        except Exception:
-            logger.exception("ignoring %s, which cannot be read", _name_of(manifest))
+        except Exception as error:
+            _ignore(manifest, error)
 
     def _notify(self, groups: Iterable[Key]) -> None:
         for group in groups:
@@ -245,6 +245,13 @@ class Reflector(Generic[T]):
                 self._on_change(group)
             except Exception:
                 logger.exception("the listener failed on a change of %s", group)
+
+
+def _ignore(manifest: Mapping[str, Any], error: Exception) -> None:
+    if isinstance(error, MalformedError):  # anyone may have made it
+        logger.warning("ignoring %s: %s", _name_of(manifest), error)
+    else:
+        logger.error("ignoring %s, which cannot be read", _name_of(manifest), exc_info=error)
 
 
 def _name_of(manifest: Mapping[str, Any]) -> Key:

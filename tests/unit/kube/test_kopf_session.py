@@ -1,5 +1,5 @@
 """What kopf asks the API server with: answers come whole, or count as lost connections, and lists
-in pages.
+in pages that are bounded.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ import aiohttp
 import kopf
 import pytest
 from ddp_operator.api.constants import GROUP, PLURAL, VERSION
-from ddp_operator.handlers import session_for, settings
-from ddp_operator.kube import PAGE_SIZE, Connection
+from ddp_operator.handlers import settings
+from ddp_operator.kube import MAX_PAGE_BYTES, PAGE_SIZE, Connection, session_for
 
 from tests.unit.kube.fake_api_server import FakeApiServer
 
@@ -125,6 +125,22 @@ async def test_kopf_lists_jobs_in_pages() -> None:
         lists = [request.query for request in server.requests if "watch" not in request.query]
     assert [query["limit"] for query in lists] == 3 * [str(PAGE_SIZE)]
     assert ["continue" in query for query in lists] == [False, True, True]
+
+
+async def test_kopf_lists_large_jobs_in_smaller_pages() -> None:
+    async with FakeApiServer().running() as server:
+        names = with_jobs(server, 2 * PAGE_SIZE)
+        for name in names[100:120]:
+            server.update(PLURAL, "default", name, {"spec": {"x": "x" * (MAX_PAGE_BYTES // 3)}})
+        assert await jobs_listed(server.url) == names
+        lists = [request.query for request in server.requests if "watch" not in request.query]
+    taken = {query.get("continue"): int(query["limit"]) for query in lists}  # the last of each try
+    assert len(lists) > len(taken)
+    begin = 0
+    for limit in taken.values():
+        assert sum(100 <= i < 120 for i in range(begin, begin + limit)) <= 2
+        begin += limit
+    assert int(lists[-1]["limit"]) == PAGE_SIZE
 
 
 async def test_kopf_lists_anew_what_expired_between_two_pages() -> None:
