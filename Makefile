@@ -45,8 +45,8 @@ test-e2e: prepare ## Real pods on a real cluster, the operator running in it
 	$(PY) -m pytest tests/cluster tests/e2e
 
 .PHONY: chaos
-chaos: prepare ## Kill, freeze and take away at random for minutes: everything must end well
-	$(PY) -m pytest tests/chaos tests/trainer/chaos
+chaos: $(STAMP) ## Kill, freeze and take away at random for minutes: everything must end well
+	$(PY) -m tests.run chaos
 
 .PHONY: bare
 bare: ## Remove all that earlier runs have left on this machine, then time README's two commands

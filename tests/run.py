@@ -1,12 +1,13 @@
-"""Prepares what the tests need, then runs all rings beside each other: `make test`.
+"""Prepares what the tests need, then runs all rings beside each other: `make test`, `make chaos`.
 
-One lane waits for pods most of its time, two start processes, one computes and one talks to an API
+One lane waits for pods most of its time, two start processes, two compute and one talks to an API
 server, so that together they take little longer than the slowest. Each part of a lane is an
 ordinary pytest run. What takes minutes to get is prepared before, outside of any test's time limit;
-only decisions, which are plain computing, are tested meanwhile. The API server for CRDs comes last:
-it is built, at the lowest priority, in what time the lanes leave.
+only decisions, alone and in whole histories, which is plain computing, are tested meanwhile. The
+API server for CRDs comes last: it is built, at the lowest priority, in what time the lanes leave.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -40,8 +41,9 @@ LOST_RANKS = ("tests/trainer/library", "tests/trainer/stream_device")
 
 CRD_RULES = "tests/integration/test_crd_rules.py"
 
-LANES: Mapping[str, Sequence[Part]] = {
-    "decisions": (Part(("tests/unit", "tests/simulation"), None),),
+TESTS: Mapping[str, Sequence[Part]] = {
+    "decisions": (Part(("tests/unit",), None),),
+    "histories": (Part(("tests/simulation",), None),),
     "API server": (
         Part(("tests/integration", f"--ignore={CRD_RULES}"), Stage.API_SERVER),
         Part((CRD_RULES,), Stage.CRD_SERVER),
@@ -58,15 +60,28 @@ LANES: Mapping[str, Sequence[Part]] = {
     "real pods": (Part(("tests/cluster", "tests/e2e"), Stage.IMAGES),),
 }
 
+CHAOS: Mapping[str, Sequence[Part]] = {
+    # Of waiting for pods the one, of processes of its own the other.
+    "operator": (Part(("tests/chaos",), Stage.IMAGES),),
+    "trainer": (Part(("tests/trainer/chaos",), Stage.IMAGES),),
+}
+
+SUITES = {"tests": TESTS, "chaos": CHAOS}
+
 
 class Lane(threading.Thread):
     """Runs the parts of a lane one after the other, each as soon as it can."""
 
     def __init__(
-        self, parts: Sequence[Part], ready: Mapping[Stage, threading.Event], log: Path
+        self,
+        parts: Sequence[Part],
+        ready: Mapping[Stage, threading.Event],
+        log: Path,
+        options: Sequence[str],
     ) -> None:
         super().__init__(daemon=True)
         self._parts = parts
+        self._options = options
         self._ready = ready
         self.log = log
         self.log.touch()
@@ -80,7 +95,7 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         """Run pytest for each part, whatever has become of the one before."""
-        command = [sys.executable, "-m", "pytest", *sys.argv[1:]]
+        command = [sys.executable, "-m", "pytest", *self._options]
         for part, report in zip(self._parts, self.reports, strict=True):
             if part.needs is not None:
                 self._ready[part.needs].wait()
@@ -113,12 +128,18 @@ class Lane(threading.Thread):
 
 def main() -> int:
     """Prepare and run all lanes; return 0 when all is well."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.run", description="Other arguments are pytest's."
+    )
+    parser.add_argument("suite", nargs="?", choices=SUITES, default="tests")
+    asked, options = parser.parse_known_args()
+    wanted = SUITES[asked.suite]
     began = time.monotonic()
     ready = {stage: threading.Event() for stage in Stage}
     with tempfile.TemporaryDirectory(prefix="ddp-tests-") as folder:
         lanes = {
-            name: Lane(parts, ready, Path(folder, f"{number}.log"))
-            for number, (name, parts) in enumerate(LANES.items())
+            name: Lane(parts, ready, Path(folder, f"{number}.log"), options)
+            for number, (name, parts) in enumerate(wanted.items())
         }
         for lane in lanes.values():
             lane.start()
@@ -126,7 +147,9 @@ def main() -> int:
             worst = _prepare(ready)
             prepared_s = time.monotonic() - began
             for name, lane in lanes.items():
-                print(f"== {name}: {' '.join(word for part in LANES[name] for word in part.tests)}")
+                print(
+                    f"== {name}: {' '.join(word for part in wanted[name] for word in part.tests)}"
+                )
                 lane.report()
                 worst = max(worst, lane.exit_code)
         except KeyboardInterrupt:  # the terminal has told pytest, too, which takes its cluster down

@@ -186,11 +186,11 @@ def test_pods_run_and_a_crashed_node_is_removed_without_trace() -> None:
     commands = [process.command() for process in processes]
     assert any("containerd-shim" in line for line in commands)
     assert any("while true" in line for line in commands), "a container's process"
-    for component in (b"kubelet", b"containerd"):
+    for component in ("kubelet", "containerd"):
         (found,) = [
             process
-            for process in processes
-            if Path(f"/proc/{process.pid}/comm").read_bytes().strip() == component
+            for process, command in zip(processes, commands, strict=True)
+            if Path(command.partition(" ")[0]).name == component
         ]
         os.kill(found.pid, signal.SIGKILL)
     assert output_of("down", "--name", NAME) == f"cluster '{NAME}' removed\n"
