@@ -63,9 +63,11 @@ async def new_namespace(admin: ApiClient) -> AsyncIterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     await admin.request("POST", "/api/v1/namespaces", body=body)
-    yield name
-    with contextlib.suppress(ClusterError):  # a test may have left the server stopped
-        await admin.request("DELETE", f"/api/v1/namespaces/{name}", max_attempts=1)
+    try:
+        yield name
+    finally:
+        with contextlib.suppress(ClusterError):  # a test may have left the server stopped
+            await admin.request("DELETE", f"/api/v1/namespaces/{name}", max_attempts=1)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The operator as a process of its own, as it runs in production but for the container."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,6 +59,14 @@ class OperatorProcess:
     def running(self) -> bool:
         """Whether it has not ended."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def peak_mebibytes(self) -> float:
+        """The most memory that it has had so far (VmHWM)."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        [kibibytes] = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        return int(kibibytes) / 1024
 
     async def serving(self) -> None:
         """Wait until it says that it serves."""

@@ -1,0 +1,88 @@
+"""What the user of one namespace does, the jobs of all others do not notice: a real operator on a
+real API server.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from ddp_operator.kube import LEASES, ApiClient
+
+from tests import cluster
+from tests.good_manifests import Json, job
+from tests.integration.conftest import new_namespace
+from tests.integration.hostile import Hostile
+from tests.integration.jobs import Jobs
+from tests.integration.kubelet import FakeKubelet
+from tests.integration.operator_process import running_operator
+from tests.trainer_server import ENDLESS, TrainerServer
+
+LEASE = "hostile-test"
+ORDINARY = 50
+MEMORY_MEBIBYTES = 512
+"""The container's limit (manifests/install/deployment.yaml)."""
+
+
+async def test_one_namespace_keeps_no_other_from_training(
+    control_plane: cluster.ControlPlane,
+    admin: ApiClient,
+    jobs: Jobs,
+    kubelet: FakeKubelet,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    log = tmp_path_factory.mktemp("operator") / "log"
+    options = ["--leader-elect", "--lease-name", LEASE, "--lease-namespace", jobs.namespace]
+    options += ["--progress-poll-seconds", "0.5"]
+    async with new_namespace(admin) as theirs, TrainerServer() as trainer:
+        trainer.answer = ENDLESS
+        hostile = Hostile(admin, theirs, trainer=int(trainer.address.rpartition(":")[2]))
+        with running_operator(
+            control_plane.kubeconfig, log, namespace=None, options=options
+        ) as operator:
+            await operator.serving()
+            await hostile.store()
+            await train(jobs, kubelet, ["before"])
+            # Started anew, it finds all of that at once.
+            operator.terminate()
+            await operator.exit_code()
+            await hostile.fail()
+            operator.start()
+            await operator.serving()
+            lease = await lease_of(admin, jobs.namespace)
+            async with asyncio.TaskGroup() as doings:
+                churning = [doings.create_task(hostile.churn(f"churned-{i}")) for i in range(3)]
+                doings.create_task(hostile.keep_asked())
+                await train(jobs, kubelet, [f"ordinary-{i}" for i in range(ORDINARY)])
+                for task in churning:
+                    task.cancel()
+            assert operator.running
+            assert operator.peak_mebibytes < MEMORY_MEBIBYTES
+            now = await lease_of(admin, jobs.namespace)
+            assert (now["holderIdentity"], now["leaseTransitions"]) == (
+                lease["holderIdentity"],
+                lease["leaseTransitions"],
+            )
+            assert "Traceback" not in operator.log
+            for name in ("before", *(f"ordinary-{i}" for i in range(ORDINARY))):
+                status = await jobs.status(name)
+                assert (status.phase, status.attempt, status.failures) == ("Running", 0, ())
+        assert "status" in trainer.asked
+
+
+async def train(jobs: Jobs, kubelet: FakeKubelet, names: Sequence[str]) -> None:
+    """Have jobs come to run, all at once."""
+
+    async def one(name: str) -> None:
+        await jobs.create(job(name))
+        await jobs.until_pods(f"{name}-0-0", name=name)
+        await kubelet.run(f"{name}-0-0")
+        await jobs.until_phase("Running", name)
+
+    await asyncio.gather(*map(one, names))
+
+
+async def lease_of(admin: ApiClient, namespace: str) -> Json:
+    """What the Lease says."""
+    path = LEASES.path(namespace=namespace, name=LEASE)
+    spec: Json = (await admin.request("GET", path))["spec"]
+    return spec
