@@ -80,7 +80,7 @@ class Account:
         return charged and failure.signal == SIGKILL and failure.pod in self._pods_of(KILLS)
 
     def _about_pods(self) -> Iterator[str]:
-        counts = self.status.replacements
+        counts = self.status.bookkeeping.replacements
         expected = {
             f"{self.name}-{self.status.attempt}-{index}"
             + (f"-r{counts[str(index)]}" if str(index) in counts else "")

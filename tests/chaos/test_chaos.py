@@ -146,7 +146,7 @@ def _audit(namespace: Kubectl, shape: Shape, journal: Journal, record: PodRecord
     )
     journal.note(
         f"{shape.name}: {status.restarts} restarts, {status.disruptions} disruptions, "
-        f"attempt {status.attempt}, replacements {status.replacements}"
+        f"attempt {status.attempt}, replacements {status.bookkeeping.replacements}"
     )
     learned = accuracy(status)
     return [

@@ -108,7 +108,9 @@ def test_a_pod_believes_its_own_job_and_can_be_left_alone(
     uids = job.uids()
     patch = '{"spec": {"isolation": "Job"}}'
     job.kubectl.run("patch", "ddpjob", job.name, "--type=merge", "--patch", patch)
-    wait_for(lambda: job.status().isolation == "Job", what="isolation", describe=job.status)
+    wait_for(
+        lambda: job.status().bookkeeping.isolation == "Job", what="isolation", describe=job.status
+    )
     policy = job.kubectl.get("networkpolicy", job.name)
     _, let_in = policy["spec"]["ingress"]
     (peer,) = let_in["from"]

@@ -159,7 +159,7 @@ async def test_a_restart_that_a_person_wants_is_not_charged(
     await jobs.until_pods("job-1-0", "job-1-1")
     status = await jobs.until(lambda status: status.is_true("PodsCreated"))
     assert (status.phase, status.attempt, status.restarts) == ("Restarting", 1, 0)
-    assert status.restart_requested == "2026-11-22"
+    assert status.bookkeeping.restart_requested == "2026-11-22"
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,8 @@ async def test_time_runs_on_from_the_first_start_but_not_while_suspended(
     condition = suspended.condition("Suspended")
     assert condition is not None
     elapsed = datetime.now(UTC) - condition.last_transition_time
-    assert 0 <= resumed.suspended_seconds <= (elapsed + timedelta(seconds=1)).total_seconds()
+    counted = resumed.bookkeeping.suspended_seconds
+    assert 0 <= counted <= (elapsed + timedelta(seconds=1)).total_seconds()
 
 
 async def test_a_job_is_left_alone_as_long_as_it_asks_for_it(
@@ -339,10 +340,10 @@ async def test_a_job_is_left_alone_as_long_as_it_asks_for_it(
     assert all(own.items() <= pod["metadata"]["labels"].items() for pod in pods.values())
 
     await jobs.set_spec(isolation="None")
-    await jobs.until(lambda status: status.isolation == "")
+    await jobs.until(lambda status: status.bookkeeping.isolation == "")
     assert await jobs.network_policy() is None
     await jobs.set_spec(isolation="Job")
-    await jobs.until(lambda status: status.isolation == "Job")
+    await jobs.until(lambda status: status.bookkeeping.isolation == "Job")
     assert await jobs.network_policy() is not None
     status = await jobs.status()
     assert (status.phase, status.attempt, status.restarts) == ("Running", 0, 0)
@@ -367,9 +368,11 @@ async def test_a_policy_of_somebody_else_is_left_alone(
     await jobs.set_spec(isolation="Job")
     status = await jobs.until(lambda status: status.reason == "NameTaken")
     assert "networkpolicies.networking.k8s.io" in status.message
-    assert (status.phase, status.isolation) == ("Running", "Changing")
+    assert (status.phase, status.bookkeeping.isolation) == ("Running", "Changing")
     await jobs.set_spec(isolation="None")
-    await jobs.until(lambda status: status.isolation == "" and status.reason == "PodsReady")
+    await jobs.until(
+        lambda status: status.bookkeeping.isolation == "" and status.reason == "PodsReady"
+    )
     stored = await jobs.network_policy()
     assert stored is not None
     assert "ownerReferences" not in stored["metadata"]

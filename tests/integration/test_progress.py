@@ -87,7 +87,7 @@ async def test_progress_is_told_and_a_hang_is_ended(
     goodput = status.goodput
     assert goodput is not None
     assert goodput.steps_lost == 20
-    seconds = goodput.model_dump(exclude={"steps_lost", "accounted_until"})
+    seconds = goodput.model_dump(exclude={"steps_lost", "accounted_until", "outage"})
     begin = DDPJobStatus.model_validate(
         {"startTime": created["metadata"]["creationTimestamp"]}
     ).start_time

@@ -121,7 +121,7 @@ async def test_in_pod_scope_only_the_failed_pod_is_replaced(
         assert after[pod]["metadata"]["uid"] == before[pod]["metadata"]["uid"]
     assert after["job-0-1-r1"]["spec"]["hostname"] == "job-0-1"
     status = await jobs.until(lambda status: status.is_true("PodsCreated"))
-    assert status.replacements == {"1": 1}
+    assert status.bookkeeping.replacements == {"1": 1}
     assert (status.restarts, status.disruptions, status.attempt) == (1, 0, 0)
     await run_all(jobs, kubelet)
     await kubelet.fail("job-0-1-r1")
@@ -140,7 +140,7 @@ async def test_after_replacements_a_new_gang_starts_with_plain_names(
     await kubelet.fail("job-0-1-r1")
     await jobs.until_pods("job-1-0", "job-1-1")
     status = await jobs.until(lambda status: status.attempt == 1)
-    assert status.replacements == {}
+    assert status.bookkeeping.replacements == {}
     assert status.restarts == 2
 
 

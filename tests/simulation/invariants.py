@@ -65,7 +65,7 @@ class Invariants:
 
     def _judge_creation(self, identity: Identity, status: DDPJobStatus) -> None:
         """No pod without its counters, and none that nobody wants."""
-        replacement = status.replacements.get(str(identity.index), 0)
+        replacement = status.bookkeeping.replacements.get(str(identity.index), 0)
         stored = Identity(identity.index, status.attempt, replacement)
         self.require(identity == stored, f"created {identity}, stored is {stored}")
         self.require(not status.finished, "a pod is created for a job that has finished")
@@ -89,7 +89,7 @@ class Invariants:
         """What the status says of the NetworkPolicy is so, or leaves it open."""
         policy = self._server.policy
         exists = policy is not None and owner_of(policy) == job.uid
-        said = job.status.isolation
+        said = job.status.bookkeeping.isolation
         self.require(said != "Job" or exists, "said to be isolated, and is not")
         self.require(said != "" or not exists, "isolated, and not said to be")
 
@@ -126,9 +126,10 @@ class Invariants:
         verdicts.judge(old, new)
         status = new.status
         self._judge_isolation(new)
+        notes = status.bookkeeping
         identities = [
-            Identity(index, status.attempt, status.replacements.get(str(index), 0))
+            Identity(index, status.attempt, notes.replacements.get(str(index), 0))
             for index in range(new.spec.replicas)
-            if status.is_true("PodsCreated") or (status.replacing and index not in status.replacing)
+            if status.is_true("PodsCreated") or (notes.replacing and index not in notes.replacing)
         ]
         self._recorded = {(new.uid, identity.pod_name(new.name)) for identity in identities}

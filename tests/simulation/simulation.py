@@ -178,7 +178,7 @@ class Simulation:
             name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
             index, attempt = labels[LABEL_INDEX], int(labels[LABEL_ATTEMPT])
             replacement = int(labels.get(LABEL_REPLACEMENT, 0))
-            wanted = (status.attempt, status.replacements.get(index, 0))
+            wanted = (status.attempt, status.bookkeeping.replacements.get(index, 0))
             self.require((attempt, replacement) == wanted, f"{name} was left running")
             self.require(not status.is_true("Suspended"), f"{name} outlived the suspension")
 

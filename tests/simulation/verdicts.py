@@ -84,9 +84,9 @@ class Verdicts:
         charged = new.restarts - old.restarts
         disrupted = new.disruptions - old.disruptions
         # Those in a row are counted: the count begins anew once all pods run.
-        retried = max(new.scheduling_retries - old.scheduling_retries, 0)
+        retried = max(new.bookkeeping.scheduling_retries - old.bookkeeping.scheduling_retries, 0)
         started = new.attempt - old.attempt
-        replaced = new.replacements != old.replacements
+        replaced = new.bookkeeping.replacements != old.bookkeeping.replacements
         if charged < 0:
             self._correction(old, new)
             return
@@ -107,17 +107,19 @@ class Verdicts:
         if charged:
             limit = after.spec.restart.max_restarts
             self.require(_used(after) <= limit, "more restarts than allowed")
-            without = new.restarts_without_progress - old.restarts_without_progress
+            noted, notes = old.bookkeeping, new.bookkeeping
+            without = notes.restarts_without_progress - noted.restarts_without_progress
             saved = new.checkpoint.step if new.checkpoint else 0
-            refilled = without != 1 and saved > old.checkpoint_step_at_restart
+            refilled = without != 1 and saved > noted.checkpoint_step_at_restart
             self.require(without == 1 or refilled, "the budget was refilled without progress")
 
     def _correction(self, old: DDPJobStatus, new: DDPJobStatus) -> None:
         """A charge is taken back when its cause is seen late, and nothing else happens."""
         counts = (new.restarts - old.restarts, new.disruptions - old.disruptions)
         self.require(counts == (-1, 1), f"a correction counted {counts}")
-        same = (old.attempt, old.replacements) == (new.attempt, new.replacements)
-        self.require(same, "a correction started pods")
+        self.require(old.attempt == new.attempt, "a correction started pods")
+        same = old.bookkeeping.replacements == new.bookkeeping.replacements
+        self.require(same, "a correction replaced pods")
         self.require(old.failures[:-1] == new.failures[:-1], "another record was corrected")
         before, after = old.failures[-1], new.failures[-1]
         self.require(before.charged and not after.charged, "nothing was to be taken back")
@@ -148,7 +150,7 @@ class Verdicts:
             rule.exit_codes or () for rule in job.spec.restart.rules if rule.action == "Ignore"
         ]
         for index in indices:
-            replacement = job.status.replacements.get(str(index), 0)
+            replacement = job.status.bookkeeping.replacements.get(str(index), 0)
             name = Identity(index, job.status.attempt, replacement).pod_name(job.name)
             code = self.truth_of(name).exit_code
             well = code == 0 or any(code in codes for codes in ignored)
@@ -175,4 +177,4 @@ class Verdicts:
 def _used(job: DDPJob) -> int:
     """Charged restarts that count against the budget."""
     refills = job.spec.restart.reset_after_progress
-    return job.status.restarts_without_progress if refills else job.status.restarts
+    return job.status.bookkeeping.restarts_without_progress if refills else job.status.restarts

@@ -479,6 +479,17 @@ def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.Mon
     ]
 
 
+def test_the_first_step_of_a_group_is_told_at_once(tmp_path: Path) -> None:
+    file = StatusFile(tmp_path / "status.json")
+    publisher = Publisher(file, None, StepTimer(moments_of(torch.device("cpu"))))
+    for step in (3, 7):
+        publisher.begin(step, total_steps=9)
+        publisher.step(step + 1)
+        status = file.read()
+        assert status is not None
+        assert status.step == step + 1
+
+
 def test_only_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from ddp_operator.api.job import MAX_SPEC_BYTES, DDPJob
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.status import NOTES, DDPJobStatus
 from ddp_operator.engine.jobs import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.statuspatch import as_stored, status_patch
@@ -119,8 +119,9 @@ FAILURE = {
 }
 CONDITION = {"type": "Running", "status": "True", "reason": "r", "lastTransitionTime": WHEN}
 STATUSES: dict[str, Json] = {
-    "replacements": {"replacements": {str(i): 1 for i in range(MB // 12)}},
-    "replacing": {"replacing": [1] * (MB // 2)},
+    "replacements": {"bookkeeping": {"replacements": {str(i): 1 for i in range(MB // 12)}}},
+    "replacing": {"bookkeeping": {"replacing": [1] * (MB // 2)}},
+    "replacing, where it was": {"replacing": [1] * (MB // 2)},
     "completed twice": {"completedIndexes": "0-9999," * (MB // 7)},
     "completed singly": {"completedIndexes": "1," * (MB // 2)},
     "completed, a number": {"completedIndexes": "9" * MB},
@@ -159,9 +160,7 @@ _JUNK = st.recursive(
     ),
     max_leaves=8,
 )
-_FIELDS = {
-    field.alias or name: field.annotation for name, field in DDPJobStatus.model_fields.items()
-}
+_FIELDS = sorted(NOTES) + [str(field.alias) for field in DDPJobStatus.model_fields.values()]
 
 
 _OF_FAILURES = {key: st.just(value) for key, value in FAILURE.items()} | {
@@ -189,7 +188,10 @@ def _values(name: str) -> st.SearchStrategy[Any]:
     return _TYPED.get(name, _TIMES if of_times else _NUMBERS) | _JUNK
 
 
-_STATUSES = st.fixed_dictionaries({}, optional={name: _values(name) for name in _FIELDS})
+_NOTES = st.fixed_dictionaries({}, optional={name: _values(name) for name in NOTES})
+_STATUSES = st.fixed_dictionaries(
+    {}, optional={name: _values(name) for name in _FIELDS} | {"bookkeeping": _NOTES | _JUNK}
+)
 
 
 @given(junk=_STATUSES, suspend=st.booleans(), deadline=st.sampled_from([None, 1, 10**8]))

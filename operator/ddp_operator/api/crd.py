@@ -60,6 +60,9 @@ def custom_resource_definition() -> dict[str, Any]:
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
     }
+    # An operator may be newer or older than the CRD, and what it remembers is not to be lost.
+    for notes in (status, status["properties"]["bookkeeping"]):
+        notes["x-kubernetes-preserve-unknown-fields"] = True
     root: Schema = {
         "type": "object",
         "description": "A PyTorch DistributedDataParallel training job.",

@@ -1,23 +1,35 @@
 """`DDPJob.status`: what the operator says of a job, and all that it must remember."""
 
-from datetime import UTC, datetime
-from functools import partial
-from itertools import islice
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
-    PlainSerializer,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
-from pydantic.alias_generators import to_camel
 
+from ddp_operator.api.bounded import (
+    OR_NONE,
+    OR_UNKNOWN,
+    Count,
+    Line,
+    Name,
+    Number,
+    Reason,
+    Sentence,
+    StatusModel,
+    Step,
+    Time,
+    Word,
+    first,
+    first_items,
+    last_items,
+    readable,
+    wire_name,
+)
 from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.spec import FailureClass
 
@@ -26,116 +38,11 @@ ConditionType = Literal["PodsCreated", "Running", "Restarting", "Suspended", "Su
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
-def format_time(moment: datetime) -> str:
-    """Kubernetes' `metav1.Time`: RFC 3339 in UTC, whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-"""Times to which all that the operator adds can be added."""
-
-
-def _in_range(moment: datetime) -> datetime:
-    return min(max(moment.replace(tzinfo=moment.tzinfo or UTC), _FIRST), _LAST)
-
-
-Time = Annotated[
-    datetime,
-    AfterValidator(_in_range),
-    PlainSerializer(format_time, return_type=str, when_used="json"),
-]
-
-
-def _between(value: int, *, least: int, most: int) -> int:
-    return min(max(value, least), most)
-
-
-_EXACT: Final = 2**53 - 1
-"""The largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""
-_MOST: Final = 2**31 - 1
-"""Seconds of 68 years, and restarts of a job that fails every second for as long."""
-
-Count = Annotated[int, AfterValidator(partial(_between, least=0, most=_MOST))]
-Step = Annotated[int, AfterValidator(partial(_between, least=0, most=_EXACT))]
-Number = Annotated[int, AfterValidator(partial(_between, least=-_EXACT, most=_EXACT))]
-
-
-def _wire_name(name: str) -> str:
-    return to_camel(name.rstrip("_"))  # `class_`, since Python has a word `class` of its own
-
-
-class StatusModel(BaseModel):
-    """Base of all that the operator writes: camelCase; fields of other versions are ignored.
-
-    Whatever is too long or too large is cut, when it is read and (`DDPJobStatus.bounded`) before it
-    is written.
-    What another version has written and this one cannot read is left out, the counters excepted: no
-    job may fail of a word.
-    """
-
-    model_config = ConfigDict(
-        alias_generator=_wire_name,
-        populate_by_name=True,
-        extra="ignore",
-        frozen=True,
-        revalidate_instances="always",
-    )
-
-
-def _first(value: Any, *, limit: int) -> Any:
-    return value[:limit] if isinstance(value, str) else value
-
-
-def _last(value: Any, *, limit: int) -> Any:
-    return value[-limit:] if isinstance(value, list | tuple) else value
-
-
-def _first_items(value: Any, *, limit: int) -> Any:
-    return dict(islice(value.items(), limit)) if isinstance(value, dict) else value
-
-
-_TRIED: Final = 4
-"""Items of a list that are looked at for each one that may be kept."""
-
-
-def _readable(value: Any, handler: ValidatorFunctionWrapHandler, *, limit: int) -> Any:
-    """The newest of those items of a list that can be read, so far as it is worth the search."""
-    found: list[Any] = []
-    for item in value[-_TRIED * limit :] if isinstance(value, list | tuple) else ():
-        try:
-            found.extend(handler([item]))
-        except ValidationError:
-            continue
-    return tuple(found[-limit:])
-
-
-def _or_none(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def _or_pending(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     try:
         return handler(value)
     except ValidationError:
-        return None
-
-
-def _known_phase(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    return _or_none(value, handler) or "Pending"
-
-
-def _cut(limit: int) -> BeforeValidator:
-    return BeforeValidator(partial(_first, limit=limit))
-
-
-def _or_unknown(text: str) -> str:
-    """Texts without content are not stored, and the schema wants some."""
-    return text or "Unknown"
-
-
-MAX_WORD: Final = 256
-Word = Annotated[str, Field(max_length=MAX_WORD), _cut(MAX_WORD)]
-Reason = Annotated[Word, AfterValidator(_or_unknown)]
-Name = Annotated[str, Field(max_length=253), _cut(253)]
-"""As long as a DNS subdomain may be (RFC 1123)."""
-Line = Annotated[str, Field(max_length=1024), _cut(1024)]
-Sentence = Annotated[str, Field(max_length=4096), _cut(4096)]
+        return "Pending"
 
 
 _INDEXES: Final = 6 * MAX_REPLICAS
@@ -163,7 +70,7 @@ class Failure(StatusModel):
     attempt: Count
     index: Count = Field(description="Replica index of the pod: its node rank.")
     rank: Count | None = Field(default=None, description="Global rank that failed, where known.")
-    pod: Annotated[Name, AfterValidator(_or_unknown)]
+    pod: Annotated[Name, OR_UNKNOWN]
     container: Name = ""
     node: Name = ""
     exit_code: Number | None = None
@@ -190,6 +97,9 @@ class Progress(StatusModel):
     samples_per_second: float | None = None
     slowest_rank: Step | None = None
     updated_at: Time = Field(description="When this step was first seen.")
+    last_step_time: Time | None = Field(
+        default=None, description="When a step was last completed, by the trainer's clock."
+    )
 
 
 class CheckpointRecord(StatusModel):
@@ -198,6 +108,14 @@ class CheckpointRecord(StatusModel):
     step: Step
     path: Line = ""
     time: Time | None = None
+
+
+class Outage(StatusModel):
+    """Training has not gone on yet since a restart: its time counts as lost."""
+
+    since: Time = Field(description="When the latest restart was decided.")
+    until_step: Step = Field(description="The step whose completion ends it.")
+    lost_from: Time = Field(description="From when on the time before the restart is lost.")
 
 
 class Goodput(StatusModel):
@@ -213,40 +131,25 @@ class Goodput(StatusModel):
     )
     training_seconds: Count = 0
     lost_seconds: Count = Field(
-        default=0, description="Between failures and running again, and of steps that were redone."
+        default=0,
+        description="From failures until a step is completed, and of steps that were redone.",
     )
     suspended_seconds: Count = 0
     steps_lost: Step = Field(default=0, description="Steps that had to be done again.")
     accounted_until: Time
+    outage: Annotated[Outage | None, OR_NONE] = None
 
 
-class DDPJobStatus(StatusModel):
-    """The state of a job. `attempt`, `replacements`, `restarts` and `disruptions` are counters
-    that are written before the pods that they account for are created or deleted."""
+class Bookkeeping(StatusModel):
+    """What only the operator remembers, be it before it acts (`replacements`, `replacing`)."""
 
-    observed_generation: Step = 0
-    phase: Annotated[Phase, WrapValidator(_known_phase)] = Field(
-        default="Pending", description="Derived from the conditions."
-    )
-    reason: Word = Field(default="", description="Why the job is in this phase, in one word.")
-    message: Sentence = Field(default="", description="Why the job is in this phase, for people.")
-    conditions: Annotated[
-        tuple[Condition, ...], Field(max_length=16), WrapValidator(partial(_readable, limit=16))
-    ] = ()
-    attempt: Count = Field(
-        default=0, description="Counts starts of the whole gang, from 0; part of every pod's name."
-    )
-    replacements: Annotated[
-        dict[str, Count], BeforeValidator(partial(_first_items, limit=MAX_REPLICAS))
-    ] = Field(
+    replacements: Annotated[dict[str, Count], first_items(MAX_REPLICAS)] = Field(
         default_factory=dict,
         description="By replica index: how often this attempt's pod was replaced, where it was.",
     )
-    replacing: Annotated[tuple[Count, ...], BeforeValidator(partial(_last, limit=MAX_REPLICAS))] = (
-        Field(
-            default=(),
-            description="Replica indices whose replacements may not exist yet; all other pods do.",
-        )
+    replacing: Annotated[tuple[Count, ...], last_items(MAX_REPLICAS)] = Field(
+        default=(),
+        description="Replica indices whose replacements may not exist yet; all other pods do.",
     )
     accepted_spec_hash: Name = Field(
         default="",
@@ -258,22 +161,6 @@ class DDPJobStatus(StatusModel):
     isolation: Word = Field(
         default="",
         description="Job: its NetworkPolicy exists. Changing: it may. Absent: it does not.",
-    )
-    completed_indexes: Annotated[str, _cut(_INDEXES)] = Field(
-        default="",
-        description="Replica indices of this attempt whose pods have ended well, such as 0-2,5.",
-    )
-    restarts: Count = Field(default=0, description="Restarts charged against restart.maxRestarts.")
-    disruptions: Count = Field(default=0, description="Restarts that were not charged.")
-    ready_replicas: Count = 0
-    ready: Annotated[str, Field(max_length=16), _cut(16)] = Field(
-        default="", description="Ready pods of all pods, such as 2/2."
-    )
-    start_time: Time | None = None
-    completion_time: Time | None = None
-    next_start_time: Time | None = Field(
-        default=None,
-        description="No pod is created before this time.",
     )
     restarts_without_progress: Count = Field(
         default=0,
@@ -294,26 +181,82 @@ class DDPJobStatus(StatusModel):
     suspended_seconds: Count = Field(
         default=0, description="Time spent suspended since startTime, when not suspended now."
     )
-    failures: Annotated[
-        tuple[Failure, ...], Field(max_length=10), WrapValidator(partial(_readable, limit=10))
-    ] = Field(default=(), description="The latest causes of restarts and of the job's failure.")
-
-    progress: Annotated[Progress | None, WrapValidator(_or_none)] = None
-    checkpoint: Annotated[CheckpointRecord | None, WrapValidator(_or_none)] = None
-    goodput: Annotated[Goodput | None, WrapValidator(_or_none)] = None
-    node_failures: Annotated[
-        dict[Name, Count], BeforeValidator(partial(_first_items, limit=100))
-    ] = Field(default_factory=dict, description="Failures by the node that they are charged to.")
-    excluded_nodes: Annotated[
-        tuple[str, ...], Field(max_length=100), BeforeValidator(partial(_last, limit=100))
-    ] = Field(default=(), description="Nodes that the job's next pods avoid.")
     scheduling_retries: Count = Field(
         default=0, description="How often half-placed pods were given up, since all last ran."
     )
 
+
+NOTES: Final = frozenset(wire_name(name) for name in Bookkeeping.model_fields)
+"""The bookkeeping's fields as they are stored."""
+
+
+class DDPJobStatus(StatusModel):
+    """The state of a job. `attempt`, `restarts`, `disruptions` and the bookkeeping's counters are
+    written before the pods that they account for are created or deleted."""
+
+    observed_generation: Step = 0
+    phase: Annotated[Phase, WrapValidator(_or_pending)] = Field(
+        default="Pending", description="Derived from the conditions."
+    )
+    reason: Word = Field(default="", description="Why the job is in this phase, in one word.")
+    message: Sentence = Field(default="", description="Why the job is in this phase, for people.")
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16), readable(16)] = ()
+    attempt: Count = Field(
+        default=0, description="Counts starts of the whole gang, from 0; part of every pod's name."
+    )
+    completed_indexes: Annotated[str, first(_INDEXES)] = Field(
+        default="",
+        description="Replica indices of this attempt whose pods have ended well, such as 0-2,5.",
+    )
+    restarts: Count = Field(default=0, description="Restarts charged against restart.maxRestarts.")
+    disruptions: Count = Field(default=0, description="Restarts that were not charged.")
+    ready_replicas: Count = 0
+    ready: Annotated[str, Field(max_length=16), first(16)] = Field(
+        default="", description="Ready pods of all pods, such as 2/2."
+    )
+    start_time: Time | None = None
+    completion_time: Time | None = None
+    next_start_time: Time | None = Field(
+        default=None,
+        description="No pod is created before this time.",
+    )
+    failures: Annotated[tuple[Failure, ...], Field(max_length=10), readable(10)] = Field(
+        default=(), description="The latest causes of restarts and of the job's failure."
+    )
+
+    progress: Annotated[Progress | None, OR_NONE] = None
+    checkpoint: Annotated[CheckpointRecord | None, OR_NONE] = None
+    goodput: Annotated[Goodput | None, OR_NONE] = None
+    node_failures: Annotated[dict[Name, Count], first_items(100)] = Field(
+        default_factory=dict, description="Failures by the node that they are charged to."
+    )
+    excluded_nodes: Annotated[tuple[str, ...], Field(max_length=100), last_items(100)] = Field(
+        default=(), description="Nodes that the job's next pods avoid."
+    )
+    bookkeeping: Bookkeeping = Field(
+        default_factory=Bookkeeping,
+        description="The operator's own notes: no interface, they may change with any release.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gathered(cls, stored: Any) -> Any:
+        """Read the notes beside all else, where they stood before there was a bookkeeping.
+
+        They are the later ones where there are both: only an operator of before leaves them there.
+        """
+        if not isinstance(stored, Mapping) or NOTES.isdisjoint(stored):
+            return stored
+        rest = {name: value for name, value in stored.items() if name not in NOTES}
+        return rest | {"bookkeeping": {name: stored[name] for name in NOTES & stored.keys()}}
+
     def bounded(self) -> Self:
         """The same, as much of it as may be stored."""
         return type(self).model_validate(self)
+
+    def noting(self, **notes: Any) -> Self:
+        """The same with these fields of the bookkeeping."""
+        return self.model_copy(update={"bookkeeping": self.bookkeeping.model_copy(update=notes)})
 
     def condition(self, type_: ConditionType) -> Condition | None:
         """Return the condition of this type, or None when it was never set."""
@@ -323,6 +266,11 @@ class DDPJobStatus(StatusModel):
         """Say whether the condition of this type is set and true."""
         condition = self.condition(type_)
         return condition is not None and condition.status == "True"
+
+    @property
+    def incarnation(self) -> tuple[int, dict[str, int]]:
+        """What the names of the pods are made of: another one with each restart."""
+        return self.attempt, self.bookkeeping.replacements
 
     @property
     def finished(self) -> bool:

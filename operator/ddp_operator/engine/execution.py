@@ -125,7 +125,7 @@ class Execution:
 
     def _had_pods(self, job: DDPJob) -> bool:
         """Whether the server has ever accepted one: then the template is not what is wrong."""
-        return job.status.accepted_spec_hash == job.spec_hash or any(
+        return job.status.bookkeeping.accepted_spec_hash == job.spec_hash or any(
             (pod.owner_uid, pod.spec_hash) == (job.uid, job.spec_hash)
             for pod in self._cluster.pods_of(job.key)
         )

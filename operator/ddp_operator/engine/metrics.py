@@ -54,7 +54,7 @@ class Metrics:
             self._reasons.add(failure.reason)
         reason = failure.reason if failure.reason in self._reasons else _OTHER
         self._failures[(("class", failure.class_), ("reason", reason))] += 1
-        if (after.attempt, after.replacements) != (before.attempt, before.replacements):
+        if after.incarnation != before.incarnation:
             self._restarts[(("class", failure.class_),)] += 1
 
     def text(self, *, jobs: Mapping[str, int], newer_jobs: int, queued: int, leading: bool) -> str:

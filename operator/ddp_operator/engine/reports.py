@@ -22,6 +22,8 @@ PROGRESS_SECONDS: Final = 10.0
 
 _AT_ONCE: Final = 64
 """Trainers asked at the same time; each answers in milliseconds, or not within two seconds."""
+_OUTAGE_SECONDS: Final = 0.5
+"""How often a trainer is asked that is to go on after a restart: its first step ends the outage."""
 _ROUND_SECONDS: Final = 0.5
 """How often to look which jobs are due."""
 _JITTER: Final = 0.1
@@ -84,8 +86,11 @@ class ProgressReports:
                 continue
             # A job that is new here comes up at any moment of its first interval.
             self._due[key] = known.get(key, now + random.uniform(0, interval))
+            if _is_out(entry.job):
+                self._due[key] = min(self._due[key], now + _OUTAGE_SECONDS)
             if self._due[key] <= now and key not in self._asking:
-                self._due[key] = now + interval * random.uniform(1 - _JITTER, 1 + _JITTER)
+                wait = min(interval, _OUTAGE_SECONDS) if _is_out(entry.job) else interval
+                self._due[key] = now + wait * random.uniform(1 - _JITTER, 1 + _JITTER)
                 due.append(key)
         for forgotten in self._troubles.keys() - self._due.keys():
             del self._troubles[forgotten]
@@ -150,6 +155,12 @@ def _may_train(job: DDPJob | InvalidJobError) -> bool:
     if not isinstance(job, DDPJob) or job.status.start_time is None:
         return False
     return not (job.status.finished or job.deleting or job.spec.suspend)
+
+
+def _is_out(job: DDPJob | InvalidJobError) -> bool:
+    """Whether the time of a running job counts as lost until its trainer reports a step."""
+    books = job.status.goodput if isinstance(job, DDPJob) else None
+    return books is not None and books.outage is not None
 
 
 def _same_step(one: Report, other: Report) -> bool:

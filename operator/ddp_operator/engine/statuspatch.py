@@ -1,12 +1,13 @@
 """What to send when a status changes: as little as possible, and not for every trifle."""
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Final
 
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.status import NOTES, DDPJobStatus, Outage
 from ddp_operator.ports import Manifest
 
-_KNOWN: Final = frozenset(field.alias for field in DDPJobStatus.model_fields.values())
+_KNOWN: Final = NOTES.union(str(field.alias) for field in DDPJobStatus.model_fields.values())
 
 # Texts, lists and maps without content only lengthen `kubectl describe`, and Kubernetes 1.20 takes
 # an empty text for null and refuses the whole status. Zeros are news: they stay.
@@ -30,10 +31,21 @@ def _filled(value: Any) -> Any:
 def status_patch(old: Manifest, status: DDPJobStatus) -> dict[str, Any]:
     """Return the merge patch that has `old`, as stored, say what `status` says.
 
-    What a newer operator has stored beside it stays.
+    What a newer operator has stored beside it stays. So do the notes of an operator of before, in
+    their old places, until the server has shown that it keeps the bookkeeping: an older CRD drops
+    it.
     """
-    others = {name: value for name, value in old.items() if name not in _KNOWN}
-    return merge_patch(old, as_stored(status) | others)
+    new = as_stored(status) | _others(old, _KNOWN)
+    kept = old.get("bookkeeping")
+    if kept and isinstance(kept, Mapping):
+        new["bookkeeping"] |= _others(kept, NOTES)
+    elif old:
+        new |= new["bookkeeping"]
+    return merge_patch(old, new)
+
+
+def _others(old: Manifest, known: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in old.items() if name not in known}
 
 
 def pruned(status: DDPJobStatus, stored: Manifest) -> frozenset[str]:
@@ -71,6 +83,8 @@ class News(IntEnum):
 
 def news(old: DDPJobStatus, new: DDPJobStatus) -> News:
     """Say how much differs between two statuses."""
+    if _outage(old) != _outage(new):
+        return News.STATE  # what is reported later would have it end later
     old, new = (status.model_copy(update=_NO_PROGRESS) for status in (old, new))
     if old == new:
         return News.PROGRESS
@@ -78,6 +92,10 @@ def news(old: DDPJobStatus, new: DDPJobStatus) -> News:
 
 
 _NO_PROGRESS: Final = {"progress": None, "checkpoint": None, "goodput": None}
+
+
+def _outage(status: DDPJobStatus) -> Outage | None:
+    return status.goodput.outage if status.goodput else None
 
 
 def _essence(status: DDPJobStatus) -> DDPJobStatus:

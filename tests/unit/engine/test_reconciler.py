@@ -147,7 +147,7 @@ async def test_a_job_is_isolated_before_it_has_pods(world: World) -> None:
         "create_pod train-0-1",
         "patch_status train",
     ]
-    assert world.status["isolation"] == "Job"
+    assert world.status["bookkeeping"]["isolation"] == "Job"
     [owner] = world.cluster.policies[KEY]["metadata"]["ownerReferences"]
     assert owner["uid"] == "u1"
     assert await world.reconcile() == []
@@ -163,11 +163,11 @@ async def test_a_job_that_may_not_be_isolated_gets_no_pods(
         await world.reconcile()
     assert world.cluster.pods == {}
     assert world.status["message"] == "not this policy"
-    assert world.status["isolation"] == "Changing"
+    assert world.status["bookkeeping"]["isolation"] == "Changing"
     world.cluster.refuse.clear()
     await world.reconcile()
     assert len(world.cluster.pods) == 2
-    assert world.status["isolation"] == "Job"
+    assert world.status["bookkeeping"]["isolation"] == "Job"
 
 
 async def test_the_isolation_of_a_running_job_changes_nothing_else(world: World) -> None:
@@ -274,7 +274,7 @@ async def test_what_was_accepted_once_is_no_fault_of_the_template(world: World) 
 async def test_an_older_crd_is_said_once_and_makes_nothing_loop(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.cluster.lost_fields = {"completedIndexes", "acceptedSpecHash", "ready", "replacements"}
+    world.cluster.lost_fields = {"completedIndexes", "bookkeeping", "ready"}
     world.apply(job(restart={"scope": "Pod"}))
     await world.reconcile()
     world.cluster.set_pod_status("train-0-0", READY)
@@ -283,8 +283,8 @@ async def test_an_older_crd_is_said_once_and_makes_nothing_loop(
     await world.reconcile()
     assert world.status["phase"] == "Running"
     told = [record for record in caplog.records if "older than this operator" in record.message]
-    assert ["acceptedSpecHash" in record.message for record in told] == [True]
-    assert world.metrics.lost_fields == {"status.acceptedSpecHash", "status.ready"}
+    assert ["bookkeeping" in record.message for record in told] == [True]
+    assert world.metrics.lost_fields == {"status.bookkeeping", "status.ready"}
     version = world.cluster.jobs[KEY]["metadata"]["resourceVersion"]
     for _ in range(3):
         world.now += timedelta(seconds=60)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.status import Bookkeeping, DDPJobStatus
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
@@ -43,8 +43,9 @@ def fresh_job(**spec: Any) -> DDPJob:
 
 
 def with_status(job: DDPJob, **changes: Any) -> DDPJob:
-    """The job with some fields of its status changed."""
-    return replace(job, status=job.status.model_copy(update=changes))
+    """The job with some fields of its status, or of its bookkeeping, changed."""
+    notes = {name: changes.pop(name) for name in Bookkeeping.model_fields.keys() & changes.keys()}
+    return replace(job, status=job.status.model_copy(update=changes).noting(**notes))
 
 
 def edited(job: DDPJob, **spec: Any) -> DDPJob:

@@ -83,6 +83,7 @@ class Publisher:
             self._history.rewind(step)
         self._step = step
         self._publish(now)
+        self._due = now  # the first step ends an outage: it is told at once
 
     def pause(self) -> None:
         """The group broke: until the next one begins there is no training."""

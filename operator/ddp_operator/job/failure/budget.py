@@ -25,14 +25,12 @@ _MAX_DOUBLINGS: Final = 20
 def after_progress(status: DDPJobStatus) -> DDPJobStatus:
     """Return the status with a new count where a later step has been checkpointed since."""
     reached = status.checkpoint.step if status.checkpoint else 0
-    if reached <= status.checkpoint_step_at_restart:
+    if reached <= status.bookkeeping.checkpoint_step_at_restart:
         return status
-    return status.model_copy(
-        update={
-            "restarts_without_progress": 0,
-            "node_failures_without_progress": 0,
-            "checkpoint_step_at_restart": reached,
-        }
+    return status.noting(
+        restarts_without_progress=0,
+        node_failures_without_progress=0,
+        checkpoint_step_at_restart=reached,
     )
 
 
@@ -40,14 +38,14 @@ def is_charged(job: DDPJob, status: DDPJobStatus, class_: FailureClass) -> bool:
     """Whether a failure of this class counts, where no rule says."""
     if class_ == "Infrastructure":
         forgiven = max(job.spec.restart.max_restarts, MIN_NODE_FAILURES)
-        return status.node_failures_without_progress >= forgiven
+        return status.bookkeeping.node_failures_without_progress >= forgiven
     return class_ == "Application"
 
 
 def used(job: DDPJob, status: DDPJobStatus) -> int:
     """Charged restarts that count against `maxRestarts` now."""
     refills = job.spec.restart.reset_after_progress
-    return status.restarts_without_progress if refills else status.restarts
+    return status.bookkeeping.restarts_without_progress if refills else status.restarts
 
 
 def is_spent(job: DDPJob, status: DDPJobStatus) -> bool:
@@ -57,26 +55,23 @@ def is_spent(job: DDPJob, status: DDPJobStatus) -> bool:
 
 def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
     """Count the restart that a failure brings."""
-    update: dict[str, object]
+    notes = status.bookkeeping
     if failure.charged:
-        without = status.restarts_without_progress + 1
-        update = {"restarts": status.restarts + 1, "restarts_without_progress": without}
+        status = status.model_copy(update={"restarts": status.restarts + 1})
+        status = status.noting(restarts_without_progress=notes.restarts_without_progress + 1)
     else:
-        update = {"disruptions": status.disruptions + 1}
+        status = status.model_copy(update={"disruptions": status.disruptions + 1})
     if failure.class_ == "Infrastructure":
-        update["node_failures_without_progress"] = status.node_failures_without_progress + 1
-    return status.model_copy(update=update)
+        failures = notes.node_failures_without_progress + 1
+        status = status.noting(node_failures_without_progress=failures)
+    return status
 
 
 def refund(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
     """Take back the charge of the last restart, since `failure` turned out to be its cause."""
-    status = status.model_copy(
-        update={
-            "restarts": status.restarts - 1,
-            "restarts_without_progress": max(status.restarts_without_progress - 1, 0),
-        }
-    )
-    return count(status, failure)
+    without = max(status.bookkeeping.restarts_without_progress - 1, 0)
+    status = status.model_copy(update={"restarts": status.restarts - 1})
+    return count(status.noting(restarts_without_progress=without), failure)
 
 
 def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
@@ -87,8 +82,8 @@ def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
     if failure.class_ == "Disruption" and not failure.charged:
         return timedelta()
     in_a_row = max(
-        status.restarts_without_progress,
-        status.node_failures_without_progress,
+        status.bookkeeping.restarts_without_progress,
+        status.bookkeeping.node_failures_without_progress,
         _forgiven_in_a_row(status),
     )
     if in_a_row < 2:

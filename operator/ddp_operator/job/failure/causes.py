@@ -104,7 +104,7 @@ def unstartable(pods: Observed) -> list[PodState]:
 
 def unstartable_due(job: DDPJob) -> datetime | None:
     """Return when pods that cannot start are given up; None while there are none."""
-    since = job.status.unstartable_since
+    since = job.status.bookkeeping.unstartable_since
     return None if since is None else since + timedelta(seconds=UNSTARTABLE_SECONDS)
 
 
@@ -117,9 +117,9 @@ def _failed(pods: Observed) -> list[PodState]:
 def _vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:
     """Those that were there: while single pods are being replaced, all others were."""
     status = job.status
-    if not status.is_true("PodsCreated") and not status.replacing:
+    if not status.is_true("PodsCreated") and not status.bookkeeping.replacing:
         return ()
-    replacing = frozenset(status.replacing)
+    replacing = frozenset(status.bookkeeping.replacing)
     return tuple(gone for gone in pods.missing if gone.index not in replacing)
 
 

@@ -5,8 +5,9 @@ they are.
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from ddp_operator.api.bounded import format_time
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import DDPJobStatus, format_time
+from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure.causes import cause_due, unstartable, unstartable_due
 from ddp_operator.job.planning.decisions import active_deadline
 from ddp_operator.job.planning.model import Plan
@@ -130,10 +131,9 @@ def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
     event = Event(reason, message, warning=True)
     if job.status.finished:
         return Plan(job.status, events=(event,))
-    update: dict[str, object] = {"observed_generation": job.generation}
+    status = job.status.model_copy(update={"observed_generation": job.generation})
     if reason == PODS_FORBIDDEN:
-        update["refused_since"] = job.status.refused_since or now
-    status = job.status.model_copy(update=update)
+        status = status.noting(refused_since=status.bookkeeping.refused_since or now)
     known = status.condition("Running")
     running = status.is_true("Running")
     status = with_condition(status, "Running", running, reason, message, now)
@@ -151,20 +151,15 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
     """Say how far the pods are, once those to create exist."""
     replicas = job.spec.replicas
     status = job.status
-    stuck_since = status.unstartable_since or now if unstartable(pods) else None
-    times = {
-        "start_time": status.start_time or now,
-        "next_start_time": None,
-        "unstartable_since": stuck_since,
-        "refused_since": None,
-    }
+    stuck_since = status.bookkeeping.unstartable_since or now if unstartable(pods) else None
+    times = {"start_time": status.start_time or now, "next_start_time": None}
     status = status.model_copy(update=times)
+    status = status.noting(unstartable_since=stuck_since, refused_since=None)
     events: list[Event] = []
     if not pods.blocking and not status.is_true("PodsCreated"):
         message = f"{replicas} pods and the Service {job.name} exist"
         status = with_condition(status, "PodsCreated", True, "Created", message, now)
-        update = {"replacing": (), "accepted_spec_hash": job.spec_hash}
-        status = status.model_copy(update=update)
+        status = status.noting(replacing=(), accepted_spec_hash=job.spec_hash)
         if created := len(pods.creatable):
             events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
     ready = status.ready_replicas
@@ -174,7 +169,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         status = with_condition(status, "Running", True, PODS_READY, all_ready, now)
         if status.condition("Restarting"):
             status = with_condition(status, "Restarting", False, PODS_READY, all_ready, now)
-        status = status.model_copy(update={"scheduling_retries": 0})
+        status = status.noting(scheduling_retries=0)
         events.append(Event("Running", all_ready))
     elif status.is_true("Running"):
         if known is not None and known.reason in _PASSING:

@@ -19,9 +19,6 @@ from ddp_operator.ports import Event
 RESTART_REQUESTED: Final = "RestartRequested"
 """Reason of a restart that a person has asked for."""
 
-_NOT_WAITING: Final[dict[str, None]] = {"unstartable_since": None, "refused_since": None}
-"""New pods have not shown yet whether they can be created, and start."""
-
 
 def active_deadline(job: DDPJob) -> datetime | None:
     """Return when the job's active time runs out; None when it may run for ever or has not
@@ -30,7 +27,7 @@ def active_deadline(job: DDPJob) -> datetime | None:
     limit, start = job.spec.active_deadline_seconds, job.status.start_time
     if limit is None or start is None:
         return None
-    return start + timedelta(seconds=limit + job.status.suspended_seconds)
+    return start + timedelta(seconds=limit + job.status.bookkeeping.suspended_seconds)
 
 
 def finish(
@@ -87,12 +84,11 @@ def suspend(job: DDPJob, now: datetime) -> Plan:
 def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     """Decide to go on with a suspended job."""
     message = "spec.suspend is false again; pods are created"
-    status = job.status.model_copy(update={"restart_requested": job.restart_requested})
+    status = job.status.noting(restart_requested=job.restart_requested)
     suspended = status.condition("Suspended")
     if status.start_time and suspended:
         seconds = max(int((now - suspended.last_transition_time).total_seconds()), 0)
-        total = status.suspended_seconds + seconds
-        status = status.model_copy(update={"suspended_seconds": total})
+        status = status.noting(suspended_seconds=status.bookkeeping.suspended_seconds + seconds)
     if status.start_time or pods.current:
         # A pod of before may still be terminating: the new ones need names of their own.
         status = next_attempt(status)
@@ -104,9 +100,9 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
 def restart_as_requested(job: DDPJob, now: datetime) -> Plan | None:
     """Decide to start all pods anew since a person wants it; None where nobody does."""
     wanted = job.restart_requested
-    if wanted == job.status.restart_requested:
+    if wanted == job.status.bookkeeping.restart_requested:
         return None
-    status = job.status.model_copy(update={"restart_requested": wanted})
+    status = job.status.noting(restart_requested=wanted)
     if not wanted or status.start_time is None:
         return Plan(status, decided=True)  # there is nothing to start anew
     message = f"starting all {job.spec.replicas} pods anew: {ANNOTATION_RESTART_REQUESTED} says so"
@@ -115,14 +111,9 @@ def restart_as_requested(job: DDPJob, now: datetime) -> Plan | None:
 
 def next_attempt(status: DDPJobStatus) -> DDPJobStatus:
     """Return the status that names the pods of another start of the whole gang."""
-    update = {
-        "attempt": status.attempt + 1,
-        "replacements": {},
-        "replacing": (),
-        "completed_indexes": "",
-        "isolation": isolation.in_doubt(status),
-    }
-    return status.model_copy(update=update)
+    update = {"attempt": status.attempt + 1, "completed_indexes": ""}
+    status = status.model_copy(update=update)
+    return status.noting(replacements={}, replacing=(), isolation=isolation.in_doubt(status))
 
 
 def restarting(
@@ -132,7 +123,7 @@ def restarting(
 
     `event`: the reason of the Event that tells of it.
     """
-    status = status.model_copy(update=_NOT_WAITING)
+    status = _not_waiting(status)
     status = with_condition(status, "Restarting", True, reason, message, now)
     status = with_condition(status, "PodsCreated", False, reason, message, now)
     if status.condition("Running"):
@@ -148,9 +139,14 @@ def decided(status: DDPJobStatus, *events: Event) -> Plan:
 
 def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
     """Running and Restarting, where they were ever set, hold no longer, and no pod is awaited."""
-    status = status.model_copy(update=_NOT_WAITING)
+    status = _not_waiting(status)
     types: tuple[ConditionType, ...] = ("Running", "Restarting")
     for type_ in types:
         if status.condition(type_):
             status = with_condition(status, type_, False, reason, message, now)
     return status
+
+
+def _not_waiting(status: DDPJobStatus) -> DDPJobStatus:
+    """New pods have not shown yet whether they can be created, and start."""
+    return status.noting(unstartable_since=None, refused_since=None)

@@ -17,24 +17,24 @@ NONE = ""
 
 def begin_change(job: DDPJob) -> Plan | None:
     """Decide that the NetworkPolicy is made or removed; None where it is as wanted."""
-    if job.status.isolation in (_wanted(job), CHANGING):
+    if job.status.bookkeeping.isolation in (_wanted(job), CHANGING):
         return None
-    return Plan(job.status.model_copy(update={"isolation": CHANGING}), decided=True)
+    return Plan(job.status.noting(isolation=CHANGING), decided=True)
 
 
 def in_doubt(status: DDPJobStatus) -> str:
     """Return what a new attempt knows: the policy of the last one may have been removed by hand,
     and may not fit any more.
     """
-    return CHANGING if status.isolation else NONE
+    return CHANGING if status.bookkeeping.isolation else NONE
 
 
 def isolated(job: DDPJob, planned: Plan) -> Plan:
     """Complete the plan of an active job: make the policy, before any pod, or remove it."""
     wanted = _wanted(job)
-    if job.status.isolation == wanted:
+    if job.status.bookkeeping.isolation == wanted:
         return planned
-    status = planned.status.model_copy(update={"isolation": wanted})
+    status = planned.status.noting(isolation=wanted)
     return replace(planned, status=status, isolate=wanted == EXISTS)
 
 

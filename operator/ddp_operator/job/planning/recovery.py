@@ -126,14 +126,13 @@ def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
 
 
 def _replacing(status: DDPJobStatus, indices: Sequence[int]) -> DDPJobStatus:
-    replacements = dict(status.replacements)
+    replacements = dict(status.bookkeeping.replacements)
     for index in indices:
         replacements[str(index)] = replacements.get(str(index), 0) + 1
     replacing: set[int] = set()  # before all pods of the attempt existed, nobody knows which do
-    if status.replacing or status.is_true("PodsCreated"):
-        replacing = {*status.replacing, *indices}
-    update = {"replacements": replacements, "replacing": tuple(sorted(replacing))}
-    return status.model_copy(update=update)
+    if status.bookkeeping.replacing or status.is_true("PodsCreated"):
+        replacing = {*status.bookkeeping.replacing, *indices}
+    return status.noting(replacements=replacements, replacing=tuple(sorted(replacing)))
 
 
 def _what(job: DDPJob, status: DDPJobStatus, lost: Sequence[int], *, gang: bool) -> str:

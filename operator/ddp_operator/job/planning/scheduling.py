@@ -34,10 +34,10 @@ def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
 
 
 def _half_placed_since(job: DDPJob, pods: Observed) -> datetime | None:
-    if job.status.refused_since is not None and pods.missing:
+    if job.status.bookkeeping.refused_since is not None and pods.missing:
         # Each pod that exists takes from the quota, on a node or not.
         live = (pod for pod in pods.current.values() if not (pod.succeeded or pod.failed))
-        return job.status.refused_since if any(live) else None
+        return job.status.bookkeeping.refused_since if any(live) else None
     created = job.status.condition("PodsCreated")
     if created is None or created.status != "True" or pods.missing:
         return None
@@ -53,15 +53,12 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
     due = timeout_due(job, pods)
     if due is None or now < due:
         return None
-    retries = job.status.scheduling_retries
+    retries = job.status.bookkeeping.scheduling_retries
     pause = min(FIRST_PAUSE_SECONDS * 2 ** min(retries, 10), LONGEST_PAUSE_SECONDS)
     pause += round(pause * _share(f"{job.uid}/{retries}"))
     message = _in_words(job, pods)
-    update = {
-        "scheduling_retries": retries + 1,
-        "next_start_time": now + timedelta(seconds=pause),
-    }
-    status = next_attempt(job.status).model_copy(update=update)
+    status = next_attempt(job.status).noting(scheduling_retries=retries + 1)
+    status = status.model_copy(update={"next_start_time": now + timedelta(seconds=pause)})
     return restarting(status, SCHEDULING_TIMEOUT, message, now, event=SCHEDULING_TIMEOUT)
 
 

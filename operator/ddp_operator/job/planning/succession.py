@@ -26,7 +26,7 @@ def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
     if policy == "Terminating" or not pods.missing:
         return []
     candidates = (*pods.old, *pods.strangers)
-    if job.status.replacing:
+    if job.status.bookkeeping.replacing:
         candidates = _replaced(job, pods) if policy == "Gone" else ()
     return [pod for pod in candidates if not _is_over(pod) and now < given_up_at(job, pod, now)]
 
@@ -42,7 +42,7 @@ def given_up_at(job: DDPJob, pod: PodState, now: datetime) -> datetime:
 
 def _replaced(job: DDPJob, pods: Observed) -> tuple[PodState, ...]:
     """The pods whose place single new ones take."""
-    status, indices = job.status, set(job.status.replacing)
+    status, indices = job.status, set(job.status.bookkeeping.replacing)
     return tuple(
         pod
         for pod in pods.old

@@ -35,8 +35,8 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
     """Sort a job's pods by what they mean to it."""
     status, replicas = job.status, job.spec.replicas
     replacements: dict[int, int] = {}
-    if status.replacements:
-        replacements = {i: status.replacements.get(str(i), 0) for i in range(replicas)}
+    if status.bookkeeping.replacements:
+        replacements = {i: status.bookkeeping.replacements.get(str(i), 0) for i in range(replicas)}
     current: dict[int, PodState] = {}
     old: list[PodState] = []
     strangers: list[PodState] = []

@@ -3,12 +3,20 @@
 Each change of phase moves `accountedUntil` on, and books the stretch that it closes to what the job
 was doing until then. A restart of the gang takes training back to its last checkpoint, where one
 was reported: the steps since then are lost, and so are their seconds of the stretch that it closes.
+
+Pods that are ready do not train yet. Where the trainer says when it last completed a step, a
+restart begins an *outage*, whose time is lost until a step is completed that was not before. So
+work that is done again counts once: as lost before the restart, where its checkpoint's time is
+known, and otherwise as lost while it is redone.
+
+What ends an outage is the trainer's own time of that step, taken for what it is: no report ends
+one before the restart or in the future, whatever that clock says.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
-from ddp_operator.api.status import DDPJobStatus, Goodput, Phase, Progress
+from ddp_operator.api.status import DDPJobStatus, Goodput, Outage, Phase, Progress
 
 _BOOKED_TO: Final[dict[Phase, str]] = {
     "Pending": "pending_seconds",
@@ -23,41 +31,116 @@ def account(
     after: DDPJobStatus, *, before: DDPJobStatus, created: datetime, now: datetime
 ) -> DDPJobStatus:
     """Return a planned status with the time until now accounted for, if it is in another phase or
-    attempt than the stored one, `before`; and with the steps that are seen to be lost.
+    attempt than the stored one, `before`, or an outage is over; and with the steps that are seen to
+    be lost.
     """
     if before.finished:
         return after
-    if (after.phase, after.attempt) != (before.phase, before.attempt):
-        after = _closed(before, after, created=created, now=now)
-    elif lost := _steps(before.progress, after.progress):
+    books = before.goodput or Goodput(accounted_until=created)
+    ended = _ended(books, before, after, now)
+    books = ended or books
+    if _is_another(after, before) or _failed_again(books, after, before):
+        name = _BOOKED_TO[before.phase]
+        if ended:
+            name = "training_seconds"
+        elif books.outage and before.phase == "Running":
+            name = "lost_seconds"
+        return _closed(before, after, books, name, now)
+    if ended:
+        after = after.model_copy(update={"goodput": ended})
+    if lost := _steps(before.progress, after.progress):
         # A trainer that formed its group anew, or was replaced alone, tells where it went on.
-        after = _lose(after, after.goodput or Goodput(accounted_until=created), steps=lost)
+        after = _lose(after, books, steps=lost)
     return after
 
 
+def _is_another(after: DDPJobStatus, before: DDPJobStatus) -> bool:
+    return (after.phase, after.attempt) != (before.phase, before.attempt)
+
+
+def _failed_again(books: Goodput, after: DDPJobStatus, before: DDPJobStatus) -> bool:
+    """Whether a pod is replaced that was to end an outage."""
+    return books.outage is not None and after.incarnation != before.incarnation
+
+
+def _ended(
+    books: Goodput, before: DDPJobStatus, after: DDPJobStatus, now: datetime
+) -> Goodput | None:
+    """The books with an outage that is over, None while it is not."""
+    outage, progress = books.outage, after.progress
+    over = after.phase in ("Running", "Succeeded", "Failed")
+    trains = before.phase in ("Restarting", "Running") and over
+    if outage is None or progress is None or progress.last_step_time is None or not trains:
+        return None
+    at = min(progress.last_step_time, now.replace(microsecond=0))
+    if progress.step < outage.until_step or at <= outage.since:
+        return None
+    books = _booked(books, "lost_seconds", at)
+    saved = after.checkpoint.time if after.checkpoint else None
+    kept = 0
+    if saved is not None:
+        # It went on from a newer checkpoint than was known.
+        kept = max(int((min(saved, outage.since) - outage.lost_from).total_seconds()), 0)
+    return books.model_copy(
+        update={
+            "training_seconds": books.training_seconds + kept,
+            "lost_seconds": books.lost_seconds - kept,
+            "outage": None,
+        }
+    )
+
+
+def _booked(books: Goodput, name: str, until: datetime) -> Goodput:
+    # Whole seconds, as they are stored; a clock that was set back closes no stretch.
+    until = max(until.replace(microsecond=0), books.accounted_until)
+    seconds = int((until - books.accounted_until).total_seconds())
+    return books.model_copy(update={name: getattr(books, name) + seconds, "accounted_until": until})
+
+
 def _closed(
-    before: DDPJobStatus, after: DDPJobStatus, *, created: datetime, now: datetime
+    before: DDPJobStatus, after: DDPJobStatus, books: Goodput, name: str, now: datetime
 ) -> DDPJobStatus:
     """Book the stretch that ends now."""
-    goodput = before.goodput or Goodput(accounted_until=created)
-    # Whole seconds, as they are stored; a clock that was set back closes no stretch.
-    until = max(now.replace(microsecond=0), goodput.accounted_until)
-    seconds = int((until - goodput.accounted_until).total_seconds())
-    name = _BOOKED_TO[before.phase]
-    booked = goodput.model_copy(
-        update={name: getattr(goodput, name) + seconds, "accounted_until": until}
-    )
+    booked = _booked(books, name, now)
+    until = booked.accounted_until
+    seconds = int((until - books.accounted_until).total_seconds())
     checkpoint = after.checkpoint
     # Pods that were given up for another cause than a failure could save first.
     failed = after.attempt > before.attempt and after.failures != before.failures
-    if checkpoint is None or not failed:
-        return after.model_copy(update={"goodput": booked})
-    unsaved = 0
-    if before.phase == "Running" and checkpoint.time is not None:
-        unsaved = min(max(int((until - checkpoint.time).total_seconds()), 0), seconds)
-    steps = max(after.progress.step - checkpoint.step, 0) if after.progress else 0
-    after = _lose(after, booked, steps=steps, seconds=unsaved)
-    return after.model_copy(update={"progress": _back_at(checkpoint.step, after.progress, until)})
+    unsaved, told = 0, after.progress
+    resumes_at = told.step if told else 0
+    after = after.model_copy(update={"goodput": booked})
+    if checkpoint is not None and failed:
+        if name == "training_seconds" and checkpoint.time is not None:
+            unsaved = min(max(int((until - checkpoint.time).total_seconds()), 0), seconds)
+        steps = max(after.progress.step - checkpoint.step, 0) if after.progress else 0
+        after = _lose(after, booked, steps=steps, seconds=unsaved)
+        if checkpoint.time is not None:
+            resumes_at = min(resumes_at, checkpoint.step)
+        progress = _back_at(checkpoint.step, after.progress, until)
+        after = after.model_copy(update={"progress": progress})
+    lost_from = until - timedelta(seconds=unsaved)
+    new = Outage(since=until, until_step=resumes_at + 1, lost_from=lost_from)
+    says_when = told is not None and told.last_step_time is not None
+    return _with_outage(before, after, new, may_begin=says_when)
+
+
+def _with_outage(
+    before: DDPJobStatus, after: DDPJobStatus, new: Outage, *, may_begin: bool
+) -> DDPJobStatus:
+    """Begin an outage at a restart, or go on with the one that there is."""
+    books = after.goodput
+    if books is None:
+        return after
+    outage = books.outage
+    restarts = before.incarnation != after.incarnation
+    if after.finished or after.phase == "Suspended":
+        outage = None  # what follows is no more than a start
+    elif outage is not None and restarts:
+        outage = outage.model_copy(update={"since": new.since})
+    elif may_begin and outage is None and (before.phase, after.phase) == ("Running", "Restarting"):
+        outage = new
+    return after.model_copy(update={"goodput": books.model_copy(update={"outage": outage})})
 
 
 def _steps(before: Progress | None, after: Progress | None) -> int:

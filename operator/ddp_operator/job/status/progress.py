@@ -37,12 +37,13 @@ def _rounded(value: float | None) -> float | None:
 
 def _in_utc(moment: datetime) -> datetime:
     if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
-        raise ValueError(f"year {moment.year} is none in which a checkpoint can be saved")
+        raise ValueError(f"year {moment.year} is none in which anything trains")
     return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
 
 
 _Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 _Measure = Annotated[float | None, AfterValidator(_rounded)]
+_Moment = Annotated[datetime, Field(strict=False), AfterValidator(_in_utc)]
 
 
 class _Reported(BaseModel):
@@ -56,13 +57,14 @@ class ReportedCheckpoint(_Reported):
 
     step: _Count
     path: Annotated[str, Field(max_length=1024)] = ""
-    time: Annotated[datetime, Field(strict=False), AfterValidator(_in_utc)] | None = None
+    time: _Moment | None = None
 
 
 class ReportedProgress(_Reported):
     """How far training is."""
 
     step: _Count
+    last_step_time: _Moment | None = None
     total_steps: _Count | None = None
     epoch: _Count | None = None
     loss: _Measure = None
@@ -90,7 +92,7 @@ class Report:
 
     def concerns(self, job: DDPJob) -> bool:
         """Whether the pod that said it is the one that speaks for the job now."""
-        current = Identity(0, job.status.attempt, job.status.replacements.get("0", 0))
+        current = Identity(0, job.status.attempt, job.status.bookkeeping.replacements.get("0", 0))
         return self.owner_uid == job.uid and self.identity == current
 
 
@@ -150,6 +152,8 @@ def _progress(known: Progress | None, said: ReportedProgress, received: datetime
     values: Mapping[str, Any] = {
         name: getattr(said, name) for name in ReportedProgress.model_fields
     }
+    if said.last_step_time is not None:
+        values = {**values, "last_step_time": said.last_step_time.replace(microsecond=0)}
     updated_at = known.updated_at if known is not None and same_step else received
     return Progress(**values, updated_at=updated_at.replace(microsecond=0))
 

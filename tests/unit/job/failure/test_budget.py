@@ -53,8 +53,8 @@ class TestProgress:
         for step in (10, 20, 30):
             job = checkpointed(job, step)
             planned = fails(job)
-            assert planned.status.restarts_without_progress == 1
-            assert planned.status.checkpoint_step_at_restart == step
+            assert planned.status.bookkeeping.restarts_without_progress == 1
+            assert planned.status.bookkeeping.checkpoint_step_at_restart == step
             assert "restart 1 of 1" in planned.status.message
             job = running_again(job, planned)
         assert job.status.restarts == 3

@@ -86,7 +86,7 @@ class TestPlainScripts:
         job, _ = running_job(replicas=3, restart={"scope": "Pod"})
         pods = [ready(job, 0), ended(job, 1, code=1), ended(job, 2, code=1, message=LOST_PEER)]
         planned = plan(job, pods, later(60))
-        assert planned.status.replacements == {"1": 1, "2": 1}
+        assert planned.status.bookkeeping.replacements == {"1": 1, "2": 1}
         assert planned.status.restarts == 1
 
 
@@ -103,7 +103,7 @@ def test_a_rank_that_waits_in_vain_for_a_held_back_one_is_not_charged() -> None:
     waiting = plan(job, [pods[0], gave_up], later(61))
     assert (waiting.decided, waiting.look_again_at) == (False, later(63.5))
     planned = plan(job, [pods[0], gave_up], later(64))
-    assert planned.status.replacements == {"1": 2, "2": 1}
+    assert planned.status.bookkeeping.replacements == {"1": 2, "2": 1}
     assert (planned.status.restarts, planned.status.disruptions) == (2, 1)
 
 
@@ -134,14 +134,14 @@ class TestCannotStart:
     def test_what_is_repaired_meanwhile_is_forgotten(self) -> None:
         job = self.waiting(since=later(100))
         job = stored(job, plan(job, [ready(job, 0), pod(job, 1)], later(200)))
-        assert job.status.unstartable_since is None
+        assert job.status.bookkeeping.unstartable_since is None
         planned = plan(job, [ready(job, 0), self.stuck(job)], later(900))
         assert not planned.decided
 
     def test_other_words_for_the_same_go_on_counting(self) -> None:
         job = self.waiting(since=later(100))
         job = stored(job, plan(job, [ready(job, 0), self.stuck(job, "ErrImagePull")], later(200)))
-        assert job.status.unstartable_since == later(100)
+        assert job.status.bookkeeping.unstartable_since == later(100)
 
     def test_a_name_that_cannot_be_fails_at_once(self) -> None:
         job = fresh_job()
@@ -153,7 +153,7 @@ class TestCannotStart:
         rules = [{"reasons": ["InvalidImageName"], "action": "RestartPod", "charged": True}]
         job, pods = running_job(restart={"rules": rules})
         planned = plan(job, [pods[0], self.stuck(job, "InvalidImageName")], later(60))
-        assert (planned.status.attempt, planned.status.replacements) == (0, {"1": 1})
+        assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (0, {"1": 1})
 
     def test_a_runtime_that_fails_for_long_is_the_nodes_fault(self) -> None:
         job = self.waiting(since=later(0), why="RunContainerError")
@@ -161,4 +161,4 @@ class TestCannotStart:
         planned = plan(job, pods, later(UNSTARTABLE_SECONDS))
         assert (planned.status.phase, planned.status.reason) == ("Restarting", "NodeFailed")
         assert (planned.status.attempt, planned.status.restarts) == (1, 0)
-        assert planned.status.unstartable_since is None
+        assert planned.status.bookkeeping.unstartable_since is None

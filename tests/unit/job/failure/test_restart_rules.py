@@ -115,14 +115,14 @@ def after_failure(rule: dict[str, Any], *, code: int = 42, **restart: Any) -> tu
 class TestWhatIsDone:
     def test_one_pod_in_scope_gang(self) -> None:
         _, planned = after_failure(RESTART_POD)
-        assert (planned.status.attempt, planned.status.replacements) == (0, {"1": 1})
+        assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (0, {"1": 1})
         [noted] = planned.status.failures
         assert (noted.action, noted.charged) == ("RestartPod", True)
         assert "(restart 1 of 3, spec.restart.rules[0])" in planned.status.message
 
     def test_the_gang_in_scope_pod(self) -> None:
         _, planned = after_failure({"exitCodes": [42], "action": "RestartGang"}, scope="Pod")
-        assert (planned.status.attempt, planned.status.replacements) == (1, {})
+        assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (1, {})
         assert planned.status.failures[0].action == "RestartGang"
 
     def test_fail(self) -> None:

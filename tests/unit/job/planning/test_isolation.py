@@ -31,7 +31,7 @@ from tests.unit.job.builders import (
     with_status,
 )
 
-INSTALL = Path(__file__).parents[3] / "manifests/install"
+INSTALL = Path(__file__).parents[4] / "manifests/install"
 
 
 class TestPolicy:
@@ -84,29 +84,29 @@ def carried_out(
     """Decide, on record and without a touch, then do it; the job as stored in the end."""
     decision = plan(job, pods, now)
     assert decision.decided
-    assert decision.status == job.status.model_copy(
-        update={"isolation": "Changing", "observed_generation": job.generation}
-    )
+    changing = with_status(job, isolation="Changing", observed_generation=job.generation)
+    assert decision.status == changing.status
     job = stored(job, decision)
     planned = plan(job, pods, now)
     assert (planned.decided, planned.isolate) == (False, isolate)
-    assert planned.status.isolation == ("Job" if isolate else "")
+    assert planned.status.bookkeeping.isolation == ("Job" if isolate else "")
     return stored(job, planned), planned
 
 
 def test_nothing_is_done_for_a_job_that_wants_none() -> None:
     job = fresh_job()
     planned = plan(job, [], later(0))
-    assert (planned.decided, planned.isolate, planned.status.isolation) == (False, None, "")
+    assert (planned.decided, planned.isolate) == (False, None)
+    assert planned.status.bookkeeping.isolation == ""
 
 
 def test_it_is_there_before_the_pods() -> None:
     job = fresh_job(isolation="Job")
     decision = plan(job, [], later(0))
-    assert (decision.decided, decision.status.isolation) == (True, "Changing")
+    assert (decision.decided, decision.status.bookkeeping.isolation) == (True, "Changing")
     planned = plan(stored(job, decision), [], later(0))
     assert (planned.isolate, planned.create_service, len(planned.create)) == (True, True, 2)
-    assert planned.status.isolation == "Job"
+    assert planned.status.bookkeeping.isolation == "Job"
 
 
 def test_a_running_job_is_isolated_and_opened_without_a_touch() -> None:
@@ -138,7 +138,7 @@ def test_it_is_made_again_with_each_attempt() -> None:
     job, _ = carried_out(edited(job, isolation="Job"), pods, later(20), isolate=True)
     pods[1] = ended(job, 1, code=1, at=25)
     decision = plan(job, pods, later(30))
-    assert (decision.decided, decision.status.isolation) == (True, "Changing")
+    assert (decision.decided, decision.status.bookkeeping.isolation) == (True, "Changing")
     job = stored(job, decision)
     planned = plan(job, [pods[1]], later(31))
     assert (planned.isolate, planned.create_service) == (True, True)
@@ -172,7 +172,7 @@ def test_jobs_that_want_no_pods_are_left_as_they_are(state: Json) -> None:
         assert job.status.finished
     planned = plan(edited(job, isolation="Job", **state), pods, later(30))
     assert planned.isolate is None
-    assert planned.status.isolation == ""
+    assert planned.status.bookkeeping.isolation == ""
 
 
 def running(planned: Plan) -> Any:
@@ -191,6 +191,6 @@ def test_a_job_that_runs_runs_on_when_it_may_not_be_isolated() -> None:
         "Running",
         0,
     )
-    assert job.status.isolation == "Changing"
+    assert job.status.bookkeeping.isolation == "Changing"
     # It may now.
     assert running(plan(job, pods, later(30))) == (("True", "PodsReady"), "Running", 0)

@@ -38,7 +38,7 @@ class TestSuspension:
         job = edited(job, suspend=False)
         planned = plan(job, [], later(500))
         assert planned.decided
-        assert (planned.status.attempt, planned.status.suspended_seconds) == (0, 0)
+        assert (planned.status.attempt, planned.status.bookkeeping.suspended_seconds) == (0, 0)
         job = stored(job, planned)
         planned = plan(job, [], later(500))
         assert planned.create == (Identity(0, 0), Identity(1, 0))
@@ -73,10 +73,10 @@ class TestSuspension:
         job = edited(job, suspend=False)
         planned = plan(job, [], later(160))
         assert planned.decided
-        assert (planned.status.attempt, planned.status.replacements) == (1, {})
+        assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (1, {})
         assert planned.status.restarts == 0
         assert planned.status.disruptions == 0
-        assert planned.status.suspended_seconds == 100
+        assert planned.status.bookkeeping.suspended_seconds == 100
         assert planned.status.phase == "Pending"
         assert planned.status.message == "spec.suspend is false again; pods are created"
         planned = plan(stored(job, planned), pods, later(160))
@@ -153,7 +153,7 @@ class TestDeadline:
             assert does_nothing(plan(job, [], later(begin + 49)))
             job = edited(job, suspend=False)
             job = stored(job, plan(job, [], later(begin + 50)))
-        assert job.status.suspended_seconds == 100
+        assert job.status.bookkeeping.suspended_seconds == 100
         assert plan(job, [], later(199)).look_again_at == later(200)
         planned = plan(job, [], later(200))
         assert condition(planned, "Failed") == ("True", "DeadlineExceeded")
@@ -183,7 +183,7 @@ class TestRestartRequested:
     def test_what_was_said_before_the_first_pods_is_no_request(self) -> None:
         job = self.wanted(fresh_job(), "1")
         job = self.wanted(stored(job, plan(job, [], NOW)), "1")
-        assert (job.status.attempt, job.status.restart_requested) == (0, "1")
+        assert (job.status.attempt, job.status.bookkeeping.restart_requested) == (0, "1")
         assert len(plan(job, [], NOW).create) == 2
 
     def test_taking_it_away_is_no_request(self) -> None:
@@ -196,7 +196,7 @@ class TestRestartRequested:
         job = stored(job, plan(edited(job, suspend=True), pods, later(60)))
         job = self.wanted(edited(job, suspend=False), "1")
         resumed = plan(job, [], later(70))
-        assert (resumed.status.attempt, resumed.status.restart_requested) == (1, "1")
+        assert (resumed.status.attempt, resumed.status.bookkeeping.restart_requested) == (1, "1")
 
     def test_of_a_job_that_has_ended_nothing_starts(self) -> None:
         job, _ = running_job()

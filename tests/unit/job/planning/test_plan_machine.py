@@ -87,10 +87,9 @@ class DDPJobHistories(RuleBasedStateMachine):
         assert status.observed_generation == cluster.job.generation
         live = [p for p in self.own_pods() if not (p.deleting or p.succeeded or p.failed)]
         for one in live:
-            current = one.identity.attempt == status.attempt and (
-                one.identity.replacement == status.replacements.get(str(one.identity.index), 0)
-            )
-            assert current
+            assert one.identity.attempt == status.attempt
+            replaced = status.bookkeeping.replacements.get(str(one.identity.index), 0)
+            assert one.identity.replacement == replaced
         if cluster.job.spec.suspend and not status.finished:
             assert status.phase == "Suspended"
             assert live == []

@@ -92,7 +92,7 @@ class TestFailure:
     def test_all_pods_lost_start_a_new_attempt(self, scope: str) -> None:
         job, _ = running_job(restart={"scope": scope})
         planned = plan(job, [ended(job, i, code=1) for i in (0, 1)], later(60))
-        assert (planned.status.attempt, planned.status.replacements) == (1, {})
+        assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (1, {})
         assert planned.status.restarts == 1
 
     @pytest.mark.parametrize("spent", [0, 2])
@@ -193,7 +193,7 @@ class TestPodReplacement:
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         pods = [pods[0], replace(pods[1], deleting=True), pods[2]]
         job = stored(job, plan(job, pods, later(60)))
-        assert (job.status.attempt, job.status.replacements) == (0, {"1": 1})
+        assert (job.status.attempt, job.status.bookkeeping.replacements) == (0, {"1": 1})
         planned = plan(job, pods, later(60))
         assert planned.create == (Identity(1, 0, 1),)
         assert planned.delete == (), "it is going already"
@@ -225,43 +225,44 @@ class TestPodReplacement:
         job, pods = running_job(restart={"scope": "Pod", "maxRestarts": 9})
         for count in (1, 2, 3):
             job = stored(job, plan(job, [pods[0], *self.current(job, code=1)], later(60)))
-            assert job.status.replacements == {"1": count}
+            assert job.status.bookkeeping.replacements == {"1": count}
             job = stored(job, plan(job, [pods[0]], later(61)))
         assert [pod.key.name for pod in self.current(job, code=1)] == ["digits-0-1-r3"]
 
     def test_a_pod_that_vanishes_while_another_is_being_replaced_is_lost_too(self) -> None:
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         job = stored(job, plan(job, [pods[0], *self.current(job, code=1), pods[2]], later(60)))
-        assert job.status.replacing == (1,)
+        assert job.status.bookkeeping.replacing == (1,)
         job = stored(job, plan(job, [pods[0]], later(61)))  # before the replacement exists
-        assert (job.status.replacements, job.status.replacing) == ({"1": 1, "2": 1}, (1, 2))
+        notes = job.status.bookkeeping
+        assert (notes.replacements, notes.replacing) == ({"1": 1, "2": 1}, (1, 2))
         assert (job.status.restarts, job.status.disruptions) == (1, 1)
         created = plan(job, [pods[0]], later(120))
         assert created.create == (Identity(1, 0, 1), Identity(2, 0, 1))
-        assert created.status.replacing == ()
+        assert created.status.bookkeeping.replacing == ()
 
     def test_pods_of_a_new_attempt_do_not_count_as_lost_before_they_exist(self) -> None:
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         job = stored(job, plan(job, [pods[0], *self.current(job, code=1), pods[2]], later(60)))
         job = stored(job, plan(job, [], later(61)))
-        assert job.status.replacements == {"1": 1, "0": 1, "2": 1}
+        assert job.status.bookkeeping.replacements == {"1": 1, "0": 1, "2": 1}
         job = stored(job, plan(job, [], later(120)))
         job = stored(job, plan(job, [], later(121)))
-        assert (job.status.attempt, job.status.replacing) == (1, ())
+        assert (job.status.attempt, job.status.bookkeeping.replacing) == (1, ())
         planned = plan(job, [], later(180))
         assert not planned.decided
         assert len(planned.create) == 3
 
     @staticmethod
     def current(job: DDPJob, *, code: int) -> list[PodState]:
-        replaced = job.status.replacements.get("1", 0)
+        replaced = job.status.bookkeeping.replacements.get("1", 0)
         return [ended(job, 1, code=code, replacement=replaced)]
 
     def test_the_gang_starts_again_once_a_rank_has_ended_well(self) -> None:
         """A lone replacement would wait for a peer that never comes back."""
         job, _ = running_job(restart={"scope": "Pod"})
         planned = plan(job, [ended(job, 0, code=0), ended(job, 1, code=1)], later(60))
-        assert (planned.status.attempt, planned.status.replacements) == (1, {})
+        assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (1, {})
 
 
 class TestPause:

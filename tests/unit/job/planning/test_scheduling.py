@@ -52,7 +52,7 @@ def test_a_half_placed_gang_gives_its_nodes_up_in_time() -> None:
     assert "only 1 of 3 pods got a node" in decision.status.message
     assert f"digits-0-1, digits-0-2: {FULL}" in decision.status.message
     status = decision.status
-    assert (status.attempt, status.scheduling_retries) == (1, 1)
+    assert (status.attempt, status.bookkeeping.scheduling_retries) == (1, 1)
     assert (status.restarts, status.disruptions) == (0, 0), "nobody's fault"
 
 
@@ -108,7 +108,7 @@ class TestQuota:
         assert event_reasons(decision) == ["SchedulingTimeout"]
         assert "only 1 of 3 pods got a node" in decision.status.message
         assert "digits-0-2: exceeded quota: gpus" in decision.status.message
-        assert decision.status.refused_since is None
+        assert decision.status.bookkeeping.refused_since is None
         after = plan(stored(job, decision), pods, later(661))
         assert set(after.delete) == {gone.key for gone in pods}
         assert after.create == ()
@@ -121,7 +121,7 @@ class TestQuota:
     def test_all_pods_exist_at_last(self) -> None:
         job = self.refused()
         job = stored(job, plan(job, [placed(job, 0), placed(job, 1)], later(100)))
-        assert job.status.refused_since is None
+        assert job.status.bookkeeping.refused_since is None
         pods = [placed(job, index) for index in range(3)]
         assert not plan(job, pods, later(99999)).decided
 
@@ -154,7 +154,7 @@ def test_without_a_timeout_it_waits_for_ever() -> None:
 def test_retries_are_forgotten_once_all_run() -> None:
     job = with_status(created(), scheduling_retries=4)
     running = plan(job, [ready(job, index) for index in range(3)], later(60))
-    assert running.status.scheduling_retries == 0
+    assert running.status.bookkeeping.scheduling_retries == 0
 
 
 def test_every_cause_is_named_and_many_pods_are_not() -> None:

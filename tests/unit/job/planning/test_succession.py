@@ -81,7 +81,7 @@ def test_the_others_wait_for_a_single_replacement(wanted: dict[str, str], create
     job, pods = running_job(restart={"scope": "Pod", **wanted})
     leaving = told_to_end(pods[1], 60)
     job = stored(job, plan(job, [pods[0], leaving], later(60)))
-    assert job.status.replacing == (1,)
+    assert job.status.bookkeeping.replacing == (1,)
     planned = plan(job, [pods[0], leaving], later(60))
     assert len(planned.create) == created
     assert planned.fence == (leaving.key,)

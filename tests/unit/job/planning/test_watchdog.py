@@ -21,7 +21,7 @@ from tests.unit.job.builders import (
     stored,
     with_status,
 )
-from tests.unit.job.test_progress import report
+from tests.unit.job.status.test_progress import report
 
 DEADLINE = 60
 LATEST = DEADLINE + 1

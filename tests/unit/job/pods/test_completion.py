@@ -77,7 +77,7 @@ def test_a_replacement_would_find_nobody_who_has_ended() -> None:
     job = after_one_has_ended(0, restart={"scope": "Pod"})
     failed = [ended(job, 1, code=1, at=AT + 20), ready(job, 2)]
     planned = plan(job, failed, later(AT + 21))
-    assert (planned.status.attempt, planned.status.replacements) == (1, {})
+    assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (1, {})
 
 
 @given(st.frozensets(st.integers(0, 60)))

@@ -10,7 +10,7 @@ from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import Identity, PodState
-from ddp_operator.ports import Key
+from ddp_operator.ports import Key, MalformedError
 
 from tests.good_manifests import Json, container, template
 from tests.unit.job.builders import (
@@ -335,14 +335,15 @@ class TestDisruption:
         assert not read.disrupted
 
 
+@pytest.mark.parametrize("value", ["x", "-1", "\u0663", "", None])
 @pytest.mark.parametrize("label", ["replica-index", "attempt"])
-def test_a_pod_without_our_labels_is_none_of_ours(label: str) -> None:
+def test_a_pod_without_our_labels_is_none_of_ours(label: str, value: str | None) -> None:
     stored = manifest()
-    stored["metadata"]["labels"][f"ddp-operator.io/{label}"] = "x"
-    with pytest.raises(ValueError, match="x"):
-        project(stored)
-    del stored["metadata"]["labels"][f"ddp-operator.io/{label}"]
-    with pytest.raises(KeyError):
+    labels = stored["metadata"]["labels"]
+    labels[f"ddp-operator.io/{label}"] = value
+    if value is None:
+        del labels[f"ddp-operator.io/{label}"]
+    with pytest.raises(MalformedError, match=f"ddp-operator.io/{label} is '{value or ''}'"):
         project(stored)
 
 

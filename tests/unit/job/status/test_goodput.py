@@ -26,7 +26,7 @@ from tests.unit.job.builders import (
     running_job,
     stored,
 )
-from tests.unit.job.test_progress import report
+from tests.unit.job.status.test_progress import report
 
 SCHEDULED_AT, READY_AT = 5, 12
 

@@ -1,0 +1,150 @@
+"""What a stored status is made of: types that bring into bounds whatever is read or written.
+
+A user may have written it, or another release: no job may fail of it, and nothing be too much.
+"""
+
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic.alias_generators import to_camel
+
+
+def format_time(moment: datetime) -> str:
+    """Kubernetes' `metav1.Time`: RFC 3339 in UTC, whole seconds."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+"""Times to which all that the operator adds can be added."""
+
+
+def _in_range(moment: datetime) -> datetime:
+    return min(max(moment.replace(tzinfo=moment.tzinfo or UTC), _FIRST), _LAST)
+
+
+Time = Annotated[
+    datetime,
+    AfterValidator(_in_range),
+    PlainSerializer(format_time, return_type=str, when_used="json"),
+]
+
+
+def _between(value: int, *, least: int, most: int) -> int:
+    return min(max(value, least), most)
+
+
+_EXACT: Final = 2**53 - 1
+"""The largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""
+_MOST: Final = 2**31 - 1
+"""Seconds of 68 years, and restarts of a job that fails every second for as long."""
+
+Count = Annotated[int, AfterValidator(partial(_between, least=0, most=_MOST))]
+Step = Annotated[int, AfterValidator(partial(_between, least=0, most=_EXACT))]
+Number = Annotated[int, AfterValidator(partial(_between, least=-_EXACT, most=_EXACT))]
+
+
+def wire_name(name: str) -> str:
+    """How a field is stored."""
+    return to_camel(name.rstrip("_"))  # `class_`, since Python has a word `class` of its own
+
+
+class StatusModel(BaseModel):
+    """Base of all that the operator writes: camelCase; fields of other versions are ignored.
+
+    Whatever is too long or too large is cut, when it is read and (`DDPJobStatus.bounded`) before it
+    is written.
+    What another version has written and this one cannot read is left out, the counters excepted: no
+    job may fail of a word.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=wire_name,
+        populate_by_name=True,
+        extra="ignore",
+        frozen=True,
+        revalidate_instances="always",
+    )
+
+
+def _first(value: Any, *, limit: int) -> Any:
+    return value[:limit] if isinstance(value, str) else value
+
+
+def _first_items(value: Any, *, limit: int) -> Any:
+    return dict(islice(value.items(), limit)) if isinstance(value, dict) else value
+
+
+def _last_items(value: Any, *, limit: int) -> Any:
+    return value[-limit:] if isinstance(value, list | tuple) else value
+
+
+_TRIED: Final = 4
+"""Items of a list that are looked at for each one that may be kept."""
+
+
+def _readable(value: Any, handler: ValidatorFunctionWrapHandler, *, limit: int) -> Any:
+    found: list[Any] = []
+    for item in value[-_TRIED * limit :] if isinstance(value, list | tuple) else ():
+        try:
+            found.extend(handler([item]))
+        except ValidationError:
+            continue
+    return tuple(found[-limit:])
+
+
+def _or_none(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        return None
+
+
+def _or_unknown(text: str) -> str:
+    return text or "Unknown"
+
+
+def first(limit: int) -> BeforeValidator:
+    """The first characters of a text."""
+    return BeforeValidator(partial(_first, limit=limit))
+
+
+def first_items(limit: int) -> BeforeValidator:
+    """The first items of a map."""
+    return BeforeValidator(partial(_first_items, limit=limit))
+
+
+def last_items(limit: int) -> BeforeValidator:
+    """The last items of a list."""
+    return BeforeValidator(partial(_last_items, limit=limit))
+
+
+def readable(limit: int) -> WrapValidator:
+    """The newest of those items of a list that can be read, so far as it is worth the search."""
+    return WrapValidator(partial(_readable, limit=limit))
+
+
+OR_NONE: Final = WrapValidator(_or_none)
+"""Left out where it cannot be read."""
+OR_UNKNOWN: Final = AfterValidator(_or_unknown)
+"""Texts without content are not stored, and the schema wants some."""
+
+MAX_WORD: Final = 256
+Word = Annotated[str, Field(max_length=MAX_WORD), first(MAX_WORD)]
+Reason = Annotated[Word, OR_UNKNOWN]
+Name = Annotated[str, Field(max_length=253), first(253)]
+"""As long as a DNS subdomain may be (RFC 1123)."""
+Line = Annotated[str, Field(max_length=1024), first(1024)]
+Sentence = Annotated[str, Field(max_length=4096), first(4096)]

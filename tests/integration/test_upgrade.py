@@ -1,0 +1,66 @@
+"""A job that an operator of before has running goes on under this one, CRD included."""
+
+from pathlib import Path
+
+import pytest
+from ddp_operator.api.status import NOTES
+from ddp_operator.kube import PODS, ApiClient
+from ddp_operator.kube.client import MERGE_PATCH
+
+from tests import cluster, stored_jobs
+from tests.integration.jobs import JOBS, Jobs
+from tests.integration.kubelet import FakeKubelet
+from tests.integration.operator_process import running_operator
+
+
+async def leave(admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, name: str) -> set[str]:
+    """Store a job as the operator of before has left it; returns the names of its pods."""
+    record = stored_jobs.load(name)
+    metadata = {
+        part: value
+        for part, value in record.manifest["metadata"].items()
+        if part in {"name", "annotations"}
+    }
+    stored = await jobs.create(record.manifest | {"metadata": metadata})
+    for pod in record.pods.values():
+        pod["metadata"]["namespace"] = jobs.namespace
+        pod["metadata"]["ownerReferences"][0]["uid"] = stored["metadata"]["uid"]
+        await admin.request("POST", PODS.path(namespace=jobs.namespace), body=pod)
+        await kubelet.run(pod["metadata"]["name"])
+    path = JOBS.path(namespace=jobs.namespace, name=metadata["name"], subresource="status")
+    body = {"status": record.status | {"observedGeneration": 1}}
+    await admin.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+    return {key.name for key in record.pods}
+
+
+async def until_seen(jobs: Jobs, generation: int) -> None:
+    """Wait until the operator has written a status for this generation of the job."""
+    await jobs.until(lambda status: status.observed_generation == generation, "train")
+
+
+@pytest.mark.parametrize("name", ["replaced", "restarted", "resumed"])
+async def test_no_pod_is_lost(
+    control_plane: cluster.ControlPlane,
+    admin: ApiClient,
+    jobs: Jobs,
+    kubelet: FakeKubelet,
+    tmp_path: Path,
+    *,
+    name: str,
+) -> None:
+    pods = await leave(admin, jobs, kubelet, name)
+    before = (await jobs.get("train"))["status"]
+    notes = {note: before[note] for note in NOTES & before.keys()}
+    assert notes["restartsWithoutProgress"] == 1, "the new CRD does not hide the old places"
+    with running_operator(
+        control_plane.kubeconfig, tmp_path / "log", namespace=jobs.namespace
+    ) as process:
+        for generation in (2, 3):
+            await jobs.set_spec("train", ttlSecondsAfterFinished=generation)
+            await until_seen(jobs, generation)
+        after = (await jobs.get("train"))["status"]
+        assert after["bookkeeping"] == notes
+        assert NOTES.isdisjoint(after)
+        assert (after["phase"], after["attempt"]) == ("Running", before["attempt"])
+        assert await jobs.live_pods("train") == pods
+        assert "older than this operator" not in process.log

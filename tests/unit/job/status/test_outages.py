@@ -1,0 +1,193 @@
+"""What is lost to restarts is what a job takes longer than if nothing had happened to it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Goodput
+from ddp_operator.engine.statuspatch import News, news
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.status.progress import Report
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.job.builders import edited, ended, later, ready
+from tests.unit.job.status.test_goodput import goodput, look, trained
+from tests.unit.job.status.test_progress import report
+
+POLL_SECONDS = 10
+TOLERANCE_SECONDS = 3
+"""Of each failure: two halves of a step, and times in whole seconds."""
+
+
+def said(step: int, at: float, *, attempt: int = 0, **more: Any) -> Report:
+    """A report of a step that was completed right then."""
+    time = later(at).isoformat()
+    return report(step, received=at, attempt=attempt, lastStepTime=time, **more)
+
+
+def restarted(*, saved: bool = True) -> tuple[DDPJob, list[PodState]]:
+    """A gang that failed in step 121, at second 112, and is ready again since second 120."""
+    job, pods = trained()
+    checkpoint = {"step": 100} | ({"time": later(90).isoformat()} if saved else {})
+    heard = said(120, 110, checkpoint=checkpoint)
+    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, heard)
+    pods = [ready(job, index) for index in range(2)]
+    return look(job, pods, 120), pods
+
+
+def lost(job: DDPJob) -> int:
+    return goodput(job).lost_seconds
+
+
+def test_pods_that_are_ready_do_not_train_yet() -> None:
+    job, pods = restarted()
+    assert (job.status.phase, lost(job)) == ("Running", 30)
+    job = look(job, pods, 131, said(103, 131, attempt=1))
+    assert (goodput(job).training_seconds, lost(job)) == (78, 41)
+    assert goodput(job).outage is None
+    assert goodput(job).accounted_until == later(131)
+
+
+@pytest.mark.parametrize("at", [-500, 0, 111, 112])
+def test_no_step_from_before_the_restart_ends_it(at: float) -> None:
+    job, pods = restarted()
+    job = look(job, pods, 131, replace(said(999, at, attempt=1), received=later(131)))
+    assert goodput(job).outage is not None
+
+
+def test_no_outage_ends_in_the_future() -> None:
+    job, pods = restarted()
+    job = look(job, pods, 131, replace(said(101, 10**6, attempt=1), received=later(131)))
+    assert goodput(job).accounted_until == later(131)
+
+
+def test_steps_are_lost_while_they_are_redone_where_nobody_knows_when_they_were_saved() -> None:
+    job, pods = restarted(saved=False)
+    job = look(job, pods, 130, said(101, 130, attempt=1))
+    job = look(job, pods, 140, said(120, 140, attempt=1))
+    assert goodput(job).outage is not None
+    job = look(job, pods, 145, said(121, 145, attempt=1))
+    assert (goodput(job).training_seconds, lost(job)) == (100, 33)
+
+
+def test_a_checkpoint_that_was_not_known_was_not_lost() -> None:
+    job, pods = restarted()
+    saved = {"step": 118, "time": later(108).isoformat()}
+    job = look(job, pods, 131, said(119, 131, attempt=1, checkpoint=saved))
+    assert (goodput(job).training_seconds, lost(job)) == (96, 23)
+
+
+def test_a_failure_before_the_next_step_goes_on_with_the_outage() -> None:
+    job, pods = restarted()
+    job = look(job, [pods[0], ended(job, 1, code=1, at=125)], 125)
+    pods = [ready(job, index) for index in range(2)]
+    job = look(look(job, pods, 150), pods, 160, said(101, 160, attempt=2))
+    assert (goodput(job).training_seconds, lost(job)) == (78, 70)
+
+
+def test_what_follows_a_suspension_is_a_start() -> None:
+    job, pods = restarted()
+    job = look(edited(job, suspend=True), pods, 130)
+    assert (goodput(job).outage, lost(job)) == (None, 40)
+
+
+def test_the_end_of_an_outage_is_stored_at_once() -> None:
+    job, pods = restarted()
+    planned = plan(job, pods, later(131), report=said(101, 131, attempt=1))
+    assert news(job.status, planned.status) is News.STATE
+
+
+def test_who_does_not_say_when_begins_no_outage() -> None:
+    job, pods = trained()
+    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, report(120, received=110))
+    assert goodput(job).outage is None
+
+
+class Timeline:
+    """A training of one step a second, and the operator that is told of it; time in seconds."""
+
+    def __init__(self, *, every: int, gang: bool) -> None:
+        self.every, self.gang = every, gang
+        self.job, self.pods = trained(
+            restart={
+                "scope": "Gang" if gang else "Pod",
+                "maxRestarts": 1000,
+                "backoff": {"initialSeconds": 0},
+            }
+        )
+        self.at = self.began = 13
+        self.step, self.saved = 0, (0, 13)
+        self.heard: Report | None = None
+
+    def train(self, seconds: int) -> None:
+        """Complete a step each second."""
+        for _ in range(seconds):
+            self.at += 1
+            self.step += 1
+            if self.step % self.every == 0:
+                self.saved = self.step, self.at
+            if self.at % POLL_SECONDS == 0 or self.books.outage:
+                self.hear()
+
+    def hear(self) -> None:
+        """The operator asks, and is told."""
+        status = self.job.status
+        identity = Identity(0, status.attempt, status.bookkeeping.replacements.get("0", 0))
+        time = later(self.saved[1]).isoformat()
+        heard = said(self.step, self.at, checkpoint={"step": self.saved[0], "time": time})
+        self.heard = replace(heard, identity=identity)
+        self.look(self.pods)
+
+    def fail(self, seconds: int) -> None:
+        """Lose a pod; another is ready at once, and trains after so many seconds."""
+        dead = replace(
+            ended(self.job, 1, code=1, at=self.at),
+            identity=self.pods[1].identity,
+            key=self.pods[1].key,
+        )
+        self.look([self.pods[0], dead])
+        status = self.job.status
+        if self.gang:
+            self.step = self.saved[0]
+            self.pods = [ready(self.job, i, attempt=status.attempt) for i in range(2)]
+        else:
+            count = status.bookkeeping.replacements["1"]
+            self.pods[1] = ready(self.job, 1, replacement=count)
+        self.at += seconds // 2
+        self.look(self.pods)
+        self.at += seconds - seconds // 2
+
+    def look(self, pods: list[PodState]) -> None:
+        self.job = look(self.job, pods, self.at, self.heard)
+
+    @property
+    def books(self) -> Goodput:
+        return goodput(self.job)
+
+
+_failures = st.lists(st.tuples(st.integers(0, 90), st.integers(2, 60)), min_size=1, max_size=15)
+
+
+@settings(max_examples=20, deadline=None)
+@given(_failures, st.integers(5, 40), st.booleans())
+def test_lost_is_what_it_takes_longer(
+    failures: list[tuple[int, int]], every: int, gang: bool
+) -> None:
+    run = Timeline(every=every, gang=gang)
+    run.train(11)
+    for before, seconds in failures:
+        run.train(before)
+        run.fail(seconds)
+    run.train(11)
+    run.look(
+        [
+            ended(run.job, i, code=0, at=run.at, replacement=run.pods[i].identity.replacement)
+            for i in range(2)
+        ]
+    )
+    assert run.job.status.phase == "Succeeded"
+    longer = run.at - run.began - run.step
+    assert abs(run.books.lost_seconds - longer) <= TOLERANCE_SECONDS * len(failures)
