@@ -113,7 +113,7 @@ class CheckpointRecord(StatusModel):
 class Outage(StatusModel):
     """Training has not gone on yet since a restart: its time counts as lost."""
 
-    since: Time = Field(description="When the latest restart was decided.")
+    since: Time = Field(description="When what the latest restart is for had happened.")
     until_step: Step = Field(description="The step whose completion ends it.")
     lost_from: Time = Field(description="From when on the time before the restart is lost.")
 

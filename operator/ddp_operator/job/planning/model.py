@@ -40,7 +40,13 @@ class Plan:
     look_again_at: datetime | None = None
 
 
-def accounted(job: DDPJob, planned: Plan, now: datetime) -> Plan:
-    """Return the plan with what the job's time went into, up to now."""
-    status = goodput.account(planned.status, before=job.status, created=job.created, now=now)
+def accounted(
+    job: DDPJob, planned: Plan, now: datetime, *, started: datetime | None = None
+) -> Plan:
+    """Return the plan with what the job's time went into, up to now; `started`: when the last of
+    the trainers was that run.
+    """
+    status = goodput.account(
+        planned.status, before=job.status, created=job.created, now=now, started=started
+    )
     return replace(planned, status=status)

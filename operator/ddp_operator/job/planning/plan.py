@@ -60,7 +60,8 @@ def plan(
     else:
         planned = _carry_out(seen, observed, report, now)
     planned = watchdog.with_stacks(job, observed, planned)
-    return accounted(job, planned, now)
+    starts = (pod.started for pod in observed.current.values() if pod.started)
+    return accounted(job, planned, now, started=max(starts, default=None))
 
 
 def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:

@@ -79,6 +79,7 @@ def project(manifest: Manifest) -> PodState:
         disrupted_at=_earliest(deleted_at, _time_of(disruption)),
         container=container,
         memory_limited=_has_memory_limit(spec, container),
+        started=_time((state.get("running") or {}).get("startedAt")),
         exit=ended,
         reason=_word(status.get("reason")),
         message=_text(status.get("message")),

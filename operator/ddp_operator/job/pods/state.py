@@ -98,6 +98,8 @@ class PodState:
     """
     memory_limited: bool = True
     """That container has a memory limit of its own, or its pod has one."""
+    started: datetime | None = None
+    """When the trainer was, while it runs."""
     exit: ContainerExit | None = None
     reason: str = ""
     message: str = ""

@@ -9,11 +9,13 @@ restart begins an *outage*, whose time is lost until a step is completed that wa
 work that is done again counts once: as lost before the restart, where its checkpoint's time is
 known, and otherwise as lost while it is redone.
 
-What ends an outage is the trainer's own time of that step, taken for what it is: no report ends
-one before the restart or in the future, whatever that clock says.
+An outage begins with the failure, which a node tells of a second later. What ends it is the
+trainer's own time of that step, taken for what it is: no report ends one before the failure, before
+all pods had started (those that were left may complete the step that was under way), or in the
+future, whatever that clock says.
 """
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.status import DDPJobStatus, Goodput, Outage, Phase, Progress
@@ -28,16 +30,21 @@ _BOOKED_TO: Final[dict[Phase, str]] = {
 
 
 def account(
-    after: DDPJobStatus, *, before: DDPJobStatus, created: datetime, now: datetime
+    after: DDPJobStatus,
+    *,
+    before: DDPJobStatus,
+    created: datetime,
+    now: datetime,
+    started: datetime | None = None,
 ) -> DDPJobStatus:
     """Return a planned status with the time until now accounted for, if it is in another phase or
     attempt than the stored one, `before`, or an outage is over; and with the steps that are seen to
-    be lost.
+    be lost. `started`: when the last of the trainers was that run.
     """
     if before.finished:
         return after
     books = before.goodput or Goodput(accounted_until=created)
-    ended = _ended(books, before, after, now)
+    ended = _ended(books, before, after, started=started, now=now)
     books = ended or books
     if _is_another(after, before) or _failed_again(books, after, before):
         name = _BOOKED_TO[before.phase]
@@ -64,7 +71,12 @@ def _failed_again(books: Goodput, after: DDPJobStatus, before: DDPJobStatus) -> 
 
 
 def _ended(
-    books: Goodput, before: DDPJobStatus, after: DDPJobStatus, now: datetime
+    books: Goodput,
+    before: DDPJobStatus,
+    after: DDPJobStatus,
+    *,
+    started: datetime | None,
+    now: datetime,
 ) -> Goodput | None:
     """The books with an outage that is over, None while it is not."""
     outage, progress = books.outage, after.progress
@@ -73,7 +85,7 @@ def _ended(
     if outage is None or progress is None or progress.last_step_time is None or not trains:
         return None
     at = min(progress.last_step_time, now.replace(microsecond=0))
-    if progress.step < outage.until_step or at <= outage.since:
+    if progress.step < outage.until_step or at <= max(outage.since, started or outage.since):
         return None
     books = _booked(books, "lost_seconds", at)
     saved = after.checkpoint.time if after.checkpoint else None
@@ -103,24 +115,22 @@ def _closed(
     """Book the stretch that ends now."""
     booked = _booked(books, name, now)
     until = booked.accounted_until
-    seconds = int((until - books.accounted_until).total_seconds())
-    checkpoint = after.checkpoint
+    checkpoint, told = after.checkpoint, after.progress
+    resumes_at, steps = told.step if told else 0, 0
     # Pods that were given up for another cause than a failure could save first.
-    failed = after.attempt > before.attempt and after.failures != before.failures
-    unsaved, told = 0, after.progress
-    resumes_at = told.step if told else 0
-    after = after.model_copy(update={"goodput": booked})
-    if checkpoint is not None and failed:
-        if name == "training_seconds" and checkpoint.time is not None:
-            unsaved = min(max(int((until - checkpoint.time).total_seconds()), 0), seconds)
-        steps = max(after.progress.step - checkpoint.step, 0) if after.progress else 0
-        after = _lose(after, booked, steps=steps, seconds=unsaved)
+    failed = after.failures != before.failures
+    stopped = lost_from = min(after.failures[-1].time, until) if failed else until
+    if checkpoint is not None and failed and after.attempt > before.attempt:
+        steps = max(told.step - checkpoint.step, 0) if told else 0
         if checkpoint.time is not None:
+            lost_from = min(lost_from, checkpoint.time)
             resumes_at = min(resumes_at, checkpoint.step)
-        progress = _back_at(checkpoint.step, after.progress, until)
+        progress = _back_at(checkpoint.step, told, until)
         after = after.model_copy(update={"progress": progress})
-    lost_from = until - timedelta(seconds=unsaved)
-    new = Outage(since=until, until_step=resumes_at + 1, lost_from=lost_from)
+    lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
+    seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
+    after = _lose(after, booked, steps=steps, seconds=seconds)
+    new = Outage(since=stopped, until_step=resumes_at + 1, lost_from=lost_from)
     says_when = told is not None and told.last_step_time is not None
     return _with_outage(before, after, new, may_begin=says_when)
 

@@ -59,9 +59,15 @@ def test_a_created_pod_is_read_back_as_what_it_is() -> None:
 
 
 def test_a_running_pod() -> None:
-    status = {"phase": "Running", "conditions": [condition("Ready", "True")]}
+    running = {"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T00:00:09Z"}}}
+    status = {
+        "phase": "Running",
+        "conditions": [condition("Ready", "True")],
+        "containerStatuses": [running],
+    }
     read = project(manifest(status=status, nodeName="node-a"))
     assert (read.phase, read.ready, read.node) == ("Running", True, "node-a")
+    assert read.started == datetime(2026, 1, 1, 0, 0, 9, tzinfo=UTC)
 
 
 def test_a_fenced_pod_serves_no_longer() -> None:

@@ -114,7 +114,7 @@ def test_a_checkpoint_of_an_earlier_stretch_saves_nothing_of_this_one() -> None:
 
 def test_without_a_known_checkpoint_nothing_is_claimed_to_be_lost() -> None:
     job, pods = trained()
-    job = look(job, [pods[0], ended(job, 1, code=1)], 112, report(120, received=100))
+    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, report(120, received=100))
     books = goodput(job)
     assert (books.training_seconds, books.lost_seconds, books.steps_lost) == (100, 0, 0)
     # It turns out when training goes on.
@@ -127,7 +127,7 @@ def test_a_replaced_pod_whose_peers_go_on_loses_no_step() -> None:
     job, pods = trained(restart={"scope": "Pod"})
     saved = {"step": 100, "time": later(90).isoformat()}
     heard = report(120, received=100, checkpoint=saved)
-    job = look(job, [pods[0], ended(job, 1, code=1)], 112, heard)
+    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, heard)
     pods = [pods[0], ready(job, 1, replacement=1)]
     job = look(look(job, pods, 115), pods, 118, report(121, received=118))
     books = goodput(job)

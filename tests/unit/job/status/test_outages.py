@@ -64,6 +64,24 @@ def test_no_outage_ends_in_the_future() -> None:
     assert goodput(job).accounted_until == later(131)
 
 
+def test_what_ended_before_anybody_looked_is_lost_since_then() -> None:
+    job, pods = trained(restart={"scope": "Pod"})
+    job = look(job, [pods[0], ended(job, 1, code=1, at=92)], 112, said(100, 90))
+    pods = [pods[0], ready(job, 1, replacement=1)]
+    job = look(look(job, pods, 115), pods, 118, said(101, 118))
+    assert (goodput(job).training_seconds, lost(job)) == (80, 26)
+
+
+def test_a_step_of_those_that_are_left_does_not_end_it() -> None:
+    job, pods = trained(restart={"scope": "Pod"})
+    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, said(120, 110))
+    pods = [pods[0], replace(ready(job, 1, replacement=1), started=later(120))]
+    job = look(job, pods, 122, said(121, 113))
+    assert goodput(job).outage is not None
+    job = look(job, pods, 131, said(122, 131))
+    assert (goodput(job).training_seconds, lost(job)) == (100, 19)
+
+
 def test_steps_are_lost_while_they_are_redone_where_nobody_knows_when_they_were_saved() -> None:
     job, pods = restarted(saved=False)
     job = look(job, pods, 130, said(101, 130, attempt=1))
@@ -141,13 +159,14 @@ class Timeline:
         self.heard = replace(heard, identity=identity)
         self.look(self.pods)
 
-    def fail(self, seconds: int) -> None:
-        """Lose a pod; another is ready at once, and trains after so many seconds."""
+    def fail(self, seconds: int, *, unseen: int) -> None:
+        """Lose a pod, which nobody tells of at first; another trains so many seconds later."""
         dead = replace(
             ended(self.job, 1, code=1, at=self.at),
             identity=self.pods[1].identity,
             key=self.pods[1].key,
         )
+        self.at += unseen
         self.look([self.pods[0], dead])
         status = self.job.status
         if self.gang:
@@ -155,7 +174,12 @@ class Timeline:
             self.pods = [ready(self.job, i, attempt=status.attempt) for i in range(2)]
         else:
             count = status.bookkeeping.replacements["1"]
-            self.pods[1] = ready(self.job, 1, replacement=count)
+            # Those that are left complete the step that was under way, and say so.
+            self.step, self.at = self.step + 1, self.at + 1
+            self.pods[1] = replace(
+                ready(self.job, 1, replacement=count), started=later(self.at + seconds // 2)
+            )
+            self.hear()
         self.at += seconds // 2
         self.look(self.pods)
         self.at += seconds - seconds // 2
@@ -168,19 +192,21 @@ class Timeline:
         return goodput(self.job)
 
 
-_failures = st.lists(st.tuples(st.integers(0, 90), st.integers(2, 60)), min_size=1, max_size=15)
+_failures = st.lists(
+    st.tuples(st.integers(0, 90), st.integers(2, 60), st.integers(0, 30)), min_size=1, max_size=15
+)
 
 
 @settings(max_examples=20, deadline=None)
 @given(_failures, st.integers(5, 40), st.booleans())
 def test_lost_is_what_it_takes_longer(
-    failures: list[tuple[int, int]], every: int, gang: bool
+    failures: list[tuple[int, int, int]], every: int, gang: bool
 ) -> None:
     run = Timeline(every=every, gang=gang)
     run.train(11)
-    for before, seconds in failures:
+    for before, seconds, unseen in failures:
         run.train(before)
-        run.fail(seconds)
+        run.fail(seconds, unseen=unseen)
     run.train(11)
     run.look(
         [
