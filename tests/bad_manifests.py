@@ -179,6 +179,30 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         accelerator={"type": "nvidia-l4", "provisioning": "preemptible"},
     ),
     _schema(
+        "an override of no pod",
+        "indexes in body should have at least 1 items",
+        "spec.overrides[0].indexes: list should have at least 1 item",
+        overrides=[{"indexes": [], "nprocPerNode": 2}],
+    ),
+    _schema(
+        "an override of pods in words",
+        "spec.overrides[0].indexes[0] in body should match",
+        "spec.overrides[0].indexes[0]: string should match pattern",
+        overrides=[{"indexes": ["last"], "nprocPerNode": 2}],
+    ),
+    _schema(
+        "an override without indexes",
+        "spec.overrides[0].indexes: Required value",
+        "spec.overrides[0].indexes: field required",
+        overrides=[{"nprocPerNode": 2}],
+    ),
+    _schema(
+        "an override of a field that all pods have in common",
+        "spec.overrides[0].nprocPerNode in body should match '^auto$'",
+        "spec.overrides[0].nprocPerNode: input should be 'auto'",
+        overrides=[{"indexes": ["0"], "nprocPerNode": "all"}],
+    ),
+    _schema(
         "relative checkpoint path",
         "spec.checkpoint.path in body should match",
         "spec.checkpoint.path: string should match pattern",
@@ -376,6 +400,38 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "accelerator selected twice",
         "spec.accelerator.nodeSelector: leave out cloud.google.com/gke-accelerator",
         accelerator={**_L4, "nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-t4"}},
+    ),
+    _cel(
+        "an override of a pod that is none",
+        "spec.overrides: indexes of which there are no pods",
+        replicas=3,
+        overrides=[{"indexes": ["0", "2-3"], "nprocPerNode": 2}],
+    ),
+    _cel(
+        "an override of a range that ends before it begins",
+        "spec.overrides: indexes of which there are no pods",
+        replicas=3,
+        overrides=[{"indexes": ["2-1"], "nprocPerNode": 2}],
+    ),
+    _cel(
+        "two overrides of one pod",
+        "spec.overrides: an index that is named twice",
+        replicas=9,
+        overrides=[
+            {"indexes": ["2-5"], "nprocPerNode": 2},
+            {"indexes": ["0", "4"], "nprocPerNode": 3},
+        ],
+    ),
+    _cel(
+        "a pod twice in one override",
+        "spec.overrides: an index that is named twice",
+        replicas=9,
+        overrides=[{"indexes": ["4-6", "1", "4"], "nprocPerNode": 2}],
+    ),
+    _cel(
+        "an override of nothing",
+        "spec.overrides: an override that changes nothing",
+        overrides=[{"indexes": ["0"]}],
     ),
     _cel(
         "two places for checkpoints",

@@ -148,6 +148,20 @@ GOOD_MANIFESTS: dict[str, Json] = {
     "accelerator without count and an own limit": job(
         accelerator={"type": "nvidia-l4"}, template=template(container(resources=gpus(gpu=4)))
     ),
+    "pods of two sizes": job(
+        replicas=3,
+        accelerator={"type": "nvidia-l4", "count": 4},
+        overrides=[{"indexes": ["2"], "accelerator": {"type": "nvidia-l4", "count": 2}}],
+    ),
+    "pods of three kinds": job(
+        replicas=9,
+        nprocPerNode=2,
+        overrides=[
+            {"indexes": ["5-7", "0", "2-3"], "nprocPerNode": 1},
+            {"indexes": ["8"], "template": {"spec": {"nodeSelector": {"disk": "ssd"}}}},
+            {"indexes": ["1-1"], "nprocPerNode": "auto"},
+        ],
+    ),
     "MIG slices": job(
         nprocPerNode=2,
         accelerator={"type": "nvidia-a100-80gb"},

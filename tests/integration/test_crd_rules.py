@@ -132,6 +132,12 @@ IMMUTABLE: tuple[tuple[str, Json, Json], ...] = (
     ("an accelerator", {}, {"accelerator": {"type": "nvidia-l4"}}),
     ("another accelerator", {"accelerator": {"type": "a"}}, {"accelerator": {"type": "b"}}),
     ("no accelerator", {"accelerator": {"type": "nvidia-l4"}}, {"accelerator": None}),
+    ("an override", {}, {"overrides": [{"indexes": ["0"], "nprocPerNode": 2}]}),
+    (
+        "another override",
+        {"overrides": [{"indexes": ["0"], "nprocPerNode": 2}]},
+        {"overrides": [{"indexes": ["0"], "nprocPerNode": 3}]},
+    ),
     ("checkpoints", {}, {"checkpoint": {"hostPath": "/mnt"}}),
 )
 """What shapes the pods: before, and a change of it."""

@@ -61,6 +61,7 @@ class Invariants:
             self._judge_creation(state.identity, self._parse(job).status)
             self._judge_succession(state)
             self._judge_isolation(self._parse(job))
+            self._judge_world(pod, self._parse(job))
         self.pod_changed()
 
     def _judge_creation(self, identity: Identity, status: DDPJobStatus) -> None:
@@ -70,6 +71,14 @@ class Invariants:
         self.require(identity == stored, f"created {identity}, stored is {stored}")
         self.require(not status.finished, "a pod is created for a job that has finished")
         self.require(not status.is_true("Suspended"), "a pod is created for a suspended job")
+
+    def _judge_world(self, pod: Manifest, job: DDPJob) -> None:
+        """All pods are told of the same world: one process each, but two of pod 0 if overridden."""
+        [trainer] = pod["spec"]["containers"]
+        told = {entry["name"]: entry.get("value") for entry in trainer["env"]}
+        ranks = str(job.spec.replicas + bool(job.spec.overrides))
+        name = pod["metadata"]["name"]
+        self.require(told["WORLD_SIZE"] == ranks, f"{name} is told of {told['WORLD_SIZE']} ranks")
 
     def _judge_succession(self, new: PodState) -> None:
         """No two gangs of a job at work, but for pods that do not end although they had to."""

@@ -21,6 +21,8 @@ _RULES: tuple[list[dict[str, Any]], ...] = (
 )
 
 
+TWO_PROCESSES_IN_POD_0 = {"indexes": ["0"], "nprocPerNode": 2}
+
 _PLAIN_IMAGE = "registry.example/trainer:1"
 
 
@@ -49,6 +51,8 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         spec["template"] = template(container(resources={"limits": {"memory": "1Gi"}}))
     if choices.upto(1):
         spec["isolation"] = "Job"
+    if choices.upto(1):
+        spec["overrides"] = [TWO_PROCESSES_IN_POD_0]
     return spec
 
 

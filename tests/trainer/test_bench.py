@@ -175,6 +175,7 @@ def bench(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     ("flags", "environment", "message"),
     [
         ((), {"WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"}, "a single rank has no network"),
+        ((), {"WORLD_SIZE": "3", "DDP_POD_SIZES": "1,2"}, "pods that have as many ranks each"),
         ((), {"RANK": ""}, "RANK is not set"),
         (("--json=/nowhere/at/all.json",), {}, "--json /nowhere/at/all.json: No such file"),
     ],

@@ -27,6 +27,11 @@ from tests.trainer.pods import contract
         ({"DDP_BACKEND": "mpi"}, "DDP_BACKEND is 'mpi': set it to nccl or gloo"),
         ({"DDP_ATTEMPT": "x"}, "DDP_ATTEMPT is 'x'"),
         ({"RANK": "1"}, "RANK 1 and LOCAL_RANK 1 do not fit NODE_RANK 1"),
+        ({"DDP_POD_SIZES": "2;2"}, "DDP_POD_SIZES is '2;2': list the ranks of the pods"),
+        ({"DDP_POD_SIZES": "2x0"}, "DDP_POD_SIZES is '2x0': list the ranks of the pods"),
+        ({"DDP_POD_SIZES": "2,1"}, "the pods of DDP_POD_SIZES 2,1 have 3 ranks"),
+        ({"DDP_POD_SIZES": "3,1"}, "LOCAL_WORLD_SIZE 2 is no pod of DDP_POD_SIZES 3,1"),
+        ({"DDP_POD_SIZES": "4"}, "NODE_RANK 1 with LOCAL_WORLD_SIZE 2 is no pod of"),
     ],
 )
 def test_bad_environment(changes: dict[str, str], message: str) -> None:
@@ -34,6 +39,21 @@ def test_bad_environment(changes: dict[str, str], message: str) -> None:
     assert Environment.from_env(good).rank == 3
     with pytest.raises(ConfigurationError, match=message):
         Environment.from_env(good | changes)
+
+
+def test_ranks_of_unequal_pods_count_over_the_pods_before() -> None:
+    sizes = {"WORLD_SIZE": "10", "GROUP_WORLD_SIZE": "4", "DDP_POD_SIZES": "4,2x3"}
+    one, other = (
+        Placement.from_env(contract(node_rank=rank, local_world_size=size) | sizes)
+        for rank, size in ((0, 4), (2, 2))
+    )
+    assert [one.rank_of(local) for local in range(4)] == [0, 1, 2, 3]
+    assert [other.rank_of(local) for local in range(2)] == [6, 7]
+    assert [one.node_rank_of(rank) for rank in range(10)] == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
+    placed = {"RANK": "7", "LOCAL_RANK": "1"}
+    assert (
+        Environment.from_env(contract(node_rank=2, local_world_size=2) | sizes | placed).rank == 7
+    )
 
 
 def test_checkpoint_directory_is_optional() -> None:

@@ -51,6 +51,8 @@ MAX_REPLICAS = 10_000
 
 ENV_STATUS_PORT = "DDP_STATUS_PORT"
 """Tells the trainer on which port it may serve its progress."""
+ENV_POD_SIZES = "DDP_POD_SIZES"
+"""Tells where pods have unequal numbers of processes how many each has: `4,2x3`."""
 ENV_TOKEN = "DDP_TOKEN"
 """Tells the trainer by what to know the operator, and the other pods of its job."""
 
@@ -65,6 +67,7 @@ RESERVED_ENVIRONMENT = (
     "PET_NNODES",
     "PET_NPROC_PER_NODE",
     "PET_NODE_RANK",
+    ENV_POD_SIZES,
     ENV_TOKEN,
 )
 """Variables that only the operator can know; a user who sets one by hand would break the group."""

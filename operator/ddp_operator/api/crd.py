@@ -2,6 +2,7 @@
 apart.
 """
 
+from copy import deepcopy
 from typing import Any
 
 from pydantic import BaseModel
@@ -129,12 +130,11 @@ def _unbounded(node: Schema) -> Schema:
 def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
     """Turn pydantic's JSON Schema into a structural one: no references, no unions with null."""
     node = _resolved(node, definitions)
+    node = {k: v for k, v in node.items() if (k, v) != ("default", None)}
     if node.get("x-kubernetes-int-or-string"):
         extra = ("x-kubernetes-int-or-string", "anyOf")
         return {k: v for k, v in node.items() if k in _KEPT - {"type"} or k in extra}
     result: Schema = {k: v for k, v in node.items() if k in _KEPT}
-    if result.get("default", ...) is None:
-        del result["default"]
     if "const" in node:
         result["enum"] = [node["const"]]
     if "items" in node:
@@ -159,10 +159,12 @@ def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
 def _resolved(node: Schema, definitions: dict[str, Schema]) -> Schema:
     """Put a referenced definition, or the one branch that is not null, in a node's own place."""
     if "$ref" in node:
-        return {**definitions[node["$ref"].rsplit("/", 1)[1]], **node}
+        # A copy: what is used twice would be written as an anchor and an alias of YAML.
+        return {**deepcopy(definitions[node["$ref"].rsplit("/", 1)[1]]), **node}
     if "anyOf" in node and not node.get("x-kubernetes-int-or-string"):
         branches = [branch for branch in node["anyOf"] if branch.get("type") != "null"]
         if len(branches) != 1:
             raise TypeError(f"a union that no structural schema can say: {node}")
-        return {**_resolved(branches[0], definitions), **node}
+        rest = {k: v for k, v in node.items() if k != "anyOf"}
+        return {**_resolved(branches[0], definitions), **rest}
     return node

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from ddp_operator.api.bounded import MAX_WORD
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
+from ddp_operator.api.overrides import applied
 from ddp_operator.api.rules import violations
 from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
@@ -86,6 +87,7 @@ class DDPJob:
         try:
             spec = DDPJobSpec.model_validate(manifest.get("spec") or {})
             PodTemplate.model_validate(spec.template)
+            _check_overrides(spec)
             status = DDPJobStatus.model_validate(manifest.get("status") or {})
         except ValidationError as error:
             problems = error.errors(include_url=False, include_context=False, include_input=False)
@@ -109,6 +111,20 @@ class DDPJob:
             status=status,
             spec_hash=_spec_hash(spec),
         )
+
+
+def _check_overrides(spec: DDPJobSpec) -> None:
+    """What a patch makes of the template must be one, too."""
+    for number, override in enumerate(spec.overrides or ()):
+        template = applied(spec, override).template
+        try:
+            PodTemplate.model_validate(template)
+        except ValidationError as error:
+            problems = error.errors(include_url=False, include_context=False, include_input=False)
+            words = _in_words("spec.template", problems, {"spec": {"template": template}})
+            raise InvalidJobError(
+                f"spec.overrides[{number}].template: makes a pod template that is none: {words}"
+            ) from None
 
 
 def _restart_requested(metadata: Manifest) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from ddp_operator.api import overrides
 from ddp_operator.api.constants import (
     GKE_ACCELERATOR_LABEL,
     GPU_RESOURCE,
@@ -34,6 +35,8 @@ class Rule:
     message: str
     cel: str
     holds: Callable[[DDPJobSpec], bool]
+    names: Callable[[DDPJobSpec], str] = lambda _: ""
+    """What exactly breaks it, where the operator can say so; CEL's messages are fixed."""
 
 
 def trainer_container(template: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,6 +90,17 @@ _HAS_GPU_LIMIT = f"({_HAS_LIMITS} && {_LIMITS}.exists(k, {_IS_GPU}))"
 _PLAIN_LIMIT = f"{_LIMITS}['{GPU_RESOURCE}']"
 _RESERVED = ", ".join(f"'{name}'" for name in RESERVED_ENVIRONMENT)
 _WHOLE_NUMBERS = tuple(str(number) for number in range(MAX_GPUS + 1))
+
+
+def _first(pods: str) -> str:
+    return f"int({pods}.split('-')[0])"
+
+
+def _last(pods: str) -> str:
+    return f"int({pods}.substring({pods}.indexOf('-') + 1))"  # of one index: its whole text
+
+
+_BEGINS_IN = f"({_first('q')} <= {_first('r')} && {_first('r')} <= {_last('q')})"
 
 
 def _for_trainer(predicate: str) -> str:
@@ -208,6 +222,34 @@ SPEC_RULES = (
         ),
     ),
     Rule(
+        "spec.overrides: indexes of which there are no pods; they go from 0 to spec.replicas - 1, "
+        "and a range from its lower end to its higher one, such as 2-5",
+        "!has(self.overrides) || self.overrides.all(o, o.indexes.all(r,"
+        f" {_first('r')} <= {_last('r')} && {_last('r')} < self.replicas))",
+        lambda spec: not overrides.unknown(spec),
+        overrides.unknown,
+    ),
+    Rule(
+        "spec.overrides: an index that is named twice; name each pod in one override, once",
+        "!has(self.overrides) || self.overrides.all(o, o.indexes.all(r,"
+        f" {_first('r')} > {_last('r')} || o.indexes.exists_one(q, {_BEGINS_IN})"
+        f" && self.overrides.exists_one(p, p.indexes.exists(q, {_BEGINS_IN}))))",
+        lambda spec: not overrides.twice(spec),
+        overrides.twice,
+    ),
+    Rule(
+        "spec.overrides: an override that changes nothing; give it nprocPerNode, accelerator or "
+        "template, or leave it out",
+        "!has(self.overrides) || self.overrides.all(o,"
+        " has(o.nprocPerNode) || has(o.accelerator) || has(o.template))",
+        lambda spec: (
+            not any(
+                one.nproc_per_node is None and one.accelerator is None and one.template is None
+                for one in spec.overrides or ()
+            )
+        ),
+    ),
+    Rule(
         f"spec.accelerator.nodeSelector: leave out {GKE_ACCELERATOR_LABEL}; "
         "spec.accelerator.type sets it",
         "!has(self.accelerator) || !has(self.accelerator.nodeSelector)"
@@ -298,4 +340,16 @@ def violations(name: str, spec: DDPJobSpec) -> list[str]:
     """Return the messages of all rules that a job breaks; empty for a good one."""
     good_name = len(name) <= MAX_NAME_LENGTH and _NAME.fullmatch(name)
     broken = [] if good_name else [NAME_CEL[1]]
-    return broken + [rule.message for rule in SPEC_RULES if not rule.holds(spec)]
+    found = [rule for rule in SPEC_RULES if not rule.holds(spec)]
+    for rule in found:
+        names = rule.names(spec)
+        broken.append(f"{rule.message}: {names}" if names else rule.message)
+    for number, override in enumerate(spec.overrides or ()):
+        # CEL cannot merge a patch: what only the pods of an override break is for the operator.
+        own = overrides.applied(spec, override)
+        broken += [
+            f"spec.overrides[{number}] as its pods have it: {rule.message}"
+            for rule in SPEC_RULES
+            if rule not in found and not rule.holds(own)
+        ]
+    return broken

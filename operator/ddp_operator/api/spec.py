@@ -6,26 +6,13 @@ written once. Rules that concern more than one field stand in `rules`.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, Field
 
-from ddp_operator.api.constants import MAX_GPUS, MAX_REPLICAS
+from ddp_operator.api.accelerator import Accelerator
+from ddp_operator.api.base import ApiModel, Processes, ResourceName
+from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.expressions import valid
 
-
-class ApiModel(BaseModel):
-    """Base of all that users write: camelCase on the wire, unknown fields and loose types ("2" for
-    2) refused as the API server refuses them, immutable.
-    """
-
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, strict=True
-    )
-
-
-ResourceName = Annotated[
-    str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-]
 # https://cloud.google.com/storage/docs/buckets#naming
 BucketName = Annotated[
     str, Field(min_length=3, max_length=222, pattern=r"^[a-z0-9][-a-z0-9_.]*[a-z0-9]$")
@@ -34,35 +21,6 @@ AbsolutePath = Annotated[str, Field(max_length=1024, pattern=r"^/.*$")]
 FailureClass = Literal["Disruption", "Application", "Configuration", "Infrastructure"]
 MAX_SECONDS = 10 * 365 * 24 * 3600
 Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
-
-
-class Accelerator(ApiModel):
-    """GPU nodes on GKE: node selector, GPU limit and toleration for every pod."""
-
-    type: Annotated[
-        str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-    ] = Field(
-        description=(
-            "Value of GKE's node label cloud.google.com/gke-accelerator, "
-            "such as nvidia-l4 or nvidia-h100-80gb."
-        )
-    )
-    count: Annotated[int, Field(ge=1, le=MAX_GPUS)] = Field(
-        default=1,
-        description=(
-            "GPUs of each pod: becomes the trainer container's nvidia.com/gpu limit "
-            "where the template gives none."
-        ),
-    )
-    provisioning: Literal["standard", "spot", "flex-start"] = Field(
-        default="standard", description="How the nodes are bought on GKE."
-    )
-    node_selector: Annotated[
-        dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)
-    ] = Field(default_factory=dict, description="Further node labels to ask for; merged last.")
-    tolerations: Annotated[list[dict[str, Any]], Field(max_length=32)] = Field(
-        default_factory=list, description="Further tolerations, as in a pod; merged last."
-    )
 
 
 class Checkpoint(ApiModel):
@@ -190,24 +148,41 @@ class Restart(ApiModel):
     )
 
 
+class Override(ApiModel):
+    """Pods that differ from the others."""
+
+    indexes: Annotated[
+        list[Annotated[str, Field(max_length=11, pattern=r"^[0-9]{1,5}(-[0-9]{1,5})?$")]],
+        Field(min_length=1, max_length=16),
+    ] = Field(
+        description='Indexes of pods, such as "0", and ranges of them, such as "2-5"; from 0 on.'
+    )
+    nproc_per_node: Processes | None = Field(
+        default=None, description="Takes the place of spec.nprocPerNode in these pods."
+    )
+    accelerator: Accelerator | None = Field(
+        default=None, description="Takes the place of spec.accelerator, as a whole, in these pods."
+    )
+    template: dict[str, Any] | None = Field(
+        default=None,
+        description=(
+            "JSON merge patch (RFC 7386) of spec.template: objects are merged, null removes, and "
+            "lists, such as containers, are replaced as a whole."
+        ),
+    )
+
+
 class DDPJobSpec(ApiModel):
     """One training job: `replicas` pods of `nprocPerNode` processes each."""
 
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
         default=1, description="Pods: PyTorch's number of nodes."
     )
-    nproc_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
+    nproc_per_node: Processes = Field(
         default="auto",
         description=(
             "Training processes in each pod. auto: the trainer container's GPU limit, else 1."
         ),
-        json_schema_extra={
-            "x-kubernetes-int-or-string": True,
-            "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": "^auto$",
-            "minimum": 1,
-            "maximum": 1024,
-        },
     )
     backend: Literal["auto", "nccl", "gloo"] = Field(
         default="auto",
@@ -228,6 +203,13 @@ class DDPJobSpec(ApiModel):
     )
     accelerator: Accelerator | None = Field(
         default=None, description="GPU nodes on GKE; absent: CPU, or whatever the template says."
+    )
+    overrides: Annotated[list[Override], Field(max_length=8)] | None = Field(
+        default=None,
+        description=(
+            "Pods that differ from the others, such as nodes with fewer GPUs. Ranks count over all "
+            "pods in the order of their indexes."
+        ),
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, json_schema_extra={"default": {}})
     restart: Restart = Field(default_factory=Restart, json_schema_extra={"default": {}})
@@ -276,6 +258,7 @@ POD_FIELDS = (
     "status_port",
     "template",
     "accelerator",
+    "overrides",
     "checkpoint",
 )
 """Fields of the spec that shape running pods: immutable except while the job is suspended. All

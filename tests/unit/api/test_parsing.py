@@ -79,6 +79,59 @@ def test_an_expression_that_is_none_is_named() -> None:
         DDPJob.parse(stored(manifest))
 
 
+@pytest.mark.parametrize(
+    ("indexes", "says"),
+    [
+        ([["0"], ["1-2"]], "from its lower end to its higher one, such as 2-5: 1-2"),
+        ([["3"]], "such as 2-5: 3"),
+        ([["1-0"]], "such as 2-5: 1-0"),
+        ([["0-1"], ["1"]], "name each pod in one override, once: 1"),
+        ([["1", "0", "0"]], "name each pod in one override, once: 0"),
+    ],
+)
+def test_an_index_that_cannot_be_is_named(indexes: list[list[str]], says: str) -> None:
+    overrides = [{"indexes": one, "nprocPerNode": 2} for one in indexes]
+    with pytest.raises(InvalidJobError) as refusal:
+        DDPJob.parse(stored(job(replicas=2, overrides=overrides)))
+    assert str(refusal.value).startswith("spec.overrides: ")
+    assert str(refusal.value).endswith(says)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        (
+            {"template": {"spec": {"containers": None}}},
+            "spec.overrides[1].template: makes a pod template that is none: "
+            "spec.template.spec.containers: field required",
+        ),
+        (
+            {"template": {"spec": {"containers": [{"image": "x"}]}}},
+            "spec.template.spec.containers[0].name: field required",
+        ),
+        (
+            {"template": {"spec": {"restartPolicy": "Always"}}},
+            "spec.overrides[1] as its pods have it: spec.template.spec.restartPolicy: leave it out",
+        ),
+        (
+            {"accelerator": {"type": "nvidia-l4", "count": 2}},
+            "spec.overrides[1] as its pods have it: spec.nprocPerNode: more processes than spec.a",
+        ),
+    ],
+)
+def test_what_an_override_makes_of_its_pods_is_checked_like_the_others(
+    override: Json, says: str
+) -> None:
+    manifest = job(
+        replicas=3,
+        nprocPerNode=4,
+        overrides=[{"indexes": ["0"], "nprocPerNode": 1}, {"indexes": ["1"], **override}],
+    )
+    with pytest.raises(InvalidJobError) as refusal:
+        DDPJob.parse(stored(manifest))
+    assert says in str(refusal.value)
+
+
 def test_status_that_nobody_can_read_is_named() -> None:
     manifest = stored(job()) | {"status": {"attempt": "many"}}
     with pytest.raises(InvalidJobError, match=r"status\.attempt: input should be a valid integer"):
@@ -122,6 +175,7 @@ class TestSpecHash:
             {"accelerator": {"type": "nvidia-t4"}},
             {"accelerator": {"type": "nvidia-l4", "provisioning": "spot"}},
             {"checkpoint": {"path": "/elsewhere"}},
+            {"overrides": [{"indexes": ["1"], "nprocPerNode": 1}]},
         ],
         ids=lambda spec: next(iter(spec)),
     )

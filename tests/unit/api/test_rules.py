@@ -3,6 +3,7 @@
 CEL sees a spec as the API server shows it: with the schema's defaults filled in.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import cel
@@ -24,6 +25,12 @@ from tests.unit.api.test_parsing import stored
 BY_RULE = [bad for bad in BAD_MANIFESTS if bad.refused_by == "cel"]
 _SCHEMA: Json = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 _PROGRAMS = {rule.cel: cel.compile(rule.cel) for rule in SPEC_RULES}
+_STRINGS: dict[str, Callable[..., Any]] = {
+    "split": lambda text, by: text.split(by),
+    "indexOf": lambda text, part: text.find(part),
+    "substring": lambda text, first: text[int(first) :],
+}
+"""What of the API server's CEL (cel-go's library of strings) the interpreter has not."""
 
 
 def with_defaults(value: Any, schema: Json) -> Any:
@@ -42,9 +49,10 @@ def with_defaults(value: Any, schema: Json) -> Any:
 
 def cel_holds(rule: Rule, spec: Json) -> bool:
     """Evaluate a rule's CEL; it must give a truth value and no error, which users would see."""
-    verdict = _PROGRAMS[rule.cel].execute(
-        {"self": with_defaults(spec, _SCHEMA["properties"]["spec"])}
-    )
+    context = cel.Context({"self": with_defaults(spec, _SCHEMA["properties"]["spec"])})
+    for name, function in _STRINGS.items():
+        context.add_function(name, function)
+    verdict = _PROGRAMS[rule.cel].execute(context)
     assert isinstance(verdict, bool)
     return verdict
 
@@ -121,6 +129,21 @@ _rule = st.fixed_dictionaries(
         "charged": st.booleans(),
     },
 )
+_override = st.fixed_dictionaries(
+    {
+        "indexes": st.lists(
+            st.builds(lambda a, b: f"{a}-{b}", st.integers(0, 5), st.integers(0, 5))
+            | st.integers(0, 5).map(str),
+            min_size=1,
+            max_size=3,
+        )
+    },
+    optional={
+        "nprocPerNode": st.just("auto") | st.integers(1, 3),
+        "accelerator": _accelerator,
+        "template": st.just({"spec": {"priority": 1}}),
+    },
+)
 _restart = st.fixed_dictionaries(
     {},
     optional={
@@ -150,6 +173,8 @@ _spec = st.fixed_dictionaries(
         "nprocPerNode": st.just("auto") | st.integers(1, 12),
         "backend": st.sampled_from(["auto", "nccl", "gloo"]),
         "accelerator": _accelerator,
+        "replicas": st.integers(1, 6),
+        "overrides": st.lists(_override, max_size=3),
         "isolation": st.sampled_from(["None", "Job"]),
         "statusPort": st.sampled_from([29500, 29502]),
         "restart": _restart,
@@ -206,6 +231,7 @@ _CHANGES: dict[str, tuple[Json, Json]] = {
     "statusPort": ({}, {"statusPort": 29601}),
     "template": ({}, {"template": _OTHER_IMAGE}),
     "accelerator": ({}, {"accelerator": {"type": "nvidia-l4"}}),
+    "overrides": ({}, {"overrides": [{"indexes": ["0"], "nprocPerNode": 2}]}),
     "checkpoint": ({}, {"checkpoint": {"hostPath": "/mnt"}}),
 }
 """For each field that shapes running pods: two values of it."""

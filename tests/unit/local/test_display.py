@@ -23,7 +23,7 @@ COLUMNS = 80
 @pytest.fixture
 def story() -> Story:
     file = read_job_file(EXAMPLES / "digits-gloo.yaml")
-    return Story(file.job, processes_per_pod=1)
+    return Story(file.job)
 
 
 def pod(index: int, *, message: str | None = None, ready: bool = True) -> PodState:

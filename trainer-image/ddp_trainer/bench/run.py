@@ -28,8 +28,14 @@ def run(
     """Measure as this rank; returns the exit code, and what is wrong if anything is.
 
     Raises:
-        ConfigurationError: the pod has not the GPUs it needs, or the results cannot be written.
+        ConfigurationError: the pod has not the GPUs it needs, the results cannot be written, or
+        pods have unequal numbers of ranks.
     """
+    if not environment.placement.pod_sizes.are_equal:
+        raise ConfigurationError(
+            "DDP_POD_SIZES: the benchmark compares pods that have as many ranks each; set "
+            "nprocPerNode to the same number in all pods"
+        )
     if environment.rank == 0 and options.json_path is not None:
         _write(options.json_path, "")  # now, rather than after minutes of measuring
     try:

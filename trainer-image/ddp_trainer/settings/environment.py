@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.settings.pod_sizes import PodSizes
 
 Backend = Literal["nccl", "gloo"]
 
@@ -31,6 +32,8 @@ class Placement:
     node_rank: int
     local_world_size: int
     """Processes in this pod."""
+    pod_sizes: PodSizes
+    """Processes in each pod."""
     backend: Backend
     job_name: str
     job_uid: str
@@ -53,18 +56,7 @@ class Placement:
         world_size = _integer(env, "WORLD_SIZE", minimum=1)
         local_world_size = _integer(env, "LOCAL_WORLD_SIZE", minimum=1)
         node_rank = _integer(env, "NODE_RANK", minimum=0)
-        if "GROUP_WORLD_SIZE" in env:
-            nodes = _integer(env, "GROUP_WORLD_SIZE", minimum=1)
-            if nodes * local_world_size != world_size:
-                raise ConfigurationError(
-                    f"WORLD_SIZE is {world_size}, but GROUP_WORLD_SIZE x LOCAL_WORLD_SIZE is "
-                    f"{nodes} x {local_world_size}: set WORLD_SIZE to the number of processes"
-                )
-        if (node_rank + 1) * local_world_size > world_size:
-            raise ConfigurationError(
-                f"NODE_RANK {node_rank} with LOCAL_WORLD_SIZE {local_world_size} lies beyond "
-                f"WORLD_SIZE {world_size}: node ranks count from 0"
-            )
+        pod_sizes = _pod_sizes(env, world_size, node_rank, local_world_size)
         backend = _text(env, "DDP_BACKEND")
         if backend not in ("nccl", "gloo"):
             raise ConfigurationError(f"DDP_BACKEND is {backend!r}: set it to nccl or gloo")
@@ -75,6 +67,7 @@ class Placement:
             world_size=world_size,
             node_rank=node_rank,
             local_world_size=local_world_size,
+            pod_sizes=pod_sizes,
             backend=cast(Backend, backend),
             job_name=env.get("DDP_JOB_NAME", "ddp"),
             job_uid=env.get("DDP_JOB_UID", ""),
@@ -88,11 +81,11 @@ class Placement:
 
     def rank_of(self, local_rank: int) -> int:
         """The rank in the whole job of this pod's process `local_rank`."""
-        return self.node_rank * self.local_world_size + local_rank
+        return self.pod_sizes.first_rank(self.node_rank) + local_rank
 
     def node_rank_of(self, rank: int) -> int:
         """The pod that holds a rank of the job."""
-        return rank // self.local_world_size
+        return self.pod_sizes.node_rank_of(rank)
 
     def host_of(self, node_rank: int) -> str | None:
         """The name of a pod of the job; None where MASTER_ADDR is not of the operator's form.
@@ -125,10 +118,44 @@ class Environment:
             raise ConfigurationError(
                 f"RANK {rank} and LOCAL_RANK {local_rank} do not fit NODE_RANK "
                 f"{placement.node_rank} and LOCAL_WORLD_SIZE {placement.local_world_size}: "
-                "RANK must be NODE_RANK x LOCAL_WORLD_SIZE + LOCAL_RANK (start the trainer with "
-                "python -m ddp_trainer.launch, which sets them)"
+                f"RANK must be {placement.rank_of(0)} + LOCAL_RANK in this pod (start the trainer "
+                "with python -m ddp_trainer.launch, which sets them)"
             )
         return cls(placement=placement, rank=rank, local_rank=local_rank)
+
+
+def _pod_sizes(
+    env: Mapping[str, str], world_size: int, node_rank: int, local_world_size: int
+) -> PodSizes:
+    """Where each pod stands; unless DDP_POD_SIZES says otherwise, all are like this one."""
+    if env.get("DDP_POD_SIZES"):
+        found = PodSizes.parse(env["DDP_POD_SIZES"])
+        if sum(found.sizes) != world_size:
+            raise ConfigurationError(
+                f"WORLD_SIZE is {world_size}, but the pods of DDP_POD_SIZES "
+                f"{env['DDP_POD_SIZES']} have {sum(found.sizes)} ranks: set WORLD_SIZE to the "
+                "number of processes"
+            )
+        if node_rank >= len(found.sizes) or found.sizes[node_rank] != local_world_size:
+            raise ConfigurationError(
+                f"NODE_RANK {node_rank} with LOCAL_WORLD_SIZE {local_world_size} is no pod of "
+                f"DDP_POD_SIZES {env['DDP_POD_SIZES']}: node ranks count from 0"
+            )
+        return found
+    if "GROUP_WORLD_SIZE" in env:
+        nodes = _integer(env, "GROUP_WORLD_SIZE", minimum=1)
+        if nodes * local_world_size != world_size:
+            raise ConfigurationError(
+                f"WORLD_SIZE is {world_size}, but GROUP_WORLD_SIZE x LOCAL_WORLD_SIZE is "
+                f"{nodes} x {local_world_size}: set WORLD_SIZE to the number of processes, and "
+                "DDP_POD_SIZES where pods have unequal numbers of them"
+            )
+    if (node_rank + 1) * local_world_size > world_size:
+        raise ConfigurationError(
+            f"NODE_RANK {node_rank} with LOCAL_WORLD_SIZE {local_world_size} lies beyond "
+            f"WORLD_SIZE {world_size}: node ranks count from 0"
+        )
+    return PodSizes((local_world_size,) * -(-world_size // local_world_size))
 
 
 def _token(env: Mapping[str, str]) -> str:

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.overrides import kinds
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import classes
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
-from ddp_operator.ports import Node
+from ddp_operator.ports import Manifest, Node
 
 MAX_SHARE = 4
 """At most one in so many of the nodes that fit is avoided: a job that fails everywhere must not
@@ -60,19 +61,20 @@ def _is_charged_to_node(failure: Failure) -> bool:
 
 
 def _fitting(job: DDPJob, nodes: Sequence[Node]) -> int:
-    """How many nodes the job's pods may run on, as far as their selector and tolerations tell."""
-    spec = manifests.pod(job, Identity(index=0, attempt=0))["spec"]
-    selector: Mapping[str, str] = spec.get("nodeSelector") or {}
-    tolerations: Sequence[Mapping[str, Any]] = spec.get("tolerations") or ()
+    """How many nodes some of the job's pods may run on, as far as their selectors and tolerations
+    tell.
+    """
+    firsts = [pods[0].start for _, pods in kinds(job.spec)]
+    specs = [manifests.pod(job, Identity(index, attempt=0))["spec"] for index in firsts]
+    return sum(node.schedulable and any(_fits(spec, node) for spec in specs) for node in nodes)
 
-    def fits(node: Node) -> bool:
-        return (
-            node.schedulable
-            and all(node.labels.get(key) == value for key, value in selector.items())
-            and all(any(_tolerates(t, taint) for t in tolerations) for taint in node.taints)
-        )
 
-    return sum(map(fits, nodes))
+def _fits(pod_spec: Manifest, node: Node) -> bool:
+    selector: Mapping[str, str] = pod_spec.get("nodeSelector") or {}
+    tolerations: Sequence[Mapping[str, Any]] = pod_spec.get("tolerations") or ()
+    return all(node.labels.get(key) == value for key, value in selector.items()) and all(
+        any(_tolerates(t, taint) for t in tolerations) for taint in node.taints
+    )
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:

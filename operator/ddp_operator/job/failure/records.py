@@ -6,7 +6,7 @@ from datetime import datetime
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import classes, symptoms
-from ddp_operator.job.pods.manifests import processes_per_pod
+from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, Identity, PodState
 
 MAX_FAILURES = 10
@@ -100,8 +100,7 @@ def _last_words(job: DDPJob, pod: PodState) -> tuple[int | None, str]:
     The bundled trainer leaves a JSON object with `rank` and `error`; of others it is the end of the
     log.
     """
-    processes = processes_per_pod(job)
-    first = pod.identity.index * processes
+    own = ranks.ranks(job.spec, pod.identity.index)
     message = pod.exit.message.strip() if pod.exit else ""
     rank: object = symptoms.torchrun_rank(message)
     if message.startswith("{"):
@@ -113,9 +112,9 @@ def _last_words(job: DDPJob, pod: PodState) -> tuple[int | None, str]:
         error = report.get("error")
         if isinstance(error, str) and error:  # which may hold what no other JSON can
             message = error.encode(errors="replace").decode()
-    if isinstance(rank, int) and first <= rank < first + processes:
+    if isinstance(rank, int) and rank in own:
         return rank, message
-    return first if processes == 1 else None, message
+    return own.start if len(own) == 1 else None, message
 
 
 def _lost(pod: PodState) -> str:

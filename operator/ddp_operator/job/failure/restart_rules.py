@@ -9,7 +9,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import RestartRule
 from ddp_operator.api.status import Failure, FailureAction
 from ddp_operator.job.failure import records
-from ddp_operator.job.pods.manifests import processes_per_pod
+from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
 
@@ -83,5 +83,4 @@ def _ranks(job: DDPJob, failure: Failure) -> set[int]:
     """The ranks that may have failed: all of the pod, where it is not known which."""
     if failure.rank is not None:
         return {failure.rank}
-    processes = processes_per_pod(job)
-    return set(range(failure.index * processes, (failure.index + 1) * processes))
+    return set(ranks.ranks(job.spec, failure.index))

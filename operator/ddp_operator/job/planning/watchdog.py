@@ -11,7 +11,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.pods.manifests import processes_per_pod
+from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.conditions import PODS_READY, with_condition, with_phase
 from ddp_operator.job.status.progress import Report
@@ -39,7 +39,7 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
     if stood < limit:
         return None
     rank = progress.slowest_rank
-    index = min(rank // processes_per_pod(job), job.spec.replicas - 1) if rank is not None else 0
+    index = ranks.pod_of(job.spec, rank) if rank is not None else 0
     pod = pods.current.get(index)
     message = (
         f"step {progress.step} has not moved for {int(stood.total_seconds())} s "

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ddp_operator.api.accelerator import Accelerator
 from ddp_operator.api.constants import (
     ANNOTATION_SPEC_HASH,
     ANNOTATION_TRAINER,
     API_VERSION,
+    ENV_POD_SIZES,
     ENV_STATUS_PORT,
     ENV_TOKEN,
     GKE_ACCELERATOR_LABEL,
@@ -23,8 +25,10 @@ from ddp_operator.api.constants import (
     LABEL_SERVING,
 )
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.rules import gpu_limit, is_gpu, trainer_container
-from ddp_operator.api.spec import Accelerator, Checkpoint
+from ddp_operator.api.overrides import spec_of
+from ddp_operator.api.rules import is_gpu, trainer_container
+from ddp_operator.api.spec import Checkpoint
+from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import Identity
 
 CHECKPOINT_VOLUME = "ddp-checkpoints"
@@ -34,25 +38,12 @@ SHARED_MEMORY_PATH = "/dev/shm"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def processes_per_pod(job: DDPJob) -> int:
-    """Training processes in each pod: as asked, else one for each GPU, else one."""
-    asked = job.spec.nproc_per_node
-    return max(gpu_limit(job.spec), 1) if asked == "auto" else asked
-
-
-def backend(job: DDPJob) -> str:
-    """torch.distributed's backend: as asked, else nccl with GPUs and gloo without."""
-    if job.spec.backend != "auto":
-        return job.spec.backend
-    return "nccl" if gpu_limit(job.spec) else "gloo"
-
-
 def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str]:
     """The trainer container's environment: PyTorch's `env://` contract, torchrun's PET_*, and
     our own. Without a token it is told of none.
     """
     spec = job.spec
-    local_world_size = processes_per_pod(job)
+    local_world_size = ranks.local_world_size(spec, identity.index)
     master = Identity(index=0, attempt=identity.attempt).host_name(job.name)
     # Fully qualified within the cluster's search domains, and resolvable from any of the job's
     # pods.
@@ -60,12 +51,12 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
     variables = {
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": spec.master_port,
-        "WORLD_SIZE": spec.replicas * local_world_size,
+        "WORLD_SIZE": ranks.world_size(spec),
         "NODE_RANK": identity.index,
         "GROUP_RANK": identity.index,
         "LOCAL_WORLD_SIZE": local_world_size,
         "GROUP_WORLD_SIZE": spec.replicas,
-        "DDP_BACKEND": backend(job),
+        "DDP_BACKEND": ranks.backend(spec),
         "DDP_JOB_NAME": job.name,
         "DDP_JOB_UID": job.uid,
         "DDP_ATTEMPT": identity.attempt,
@@ -81,7 +72,9 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
     if local_world_size == 1:
         # With several processes the launcher knows these; a plain script then fails at once on the
         # missing RANK instead of hanging in a group that never completes.
-        variables |= {"RANK": identity.index, "LOCAL_RANK": 0}
+        variables |= {"RANK": ranks.first_rank(spec, identity.index), "LOCAL_RANK": 0}
+    if sizes := ranks.pod_sizes(spec):
+        variables[ENV_POD_SIZES] = sizes
     if token:
         variables[ENV_TOKEN] = token
     return {name: str(value) for name, value in variables.items()}
@@ -125,7 +118,8 @@ def pod(job: DDPJob, identity: Identity, *, token: str = "") -> dict[str, Any]:
 
     It shares the template's unchanged parts, so neither may be changed in place.
     """
-    template = job.spec.template
+    own = spec_of(job.spec, identity.index)
+    template = own.template
     metadata = template.get("metadata") or {}
     spec: dict[str, Any] = dict(template["spec"])
     labels = {
@@ -158,10 +152,10 @@ def pod(job: DDPJob, identity: Identity, *, token: str = "") -> dict[str, Any]:
         # By Kubernetes' default it would ask its node's name server, which knows of no rank.
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
     _add_environment(trainer, environment(job, identity, token=token))
-    _add_checkpoint(spec, annotations, trainer, job.spec.checkpoint)
+    _add_checkpoint(spec, annotations, trainer, own.checkpoint)
     _add_shared_memory(spec, trainer)
-    if job.spec.accelerator:
-        _add_accelerator(spec, trainer, job.spec.accelerator)
+    if own.accelerator:
+        _add_accelerator(spec, trainer, own.accelerator)
     if job.status.excluded_nodes:
         _avoid(spec, job.status.excluded_nodes)
     return {

@@ -4,6 +4,7 @@ from typing import Any
 
 from ddp_operator.api.constants import LABEL_JOB_NAME, NAMESPACE_NAME_LABEL, OPERATOR_LABELS
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.overrides import kinds
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.job.pods.address import told_port
 from ddp_operator.job.pods.manifests import owner_reference
@@ -24,8 +25,10 @@ def network_policy(job: DDPJob, *, operator_namespace: str | None) -> dict[str, 
             "namespaceSelector": {"matchLabels": {NAMESPACE_NAME_LABEL: operator_namespace}},
             "podSelector": {"matchLabels": OPERATOR_LABELS},
         }
-        port = told_port(trainer_container(job.spec.template)) or job.spec.status_port
-        ingress.append({"from": [operator], "ports": [{"protocol": "TCP", "port": port}]})
+        told = {told_port(trainer_container(kind.template)) for kind, _ in kinds(job.spec)}
+        ports = sorted({port or job.spec.status_port for port in told})
+        asked = [{"protocol": "TCP", "port": port} for port in ports]
+        ingress.append({"from": [operator], "ports": asked})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import wants_host_network
 from ddp_operator.api.status import Failure
 from ddp_operator.job.pods import completion
@@ -40,9 +41,8 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
     current: dict[int, PodState] = {}
     old: list[PodState] = []
     strangers: list[PodState] = []
-    wants_nodes_ip = wants_host_network(job.spec)
     for pod in pods:
-        if pod.has_nodes_ip and not wants_nodes_ip:
+        if pod.has_nodes_ip and not _wants_nodes_ip(job, pod):
             pod = replace(pod, address="")  # noqa: PLW2901
         identity = pod.identity
         index = identity.index
@@ -81,3 +81,7 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
         creatable=tuple(creatable),
         completed=done.difference(current),
     )
+
+
+def _wants_nodes_ip(job: DDPJob, pod: PodState) -> bool:
+    return wants_host_network(spec_of(job.spec, pod.identity.index))

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddp_operator.api.constants import EXIT_CONFIGURATION
+from ddp_operator.api.overrides import kinds
 from ddp_operator.api.rules import gpu_limit, trainer_container
-from ddp_operator.job.pods.manifests import processes_per_pod
+from ddp_operator.job.pods import ranks
 from ddp_operator.local.machine import Workdir, WorkdirInUseError
 from ddp_operator.local.machine.gpus import visible_gpus
 from ddp_operator.local.run.display import Display, PlainDisplay
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (ManifestError, WorkdirInUseError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
-    story = Story(file.job, processes_per_pod=processes_per_pod(file.job))
+    story = Story(file.job)
     display = _display(story, plain=arguments.plain)
     with display:
         for note in _notes(file):
@@ -66,14 +67,15 @@ def _refuse_what_cannot_run(file: JobFile, kills: Sequence[KillRequest]) -> None
         raise ManifestError("local runs need Linux, whose process control stands in for containers")
     if job.spec.suspend:
         raise ManifestError("spec.suspend is true, so there is nothing to run: set it to false")
-    wanted, here = job.spec.replicas * gpu_limit(job.spec), len(visible_gpus(os.environ))
+    wanted = sum(gpu_limit(kind) * sum(map(len, pods)) for kind, pods in kinds(job.spec))
+    here = len(visible_gpus(os.environ))
     if wanted > here:
         raise ManifestError(
             f"the job asks for {wanted} GPUs in all, this machine has {here or 'none'}: take out "
             "spec.accelerator and the nvidia.com/gpu limit and set spec.backend to gloo to train "
             "on the CPU, or apply it to a cluster with GPUs"
         )
-    world_size = job.spec.replicas * processes_per_pod(job)
+    world_size = ranks.world_size(job.spec)
     for kill in kills:
         if kill.rank >= world_size:
             raise ManifestError(f"--kill-rank {kill}: the job has ranks 0 to {world_size - 1} only")

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.engine import Engine
+from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.projection import project
 from ddp_operator.local.machine import LocalCluster, Workdir
@@ -137,7 +138,7 @@ class Session:
 
     async def _kill_later(self, request: KillRequest) -> None:
         story = self._story
-        index = request.rank // story.processes_per_pod
+        index = ranks.pod_of(story.job.spec, request.rank)
         await story.until(lambda: story.running_since is not None)
         if request.after_seconds is not None:
             await asyncio.sleep(request.after_seconds)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, PodState
 from ddp_operator.local.run.kills import KillRequest
 from ddp_operator.ports import Key
@@ -62,9 +63,9 @@ class Resumption:
 class Story:
     """Grows as the run goes; `until` waits for it to get somewhere."""
 
-    def __init__(self, job: DDPJob, *, processes_per_pod: int) -> None:
+    def __init__(self, job: DDPJob) -> None:
         self.job = job
-        self.processes_per_pod = processes_per_pod
+        self._one_process_each = ranks.world_size(job.spec) == job.spec.replicas
         self.pods: Sequence[PodState] = ()
         self.progress: Progress | None = None
         self.losses: list[Loss] = []
@@ -103,7 +104,7 @@ class Story:
     def speaker(self, pod: PodState) -> str:
         """How a pod is called in front of its log lines."""
         index = pod.identity.index
-        return f"rank {index}" if self.processes_per_pod == 1 else f"pod {index}"
+        return f"rank {index}" if self._one_process_each else f"pod {index}"
 
     def pod(self, key: Key) -> PodState | None:
         """One of the pods, by name."""
@@ -119,6 +120,7 @@ class Story:
     def job_changed(self, job: DDPJob) -> None:
         """Take in the job's new state."""
         self.job = job
+        self._one_process_each = ranks.world_size(job.spec) == job.spec.replicas
         if self.running_since is None and job.status.phase == "Running":
             self.running_since = self.elapsed_seconds
         self._tell()

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddp_operator.job.pods import ranks
 from ddp_operator.local.run.display import Line
 from ddp_operator.local.run.kills import KillRequest
 from ddp_operator.local.run.story import Loss, Story
@@ -84,7 +85,7 @@ def _kept(volumes: Path) -> list[Line]:
 def _next(story: Story, *, workdir: Path, file: Path) -> list[Line]:
     command = f"{_python()} -m ddp_operator local {file}"
     if story.job.status.phase == "Succeeded":
-        last_rank = story.job.spec.replicas * story.processes_per_pod - 1
+        last_rank = ranks.world_size(story.job.spec) - 1
         hints = [f"{command} --kill-rank {last_rank}@5s", f"kubectl apply -f {file}"]
         return [Line("try next", hint) for hint in hints]
     if story.finished or story.stuck:

@@ -120,6 +120,18 @@ def test_a_node_stays_avoided_while_it_exists() -> None:
     assert judged(fresh_job(), before=["node-a"], nodes=[]).excluded_nodes == ("node-a",), "unseen"
 
 
+def test_nodes_that_suit_any_of_the_pods_fit() -> None:
+    """Of eight nodes of two kinds two may be avoided, and not only one of the four of pod 0's."""
+    nodes = [Node(f"node-{name}", {"zone": "1" if name < "e" else "2"}) for name in "abcdefgh"]
+    zones = [
+        {"indexes": [str(i)], "template": {"spec": {"nodeSelector": {"zone": str(i + 1)}}}}
+        for i in range(2)
+    ]
+    failures = [*[failure("node-a")] * 2, *[failure("node-h")] * 2]
+    status = judged(fresh_job(overrides=zones), *failures, nodes=nodes)
+    assert status.excluded_nodes == ("node-a", "node-h")
+
+
 def test_of_more_than_can_be_stored_the_newest_are_avoided() -> None:
     many = [Node(f"node-{number}", {}) for number in range(1000)]
     before = [node.name for node in many[:100]]

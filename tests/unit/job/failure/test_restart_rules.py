@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
+from ddp_operator.job.failure.records import of_pod
 from ddp_operator.job.failure.restart_rules import judge
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
@@ -74,6 +75,21 @@ def test_an_unknown_rank_may_be_any_of_its_pod(rank: int, *, matches: bool) -> N
     rules = [{"ranks": [rank], "action": "FailJob"}]
     verdict = judge(fresh_job(nprocPerNode=2, restart={"rules": rules}), failure(rank=None))
     assert (verdict.action == "FailJob") is matches
+
+
+@pytest.mark.parametrize(("rank", "matches"), [(0, False), (2, False), (3, True), (4, False)])
+def test_ranks_of_unequal_pods_count_over_the_pods_before(rank: int, *, matches: bool) -> None:
+    rules = [{"ranks": [rank], "action": "FailJob"}]
+    three_first = [{"indexes": ["0"], "nprocPerNode": 3}]
+    verdict = judge(fresh_job(overrides=three_first, restart={"rules": rules}), failure(rank=None))
+    assert (verdict.action == "FailJob") is matches
+
+
+@pytest.mark.parametrize(("said", "known"), [(2, None), (3, 3), (4, 4), (5, None)])
+def test_a_rank_is_believed_to_be_one_of_its_pod(said: int, known: int | None) -> None:
+    job = fresh_job(nprocPerNode=2, overrides=[{"indexes": ["0"], "nprocPerNode": 3}])
+    words = f'{{"rank": {said}, "error": "loss is nan"}}'
+    assert of_pod(job, ended(job, 1, code=1, message=words), NOW).rank == known
 
 
 def test_a_failure_without_an_exit_code_matches_none() -> None:

@@ -70,6 +70,13 @@ class TestPolicy:
         _, operator = network_policy(job, operator_namespace="o")["spec"]["ingress"]
         assert operator["ports"] == [{"protocol": "TCP", "port": port}]
 
+    def test_pods_that_differ_are_asked_where_each_of_them_answers(self) -> None:
+        ports = [{"name": "DDP_STATUS_PORT", "value": "8080"}]
+        own = {"indexes": ["1"], "template": template(container(env=ports))}
+        job = fresh_job(isolation="Job", overrides=[own])
+        _, operator = network_policy(job, operator_namespace="o")["spec"]["ingress"]
+        assert [port["port"] for port in operator["ports"]] == [8080, 29501]
+
     def test_the_operator_is_installed_as_who_it_is_known_as(self) -> None:
         deployment = yaml.safe_load((INSTALL / "deployment.yaml").read_text())
         labels: Json = deployment["spec"]["template"]["metadata"]["labels"]

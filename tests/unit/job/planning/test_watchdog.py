@@ -54,6 +54,14 @@ def test_a_step_that_stands_for_too_long_restarts_the_gang() -> None:
     assert "step 7 has not moved for 61 s" in failure.message
 
 
+def test_the_slowest_rank_is_of_the_pod_that_has_it() -> None:
+    job, pods = watched_job(overrides=[{"indexes": ["0"], "nprocPerNode": 4}])
+    job = reported(job, pods, report(7, received=20))
+    planned = plan(job, pods, later(81), report=report(7, received=81, slowestRank=3))
+    [failure] = planned.status.failures
+    assert (failure.rank, failure.index) == (3, 0)
+
+
 def test_the_time_counts_from_when_this_attempt_ran() -> None:
     job, pods = watched_job()
     early = report(7, received=2)  # pod 0 came up before the others

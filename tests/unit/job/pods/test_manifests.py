@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import Json, container, gpus, template
 from tests.unit.job.builders import fresh_job
+from tests.unit.job.builders import pod as pod_state
 
 FIRST = Identity(index=0, attempt=0)
 L4 = {"type": "nvidia-l4"}
@@ -143,6 +145,29 @@ class TestEnvironment:
         main, side_car = manifests.pod(job, FIRST)["spec"]["containers"]
         assert side_car == container("logs")
         assert "MASTER_ADDR" in {entry["name"] for entry in main["env"]}
+
+
+def test_a_pod_is_made_of_its_own_template() -> None:
+    patch = {"metadata": {"labels": {"kind": "big"}}, "spec": {"priorityClassName": "high"}}
+    overrides = [{"indexes": ["1"], "template": patch, "accelerator": {**L4, "count": 2}}]
+    job = fresh_job(overrides=overrides)
+    plain, own = manifests.pod(job, FIRST), manifests.pod(job, Identity(1, 0))
+    assert "priorityClassName" not in plain["spec"]
+    assert "nodeSelector" not in plain["spec"]
+    assert own["spec"]["priorityClassName"] == "high"
+    assert own["metadata"]["labels"]["kind"] == "big"
+    [trainer] = own["spec"]["containers"]
+    assert trainer["resources"] == {"limits": {"nvidia.com/gpu": 2}}
+    hashes = {pod["metadata"]["annotations"]["ddp-operator.io/spec-hash"] for pod in (plain, own)}
+    assert hashes == {job.spec_hash}
+
+
+def test_pods_that_differ_in_their_network_are_reached_alike() -> None:
+    overrides = [{"indexes": ["1"], "template": {"spec": {"hostNetwork": True}}}]
+    job = fresh_job(overrides=overrides)
+    pods = [pod_state(job, i, address="10.0.0.1:29501", has_nodes_ip=True) for i in range(2)]
+    seen = observe(job, pods).current
+    assert [seen[i].address for i in range(2)] == ["", "10.0.0.1:29501"]
 
 
 class TestIdentity:

@@ -1,0 +1,37 @@
+"""`DDPJob.spec.accelerator`: which GPU nodes on GKE."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ddp_operator.api.base import ApiModel
+from ddp_operator.api.constants import MAX_GPUS
+
+
+class Accelerator(ApiModel):
+    """GPU nodes on GKE: node selector, GPU limit and toleration for every pod."""
+
+    type: Annotated[
+        str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    ] = Field(
+        description=(
+            "Value of GKE's node label cloud.google.com/gke-accelerator, "
+            "such as nvidia-l4 or nvidia-h100-80gb."
+        )
+    )
+    count: Annotated[int, Field(ge=1, le=MAX_GPUS)] = Field(
+        default=1,
+        description=(
+            "GPUs of each pod: becomes the trainer container's nvidia.com/gpu limit "
+            "where the template gives none."
+        ),
+    )
+    provisioning: Literal["standard", "spot", "flex-start"] = Field(
+        default="standard", description="How the nodes are bought on GKE."
+    )
+    node_selector: Annotated[
+        dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)
+    ] = Field(default_factory=dict, description="Further node labels to ask for; merged last.")
+    tolerations: Annotated[list[dict[str, Any]], Field(max_length=32)] = Field(
+        default_factory=list, description="Further tolerations, as in a pod; merged last."
+    )

@@ -1,0 +1,88 @@
+"""What `spec.overrides` makes of single pods: their own specs, and what kinds of pods there are.
+
+Everything that reads what a pod is like (its template, accelerator, processes) asks here, so that
+a job of equal pods is only the plainest case.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ddp_operator.api.spec import DDPJobSpec, Override
+
+
+def ranges(override: Override) -> Iterator[range]:
+    """Return the pods of an override, range by range as they are written."""
+    for text in override.indexes:
+        first, _, last = text.partition("-")
+        yield range(int(first), int(last or first) + 1)
+
+
+def spec_of(spec: DDPJobSpec, index: int) -> DDPJobSpec:
+    """Return the spec as one pod has it."""
+    for override in spec.overrides or ():
+        if any(index in pods for pods in ranges(override)):
+            return applied(spec, override)
+    return spec
+
+
+def applied(spec: DDPJobSpec, override: Override) -> DDPJobSpec:
+    """Return the spec as the pods of an override have it; it has none itself."""
+    changes: dict[str, Any] = {"overrides": None}
+    if override.nproc_per_node is not None:
+        changes["nproc_per_node"] = override.nproc_per_node
+    if override.accelerator is not None:
+        changes["accelerator"] = override.accelerator
+    if override.template is not None:
+        changes["template"] = _merged(spec.template, override.template)
+    return spec.model_copy(update=changes)
+
+
+def kinds(spec: DDPJobSpec) -> Sequence[tuple[DDPJobSpec, Sequence[range]]]:
+    """Return each kind of pod, with the pods that are of it; the plain kind comes last.
+
+    There are only kinds of which there are pods, so that the plain one may be missing.
+    """
+    found = [(applied(spec, one), tuple(ranges(one))) for one in spec.overrides or ()]
+    plain = tuple(_rest(spec))
+    return [*found, (spec, plain)] if plain else found
+
+
+def unknown(spec: DDPJobSpec) -> str:
+    """Return the first index, or range, of which there are no pods; empty where there is none."""
+    for override in spec.overrides or ():
+        for text, pods in zip(override.indexes, ranges(override), strict=True):
+            if not (pods and pods.stop <= spec.replicas):
+                return text
+    return ""
+
+
+def twice(spec: DDPJobSpec) -> str:
+    """Return an index that is named twice; empty where there is none."""
+    named = [pods for override in spec.overrides or () for pods in ranges(override) if pods]
+    begins = (pods.start for pods in named)  # two ranges that overlap do so where one begins
+    return next((str(i) for i in begins if sum(i in pods for pods in named) > 1), "")
+
+
+def _rest(spec: DDPJobSpec) -> Iterator[range]:
+    taken = (pods for override in spec.overrides or () for pods in ranges(override))
+    end = 0
+    for pods in sorted(taken, key=lambda pods: pods.start):
+        if end < pods.start:
+            yield range(end, pods.start)
+        end = max(end, pods.stop)
+    if end < spec.replicas:
+        yield range(end, spec.replicas)
+
+
+def _merged(target: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply a JSON merge patch (RFC 7386); neither is changed."""
+    result = dict(target)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, dict):
+            inner = result.get(name)
+            result[name] = _merged(inner if isinstance(inner, dict) else {}, value)
+        else:
+            result[name] = value
+    return result

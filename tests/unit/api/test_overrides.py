@@ -1,0 +1,69 @@
+"""What single pods are like, and what kinds of them there are."""
+
+from typing import Any
+
+import pytest
+from ddp_operator.api.overrides import kinds, spec_of
+from ddp_operator.api.spec import DDPJobSpec
+
+from tests.good_manifests import Json, container, job, template
+
+
+def spec(**fields: Any) -> DDPJobSpec:
+    return DDPJobSpec.model_validate(job(**fields)["spec"])
+
+
+def test_a_pod_that_nobody_names_is_plain() -> None:
+    plain = spec(replicas=4, overrides=[{"indexes": ["1-2"], "nprocPerNode": 3}])
+    assert spec_of(plain, 0) is plain
+    assert spec_of(plain, 3) is plain
+    assert spec_of(plain, 1).nproc_per_node == spec_of(plain, 2).nproc_per_node == 3
+
+
+def test_an_accelerator_is_replaced_as_a_whole() -> None:
+    two = spec(
+        accelerator={"type": "nvidia-l4", "count": 4, "provisioning": "spot"},
+        overrides=[{"indexes": ["0"], "accelerator": {"type": "nvidia-l4", "count": 2}}],
+    )
+    accelerator = spec_of(two, 0).accelerator
+    assert accelerator is not None
+    assert (accelerator.count, accelerator.provisioning) == (2, "standard")
+
+
+@pytest.mark.parametrize(
+    ("patch", "expected"),
+    [
+        ({"spec": {"nodeSelector": {"disk": "ssd"}}}, {"zone": "a", "disk": "ssd"}),
+        ({"spec": {"nodeSelector": {"zone": "b"}}}, {"zone": "b"}),
+        ({"spec": {"nodeSelector": {"zone": None}}}, {}),
+        ({"spec": {"nodeSelector": None}}, None),
+        ({"metadata": {"labels": {"a": "b"}}}, {"zone": "a"}),
+    ],
+)
+def test_a_template_is_merged(patch: Json, expected: Json | None) -> None:
+    before = template(nodeSelector={"zone": "a"})
+    patched = spec(template=before, overrides=[{"indexes": ["0"], "template": patch}])
+    after = spec_of(patched, 0).template
+    assert after["spec"].get("nodeSelector") == expected
+    assert after["spec"]["containers"] == [container()]
+    assert after.get("metadata") == patch.get("metadata")
+    assert patched.template == template(nodeSelector={"zone": "a"})
+
+
+def test_every_pod_is_of_one_kind() -> None:
+    overrides = [
+        {"indexes": ["5-7", "0"], "nprocPerNode": 1},
+        {"indexes": ["2-3"], "nprocPerNode": 2},
+    ]
+    found = kinds(spec(replicas=10, nprocPerNode=3, overrides=overrides))
+    assert [(kind.nproc_per_node, list(pods)) for kind, pods in found] == [
+        (1, [range(5, 8), range(1)]),
+        (2, [range(2, 4)]),
+        (3, [range(1, 2), range(4, 5), range(8, 10)]),
+    ]
+
+
+def test_there_is_no_kind_without_pods() -> None:
+    found = kinds(spec(replicas=2, overrides=[{"indexes": ["0-1"], "nprocPerNode": 2}]))
+    assert [kind.nproc_per_node for kind, _ in found] == [2]
+    assert [list(pods) for _, pods in kinds(spec(replicas=2))] == [[range(2)]]
