@@ -1,0 +1,47 @@
+"""Which pods overrides may name."""
+
+from ddp_operator.api import overrides
+from ddp_operator.api.rules.rule import Rule
+
+
+def _first(pods: str) -> str:
+    return f"int({pods}.split('-')[0])"
+
+
+def _last(pods: str) -> str:
+    return f"int({pods}.substring({pods}.indexOf('-') + 1))"  # of one index: its whole text
+
+
+_BEGINS_IN = f"({_first('q')} <= {_first('r')} && {_first('r')} <= {_last('q')})"
+
+
+OVERRIDE_RULES = (
+    Rule(
+        "spec.overrides: indexes of which there are no pods; they go from 0 to spec.replicas - 1, "
+        "and a range from its lower end to its higher one, such as 2-5",
+        "!has(self.overrides) || self.overrides.all(o, o.indexes.all(r,"
+        f" {_first('r')} <= {_last('r')} && {_last('r')} < self.replicas))",
+        lambda spec: not overrides.unknown(spec),
+        overrides.unknown,
+    ),
+    Rule(
+        "spec.overrides: an index that is named twice; name each pod in one override, once",
+        "!has(self.overrides) || self.overrides.all(o, o.indexes.all(r,"
+        f" {_first('r')} > {_last('r')} || o.indexes.exists_one(q, {_BEGINS_IN})"
+        f" && self.overrides.exists_one(p, p.indexes.exists(q, {_BEGINS_IN}))))",
+        lambda spec: not overrides.twice(spec),
+        overrides.twice,
+    ),
+    Rule(
+        "spec.overrides: an override that changes nothing; give it nprocPerNode, accelerator or "
+        "template, or leave it out",
+        "!has(self.overrides) || self.overrides.all(o,"
+        " has(o.nprocPerNode) || has(o.accelerator) || has(o.template))",
+        lambda spec: (
+            not any(
+                one.nproc_per_node is None and one.accelerator is None and one.template is None
+                for one in spec.overrides or ()
+            )
+        ),
+    ),
+)

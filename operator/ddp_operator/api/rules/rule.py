@@ -1,0 +1,19 @@
+"""What a rule is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddp_operator.api.spec import DDPJobSpec
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule on `spec`: `holds` and `cel` say the same, `message` names the field and the
+    remedy.
+    """
+
+    message: str
+    cel: str
+    holds: Callable[[DDPJobSpec], bool]
+    names: Callable[[DDPJobSpec], str] = lambda _: ""
+    """What exactly breaks it, where the operator can say so; CEL's messages are fixed."""
