@@ -53,6 +53,7 @@ def _env(*names: str) -> list[Json]:
 
 
 _L4 = {"type": "nvidia-l4"}
+_SHARED = {"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"}
 
 BAD_MANIFESTS: tuple[BadManifest, ...] = (
     BadManifest(
@@ -400,6 +401,46 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "accelerator selected twice",
         "spec.accelerator.nodeSelector: leave out cloud.google.com/gke-accelerator",
         accelerator={**_L4, "nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-t4"}},
+    ),
+    _cel(
+        "more GPUs than a machine has",
+        "spec.accelerator.count: no machine of spec.accelerator.type has so many GPUs",
+        accelerator={"type": "nvidia-gb200", "count": 8},
+    ),
+    _cel(
+        "a limit of more GPUs than a machine has",
+        "spec.accelerator.count: no machine of spec.accelerator.type has so many GPUs",
+        accelerator=_L4,
+        template=template(container(resources=gpus(gpu=16))),
+    ),
+    _cel(
+        "parts of GPUs that cannot be divided",
+        "spec.accelerator: GPUs of its type cannot be divided",
+        accelerator={**_L4, "nodeSelector": {"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}},
+    ),
+    _cel(
+        "two GPUs that are shared by time",
+        "spec.accelerator: on GPUs that are shared",
+        accelerator={**_L4, "count": 2, "nodeSelector": _SHARED},
+    ),
+    _cel(
+        "two processes on a GPU that is shared by time",
+        "spec.accelerator: on GPUs that are shared",
+        nprocPerNode=2,
+        backend="gloo",
+        accelerator=_L4,
+        template=template(nodeSelector=_SHARED),
+    ),
+    _cel(
+        "arm machines with another processor",
+        "spec.accelerator: the machines of its type have another processor",
+        accelerator={"type": "nvidia-gb200", "count": 4},
+        template=template(nodeSelector={"kubernetes.io/arch": "amd64"}),
+    ),
+    _cel(
+        "another machine with an arm processor",
+        "spec.accelerator: the machines of its type have another processor",
+        accelerator={**_L4, "nodeSelector": {"kubernetes.io/arch": "arm64"}},
     ),
     _cel(
         "an override of a pod that is none",

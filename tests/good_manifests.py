@@ -162,6 +162,30 @@ GOOD_MANIFESTS: dict[str, Json] = {
             {"indexes": ["1-1"], "nprocPerNode": "auto"},
         ],
     ),
+    "more GPUs of a type that nobody knows": job(
+        accelerator={"type": "nvidia-of-tomorrow", "count": 32}
+    ),
+    "parts of GPUs, of which a machine has more": job(
+        accelerator={
+            "type": "nvidia-a100-80gb",
+            "count": 14,
+            "nodeSelector": {"cloud.google.com/gke-gpu-partition-size": "1g.10gb"},
+        }
+    ),
+    "a GPU that is shared by time": job(
+        replicas=2,
+        accelerator={
+            "type": "nvidia-l4",
+            "nodeSelector": {"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"},
+        },
+    ),
+    "arm machines": job(
+        accelerator={
+            "type": "nvidia-gb200",
+            "count": 4,
+            "nodeSelector": {"kubernetes.io/arch": "arm64"},
+        }
+    ),
     "MIG slices": job(
         nprocPerNode=2,
         accelerator={"type": "nvidia-a100-80gb"},

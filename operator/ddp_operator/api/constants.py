@@ -40,8 +40,13 @@ MAX_GPUS = 64
 GKE_ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
 GKE_SPOT_LABEL = "cloud.google.com/gke-spot"
 GKE_FLEX_START_LABEL = "cloud.google.com/gke-flex-start"
+GKE_SHARING_LABEL = "cloud.google.com/gke-gpu-sharing-strategy"
+GKE_PARTITION_LABEL = "cloud.google.com/gke-gpu-partition-size"
 GKE_GCSFUSE_ANNOTATION = "gke-gcsfuse/volumes"
 GKE_GCSFUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
+
+ARCHITECTURE_LABEL = "kubernetes.io/arch"
+"""Of nodes; GKE has a taint of the same name on those that are not amd64."""
 
 MAX_NAME_LENGTH = 50
 """A pod's host name, `<job>-<attempt>-<index>`, is one DNS label of at most 63 characters (RFC

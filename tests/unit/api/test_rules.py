@@ -9,7 +9,14 @@ from typing import Any
 import cel
 import pytest
 from ddp_operator.api import rules
-from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL, MAX_NAME_LENGTH, RESERVED_ENVIRONMENT
+from ddp_operator.api.constants import (
+    ARCHITECTURE_LABEL,
+    GKE_ACCELERATOR_LABEL,
+    GKE_PARTITION_LABEL,
+    GKE_SHARING_LABEL,
+    MAX_NAME_LENGTH,
+    RESERVED_ENVIRONMENT,
+)
 from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES, Rule
@@ -109,12 +116,14 @@ _container = st.fixed_dictionaries(
 )
 # The API server refuses pods with two containers of one name.
 _containers = st.lists(_container, min_size=1, max_size=3, unique_by=lambda c: str(c["name"]))
+_LABELS = [GKE_PARTITION_LABEL, GKE_SHARING_LABEL, ARCHITECTURE_LABEL]
+_VALUES = st.sampled_from(["x", "amd64", "arm64"])
 _accelerator = st.fixed_dictionaries(
-    {"type": st.just("nvidia-l4")},
+    {"type": st.sampled_from(["nvidia-l4", "nvidia-gb200", "nvidia-of-tomorrow"])},
     optional={
-        "count": st.integers(1, 4),
+        "count": st.integers(1, 9),
         "nodeSelector": st.dictionaries(
-            st.sampled_from([GKE_ACCELERATOR_LABEL, "disk"]), st.just("x"), max_size=2
+            st.sampled_from([*_LABELS, GKE_ACCELERATOR_LABEL, "disk"]), _VALUES, max_size=2
         ),
     },
 )
@@ -164,6 +173,9 @@ _spec = st.fixed_dictionaries(
                         "hostname": st.just("h"),
                         "subdomain": st.just("s"),
                         "hostNetwork": st.booleans(),
+                        "nodeSelector": st.dictionaries(
+                            st.sampled_from(_LABELS), _VALUES, max_size=2
+                        ),
                     },
                 )
             }

@@ -1,7 +1,63 @@
-"""What may be asked of accelerators."""
+"""What may be asked of accelerators: what the table of machines knows, it must allow."""
 
-from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL
+from collections.abc import Callable
+
+from ddp_operator.api.constants import (
+    ARCHITECTURE_LABEL,
+    GKE_ACCELERATOR_LABEL,
+    GKE_PARTITION_LABEL,
+    GKE_SHARING_LABEL,
+)
+from ddp_operator.api.machines import GPUS, Gpu
 from ddp_operator.api.rules.rule import Rule
+from ddp_operator.api.rules.trainer import (
+    HAS_PLAIN_LIMIT,
+    PLAIN_LIMIT,
+    for_trainer,
+    plain_limit,
+    pod_spec,
+)
+from ddp_operator.api.spec import DDPJobSpec
+
+
+def known(spec: DDPJobSpec) -> Gpu | None:
+    """What the table says of the accelerator; None without one that it knows."""
+    return GPUS.get(spec.accelerator.type) if spec.accelerator else None
+
+
+def selected(spec: DDPJobSpec, label: str) -> str | None:
+    """What the pods ask of a node's label."""
+    own = spec.accelerator.node_selector if spec.accelerator else {}
+    found: str | None = own.get(label, (pod_spec(spec).get("nodeSelector") or {}).get(label))
+    return found
+
+
+def _asked(spec: DDPJobSpec) -> int:
+    """GPUs of a pod, as far as rules can see both what it says and what it is given."""
+    count = spec.accelerator.count if spec.accelerator else 1
+    return max(count, plain_limit(spec) or 0)
+
+
+def _types(which: Callable[[Gpu], object]) -> str:
+    return ", ".join(f"'{name}'" for name, gpu in GPUS.items() if which(gpu))
+
+
+_OWN = "self.accelerator.nodeSelector"
+_TEMPLATES = "self.template.spec.nodeSelector"
+_MOST = "{" + ", ".join(f"'{name}': {gpu.most}" for name, gpu in GPUS.items()) + "}"
+_LARGEST = "; ".join(
+    f"{' and '.join(gpu.machines)} ({name}) {gpu.most}" for name, gpu in GPUS.items()
+)
+
+
+def _selects(label: str, value: str = "") -> str:
+    """CEL: whether a label is asked for, with this value if one is given."""
+    same = [f" && {where}['{label}'] == '{value}'" if value else "" for where in (_OWN, _TEMPLATES)]
+    return (
+        f"(has({_OWN}) && '{label}' in {_OWN}{same[0]}"
+        f" || has({_TEMPLATES}) && '{label}' in {_TEMPLATES}{same[1]})"
+    )
+
 
 ACCELERATOR_RULES = (
     Rule(
@@ -13,4 +69,58 @@ ACCELERATOR_RULES = (
             spec.accelerator is None or GKE_ACCELERATOR_LABEL not in spec.accelerator.node_selector
         ),
     ),
+    Rule(
+        "spec.accelerator.count: no machine of spec.accelerator.type has so many GPUs; ask for "
+        f"fewer, in more pods. The largest: {_LARGEST}",
+        f"!has(self.accelerator) || !(self.accelerator.type in {_MOST})"
+        f" || {_selects(GKE_PARTITION_LABEL)}"
+        f" || self.accelerator.count <= {_MOST}[self.accelerator.type] && "
+        + for_trainer(
+            f"!{HAS_PLAIN_LIMIT} || int({PLAIN_LIMIT}) <= {_MOST}[self.accelerator.type]"
+        ),
+        lambda spec: (
+            (gpu := known(spec)) is None
+            or selected(spec, GKE_PARTITION_LABEL) is not None
+            or _asked(spec) <= gpu.most
+        ),
+    ),
+    Rule(
+        f"spec.accelerator: GPUs of its type cannot be divided; leave {GKE_PARTITION_LABEL} out",
+        f"!has(self.accelerator) || !(self.accelerator.type in"
+        f" [{_types(lambda gpu: gpu.partitions == 1)}]) || !{_selects(GKE_PARTITION_LABEL)}",
+        lambda spec: (
+            (gpu := known(spec)) is None
+            or gpu.partitions > 1
+            or selected(spec, GKE_PARTITION_LABEL) is None
+        ),
+    ),
+    Rule(
+        f"spec.accelerator: on GPUs that are shared ({GKE_SHARING_LABEL}) a pod has one GPU and "
+        "one process; set count and nprocPerNode to 1, or leave the label out",
+        f"!has(self.accelerator) || !{_selects(GKE_SHARING_LABEL)} || self.accelerator.count == 1"
+        " && (type(self.nprocPerNode) != int || int(self.nprocPerNode) == 1) && "
+        + for_trainer(f"!{HAS_PLAIN_LIMIT} || int({PLAIN_LIMIT}) <= 1"),
+        lambda spec: (
+            spec.accelerator is None
+            or selected(spec, GKE_SHARING_LABEL) is None
+            or (_asked(spec) == 1 and spec.nproc_per_node in ("auto", 1))
+        ),
+    ),
+    Rule(
+        f"spec.accelerator: the machines of its type have another processor than the one asked for "
+        f"({ARCHITECTURE_LABEL}); leave the label out, and use an image for theirs",
+        f"!has(self.accelerator) || !(self.accelerator.type in {_MOST})"
+        f" || !(self.accelerator.type in [{_types(lambda gpu: gpu.arm64)}]"
+        f" ? {_selects(ARCHITECTURE_LABEL, 'amd64')} : {_selects(ARCHITECTURE_LABEL, 'arm64')})",
+        lambda spec: (
+            (gpu := known(spec)) is None
+            or ("amd64" if gpu.arm64 else "arm64") not in _architectures(spec)
+        ),
+    ),
 )
+
+
+def _architectures(spec: DDPJobSpec) -> set[str]:
+    own = spec.accelerator.node_selector if spec.accelerator else {}
+    asked = (own, pod_spec(spec).get("nodeSelector") or {})
+    return {labels[ARCHITECTURE_LABEL] for labels in asked if ARCHITECTURE_LABEL in labels}

@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.bounded import format_time
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.machines import GPUS
+from ddp_operator.api.overrides import kinds
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure.causes import cause_due, unstartable, unstartable_due
 from ddp_operator.job.planning.decisions import active_deadline
@@ -34,6 +36,8 @@ RESTART_GRACE_SECONDS = 15
 _PASSING = (PODS_READY, PODS_NOT_READY, NAME_TAKEN, PODS_FORBIDDEN)
 """Reasons of a job that runs, which are as right as what is seen. What is said of one that reports
 no progress stays."""
+
+UNKNOWN_ACCELERATOR = "UnknownAccelerator"
 
 BLOCKED_RETRY_SECONDS = 5
 """How soon to look again for a name that another owner's pod holds."""
@@ -162,6 +166,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         status = status.noting(replacing=(), accepted_spec_hash=job.spec_hash)
         if created := len(pods.creatable):
             events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
+            events += _unknown_accelerators(job)
     ready = status.ready_replicas
     counted, all_ready = f"{ready} of {replicas} pods are ready", f"all {replicas} pods are ready"
     known = status.condition("Running")
@@ -182,6 +187,22 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         status = with_condition(status, "Running", False, reason, message, now)
     scheduled = not pods.missing and all(pod.scheduled for pod in pods.current.values())
     return with_phase(status, pods_scheduled=scheduled), tuple(events)
+
+
+def _unknown_accelerators(job: DDPJob) -> list[Event]:
+    """A type may be newer than this release, or misspelt: then its pods will find no node."""
+    accelerators = [kind.accelerator for kind, _ in kinds(job.spec)]
+    types = dict.fromkeys(one.type for one in accelerators if one)
+    return [
+        Event(
+            UNKNOWN_ACCELERATOR,
+            f"{type_} is no accelerator that this release knows, and was not checked: it stands in "
+            f"the node selector as it is. Known: {', '.join(GPUS)}",
+            warning=True,
+        )
+        for type_ in types
+        if type_ not in GPUS
+    ]
 
 
 def _waiting(pods: Observed, counted: str) -> tuple[str, str, bool]:

@@ -8,6 +8,7 @@ from ddp_operator.api.constants import (
     ANNOTATION_SPEC_HASH,
     ANNOTATION_TRAINER,
     API_VERSION,
+    ARCHITECTURE_LABEL,
     ENV_POD_SIZES,
     ENV_STATUS_PORT,
     ENV_TOKEN,
@@ -25,6 +26,7 @@ from ddp_operator.api.constants import (
     LABEL_SERVING,
 )
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.machines import GPUS
 from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import is_gpu, trainer_container
 from ddp_operator.api.spec import Checkpoint
@@ -232,13 +234,14 @@ def _add_accelerator(
     tolerations: list[dict[str, Any]] = [
         {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
     ]
+    if (gpu := GPUS.get(accelerator.type)) and gpu.arm64:
+        selector[ARCHITECTURE_LABEL] = "arm64"
+        tolerations.append(_tolerating(ARCHITECTURE_LABEL, "arm64"))
     provisioning = {"spot": GKE_SPOT_LABEL, "flex-start": GKE_FLEX_START_LABEL}
     label = provisioning.get(accelerator.provisioning)
     if label:
         selector[label] = "true"
-        tolerations.append(
-            {"key": label, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
-        )
+        tolerations.append(_tolerating(label, "true"))
     spec["nodeSelector"] = {
         **(spec.get("nodeSelector") or {}),
         **selector,
@@ -254,6 +257,10 @@ def _add_accelerator(
     if not any(is_gpu(resource) for resource in limits):
         limits = {**limits, GPU_RESOURCE: accelerator.count}
         trainer["resources"] = {**resources, "limits": limits}
+
+
+def _tolerating(key: str, value: str) -> dict[str, str]:
+    return {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
 
 
 def _avoid(spec: dict[str, Any], nodes: Sequence[str]) -> None:

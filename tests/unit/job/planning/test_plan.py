@@ -24,6 +24,19 @@ from tests.unit.job.builders import (
 )
 
 
+def test_an_accelerator_that_nobody_knows_is_told_of_once() -> None:
+    known, unknown = {"type": "nvidia-l4"}, {"type": "nvidia-l40"}
+    assert event_reasons(plan(fresh_job(accelerator=known), [], NOW)) == ["PodsCreated"]
+    job = fresh_job(accelerator=known, overrides=[{"indexes": ["1"], "accelerator": unknown}])
+    planned = plan(job, [], NOW)
+    assert event_reasons(planned) == ["PodsCreated", "UnknownAccelerator"]
+    told = planned.events[1]
+    assert told.warning
+    assert told.message.startswith("nvidia-l40 is no accelerator that this release knows")
+    assert "nvidia-l4," in told.message
+    assert plan(stored(job, planned), [pod(job, 0), pod(job, 1)], later(1)).events == ()
+
+
 class TestStart:
     def test_fresh_job_gets_its_service_and_pods(self) -> None:
         planned = plan(fresh_job(), [], NOW)

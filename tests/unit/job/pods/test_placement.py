@@ -78,6 +78,13 @@ class TestAccelerator:
             "requests": {"cpu": 2},
         }
 
+    @pytest.mark.parametrize("type_", ["nvidia-gb200", "nvidia-gb300"])
+    def test_arm_machines_are_asked_for_and_tolerated(self, type_: str) -> None:
+        job = fresh_job(accelerator={"type": type_, "count": 4})
+        spec = manifests.pod(job, FIRST)["spec"]
+        assert spec["nodeSelector"]["kubernetes.io/arch"] == "arm64"
+        assert {**tolerates("kubernetes.io/arch"), "value": "arm64"} in spec["tolerations"]
+
     def test_none_adds_nothing(self) -> None:
         spec = manifests.pod(fresh_job(), FIRST)["spec"]
         assert not {"nodeSelector", "tolerations"} & set(spec)

@@ -1,0 +1,24 @@
+"""README shows the table of GPUs as it is."""
+
+import re
+from pathlib import Path
+
+from ddp_operator.api.machines import GPUS
+
+README = Path(__file__).parents[3] / "README.md"
+_ROW = re.compile(
+    r"\| `(?P<type>nvidia-[^`]+)` \| (?P<machines>[^|(]+?)(?P<arm> \(arm64\))? \| (?P<counts>[^|]+)"
+    r" \| (?P<memory>\d+) GB \| (?P<fabric>[^|]+) \|"
+)
+
+
+def test_readme_has_every_gpu_as_it_is() -> None:
+    shown = {row["type"]: row for row in _ROW.finditer(README.read_text())}
+    assert list(shown) == list(GPUS)
+    for name, gpu in GPUS.items():
+        row = shown[name]
+        assert row["machines"] == ", ".join(gpu.machines)
+        assert row["counts"] == ", ".join(map(str, gpu.counts))
+        assert int(row["memory"]) == gpu.memory_gb
+        assert row["fabric"] == (gpu.fabric or "none")
+        assert bool(row["arm"]) is gpu.arm64
