@@ -180,6 +180,12 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         accelerator={"type": "nvidia-l4", "provisioning": "preemptible"},
     ),
     _schema(
+        "unknown network",
+        'spec.accelerator.network: Unsupported value: "infiniband"',
+        "spec.accelerator.network: input should be 'none', 'auto'",
+        accelerator={"type": "nvidia-l4", "network": "infiniband"},
+    ),
+    _schema(
         "an override of no pod",
         "indexes in body should have at least 1 items",
         "spec.overrides[0].indexes: list should have at least 1 item",
@@ -441,6 +447,38 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "another machine with an arm processor",
         "spec.accelerator: the machines of its type have another processor",
         accelerator={**_L4, "nodeSelector": {"kubernetes.io/arch": "arm64"}},
+    ),
+    _cel(
+        "a fabric that its machines have not",
+        "spec.accelerator.network: machines of this type have no such fabric",
+        accelerator={"type": "nvidia-b200", "count": 8, "network": "tcpx"},
+    ),
+    _cel(
+        "a fabric of machines that have none",
+        "spec.accelerator.network: machines of this type have no such fabric",
+        accelerator={**_L4, "count": 8, "network": "auto"},
+    ),
+    _cel(
+        "the fabric of machines that nobody knows",
+        "spec.accelerator.network: machines of this type have no such fabric",
+        accelerator={"type": "nvidia-of-tomorrow", "count": 8, "network": "auto"},
+    ),
+    _cel(
+        "a fabric for half a machine",
+        "spec.accelerator.network: a fabric serves pods that have whole machines",
+        accelerator={"type": "nvidia-h100-80gb", "count": 4, "network": "tcpx"},
+    ),
+    _cel(
+        "a fabric without nccl",
+        "spec.accelerator.network: a fabric carries nccl alone",
+        backend="gloo",
+        accelerator={"type": "nvidia-b200", "count": 8, "network": "auto"},
+    ),
+    _cel(
+        "a fabric for the nodes' own network",
+        "spec.accelerator.network: a fabric gives pods network cards of their own",
+        accelerator={"type": "nvidia-b200", "count": 8, "network": "auto"},
+        template=template(hostNetwork=True),
     ),
     _cel(
         "an override of a pod that is none",

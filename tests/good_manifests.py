@@ -186,6 +186,17 @@ GOOD_MANIFESTS: dict[str, Json] = {
             "nodeSelector": {"kubernetes.io/arch": "arm64"},
         }
     ),
+    "what the machines have for a network": job(
+        replicas=2, accelerator={"type": "nvidia-h200-141gb", "count": 8, "network": "auto"}
+    ),
+    "a network, and the GPUs in the template": job(
+        replicas=2,
+        accelerator={"type": "nvidia-h100-80gb", "network": "tcpx"},
+        template=template(container(resources=gpus(gpu=8)), hostNetwork=False),
+    ),
+    "a network of machines that nobody knows": job(
+        accelerator={"type": "nvidia-of-tomorrow", "count": 2, "network": "rdma"}
+    ),
     "MIG slices": job(
         nprocPerNode=2,
         accelerator={"type": "nvidia-a100-80gb"},

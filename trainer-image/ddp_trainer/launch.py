@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.launcher.node_environment import NodeEnvironmentError, with_node_environment
 from ddp_trainer.launcher.starters import CommandStarter, ForkserverStarter, Starter
 from ddp_trainer.launcher.supervisor import Supervisor
 from ddp_trainer.launcher.verdict import ComesBack, RestartBudget, Verdict, judge, judge_script
@@ -113,11 +114,13 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
         plan = LaunchPlan.parse(arguments)
         placement = Placement.from_env(env)
         log_to_stdout(f"launcher {placement.node_rank}")
-        verdict = _run(plan, placement, env)
+        verdict = _run(plan, placement, with_node_environment(env))
         report = verdict.report
     except ConfigurationError as error:
         _logger.error("%s", error)
         report = TerminationReport(error=str(error), exit_code=int(ExitCode.CONFIGURATION))
+    except NodeEnvironmentError as error:
+        report = TerminationReport(error=str(error), exit_code=int(ExitCode.FAILURE))
     if report.exit_code not in (ExitCode.DONE, ExitCode.CONFIGURATION):
         _logger.info(
             "exit code %s%s", report.exit_code, f": {report.error}" if report.error else ""

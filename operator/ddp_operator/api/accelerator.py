@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ddp_operator.api.base import ApiModel
 from ddp_operator.api.constants import MAX_GPUS
+from ddp_operator.api.machines import GPUS, Fabric
 
 
 class Accelerator(ApiModel):
@@ -29,9 +30,25 @@ class Accelerator(ApiModel):
     provisioning: Literal["standard", "spot", "flex-start"] = Field(
         default="standard", description="How the nodes are bought on GKE."
     )
+    network: Literal["none", "auto", "tcpx", "tcpxo", "rdma"] = Field(
+        default="none",
+        description=(
+            "What joins GPUs of different nodes past the nodes' CPUs; auto: what machines of the "
+            "type have. Pods get what it needs: interfaces, a side car, host paths, devices, "
+            "capabilities, NCCL's settings. That takes rights that a namespace may forbid."
+        ),
+    )
     node_selector: Annotated[
         dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)
     ] = Field(default_factory=dict, description="Further node labels to ask for; merged last.")
     tolerations: Annotated[list[dict[str, Any]], Field(max_length=32)] = Field(
         default_factory=list, description="Further tolerations, as in a pod; merged last."
     )
+
+    @property
+    def fabric(self) -> Fabric | None:
+        """The network that is meant; None: the pods' ordinary one."""
+        if self.network == "auto":
+            gpu = GPUS.get(self.type)
+            return gpu.fabric if gpu else None
+        return None if self.network == "none" else self.network

@@ -61,6 +61,10 @@ ENV_POD_SIZES = "DDP_POD_SIZES"
 ENV_TOKEN = "DDP_TOKEN"
 """Tells the trainer by what to know the operator, and the other pods of its job."""
 
+ENV_NCCL_SCRIPT = "DDP_NCCL_ENV_SCRIPT"
+"""Tells of a script of the node that sets NCCL's variables for its fabric, to be sourced before
+ranks start."""
+
 RESERVED_ENVIRONMENT = (
     "RANK",
     "LOCAL_RANK",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Fabric = Literal["tcpx", "tcpxo", "rdma", "dranet"]
+Fabric = Literal["tcpx", "tcpxo", "rdma"]
 """How GPUs of different nodes reach each other past the nodes' CPUs."""
 
 
@@ -72,3 +72,8 @@ GPUS: Final[Mapping[str, Gpu]] = {
         machines=("a4x-maxgpu",), counts=(4,), memory_gb=279, arm64=True, partitions=7
     ),
 }
+
+
+def networks(gpu: Gpu) -> tuple[Fabric, ...]:
+    """Return the fabrics by which machines with such GPUs may be joined."""
+    return (gpu.fabric,) if gpu.fabric else ()

@@ -16,7 +16,7 @@ from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.statuspatch import News, news, pruned, status_patch
 from ddp_operator.engine.turns import Turns
-from ddp_operator.job.planning.convergence import hold
+from ddp_operator.job.planning.convergence import forbidden, hold
 from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.plan import plan
@@ -144,7 +144,8 @@ class Reconciler:
             taken = isinstance(refused, AlreadyExistsError)
             reason = NAME_TAKEN if taken else PODS_FORBIDDEN
             job, now = _as_seen(entry.job, planned), self._clock()
-            held = accounted(entry.job, hold(job, reason, refused.message, now), now)
+            message = refused.message if taken else forbidden(job, refused.message)
+            held = accounted(entry.job, hold(job, reason, message, now), now)
             await self._record(key, entry, held.status, held.events)
             raise
         if overtaken():

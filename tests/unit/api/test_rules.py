@@ -119,9 +119,10 @@ _containers = st.lists(_container, min_size=1, max_size=3, unique_by=lambda c: s
 _LABELS = [GKE_PARTITION_LABEL, GKE_SHARING_LABEL, ARCHITECTURE_LABEL]
 _VALUES = st.sampled_from(["x", "amd64", "arm64"])
 _accelerator = st.fixed_dictionaries(
-    {"type": st.sampled_from(["nvidia-l4", "nvidia-gb200", "nvidia-of-tomorrow"])},
+    {"type": st.sampled_from(["nvidia-l4", "nvidia-gb200", "nvidia-b200", "nvidia-of-tomorrow"])},
     optional={
-        "count": st.integers(1, 9),
+        "count": st.sampled_from([1, 2, 4, 8, 9]),
+        "network": st.sampled_from(["none", "auto", "tcpx", "rdma"]),
         "nodeSelector": st.dictionaries(
             st.sampled_from([*_LABELS, GKE_ACCELERATOR_LABEL, "disk"]), _VALUES, max_size=2
         ),

@@ -167,6 +167,9 @@ def test_a_script_in_a_config_map_of_the_same_file(run: Run) -> None:
     assert "not needed here: PersistentVolumeClaim unused" in output
 
 
+_ON_A_FABRIC = {"type": "nvidia-b200", "count": 8, "network": "auto"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -179,6 +182,10 @@ def test_a_script_in_a_config_map_of_the_same_file(run: Run) -> None:
         ({"spec": job("", replicas=0)["spec"]}, "spec.replicas: input should be greater"),
         ({"spec": job("", replica=2)["spec"]}, "spec.replica: unknown field"),
         ({"spec": job("", suspend=True)["spec"]}, "spec.suspend is true"),
+        (
+            {"spec": job("", accelerator=_ON_A_FABRIC)["spec"]},
+            "spec.accelerator.network: this machine has none of GKE's fabrics: set it to none",
+        ),
         (
             {"spec": job("", accelerator={"type": "nvidia-l4"})["spec"]},
             "the job asks for 2 GPUs in all, this machine has none",

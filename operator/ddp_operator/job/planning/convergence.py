@@ -17,6 +17,7 @@ from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.planning.succession import awaited, given_up_at
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.completion import next_settled_at
+from ddp_operator.job.pods.fabrics import PRIVILEGES
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import CRASH_LOOP, PodState
 from ddp_operator.job.status.conditions import (
@@ -124,6 +125,19 @@ def _short_grace(pods: Observed) -> dict[Key, int]:
         for pod in pods.old
         if not pod.deleting and pod.grace_seconds > RESTART_GRACE_SECONDS
     }
+
+
+def forbidden(job: DDPJob, refusal: str) -> str:
+    """Return the server's refusal of pods, with why they ask for rights where a fabric does."""
+    accelerators = (kind.accelerator for kind, _ in kinds(job.spec))
+    fabrics = {one.fabric for one in accelerators if one and one.fabric}
+    if not fabrics or "PodSecurity" not in refusal:
+        return refusal
+    needs = "; ".join(f"{fabric} needs {PRIVILEGES[fabric]}" for fabric in sorted(fabrics))
+    return (
+        f"{refusal}. spec.accelerator.network: {needs}. Set it to none, or run the job in a "
+        "namespace whose Pod Security Standard is privileged"
+    )
 
 
 def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:

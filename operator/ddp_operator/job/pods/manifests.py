@@ -31,6 +31,7 @@ from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import is_gpu, trainer_container
 from ddp_operator.api.spec import Checkpoint
 from ddp_operator.job.pods import ranks
+from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
 from ddp_operator.job.pods.state import Identity
 
 CHECKPOINT_VOLUME = "ddp-checkpoints"
@@ -115,7 +116,13 @@ def service(job: DDPJob) -> dict[str, Any]:
     }
 
 
-def pod(job: DDPJob, identity: Identity, *, token: str = "") -> dict[str, Any]:
+def pod(
+    job: DDPJob,
+    identity: Identity,
+    *,
+    token: str = "",
+    side_cars: SideCars = DEFAULT_SIDE_CARS,
+) -> dict[str, Any]:
     """One pod, from the user's template; `token` is the job's, left out where no pod comes of it.
 
     It shares the template's unchanged parts, so neither may be changed in place.
@@ -160,7 +167,7 @@ def pod(job: DDPJob, identity: Identity, *, token: str = "") -> dict[str, Any]:
         _add_accelerator(spec, trainer, own.accelerator)
     if job.status.excluded_nodes:
         _avoid(spec, job.status.excluded_nodes)
-    return {
+    made = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -173,6 +180,10 @@ def pod(job: DDPJob, identity: Identity, *, token: str = "") -> dict[str, Any]:
         },
         "spec": spec,
     }
+    fabric = own.accelerator.fabric if own.accelerator else None
+    if fabric:
+        made = on_fabric(fabric, made, trainer=trainer["name"], side_cars=side_cars)
+    return made
 
 
 def _add_environment(trainer: dict[str, Any], ours: dict[str, str]) -> None:

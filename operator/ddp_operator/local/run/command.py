@@ -67,6 +67,10 @@ def _refuse_what_cannot_run(file: JobFile, kills: Sequence[KillRequest]) -> None
         raise ManifestError("local runs need Linux, whose process control stands in for containers")
     if job.spec.suspend:
         raise ManifestError("spec.suspend is true, so there is nothing to run: set it to false")
+    if any(kind.accelerator and kind.accelerator.fabric for kind, _ in kinds(job.spec)):
+        raise ManifestError(
+            "spec.accelerator.network: this machine has none of GKE's fabrics: set it to none"
+        )
     wanted = sum(gpu_limit(kind) * sum(map(len, pods)) for kind, pods in kinds(job.spec))
     here = len(visible_gpus(os.environ))
     if wanted > here:

@@ -1,0 +1,39 @@
+"""What a pod needs so that NCCL reaches the GPUs of other nodes past their CPUs, one file a fabric.
+
+Each is a pure function from a pod to a pod. It adds what is not there: what a user's template says
+of the same thing stands, so that applying it twice changes nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ddp_operator.api.machines import Fabric
+from ddp_operator.job.pods.fabrics.rdma import rdma
+from ddp_operator.job.pods.fabrics.side_cars import DEFAULT_SIDE_CARS, SideCars
+from ddp_operator.job.pods.fabrics.tcpx import tcpx
+from ddp_operator.job.pods.fabrics.tcpxo import tcpxo
+from ddp_operator.ports import Manifest
+
+__all__ = ["DEFAULT_SIDE_CARS", "PRIVILEGES", "SideCars", "on_fabric"]
+
+_FABRICS: Final[Mapping[Fabric, Callable[[Manifest, str, SideCars], dict[str, Any]]]] = {
+    "tcpx": tcpx,
+    "tcpxo": tcpxo,
+    "rdma": rdma,
+}
+
+PRIVILEGES: Final[Mapping[Fabric, str]] = {
+    "tcpx": "host paths for NVIDIA's libraries, the daemon's socket and /sys, and the capabilities "
+    "NET_ADMIN (daemon) and IPC_LOCK (trainer)",
+    "tcpxo": "host paths for NVIDIA's libraries, devices and /sys, and the daemon's capabilities "
+    "NET_ADMIN and NET_BIND_SERVICE",
+    "rdma": "host paths for NVIDIA's libraries and gIB's",
+}
+"""What each needs that a Pod Security Standard may forbid."""
+
+
+def on_fabric(
+    fabric: Fabric, pod: Manifest, *, trainer: str, side_cars: SideCars = DEFAULT_SIDE_CARS
+) -> dict[str, Any]:
+    """Return the pod with all that its fabric needs; `trainer` is its container that trains."""
+    return _FABRICS[fabric](pod, trainer, side_cars)

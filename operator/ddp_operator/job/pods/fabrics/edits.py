@@ -1,0 +1,99 @@
+"""Small edits of a pod's draft, each of which leaves alone what is there already."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ddp_operator.api.constants import ENV_NCCL_SCRIPT
+from ddp_operator.ports import Manifest
+
+Draft = dict[str, Any]
+"""A copy of a pod, or of a part of it, that may be changed."""
+
+LIBRARIES = "/usr/local/nvidia/lib64"
+"""Where GKE's pods find NVIDIA's libraries, and the NCCL that an installer put beside them."""
+HOST_LIBRARIES = "/home/kubernetes/bin/nvidia/lib64"
+
+
+def container(pod: Draft, name: str) -> Draft:
+    """Return the container of this name."""
+    found: Draft = next(c for c in pod["spec"]["containers"] if c.get("name") == name)
+    return found
+
+
+def annotate(pod: Draft, key: str, value: str) -> None:
+    """Say something to GKE about the pod."""
+    metadata = pod.setdefault("metadata", {})
+    metadata["annotations"] = {key: value, **(metadata.get("annotations") or {})}
+
+
+def give_interfaces(pod: Draft, networks: Sequence[tuple[str, str]]) -> None:
+    """Give the pod network cards of its node: (interface, network) beside the default one."""
+    all_of_them = [("eth0", "default"), *networks]
+    entries = [{"interfaceName": name, "network": network} for name, network in all_of_them]
+    annotate(pod, "networking.gke.io/default-interface", "eth0")
+    annotate(pod, "networking.gke.io/interfaces", json.dumps(entries))
+
+
+def give_devices(pod: Draft, container_name: str, devices: Sequence[str]) -> None:
+    """Let a container that asks for no GPU use devices of its node."""
+    lines = "".join(f"- path: {device}\n" for device in devices)
+    annotate(pod, f"devices.gke.io/container.{container_name}", lines)
+
+
+def add_host_path(pod: Draft, name: str, path: str, *, kind: str = "") -> None:
+    """Add a volume that is a directory of the node; of kind Directory, it is waited for."""
+    source = {"path": path, **({"type": kind} if kind else {})}
+    volumes = pod["spec"].get("volumes") or []
+    if all(volume.get("name") != name for volume in volumes):
+        pod["spec"]["volumes"] = [*volumes, {"name": name, "hostPath": source}]
+
+
+def mount(holder: Draft, name: str, path: str) -> None:
+    """Mount a volume, unless something is mounted there."""
+    mounts = holder.get("volumeMounts") or []
+    if all(other.get("mountPath", "").rstrip("/") != path for other in mounts):
+        holder["volumeMounts"] = [*mounts, {"name": name, "mountPath": path}]
+
+
+def set_variables(holder: Draft, **variables: str) -> None:
+    """Set variables that the container has not."""
+    own = holder.get("env") or []
+    taken = {entry.get("name") for entry in own}
+    added = [{"name": name, "value": v} for name, v in variables.items() if name not in taken]
+    holder["env"] = [*added, *own]
+
+
+def find_libraries(holder: Draft, *paths: str) -> None:
+    """Have the container look for libraries there, before where it looks by its own variable."""
+    name = "LD_LIBRARY_PATH"
+    entries = holder.get("env") or []
+    given = next((entry for entry in entries if entry.get("name") == name), None)
+    if given is not None and "value" not in given:
+        return  # from elsewhere: nothing can be put before it
+    known = [path for path in str((given or {}).get("value") or "").split(":") if path]
+    wanted = {"name": name, "value": ":".join(dict.fromkeys([*paths, *known]))}
+    if given is None:
+        holder["env"] = [wanted, *entries]
+    else:  # in its own place: it may refer to those before it
+        holder["env"] = [wanted if entry is given else entry for entry in entries]
+
+
+def source_script(holder: Draft, path: str) -> None:
+    """Tell the launcher of a script of the node that sets NCCL's variables."""
+    set_variables(holder, **{ENV_NCCL_SCRIPT: path})
+
+
+def allow(holder: Draft, *capabilities: str) -> None:
+    """Add Linux capabilities."""
+    context = dict(holder.get("securityContext") or {})
+    given = dict(context.get("capabilities") or {})
+    given["add"] = list(dict.fromkeys([*(given.get("add") or ()), *capabilities]))
+    holder["securityContext"] = {**context, "capabilities": given}
+
+
+def add_side_car(pod: Draft, side_car: Manifest) -> None:
+    """Add a container that runs beside the others, and ends with them; before all others."""
+    own = pod["spec"].get("initContainers") or []
+    if all(other.get("name") != side_car["name"] for other in own):
+        pod["spec"]["initContainers"] = [{**side_car, "restartPolicy": "Always"}, *own]

@@ -1,0 +1,90 @@
+"""GPUDirect-TCPX: a3-highgpu-8g, four network cards and a daemon that receives for the GPUs.
+
+Held against gpudirect-tcpx/nccl-test-latest.yaml and nccl-config.yaml of
+https://github.com/GoogleCloudPlatform/container-engine-accelerators at 992db812 (June 2026). Two
+differences: the daemon is a native side car, so that it ends with the trainer, and its socket is
+mounted at its own path, since over /tmp it would hide the trainer's files.
+"""
+
+from copy import deepcopy
+from typing import Any, Final
+
+from ddp_operator.job.pods.fabrics import edits
+from ddp_operator.job.pods.fabrics.side_cars import SideCars
+from ddp_operator.ports import Manifest
+
+DAEMON: Final = "tcpx-daemon"
+_SOCKET: Final = "/run/tcpx"
+_NETWORKS: Final = tuple((f"eth{n}", f"vpc{n}") for n in range(1, 5))
+_DEVICES: Final = (
+    *(f"/dev/nvidia{n}" for n in range(8)),
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+)
+_NCCL: Final = {
+    # No script of the node says these. The bindings are of the machine's CPUs to its cards.
+    "NCCL_SOCKET_IFNAME": "eth0",
+    "NCCL_ALGO": "Ring,Tree",
+    "NCCL_PROTO": "Simple",
+    "NCCL_CROSS_NIC": "0",
+    "NCCL_NET_GDR_LEVEL": "PIX",
+    "NCCL_P2P_PXN_LEVEL": "0",
+    "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME": "eth1,eth2,eth3,eth4",
+    "NCCL_GPUDIRECTTCPX_CTRL_DEV": "eth0",
+    "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX": _SOCKET,
+    "NCCL_DYNAMIC_CHUNK_SIZE": "524288",
+    "NCCL_P2P_NET_CHUNKSIZE": "524288",
+    "NCCL_P2P_PCI_CHUNKSIZE": "524288",
+    "NCCL_P2P_NVL_CHUNKSIZE": "1048576",
+    "NCCL_BUFFSIZE": "4194304",
+    "NCCL_NSOCKS_PERTHREAD": "4",
+    "NCCL_SOCKET_NTHREADS": "1",
+    "NCCL_GPUDIRECTTCPX_TX_BINDINGS": (
+        "eth1:8-21,112-125;eth2:8-21,112-125;eth3:60-73,164-177;eth4:60-73,164-177"
+    ),
+    "NCCL_GPUDIRECTTCPX_RX_BINDINGS": (
+        "eth1:22-35,126-139;eth2:22-35,126-139;eth3:74-87,178-191;eth4:74-87,178-191"
+    ),
+    "NCCL_GPUDIRECTTCPX_PROGRAM_FLOW_STEERING_WAIT_MICROS": "500000",
+}
+
+
+def tcpx(pod: Manifest, trainer: str, side_cars: SideCars) -> dict[str, Any]:
+    """Return the pod with TCPX."""
+    draft: edits.Draft = deepcopy(dict(pod))
+    edits.give_interfaces(draft, _NETWORKS)
+    edits.give_devices(draft, DAEMON, _DEVICES)
+    edits.add_host_path(draft, "ddp-nvidia-libraries", edits.HOST_LIBRARIES, kind="Directory")
+    edits.add_host_path(draft, "ddp-tcpx-socket", _SOCKET)
+    edits.add_host_path(draft, "ddp-host-sys", "/sys")
+    edits.add_host_path(draft, "ddp-host-proc-sys", "/proc/sys")
+    edits.add_side_car(draft, _daemon(side_cars.tcpx))
+    trains = edits.container(draft, trainer)
+    edits.mount(trains, "ddp-nvidia-libraries", edits.LIBRARIES)
+    edits.mount(trains, "ddp-tcpx-socket", _SOCKET)
+    edits.set_variables(trains, **_NCCL)
+    edits.find_libraries(trains, edits.LIBRARIES)
+    edits.allow(trains, "IPC_LOCK")
+    return draft
+
+
+def _daemon(image: str) -> Manifest:
+    options = {
+        "--gpu_nic_preset": "a3vm",
+        "--gpu_shmem_type": "fd",
+        "--uds_path": _SOCKET,
+        "--setup_param": r"\"--verbose 128 2 0 \"",
+    }
+    words = [word for option in options.items() for word in option]
+    daemon: edits.Draft = {
+        "name": DAEMON,
+        "image": image,
+        "command": ["/tcpgpudmarxd/build/app/tcpgpudmarxd", *words],
+    }
+    edits.mount(daemon, "ddp-nvidia-libraries", edits.LIBRARIES)
+    edits.mount(daemon, "ddp-tcpx-socket", _SOCKET)
+    edits.mount(daemon, "ddp-host-sys", "/hostsysfs")
+    edits.mount(daemon, "ddp-host-proc-sys", "/hostprocsysfs")
+    edits.find_libraries(daemon, edits.LIBRARIES)
+    edits.allow(daemon, "NET_ADMIN")
+    return daemon

@@ -1,0 +1,149 @@
+"""Pods on each fabric against golden files, which were held against Google's manifests by hand.
+
+`DDP_WRITE_GOLDEN=1` writes the files anew; look at the difference before it is kept.
+"""
+
+import json
+import os
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from ddp_operator.api.machines import GPUS, Fabric, networks
+from ddp_operator.job.planning.convergence import forbidden
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.fabrics import PRIVILEGES, SideCars, on_fabric
+from ddp_operator.job.pods.state import Identity
+
+from tests.good_manifests import Json, container, template
+from tests.unit.job.builders import fresh_job
+
+GOLDEN = Path(__file__).parent / "golden"
+FABRICS: tuple[Fabric, ...] = get_args(Fabric)
+PLAIN: Json = {
+    "metadata": {"name": "digits-0-0"},
+    "spec": {"containers": [container(), container("logs")]},
+}
+OWN: Json = {
+    "metadata": {"annotations": {"networking.gke.io/interfaces": "[]", "note": "kept"}},
+    "spec": {
+        "initContainers": [container("download")],
+        "containers": [
+            container("logs"),
+            container(
+                env=[
+                    {"name": "BASE", "value": "/opt"},
+                    {"name": "LD_LIBRARY_PATH", "value": "$(BASE)/lib:/usr/local/nvidia/lib64"},
+                    {"name": "NCCL_BUFFSIZE", "value": "1"},
+                ],
+                volumeMounts=[{"name": "mine", "mountPath": "/usr/local/gib/"}],
+                securityContext={"runAsUser": 0, "capabilities": {"add": ["SYS_NICE"]}},
+            ),
+        ],
+        "volumes": [{"name": "mine", "emptyDir": {}}],
+    },
+}
+
+
+def made(fabric: Fabric, pod: Json) -> dict[str, Any]:
+    return on_fabric(fabric, pod, trainer="trainer")
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_plain_pod_gets_what_its_fabric_needs(fabric: Fabric) -> None:
+    golden, pod = GOLDEN / f"{fabric}.yaml", made(fabric, PLAIN)
+    if os.environ.get("DDP_WRITE_GOLDEN"):
+        golden.write_text(yaml.safe_dump(pod, sort_keys=False, width=100))
+    assert pod == yaml.safe_load(golden.read_text())
+
+
+@pytest.mark.parametrize("pod", [PLAIN, OWN], ids=["plain", "own"])
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_twice_is_once(fabric: Fabric, pod: Json) -> None:
+    before = deepcopy(pod)
+    once = made(fabric, pod)
+    assert json.dumps(made(fabric, once)) == json.dumps(once)
+    assert pod == before, "it was changed in place"
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_what_the_user_says_stands(fabric: Fabric) -> None:
+    pod = made(fabric, OWN)
+    assert OWN["metadata"]["annotations"].items() <= pod["metadata"]["annotations"].items()
+    assert pod["spec"]["initContainers"][-1] == container("download")
+    logs, trainer = pod["spec"]["containers"]
+    assert logs == container("logs")
+    names = [entry["name"] for entry in trainer["env"]]
+    assert len(names) == len(set(names))
+    values = {entry["name"]: entry["value"] for entry in trainer["env"]}
+    assert values["NCCL_BUFFSIZE"] == "1"
+    assert values["LD_LIBRARY_PATH"].endswith("/usr/local/nvidia/lib64:$(BASE)/lib")
+    assert names.index("BASE") < names.index("LD_LIBRARY_PATH"), "it refers to it"
+    assert OWN["spec"]["containers"][1]["volumeMounts"][0] in trainer["volumeMounts"]
+    paths = [mount["mountPath"].rstrip("/") for mount in trainer["volumeMounts"]]
+    assert len(paths) == len(set(paths))
+    assert trainer["securityContext"]["runAsUser"] == 0
+    assert "SYS_NICE" in trainer["securityContext"]["capabilities"]["add"]
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_all_that_is_mounted_is_there(fabric: Fabric) -> None:
+    spec = made(fabric, PLAIN)["spec"]
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    mounted = {
+        mount["name"]
+        for one in (*spec["containers"], *spec.get("initContainers", ()))
+        for mount in one.get("volumeMounts", ())
+    }
+    assert volumes == mounted
+
+
+@pytest.mark.parametrize(("fabric", "image"), [("tcpx", "x:1"), ("tcpxo", "o:1")])
+def test_an_administrator_chooses_the_side_cars(fabric: Fabric, image: str) -> None:
+    pod = on_fabric(fabric, PLAIN, trainer="trainer", side_cars=SideCars(tcpx="x:1", tcpxo="o:1"))
+    [daemon] = pod["spec"]["initContainers"]
+    assert (daemon["image"], daemon["restartPolicy"]) == (image, "Always")
+    assert f"devices.gke.io/container.{daemon['name']}" in pod["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("type_", [name for name, gpu in GPUS.items() if networks(gpu)])
+def test_auto_is_what_the_machines_have(type_: str) -> None:
+    gpu = GPUS[type_]
+    assert gpu.fabric is not None
+    accelerator = {"type": type_, "count": gpu.most}
+    plain = manifests.pod(fresh_job(accelerator=accelerator), Identity(0, 0))
+    auto, named = (
+        manifests.pod(fresh_job(accelerator={**accelerator, "network": network}), Identity(0, 0))
+        for network in ("auto", gpu.fabric)
+    )
+    hashes = "ddp-operator.io/spec-hash"
+    for pod in (plain, auto, named):
+        del pod["metadata"]["annotations"][hashes]
+    assert auto == named == on_fabric(gpu.fabric, plain, trainer="trainer")
+    assert plain != auto
+
+
+def test_pods_of_one_job_may_differ() -> None:
+    rdma = {"type": "nvidia-b200", "count": 8, "network": "rdma"}
+    override = {"indexes": ["1"], "accelerator": {**rdma, "network": "none"}}
+    job = fresh_job(accelerator=rdma, overrides=[override])
+    interfaces = "networking.gke.io/interfaces"
+    with_, without = (manifests.pod(job, Identity(index, 0)) for index in range(2))
+    assert interfaces in with_["metadata"]["annotations"]
+    assert interfaces not in without["metadata"]["annotations"]
+
+
+REFUSAL = 'pods "digits-0-0" is forbidden: violates PodSecurity "baseline:latest": hostPath volumes'
+
+
+def test_a_namespace_that_forbids_it_is_told_with_what_and_why() -> None:
+    job = fresh_job(accelerator={"type": "nvidia-h100-mega-80gb", "count": 8, "network": "auto"})
+    said = forbidden(job, REFUSAL)
+    assert said.startswith(REFUSAL)
+    assert f"spec.accelerator.network: tcpxo needs {PRIVILEGES['tcpxo']}" in said
+    assert forbidden(job, "exceeded quota: pods") == "exceeded quota: pods"
+    plain = fresh_job(template=template(hostNetwork=True))
+    assert forbidden(plain, REFUSAL) == REFUSAL
+    assert PRIVILEGES.keys() == set(FABRICS)
