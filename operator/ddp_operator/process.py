@@ -15,6 +15,7 @@ from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
 from ddp_operator.endpoints.metrics import PATH as METRICS_PATH
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.kube import (
     AccessReviews,
     ApiClient,
@@ -98,7 +99,7 @@ async def _serve(options: Options) -> None:
             key = Key(own_namespace, options.lease_name)
             lease = await stack.enter_async_context(Leadership(_credentials(options), key))
 
-        async def look() -> tuple[Access, bool, Difference]:
+        async def look() -> tuple[Access, SideCars, bool, Difference]:
             async with ApiClient(credentials) as client:
                 key = lease.key if lease else None
                 await startup.check(client, options.namespace, secret=secret, lease=key)
@@ -106,15 +107,17 @@ async def _serve(options: Options) -> None:
                     await startup.check_reviews(client)
                 access = await startup.access(client, secret)
                 crd = await startup.crd_difference(client)
-                return access, await startup.may_see_nodes(client), crd
+                side_cars = await startup.side_cars(client, own_namespace)
+                return access, side_cars, await startup.may_see_nodes(client), crd
 
-        access, may_see_nodes, crd = await startup.when_reachable(look)
+        access, side_cars, may_see_nodes, crd = await startup.when_reachable(look)
         ready = asyncio.Event()
         client = ApiClient(credentials, before_write=lease.check if lease else None)
         replica = Replica(
             await stack.enter_async_context(client),
             namespace=options.namespace,
             access=access,
+            side_cars=side_cars,
             lease=lease,
             ready=ready,
             may_see_nodes=may_see_nodes,

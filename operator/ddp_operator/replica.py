@@ -14,6 +14,7 @@ from ddp_operator.api.crd_comparison import Difference
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.kube import (
     ALL_NODES,
@@ -69,6 +70,7 @@ class Replica:
         *,
         namespace: str | None,
         access: Access,
+        side_cars: SideCars,
         lease: Leadership | None,
         ready: asyncio.Event,
         may_see_nodes: bool,
@@ -93,6 +95,7 @@ class Replica:
         self._engine = Engine(
             self._cluster,
             access=access,
+            side_cars=side_cars,
             trainers=HttpTrainers(),
             progress_seconds=progress_seconds,
         )

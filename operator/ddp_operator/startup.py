@@ -14,7 +14,9 @@ from ddp_operator.api import crd
 from ddp_operator.api.constants import VERSION
 from ddp_operator.api.crd_comparison import Difference, compare
 from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars
 from ddp_operator.kube import (
+    CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
     EVENTS,
     LEASES,
@@ -57,6 +59,10 @@ _NEEDED: Final = (
 
 SECRET_NAME: Final = "ddp-operator-tokens"
 """Of the Secret in the operator's own namespace from which the tokens of all jobs come;
+`manifests/install` grants `get` on no other."""
+
+SIDE_CARS_NAME: Final = "ddp-operator-side-cars"
+"""Of the ConfigMap in the operator's own namespace that an administrator may write;
 `manifests/install` grants `get` on no other."""
 
 _NEEDED_TO_LEAD: Final = ("get", "update")
@@ -136,6 +142,7 @@ def needed(namespace: str | None, *, secret: Key, lease: Key | None) -> list[Per
     ]
     permissions.append(Permission("create", SECRETS, "", secret.namespace))
     permissions.append(Permission("get", SECRETS, "", secret.namespace, secret.name))
+    permissions.append(Permission("get", CONFIG_MAPS, "", secret.namespace, SIDE_CARS_NAME))
     if lease is not None:
         permissions.append(Permission("create", LEASES, "", lease.namespace))
         permissions += [
@@ -173,6 +180,23 @@ async def access(client: ApiClient, secret: Key) -> Access:
     except ValueError as error:
         raise StartupError(str(error)) from None
     return Access(secret=found, operator_namespace=client.credentials.pod_namespace)
+
+
+async def side_cars(client: ApiClient, namespace: str) -> SideCars:
+    """Read which images an administrator wants for the side cars of fabrics.
+
+    Raises:
+        StartupError: the ConfigMap holds something else.
+    """
+    path = CONFIG_MAPS.path(namespace=namespace, name=SIDE_CARS_NAME)
+    try:
+        found = await client.request("GET", path)
+    except NotFoundError:
+        return DEFAULT_SIDE_CARS
+    try:
+        return SideCars.read(found.get("data") or {})
+    except ValueError as error:
+        raise StartupError(f"the ConfigMap {Key(namespace, SIDE_CARS_NAME)}: {error}") from None
 
 
 async def may_see_nodes(client: ApiClient) -> bool:

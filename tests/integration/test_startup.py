@@ -12,6 +12,7 @@ import pytest
 from ddp_operator import startup
 from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.kube import (
+    CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
     LEASES,
     NETWORK_POLICIES,
@@ -89,7 +90,11 @@ async def test_each_missing_permission_is_named(roles: Roles, as_operator: Path)
         groups = {"ddpjobs": JOBS.group, NETWORK_POLICIES.plural: NETWORK_POLICIES.group}
         group = groups.get(resource.partition("/")[0])
         what, where = f"{verb} {resource}{f'.{group}' if group else ''}", "all namespaces"
-        own = {LEASES: LEASE_NAME, SECRETS: startup.SECRET_NAME}
+        own = {
+            LEASES: LEASE_NAME,
+            SECRETS: startup.SECRET_NAME,
+            CONFIG_MAPS: startup.SIDE_CARS_NAME,
+        }
         for kind, own_name in own.items():
             if resource == kind.plural:
                 name = "" if verb == "create" else f" {own_name}"

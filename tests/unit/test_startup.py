@@ -9,6 +9,7 @@ import yaml
 from ddp_operator import startup
 from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.api.crd_comparison import Difference
+from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.kube import ApiClient
 from ddp_operator.ports import ForbiddenError, NotFoundError, UnavailableError
 
@@ -73,6 +74,53 @@ def test_the_secret_is_the_only_one_that_the_manifests_let_it_read() -> None:
     read = [rule["resourceNames"] for _, _, rule in rules if rule["verbs"] == ["get"]]
     assert read == [[startup.SECRET_NAME]]
     assert [rule["verbs"] for _, _, rule in rules] == [["get"], ["create"]]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (None, SideCars()),
+        ({}, SideCars()),
+        ({"tcpxo": "mirror.example/rxdm:v9"}, SideCars(tcpxo="mirror.example/rxdm:v9")),
+        ({"tcpx": f"a@sha256:{'0' * 64}"}, SideCars(tcpx=f"a@sha256:{'0' * 64}")),
+    ],
+)
+async def test_an_administrators_side_cars_are_read(
+    data: dict[str, str] | None, expected: SideCars
+) -> None:
+    assert await startup.side_cars(with_config_map(data), "operators") == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"rdma": "a:1"}, "data.rdma: not a fabric with a side car; choose tcpx or tcpxo"),
+        ({"tcpx": "untagged"}, "data.tcpx: not an image with a tag or digest, such as us-docker"),
+        ({"tcpx": "a:1", "tcpxo": "not an image:1"}, "data.tcpxo: not an image with a tag"),
+        ({"tcpxo": ""}, "data.tcpxo: not an image"),
+    ],
+)
+async def test_side_cars_that_cannot_be_are_named(data: dict[str, str], says: str) -> None:
+    with pytest.raises(startup.StartupError) as refusal:
+        await startup.side_cars(with_config_map(data), "operators")
+    assert str(refusal.value).startswith("the ConfigMap operators/ddp-operator-side-cars: data.")
+    assert says in str(refusal.value)
+
+
+def with_config_map(data: dict[str, str] | None) -> ApiClient:
+    """A server that has that of the side cars, with this in it; None: it has none."""
+
+    class Config:
+        async def request(self, method: str, path: str) -> dict[str, Any]:
+            assert (method, path) == (
+                "GET",
+                "/api/v1/namespaces/operators/configmaps/ddp-operator-side-cars",
+            )
+            if data is None:
+                raise NotFoundError("there is none", status=404)
+            return {"data": data} if data else {}
+
+    return cast(ApiClient, Config())
 
 
 class Server:

@@ -15,6 +15,7 @@ from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.engine.reports import PROGRESS_SECONDS, ProgressReports
 from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     Cluster,
@@ -59,6 +60,7 @@ class Engine:
         cluster: Cluster[PodState],
         *,
         access: Access,
+        side_cars: SideCars = DEFAULT_SIDE_CARS,
         clock: Callable[[], datetime] = utc_now,
         workers: int = _WORKERS,
         trainers: Trainers | None = None,
@@ -82,6 +84,7 @@ class Engine:
             cluster,
             self.jobs,
             access=access,
+            side_cars=side_cars,
             clock=clock,
             report_of=self._reports.of if self._reports else lambda _: None,
             trainers=trainers,

@@ -13,6 +13,7 @@ from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import (
@@ -53,10 +54,16 @@ class Execution:
     """Makes the writes of plans; `trainers` may be asked for their stacks before."""
 
     def __init__(
-        self, cluster: Cluster[PodState], *, access: Access, trainers: Trainers | None
+        self,
+        cluster: Cluster[PodState],
+        *,
+        access: Access,
+        side_cars: SideCars,
+        trainers: Trainers | None,
     ) -> None:
         self._cluster = cluster
         self._access = access
+        self._side_cars = side_cars
         self._trainers = trainers
 
     async def act(
@@ -111,8 +118,9 @@ class Execution:
         token = self._access.token_of(job.uid)
 
         async def create(identity: Identity) -> None:
+            pod = manifests.pod(job, identity, token=token, side_cars=self._side_cars)
             try:
-                await self._cluster.create_pod(manifests.pod(job, identity, token=token))
+                await self._cluster.create_pod(pod)
             except InvalidError as error:
                 if error.for_good and not self._had_pods(job):
                     raise UnfitTemplateError(job, error.message) from None

@@ -22,6 +22,7 @@ from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject
 from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN
 from ddp_operator.job.status.progress import Report
@@ -70,6 +71,7 @@ class Reconciler:
         jobs: JobCache,
         *,
         access: Access,
+        side_cars: SideCars = DEFAULT_SIDE_CARS,
         clock: Callable[[], datetime],
         report_of: Callable[[Key], Report | None] = lambda _: None,
         trainers: Trainers | None = None,
@@ -82,7 +84,7 @@ class Reconciler:
         self._access = access
         self._clock = clock
         self._report_of = report_of
-        self._execution = Execution(cluster, access=access, trainers=trainers)
+        self._execution = Execution(cluster, access=access, side_cars=side_cars, trainers=trainers)
         self._metrics = metrics or Metrics()
         self._progress_turns = Turns(per_second=progress_writes_per_second)
         self._intervals = {

@@ -18,6 +18,7 @@ from ddp_operator.kube.kopf_session import session_for
 from ddp_operator.kube.own_secret import own_secret
 from ddp_operator.kube.preflight import Permission, check_access, check_served
 from ddp_operator.kube.resources import (
+    CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
     EVENTS,
     LEASES,
@@ -37,6 +38,7 @@ from ddp_operator.kube.view.reflector import Reflector
 
 __all__ = [
     "ALL_NODES",
+    "CONFIG_MAPS",
     "CUSTOM_RESOURCE_DEFINITIONS",
     "EVENTS",
     "LEASES",

@@ -10,6 +10,7 @@ import pytest
 from ddp_operator.engine.jobs import JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reconciler import Reconciler
+from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status.progress import Report, parse
 from ddp_operator.ports import (
@@ -555,3 +556,20 @@ async def test_a_storage_that_was_restored_from_a_backup_is_believed(world: Worl
         await world.reconcile()
     await world.reconcile()
     assert world.status["attempt"] == 1
+
+
+async def test_pods_get_the_side_cars_that_an_administrator_has_chosen(world: World) -> None:
+    world.reconciler = Reconciler(
+        world.cluster,
+        world.jobs,
+        access=ACCESS,
+        side_cars=SideCars(tcpxo="mirror.example/rxdm:v9"),
+        clock=lambda: world.now,
+    )
+    accelerator = {"type": "nvidia-h100-mega-80gb", "count": 8, "network": "tcpxo"}
+    world.apply(job(accelerator=accelerator))
+    await world.reconcile()
+    pods = list(world.cluster.pods.values())
+    assert [pod["spec"]["initContainers"][0]["image"] for pod in pods] == [
+        "mirror.example/rxdm:v9"
+    ] * 2

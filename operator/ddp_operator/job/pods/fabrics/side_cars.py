@@ -1,18 +1,53 @@
-"""The daemons that some fabrics want beside the trainer: Google's images, in versions of today."""
+"""The daemons that some fabrics want beside the trainer: Google's images, in versions of today, or
+what an administrator has in their place.
+"""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+# A name with a tag, a digest, or both: one that changes by itself would differ from pod to pod.
+_Image = Annotated[
+    str,
+    Field(
+        max_length=512,
+        pattern=r"^[a-z0-9][-a-zA-Z0-9._/:]*(:[a-zA-Z0-9_][-a-zA-Z0-9._]*|@sha256:[0-9a-f]{64})$",
+    ),
+]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SideCars:
-    """The image of each daemon.
+class SideCars(BaseModel):
+    """The image of each fabric's daemon.
 
     Versions of https://github.com/GoogleCloudPlatform/container-engine-accelerators at 992db812
     (June 2026); a daemon has to fit the plugin that is installed on the nodes.
     """
 
-    tcpx: str = "us-docker.pkg.dev/gce-ai-infra/gpudirect-tcpx/tcpgpudmarxd-dev:v2.0.12"
-    tcpxo: str = "us-docker.pkg.dev/gce-ai-infra/gpudirect-tcpxo/tcpgpudmarxd-dev:v1.0.21"
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    tcpx: _Image = "us-docker.pkg.dev/gce-ai-infra/gpudirect-tcpx/tcpgpudmarxd-dev:v2.0.12"
+    tcpxo: _Image = "us-docker.pkg.dev/gce-ai-infra/gpudirect-tcpxo/tcpgpudmarxd-dev:v1.0.21"
+
+    @classmethod
+    def read(cls, data: Mapping[str, str]) -> Self:
+        """Take the images of a ConfigMap's data, by fabric; the others are what they were.
+
+        Raises:
+            ValueError: an entry is of no fabric with a side car, or no image; names each.
+        """
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            problems = error.errors(include_url=False, include_context=False, include_input=False)
+            raise ValueError("; ".join(_in_words(p["type"], p["loc"]) for p in problems)) from None
 
 
 DEFAULT_SIDE_CARS = SideCars()
+
+
+def _in_words(kind: str, where: tuple[int | str, ...]) -> str:
+    name = f"data.{'.'.join(map(str, where))}"
+    if kind == "extra_forbidden":
+        return f"{name}: not a fabric with a side car; choose {' or '.join(SideCars.model_fields)}"
+    return f"{name}: not an image with a tag or digest, such as {DEFAULT_SIDE_CARS.tcpxo}"
