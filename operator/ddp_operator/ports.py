@@ -139,6 +139,11 @@ class Cluster(Protocol[PodT]):
     async def create_service(self, manifest: Manifest) -> None:
         """Create a Service; `AlreadyExistsError` as in `create_pod`."""
 
+    async def create_claim_template(self, manifest: Manifest) -> None:
+        """Create a ResourceClaimTemplate; `AlreadyExistsError` as in `create_pod`, `InvalidError`
+        where there are none of that kind.
+        """
+
     async def apply_network_policy(self, manifest: Manifest) -> None:
         """Create a NetworkPolicy, or make an earlier one of the same controller what the manifest
         says; `AlreadyExistsError` as in `create_pod`.

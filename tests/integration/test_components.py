@@ -65,6 +65,10 @@ def test_each_component_adds_what_it_is_for(render: Render) -> None:
             ("ValidatingAdmissionPolicy", "ddp-operator"),
             ("ValidatingAdmissionPolicyBinding", "ddp-operator"),
         ],
+        "dranet": [
+            ("ClusterRole", "ddp-operator-claims"),
+            ("ClusterRoleBinding", "ddp-operator-claims"),
+        ],
         "metrics-auth": [
             ("ClusterRole", "ddp-operator-metrics-auth"),
             ("ClusterRole", "ddp-operator-metrics-reader"),

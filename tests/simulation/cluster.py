@@ -114,6 +114,9 @@ class SimulatedCluster:
 
         await self._write(create)
 
+    async def create_claim_template(self, manifest: Manifest) -> None:
+        raise AssertionError(f"no job of the simulation claims devices: {manifest}")
+
     async def apply_network_policy(self, manifest: Manifest) -> None:
         await self._write(lambda: self._server.apply_network_policy(manifest))
 

@@ -7,6 +7,7 @@ import yaml
 from ddp_operator import startup
 from ddp_operator.endpoints.metrics import PATH
 from ddp_operator.kube import NODES, Permission
+from ddp_operator.kube.resources import RESOURCE_CLAIM_TEMPLATES
 from ddp_operator.ports import Key
 
 MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
@@ -27,8 +28,9 @@ FILES: Final = (
     "install/rbac.yaml",
     "components/one-namespace/rbac.yaml",
     "components/metrics-auth/rbac.yaml",
+    "components/dranet/rbac.yaml",
 )
-EVERYWHERE, IN_ONE_NAMESPACE, REVIEWS = map(roles, FILES)
+EVERYWHERE, IN_ONE_NAMESPACE, REVIEWS, CLAIMS = map(roles, FILES)
 TO_LEAD: Final = EVERYWHERE["Role", "ddp-operator"]
 
 
@@ -74,6 +76,13 @@ def test_roles_grant_what_serving_one_namespace_takes() -> None:
     assert [permission for permission in needed if not covers(granted, permission)] == []
     assert amount(granted) == len(needed)
     assert [kind for kind, _ in IN_ONE_NAMESPACE] == ["Role"]
+
+
+def test_claims_take_two_more() -> None:
+    granted = CLAIMS["ClusterRole", "ddp-operator-claims"]
+    needed = [Permission(verb, RESOURCE_CLAIM_TEMPLATES) for verb in ("get", "create")]
+    assert all(covers(granted, permission) for permission in needed)
+    assert amount(granted) == len(needed)
 
 
 def test_asking_who_asks_for_metrics_takes_two_more() -> None:

@@ -30,7 +30,7 @@ class Accelerator(ApiModel):
     provisioning: Literal["standard", "spot", "flex-start"] = Field(
         default="standard", description="How the nodes are bought on GKE."
     )
-    network: Literal["none", "auto", "tcpx", "tcpxo", "rdma"] = Field(
+    network: Literal["none", "auto", "tcpx", "tcpxo", "rdma", "dranet"] = Field(
         default="none",
         description=(
             "What joins GPUs of different nodes past the nodes' CPUs; auto: what machines of the "

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Fabric = Literal["tcpx", "tcpxo", "rdma"]
+Fabric = Literal["tcpx", "tcpxo", "rdma", "dranet"]
 """How GPUs of different nodes reach each other past the nodes' CPUs."""
 
 
@@ -75,5 +75,7 @@ GPUS: Final[Mapping[str, Gpu]] = {
 
 
 def networks(gpu: Gpu) -> tuple[Fabric, ...]:
-    """Return the fabrics by which machines with such GPUs may be joined."""
+    """Return the fabrics by which machines with such GPUs may be joined; `auto` is the first."""
+    if gpu.fabric == "rdma":
+        return ("rdma", "dranet")  # the same cards, by name or by claim
     return (gpu.fabric,) if gpu.fabric else ()

@@ -13,6 +13,7 @@ from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.claims import claim_template
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.state import Identity, PodState
@@ -102,9 +103,9 @@ class Execution:
             await _all(deletions)
 
     async def _create(self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]) -> None:
-        """Create the NetworkPolicy, without which anybody would find the pods, and the Service,
-        without which they would not find each other; then one pod, for what is wrong with it is
-        wrong with all, then ever more.
+        """Create the NetworkPolicy, without which anybody would find the pods, the Service, without
+        which they would not find each other, and what they claim by; then one pod, for what is
+        wrong with it is wrong with all, then ever more.
         """
         if planned.isolate:
             operator_namespace = self._access.operator_namespace
@@ -114,6 +115,8 @@ class Execution:
             await self._cluster.delete_network_policy(job.key, owner_uid=job.uid)
         if planned.create_service:
             await self._cluster.create_service(manifests.service(job))
+            if template := claim_template(job):
+                await self._cluster.create_claim_template(template)
 
         token = self._access.token_of(job.uid)
 

@@ -5,13 +5,20 @@ from typing import Any, Generic, TypeVar
 
 from ddp_operator.kube.client import MERGE_PATCH, ApiClient
 from ddp_operator.kube.events import EventRecorder
-from ddp_operator.kube.resources import NETWORK_POLICIES, PODS, SERVICES, Resource
+from ddp_operator.kube.resources import (
+    NETWORK_POLICIES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    SERVICES,
+    Resource,
+)
 from ddp_operator.kube.view.nodes import ALL_NODES
 from ddp_operator.kube.view.reflector import Reflector
 from ddp_operator.ports import (
     AlreadyExistsError,
     ConflictError,
     Event,
+    InvalidError,
     Key,
     Manifest,
     Node,
@@ -66,6 +73,20 @@ class KubeCluster(Generic[PodT]):
     async def create_service(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""
         await self._create(SERVICES, manifest)
+
+    async def create_claim_template(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`."""
+        try:
+            await self._create(RESOURCE_CLAIM_TEMPLATES, manifest)
+        except NotFoundError as error:
+            if error.message.startswith("namespaces"):
+                raise
+            raise InvalidError(
+                f"the API server does not serve {RESOURCE_CLAIM_TEMPLATES} "
+                f"{RESOURCE_CLAIM_TEMPLATES.version}, which the pods' claims of devices need: "
+                "Kubernetes 1.34 and later does",
+                status=404,
+            ) from None
 
     async def apply_network_policy(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""

@@ -37,6 +37,7 @@ class FakeCluster:
         self.events: list[Event] = []
         self.graces: dict[Key, int | None] = {}
         self.calls: list[str] = []
+        self.claim_templates: dict[Key, dict[str, Any]] = {}
         self.refuse: dict[str, ClusterError] = {}
         self.lose_answers: set[str] = set()
         self.lost_fields: set[str] = set()
@@ -65,6 +66,10 @@ class FakeCluster:
     async def create_service(self, manifest: Manifest) -> None:
         self._called("create_service", manifest["metadata"]["name"])
         self._create(self.services, manifest)
+
+    async def create_claim_template(self, manifest: Manifest) -> None:
+        self._called("create_claim_template", manifest["metadata"]["name"])
+        self._create(self.claim_templates, manifest)
 
     async def apply_network_policy(self, manifest: Manifest) -> None:
         self._called("apply_network_policy", manifest["metadata"]["name"])

@@ -558,6 +558,26 @@ async def test_a_storage_that_was_restored_from_a_backup_is_believed(world: Worl
     assert world.status["attempt"] == 1
 
 
+async def test_claims_have_their_template_before_the_first_pod(world: World) -> None:
+    world.apply(job(accelerator={"type": "nvidia-b200", "count": 8, "network": "dranet"}))
+    calls = await world.reconcile()
+    first = calls.index("create_service train")
+    assert calls[first : first + 3] == [
+        "create_service train",
+        "create_claim_template train",
+        "create_pod train-0-0",
+    ]
+
+
+async def test_a_server_without_claims_is_told_of(world: World) -> None:
+    world.cluster.refuse["create_claim_template"] = InvalidError("it serves none", status=404)
+    world.apply(job(accelerator={"type": "nvidia-b200", "count": 8, "network": "dranet"}))
+    with pytest.raises(InvalidError):
+        await world.reconcile()
+    assert (world.status["reason"], world.status["message"]) == ("PodsForbidden", "it serves none")
+    assert world.cluster.pods == {}
+
+
 async def test_pods_get_the_side_cars_that_an_administrator_has_chosen(world: World) -> None:
     world.reconciler = Reconciler(
         world.cluster,

@@ -94,7 +94,10 @@ POLICIES: Final = ("CREATE networkpolicies", "UPDATE networkpolicies", "DELETE n
 BAD: Final = [
     *(
         Bad(f"{act} {what}", act, change, OWNED, changes_old=True)
-        for act in ("CREATE pods", "UPDATE pods", "DELETE pods", "CREATE services", *POLICIES)
+        for act in (
+            *("CREATE pods", "UPDATE pods", "DELETE pods", "CREATE services"),
+            *("CREATE resourceclaimtemplates", *POLICIES),
+        )
         for what, change in NOT_OURS.items()
     ),
     Bad("another image", "UPDATE pods", container(image="registry.example/other:1"), SPEC),

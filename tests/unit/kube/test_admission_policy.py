@@ -78,6 +78,7 @@ async def sent(
     assert plan(job, (), NOW).delete_job
     pod = manifests.pod(job, Identity(0, 0))
     await cluster.create_service(manifests.service(job))
+    await cluster.create_claim_template({**manifests.service(job), "spec": {}})
     for namespace in (None, "ddp-operator"):
         await cluster.apply_network_policy(network_policy(job, operator_namespace=namespace))
     await cluster.delete_network_policy(job.key, owner_uid=job.uid)
@@ -114,7 +115,8 @@ def _granted() -> set[str]:
     operations = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
     return {
         f"{operations[verb]} {resource}"
-        for document in yaml.safe_load_all((MANIFESTS / "install/rbac.yaml").read_text())
+        for file in ("install/rbac.yaml", "components/dranet/rbac.yaml")
+        for document in yaml.safe_load_all((MANIFESTS / file).read_text())
         if document["kind"] in ("Role", "ClusterRole")
         and document["metadata"]["name"].startswith("ddp-operator")
         for rule in document["rules"]

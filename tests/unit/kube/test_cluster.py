@@ -12,6 +12,7 @@ from ddp_operator.ports import (
     Cluster,
     ConflictError,
     Event,
+    InvalidError,
     Key,
     NotFoundError,
     UnavailableError,
@@ -120,6 +121,26 @@ async def test_services_are_created_like_pods(blind: KubePods, server: FakeApiSe
     with pytest.raises(AlreadyExistsError, match="services ns/svc"):
         await blind.create_service(owned("svc", uid="other"))
     assert server.count("POST", "/services") == 3
+
+
+async def test_claim_templates_are_created_like_services(blind: KubePods) -> None:
+    await blind.create_claim_template(owned("claims"))
+    await blind.create_claim_template(owned("claims"))
+    with pytest.raises(AlreadyExistsError, match=r"resourceclaimtemplates\.resource\.k8s\.io ns/"):
+        await blind.create_claim_template(owned("claims", uid="other"))
+
+
+async def test_a_server_without_claim_templates_is_told_of(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    gone = {"reason": "NotFound", "message": "the server could not find the requested resource"}
+    server.faults = [Fault("POST", 404, gone, times=1)]
+    with pytest.raises(InvalidError, match="does not serve resourceclaimtemplates") as refusal:
+        await blind.create_claim_template(owned("claims"))
+    assert not refusal.value.for_good
+    server.faults = [Fault("POST", 404, {**gone, "message": 'namespaces "ns" not found'}, times=1)]
+    with pytest.raises(NotFoundError, match="namespaces"):
+        await blind.create_claim_template(owned("claims"))
 
 
 def policy(port: int = 1, **owner: str) -> dict[str, Any]:

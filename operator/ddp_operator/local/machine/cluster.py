@@ -181,6 +181,9 @@ class LocalCluster(Generic[PodT]):
             _require_same_controller("service", key, existing=existing, wanted=manifest)
         self._services[key] = manifest
 
+    async def create_claim_template(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`; a job that needs one does not run here."""
+
     async def apply_network_policy(self, manifest: Manifest) -> None:
         """See `ports.Cluster`; nothing keeps processes of one machine apart."""
 

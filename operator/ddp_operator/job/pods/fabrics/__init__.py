@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ddp_operator.api.machines import Fabric
+from ddp_operator.job.pods.fabrics.dranet import dranet
 from ddp_operator.job.pods.fabrics.rdma import rdma
 from ddp_operator.job.pods.fabrics.side_cars import DEFAULT_SIDE_CARS, SideCars
 from ddp_operator.job.pods.fabrics.tcpx import tcpx
@@ -20,6 +21,7 @@ _FABRICS: Final[Mapping[Fabric, Callable[[Manifest, str, SideCars], dict[str, An
     "tcpx": tcpx,
     "tcpxo": tcpxo,
     "rdma": rdma,
+    "dranet": dranet,
 }
 
 PRIVILEGES: Final[Mapping[Fabric, str]] = {
@@ -28,6 +30,7 @@ PRIVILEGES: Final[Mapping[Fabric, str]] = {
     "tcpxo": "host paths for NVIDIA's libraries, devices and /sys, and the daemon's capabilities "
     "NET_ADMIN and NET_BIND_SERVICE",
     "rdma": "host paths for NVIDIA's libraries and gIB's",
+    "dranet": "host paths for NVIDIA's libraries and gIB's",
 }
 """What each needs that a Pod Security Standard may forbid."""
 

@@ -92,6 +92,19 @@ def allow(holder: Draft, *capabilities: str) -> None:
     holder["securityContext"] = {**context, "capabilities": given}
 
 
+def claim(pod: Draft, container_name: str, name: str, *, template: str) -> None:
+    """Claim devices for a container, by a template of claims."""
+    claims = pod["spec"].get("resourceClaims") or []
+    if all(other.get("name") != name for other in claims):
+        added = {"name": name, "resourceClaimTemplateName": template}
+        pod["spec"]["resourceClaims"] = [*claims, added]
+    holder = container(pod, container_name)
+    resources = holder.get("resources") or {}
+    held = resources.get("claims") or []
+    if all(other.get("name") != name for other in held):
+        holder["resources"] = {**resources, "claims": [*held, {"name": name}]}
+
+
 def add_side_car(pod: Draft, side_car: Manifest) -> None:
     """Add a container that runs beside the others, and ends with them; before all others."""
     own = pod["spec"].get("initContainers") or []

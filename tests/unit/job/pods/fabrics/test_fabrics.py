@@ -14,6 +14,7 @@ import yaml
 from ddp_operator.api.machines import GPUS, Fabric, networks
 from ddp_operator.job.planning.convergence import forbidden
 from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.claims import claim_template
 from ddp_operator.job.pods.fabrics import PRIVILEGES, SideCars, on_fabric
 from ddp_operator.job.pods.state import Identity
 
@@ -23,11 +24,14 @@ from tests.unit.job.builders import fresh_job
 GOLDEN = Path(__file__).parent / "golden"
 FABRICS: tuple[Fabric, ...] = get_args(Fabric)
 PLAIN: Json = {
-    "metadata": {"name": "digits-0-0"},
+    "metadata": {"name": "digits-0-0", "labels": {"ddp-operator.io/job-name": "digits"}},
     "spec": {"containers": [container(), container("logs")]},
 }
 OWN: Json = {
-    "metadata": {"annotations": {"networking.gke.io/interfaces": "[]", "note": "kept"}},
+    "metadata": {
+        "annotations": {"networking.gke.io/interfaces": "[]", "note": "kept"},
+        "labels": {"ddp-operator.io/job-name": "digits"},
+    },
     "spec": {
         "initContainers": [container("download")],
         "containers": [
@@ -123,6 +127,24 @@ def test_auto_is_what_the_machines_have(type_: str) -> None:
         del pod["metadata"]["annotations"][hashes]
     assert auto == named == on_fabric(gpu.fabric, plain, trainer="trainer")
     assert plain != auto
+
+
+def test_what_pods_claim_is_a_template_of_the_job() -> None:
+    accelerator = {"type": "nvidia-b200", "count": 8}
+    job = fresh_job(accelerator={**accelerator, "network": "dranet"})
+    template, pod = claim_template(job), manifests.pod(job, Identity(0, 0))
+    assert template is not None
+    [claim] = pod["spec"]["resourceClaims"]
+    assert claim["resourceClaimTemplateName"] == template["metadata"]["name"] == job.name
+    assert template["metadata"]["ownerReferences"] == pod["metadata"]["ownerReferences"]
+    assert pod["spec"]["containers"][0]["resources"] == {
+        "limits": {"nvidia.com/gpu": 8},
+        "claims": [{"name": claim["name"]}],
+    }
+    assert template["spec"] == yaml.safe_load((GOLDEN / "dranet-claims.yaml").read_text())
+    own = {"indexes": ["0"], "accelerator": {**accelerator, "network": "dranet"}}
+    assert claim_template(fresh_job(accelerator=accelerator)) is None
+    assert claim_template(fresh_job(overrides=[own])) == template
 
 
 def test_pods_of_one_job_may_differ() -> None:

@@ -1,0 +1,42 @@
+"""RDMA by DRANET: the pod claims its node's network cards, and needs no interfaces by name.
+
+Held against gpudirect-rdma/nccl-test-managed-rdma.yaml of
+https://github.com/GoogleCloudPlatform/container-engine-accelerators at 992db812 (June 2026).
+"""
+
+from copy import deepcopy
+from typing import Any, Final
+
+from ddp_operator.api.constants import LABEL_JOB_NAME
+from ddp_operator.job.pods.fabrics import edits
+from ddp_operator.job.pods.fabrics.rdma import give_gib
+from ddp_operator.job.pods.fabrics.side_cars import SideCars
+from ddp_operator.ports import Manifest
+
+_CLAIM: Final = "ddp-rdma"
+
+CLAIMED: Final[Manifest] = {
+    "devices": {
+        "requests": [
+            {
+                "name": "rdma",
+                "exactly": {
+                    "deviceClassName": "mrdma.google.com",
+                    "allocationMode": "ExactCount",
+                    "count": 8,
+                },
+            }
+        ]
+    }
+}
+"""All RDMA cards of a machine."""
+
+
+def dranet(pod: Manifest, trainer: str, side_cars: SideCars) -> dict[str, Any]:
+    """Return the pod with RDMA by a claim, from the template that its job has by its own name."""
+    del side_cars  # it has none
+    draft: edits.Draft = deepcopy(dict(pod))
+    template = draft["metadata"]["labels"][LABEL_JOB_NAME]
+    edits.claim(draft, trainer, _CLAIM, template=template)
+    give_gib(draft, trainer)
+    return draft
