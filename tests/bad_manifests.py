@@ -156,12 +156,6 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         masterPort=80,
     ),
     _schema(
-        "accelerator without type",
-        "spec.accelerator.type: Required value",
-        "spec.accelerator.type: field required",
-        accelerator={"count": 1},
-    ),
-    _schema(
         "accelerator in capitals",
         "spec.accelerator.type in body should match",
         "spec.accelerator.type: string should match pattern",
@@ -176,8 +170,14 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     _schema(
         "unknown provisioning",
         'spec.accelerator.provisioning: Unsupported value: "preemptible"',
-        "spec.accelerator.provisioning: input should be 'standard', 'spot' or 'flex-start'",
+        "spec.accelerator.provisioning: input should be 'standard', 'spot', 'flex-start' or 'res",
         accelerator={"type": "nvidia-l4", "provisioning": "preemptible"},
+    ),
+    _schema(
+        "a reservation's name as a path",
+        "spec.accelerator.reservation.name in body should match",
+        "spec.accelerator.reservation.name: string should match pattern",
+        accelerator={**_L4, "reservation": {"name": "projects/p/reservations/r"}},
     ),
     _schema(
         "unknown network",
@@ -407,6 +407,45 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "accelerator selected twice",
         "spec.accelerator.nodeSelector: leave out cloud.google.com/gke-accelerator",
         accelerator={**_L4, "nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-t4"}},
+    ),
+    _cel(
+        "accelerator without type",
+        "spec.accelerator: does not say which",
+        accelerator={"count": 1},
+    ),
+    _cel(
+        "a compute class with a type",
+        "spec.accelerator.computeClass: chooses machines and how they are bought",
+        accelerator={**_L4, "computeClass": "gpus"},
+    ),
+    _cel(
+        "a compute class on spot",
+        "spec.accelerator.computeClass: chooses machines and how they are bought",
+        accelerator={"computeClass": "gpus", "provisioning": "spot"},
+    ),
+    _cel(
+        "the network of a compute class",
+        "spec.accelerator.network: machines of this type have no such fabric",
+        accelerator={"computeClass": "gpus", "count": 8, "network": "auto"},
+    ),
+    _cel(
+        "a reservation that is not used",
+        "spec.accelerator.reservation: goes with provisioning: reservation",
+        accelerator={**_L4, "reservation": {"name": "ours"}},
+    ),
+    _cel(
+        "reserved, but where",
+        "spec.accelerator.reservation: goes with provisioning: reservation",
+        accelerator={**_L4, "provisioning": "reservation"},
+    ),
+    _cel(
+        "a sub-block of no block",
+        "spec.accelerator.reservation.subBlocks: of which block it is",
+        accelerator={
+            **_L4,
+            "provisioning": "reservation",
+            "reservation": {"name": "ours", "subBlocks": "ours-block-1-subblock-2"},
+        },
     ),
     _cel(
         "more GPUs than a machine has",

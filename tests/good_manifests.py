@@ -197,6 +197,31 @@ GOOD_MANIFESTS: dict[str, Json] = {
     "a network of machines that nobody knows": job(
         accelerator={"type": "nvidia-of-tomorrow", "count": 2, "network": "rdma"}
     ),
+    "a compute class": job(replicas=2, accelerator={"computeClass": "gpus", "count": 8}),
+    "a compute class of machines with a network": job(
+        replicas=2, accelerator={"computeClass": "h200", "count": 8, "network": "rdma"}
+    ),
+    "a reservation": job(
+        accelerator={
+            "type": "nvidia-b200",
+            "count": 8,
+            "provisioning": "reservation",
+            "reservation": {"name": "ours"},
+        }
+    ),
+    "a sub-block of another project's reservation": job(
+        accelerator={
+            "type": "nvidia-b200",
+            "count": 8,
+            "provisioning": "reservation",
+            "reservation": {
+                "name": "shared",
+                "project": "their-project",
+                "blocks": "shared-block-0001",
+                "subBlocks": "shared-block-0001-subblock-0002",
+            },
+        }
+    ),
     "MIG slices": job(
         nprocPerNode=2,
         accelerator={"type": "nvidia-a100-80gb"},

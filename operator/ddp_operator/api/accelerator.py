@@ -6,19 +6,43 @@ from pydantic import Field
 
 from ddp_operator.api.base import ApiModel
 from ddp_operator.api.constants import MAX_GPUS
-from ddp_operator.api.machines import GPUS, Fabric
+from ddp_operator.api.machines import GPUS, Fabric, Gpu
+
+_Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+"""As Compute Engine and GKE name things; fits into a label."""
+
+
+class Reservation(ApiModel):
+    """Capacity that was bought beforehand."""
+
+    name: _Name = Field(description="Name of the reservation.")
+    project: _Name | None = Field(
+        default=None, description="Project that shares it, where it is another one's."
+    )
+    blocks: _Name | None = Field(default=None, description="Name of a block of it.")
+    sub_blocks: _Name | None = Field(default=None, description="Name of a sub-block of the block.")
 
 
 class Accelerator(ApiModel):
     """GPU nodes on GKE: node selector, GPU limit and toleration for every pod."""
 
-    type: Annotated[
-        str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-    ] = Field(
+    type: (
+        Annotated[
+            str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+        ]
+        | None
+    ) = Field(
+        default=None,
         description=(
             "Value of GKE's node label cloud.google.com/gke-accelerator, "
             "such as nvidia-l4 or nvidia-h100-80gb."
-        )
+        ),
+    )
+    compute_class: _Name | None = Field(
+        default=None,
+        description=(
+            "A GKE ComputeClass, which chooses the machines, in place of type and provisioning."
+        ),
     )
     count: Annotated[int, Field(ge=1, le=MAX_GPUS)] = Field(
         default=1,
@@ -27,8 +51,11 @@ class Accelerator(ApiModel):
             "where the template gives none."
         ),
     )
-    provisioning: Literal["standard", "spot", "flex-start"] = Field(
+    provisioning: Literal["standard", "spot", "flex-start", "reservation"] = Field(
         default="standard", description="How the nodes are bought on GKE."
+    )
+    reservation: Reservation | None = Field(
+        default=None, description="Where they come from, with provisioning: reservation."
     )
     network: Literal["none", "auto", "tcpx", "tcpxo", "rdma", "dranet"] = Field(
         default="none",
@@ -46,9 +73,13 @@ class Accelerator(ApiModel):
     )
 
     @property
+    def gpu(self) -> Gpu | None:
+        """What is known of the type; None: nothing."""
+        return GPUS.get(self.type or "")
+
+    @property
     def fabric(self) -> Fabric | None:
         """The network that is meant; None: the pods' ordinary one."""
         if self.network == "auto":
-            gpu = GPUS.get(self.type)
-            return gpu.fabric if gpu else None
+            return self.gpu.fabric if self.gpu else None
         return None if self.network == "none" else self.network

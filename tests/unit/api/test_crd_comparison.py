@@ -45,7 +45,7 @@ def test_an_older_one_lacks_fields_and_words(crd: Json) -> None:
     assert found.lacking == {
         "spec.restart",
         "status.failures[].rank",
-        "spec.accelerator.provisioning=flex-start",
+        "spec.accelerator.provisioning=reservation",
     }
     assert found.unknown == frozenset()
 

@@ -119,8 +119,15 @@ _containers = st.lists(_container, min_size=1, max_size=3, unique_by=lambda c: s
 _LABELS = [GKE_PARTITION_LABEL, GKE_SHARING_LABEL, ARCHITECTURE_LABEL]
 _VALUES = st.sampled_from(["x", "amd64", "arm64"])
 _accelerator = st.fixed_dictionaries(
-    {"type": st.sampled_from(["nvidia-l4", "nvidia-gb200", "nvidia-b200", "nvidia-of-tomorrow"])},
+    {},
     optional={
+        "type": st.sampled_from(["nvidia-l4", "nvidia-gb200", "nvidia-b200", "nvidia-of-tomorrow"]),
+        "computeClass": st.just("gpus"),
+        "provisioning": st.sampled_from(["standard", "spot", "reservation"]),
+        "reservation": st.fixed_dictionaries(
+            {"name": st.just("ours")},
+            optional={"blocks": st.just("one"), "subBlocks": st.just("two")},
+        ),
         "count": st.sampled_from([1, 2, 4, 8, 9]),
         "network": st.sampled_from(["none", "auto", "tcpx", "rdma"]),
         "nodeSelector": st.dictionaries(

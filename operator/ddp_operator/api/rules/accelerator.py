@@ -22,7 +22,7 @@ from ddp_operator.api.spec import DDPJobSpec
 
 def known(spec: DDPJobSpec) -> Gpu | None:
     """What the table says of the accelerator; None without one that it knows."""
-    return GPUS.get(spec.accelerator.type) if spec.accelerator else None
+    return spec.accelerator.gpu if spec.accelerator else None
 
 
 def selected(spec: DDPJobSpec, label: str) -> str | None:
@@ -44,6 +44,7 @@ def _types(which: Callable[[Gpu], object]) -> str:
 
 _OWN = "self.accelerator.nodeSelector"
 _TEMPLATES = "self.template.spec.nodeSelector"
+_NO_TYPE = "!has(self.accelerator) || !has(self.accelerator.type)"
 _MOST = "{" + ", ".join(f"'{name}': {gpu.most}" for name, gpu in GPUS.items()) + "}"
 _LARGEST = "; ".join(
     f"{' and '.join(gpu.machines)} ({name}) {gpu.most}" for name, gpu in GPUS.items()
@@ -61,6 +62,51 @@ def _selects(label: str, value: str = "") -> str:
 
 ACCELERATOR_RULES = (
     Rule(
+        "spec.accelerator: does not say which; give it a type, or a computeClass that chooses one",
+        "!has(self.accelerator) || has(self.accelerator.type)"
+        " || has(self.accelerator.computeClass)",
+        lambda spec: (
+            spec.accelerator is None
+            or spec.accelerator.type is not None
+            or spec.accelerator.compute_class is not None
+        ),
+    ),
+    Rule(
+        "spec.accelerator.computeClass: chooses machines and how they are bought; leave type, "
+        "provisioning and reservation to it, or leave it out",
+        "!has(self.accelerator) || !has(self.accelerator.computeClass)"
+        " || !has(self.accelerator.type) && self.accelerator.provisioning == 'standard'"
+        " && !has(self.accelerator.reservation)",
+        lambda spec: (
+            (a := spec.accelerator) is None
+            or a.compute_class is None
+            or (a.type is None and a.provisioning == "standard" and a.reservation is None)
+        ),
+    ),
+    Rule(
+        "spec.accelerator.reservation: goes with provisioning: reservation, and that with it; give "
+        "both, or neither",
+        "!has(self.accelerator) || has(self.accelerator.computeClass)"
+        " || has(self.accelerator.reservation) == (self.accelerator.provisioning == 'reservation')",
+        lambda spec: (
+            (a := spec.accelerator) is None
+            or a.compute_class is not None
+            or (a.reservation is not None) is (a.provisioning == "reservation")
+        ),
+    ),
+    Rule(
+        "spec.accelerator.reservation.subBlocks: of which block it is; give blocks, too",
+        "!has(self.accelerator) || !has(self.accelerator.reservation)"
+        " || !has(self.accelerator.reservation.subBlocks)"
+        " || has(self.accelerator.reservation.blocks)",
+        lambda spec: (
+            (a := spec.accelerator) is None
+            or a.reservation is None
+            or a.reservation.sub_blocks is None
+            or a.reservation.blocks is not None
+        ),
+    ),
+    Rule(
         f"spec.accelerator.nodeSelector: leave out {GKE_ACCELERATOR_LABEL}; "
         "spec.accelerator.type sets it",
         "!has(self.accelerator) || !has(self.accelerator.nodeSelector)"
@@ -72,7 +118,7 @@ ACCELERATOR_RULES = (
     Rule(
         "spec.accelerator.count: no machine of spec.accelerator.type has so many GPUs; ask for "
         f"fewer, in more pods. The largest: {_LARGEST}",
-        f"!has(self.accelerator) || !(self.accelerator.type in {_MOST})"
+        f"{_NO_TYPE} || !(self.accelerator.type in {_MOST})"
         f" || {_selects(GKE_PARTITION_LABEL)}"
         f" || self.accelerator.count <= {_MOST}[self.accelerator.type] && "
         + for_trainer(
@@ -86,7 +132,7 @@ ACCELERATOR_RULES = (
     ),
     Rule(
         f"spec.accelerator: GPUs of its type cannot be divided; leave {GKE_PARTITION_LABEL} out",
-        f"!has(self.accelerator) || !(self.accelerator.type in"
+        f"{_NO_TYPE} || !(self.accelerator.type in"
         f" [{_types(lambda gpu: gpu.partitions == 1)}]) || !{_selects(GKE_PARTITION_LABEL)}",
         lambda spec: (
             (gpu := known(spec)) is None
@@ -109,7 +155,7 @@ ACCELERATOR_RULES = (
     Rule(
         f"spec.accelerator: the machines of its type have another processor than the one asked for "
         f"({ARCHITECTURE_LABEL}); leave the label out, and use an image for theirs",
-        f"!has(self.accelerator) || !(self.accelerator.type in {_MOST})"
+        f"{_NO_TYPE} || !(self.accelerator.type in {_MOST})"
         f" || !(self.accelerator.type in [{_types(lambda gpu: gpu.arm64)}]"
         f" ? {_selects(ARCHITECTURE_LABEL, 'amd64')} : {_selects(ARCHITECTURE_LABEL, 'arm64')})",
         lambda spec: (

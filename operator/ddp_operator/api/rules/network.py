@@ -49,15 +49,15 @@ NETWORK_RULES = (
         "spec.accelerator.network: machines of this type have no such fabric, or it is not known "
         "which; choose none, or one of "
         + ", ".join(f"{' or '.join(networks(gpu))} with {t}" for t, gpu in _JOINED.items()),
-        f"{_WITHOUT} || {_SERVES} || !(self.accelerator.type in {list(GPUS)})"
-        " && self.accelerator.network != 'auto'",
+        f"{_WITHOUT} || (has(self.accelerator.type) && self.accelerator.type in {list(GPUS)}"
+        f" ? {_SERVES} : self.accelerator.network != 'auto')",
         _serves,
     ),
     Rule(
         "spec.accelerator.network: a fabric serves pods that have whole machines; set "
         "spec.accelerator.count to all GPUs of one: "
         + ", ".join(f"{most} of {name}" for name, most in _WHOLE.items()),
-        f"{_WITHOUT} || !(self.accelerator.type in {_WHOLE})"
+        f"{_WITHOUT} || !has(self.accelerator.type) || !(self.accelerator.type in {_WHOLE})"
         f" || self.accelerator.count == {_MOST} || "
         + for_trainer(f"{HAS_PLAIN_LIMIT} && int({PLAIN_LIMIT}) == {_MOST}"),
         lambda spec: _wanted(spec) == "none" or _is_whole(spec),

@@ -206,7 +206,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
 def _unknown_accelerators(job: DDPJob) -> list[Event]:
     """A type may be newer than this release, or misspelt: then its pods will find no node."""
     accelerators = [kind.accelerator for kind, _ in kinds(job.spec)]
-    types = dict.fromkeys(one.type for one in accelerators if one)
+    types = dict.fromkeys(one.type for one in accelerators if one and one.type)
     return [
         Event(
             UNKNOWN_ACCELERATOR,

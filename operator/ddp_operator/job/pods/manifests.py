@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_operator.api.accelerator import Accelerator
+from ddp_operator.api.accelerator import Accelerator, Reservation
 from ddp_operator.api.constants import (
     ANNOTATION_SPEC_HASH,
     ANNOTATION_TRAINER,
@@ -13,9 +13,11 @@ from ddp_operator.api.constants import (
     ENV_STATUS_PORT,
     ENV_TOKEN,
     GKE_ACCELERATOR_LABEL,
+    GKE_COMPUTE_CLASS_LABEL,
     GKE_FLEX_START_LABEL,
     GKE_GCSFUSE_ANNOTATION,
     GKE_GCSFUSE_DRIVER,
+    GKE_RESERVATION_PREFIX,
     GKE_SPOT_LABEL,
     GPU_RESOURCE,
     KIND,
@@ -26,7 +28,6 @@ from ddp_operator.api.constants import (
     LABEL_SERVING,
 )
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.machines import GPUS
 from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import is_gpu, trainer_container
 from ddp_operator.api.spec import Checkpoint
@@ -239,20 +240,25 @@ def _mount(
 def _add_accelerator(
     spec: dict[str, Any], trainer: dict[str, Any], accelerator: Accelerator
 ) -> None:
-    selector = {GKE_ACCELERATOR_LABEL: accelerator.type}
+    selector = {GKE_ACCELERATOR_LABEL: accelerator.type} if accelerator.type else {}
     # GKE adds this toleration itself only to pods that request the resource in the classic way;
     # without it a pod waits for ever.
     tolerations: list[dict[str, Any]] = [
         {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
     ]
-    if (gpu := GPUS.get(accelerator.type)) and gpu.arm64:
+    if accelerator.gpu and accelerator.gpu.arm64:
         selector[ARCHITECTURE_LABEL] = "arm64"
         tolerations.append(_tolerating(ARCHITECTURE_LABEL, "arm64"))
+    if accelerator.compute_class:
+        selector[GKE_COMPUTE_CLASS_LABEL] = accelerator.compute_class
+        tolerations.append(_tolerating(GKE_COMPUTE_CLASS_LABEL, accelerator.compute_class))
     provisioning = {"spot": GKE_SPOT_LABEL, "flex-start": GKE_FLEX_START_LABEL}
     label = provisioning.get(accelerator.provisioning)
     if label:
         selector[label] = "true"
         tolerations.append(_tolerating(label, "true"))
+    if accelerator.reservation:
+        selector |= _reserved(accelerator.reservation)
     spec["nodeSelector"] = {
         **(spec.get("nodeSelector") or {}),
         **selector,
@@ -268,6 +274,17 @@ def _add_accelerator(
     if not any(is_gpu(resource) for resource in limits):
         limits = {**limits, GPU_RESOURCE: accelerator.count}
         trainer["resources"] = {**resources, "limits": limits}
+
+
+def _reserved(reservation: Reservation) -> dict[str, str]:
+    asked = {
+        "affinity": "specific",
+        "name": reservation.name,
+        "project": reservation.project,
+        "blocks": reservation.blocks,
+        "subblocks": reservation.sub_blocks,
+    }
+    return {GKE_RESERVATION_PREFIX + what: value for what, value in asked.items() if value}
 
 
 def _tolerating(key: str, value: str) -> dict[str, str]:

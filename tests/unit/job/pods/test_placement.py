@@ -85,6 +85,34 @@ class TestAccelerator:
         assert spec["nodeSelector"]["kubernetes.io/arch"] == "arm64"
         assert {**tolerates("kubernetes.io/arch"), "value": "arm64"} in spec["tolerations"]
 
+    def test_a_compute_class_chooses_the_machines(self) -> None:
+        job = fresh_job(accelerator={"computeClass": "gpus", "count": 4})
+        spec = manifests.pod(job, FIRST)["spec"]
+        label = "cloud.google.com/compute-class"
+        assert spec["nodeSelector"] == {label: "gpus"}
+        assert spec["tolerations"] == [GPU_TOLERATION, {**tolerates(label), "value": "gpus"}]
+        assert trainer(job)["resources"] == {"limits": {"nvidia.com/gpu": 4}}
+        assert env(job)["LOCAL_WORLD_SIZE"] == "4"
+
+    @pytest.mark.parametrize(
+        ("more", "labels"),
+        [
+            ({}, {}),
+            ({"project": "theirs"}, {"project": "theirs"}),
+            ({"blocks": "b", "subBlocks": "s"}, {"blocks": "b", "subblocks": "s"}),
+        ],
+    )
+    def test_a_reservation_is_asked_for_by_its_labels(self, more: Json, labels: Json) -> None:
+        reservation = {"name": "ours", **more}
+        accelerator = {**L4, "provisioning": "reservation", "reservation": reservation}
+        spec = manifests.pod(fresh_job(accelerator=accelerator), FIRST)["spec"]
+        expected = {"affinity": "specific", "name": "ours", **labels}
+        assert spec["nodeSelector"] == {
+            "cloud.google.com/gke-accelerator": "nvidia-l4",
+            **{f"cloud.google.com/reservation-{what}": value for what, value in expected.items()},
+        }
+        assert spec["tolerations"] == [GPU_TOLERATION]
+
     def test_none_adds_nothing(self) -> None:
         spec = manifests.pod(fresh_job(), FIRST)["spec"]
         assert not {"nodeSelector", "tolerations"} & set(spec)
