@@ -42,7 +42,9 @@ def kinds(spec: DDPJobSpec) -> Sequence[tuple[DDPJobSpec, Sequence[range]]]:
 
     There are only kinds of which there are pods, so that the plain one may be missing.
     """
-    found = [(applied(spec, one), tuple(ranges(one))) for one in spec.overrides or ()]
+    if not spec.overrides:
+        return [(spec, (range(spec.replicas),))]
+    found = [(applied(spec, one), tuple(ranges(one))) for one in spec.overrides]
     plain = tuple(_rest(spec))
     return [*found, (spec, plain)] if plain else found
 

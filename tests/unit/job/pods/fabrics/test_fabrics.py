@@ -51,6 +51,18 @@ OWN: Json = {
 }
 
 
+class Readable(yaml.SafeDumper):
+    """Writes lines as lines."""
+
+
+def _in_lines(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+Readable.add_representer(str, _in_lines)
+
+
 def made(fabric: Fabric, pod: Json) -> dict[str, Any]:
     return on_fabric(fabric, pod, trainer="trainer")
 
@@ -59,7 +71,7 @@ def made(fabric: Fabric, pod: Json) -> dict[str, Any]:
 def test_a_plain_pod_gets_what_its_fabric_needs(fabric: Fabric) -> None:
     golden, pod = GOLDEN / f"{fabric}.yaml", made(fabric, PLAIN)
     if os.environ.get("DDP_WRITE_GOLDEN"):
-        golden.write_text(yaml.safe_dump(pod, sort_keys=False, width=100))
+        golden.write_text(yaml.dump(pod, Dumper=Readable, sort_keys=False, width=1000))
     assert pod == yaml.safe_load(golden.read_text())
 
 
