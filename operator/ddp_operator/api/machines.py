@@ -1,10 +1,11 @@
 """The GPUs that GKE rents out, in one table: what is known of a type is checked, and what is not
 known is carried through with a warning.
 
-Held against https://cloud.google.com/kubernetes-engine/docs/concepts/gpus (types, counts, sharing),
-https://cloud.google.com/compute/docs/accelerator-optimized-machines and .../docs/gpus (machines,
-memory) and .../kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx and
-.../ai-hypercomputer/docs/gpudirect-rdma (fabrics), November 2026.
+As Google describes them: types, counts and sharing in
+https://cloud.google.com/kubernetes-engine/docs/concepts/gpus, machines and memory in
+https://cloud.google.com/compute/docs/gpus, fabrics in
+https://cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx and
+https://cloud.google.com/ai-hypercomputer/docs/gpudirect-rdma. None of it was tried on such machines.
 """
 
 from collections.abc import Mapping
