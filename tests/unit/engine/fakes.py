@@ -1,6 +1,6 @@
 """A cluster in memory that does exactly what it is told, and fails when told to."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -38,6 +38,8 @@ class FakeCluster:
         self.graces: dict[Key, int | None] = {}
         self.calls: list[str] = []
         self.claim_templates: dict[Key, dict[str, Any]] = {}
+        self.tell: Callable[[Key], None] = lambda _: None
+        """Called with a job when a pod of it is gone, as a watch would tell of it."""
         self.refuse: dict[str, ClusterError] = {}
         self.lose_answers: set[str] = set()
         self.lost_fields: set[str] = set()
@@ -84,7 +86,9 @@ class FakeCluster:
     async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
         self.graces[pod] = grace_seconds
         self._called("delete_pod", pod.name)
-        self.pods.pop(pod, None)
+        gone = self.pods.pop(pod, None)
+        if gone is not None and (job := job_of(gone)) is not None:
+            self.tell(job)
 
     async def patch_pod_labels(self, pod: Key, labels: Mapping[str, str | None]) -> None:
         self._called("patch_pod_labels", pod.name)

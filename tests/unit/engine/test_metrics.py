@@ -38,6 +38,7 @@ def samples(text: str) -> dict[str, float]:
 async def test_jobs_restarts_and_failures_are_counted() -> None:
     cluster = FakeCluster()
     engine = Engine(cluster, access=ACCESS)
+    cluster.tell = engine.look_at
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await eventually(lambda: len(cluster.pods) == 2)

@@ -34,6 +34,7 @@ class World:
             trainers=HttpTrainers(),
             progress_seconds=EVERY_SECONDS,
         )
+        self.cluster.tell = self.engine.look_at
         self.engine.start()
 
     async def run(self, name: str, server: TrainerServer, **spec: Any) -> None:
