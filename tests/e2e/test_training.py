@@ -23,7 +23,7 @@ from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 
 EXAMPLES = REPOSITORY / "manifests/examples"
 DIGITS = "digits-gloo"
-TWO_PROCESSES = "two-processes"
+UNEQUAL_PODS = "unequal-pods"
 TORCHRUN = "any-script"
 LAUNCHER = "any-script-by-launcher"
 DRIVER = "driver"
@@ -77,12 +77,19 @@ def jobs(environment: Environment, shared: Kubectl) -> dict[str, Job]:
     environment.make_volume(shared, claim="digits-checkpoints")
     shared.run("apply", "--filename", str(EXAMPLES / "digits-gloo.yaml"))
     shared.apply(
-        with_misleading_name(digits_job(TWO_PROCESSES, "--epochs=6", nprocPerNode=2)),
+        with_misleading_name(
+            digits_job(
+                UNEQUAL_PODS,
+                "--epochs=6",
+                nprocPerNode=2,
+                overrides=[{"indexes": ["0"], "nprocPerNode": 1}],
+            )
+        ),
         *script_job(TORCHRUN),
         *script_job(LAUNCHER, args=["--", "python", "/scripts/train.py"]),
         driver_job(),
     )
-    names = (DIGITS, TWO_PROCESSES, TORCHRUN, LAUNCHER, DRIVER)
+    names = (DIGITS, UNEQUAL_PODS, TORCHRUN, LAUNCHER, DRIVER)
     return {name: Job(shared, name) for name in names}
 
 
@@ -119,12 +126,13 @@ def test_kubectl_shows_a_job_in_one_line_and_tells_its_story(jobs: dict[str, Job
     assert "ddp-operator" in story
 
 
-def test_two_processes_in_each_pod_form_one_group_whatever_the_name_of_rank_0_means(
+def test_pods_of_one_rank_and_of_two_form_one_group_whatever_the_name_of_rank_0_means(
     jobs: dict[str, Job],
 ) -> None:
-    status = jobs[TWO_PROCESSES].wait_until("Succeeded")
+    status = jobs[UNEQUAL_PODS].wait_until("Succeeded")
 
-    jobs[TWO_PROCESSES].log_with(f"{TWO_PROCESSES}-0-0", "group of 4 ranks formed")
+    jobs[UNEQUAL_PODS].log_with(f"{UNEQUAL_PODS}-0-0", "group of 3 ranks formed")
+    jobs[UNEQUAL_PODS].log_with(f"{UNEQUAL_PODS}-0-1", "rank 2")
     assert accuracy(status) >= 0.9  # six epochs instead of twelve
 
 
