@@ -42,9 +42,7 @@ def entry_of(document: Json) -> Entry:
     """A job as the operator knows it once it was told of it."""
     cache = JobCache()
     cache.put(document)
-    [key] = cache.keys()
-    entry = cache.get(key)
-    assert entry is not None
+    [entry] = cache.entries.values()
     return entry
 
 

@@ -5,7 +5,8 @@ As Google describes them: types, counts and sharing in
 https://cloud.google.com/kubernetes-engine/docs/concepts/gpus, machines and memory in
 https://cloud.google.com/compute/docs/gpus, fabrics in
 https://cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx and
-https://cloud.google.com/ai-hypercomputer/docs/gpudirect-rdma. None of it was tried on such machines.
+https://cloud.google.com/ai-hypercomputer/docs/gpudirect-rdma. None of it was tried on such
+machines.
 """
 
 from collections.abc import Mapping

@@ -132,10 +132,7 @@ class Engine:
         """Write down what there is to count, as Prometheus' text."""
         phases = Counter[str](dict.fromkeys(get_args(Phase), 0))
         newer = 0
-        for key in self.jobs.keys():  # noqa: SIM118 - no dict
-            entry = self.jobs.get(key)
-            if entry is None:
-                continue
+        for entry in self.jobs.entries.values():
             if isinstance(entry.job, NewerJobError):
                 newer += 1  # what becomes of it is not for this operator to say
             else:
@@ -150,7 +147,7 @@ class Engine:
         ]
         if self._reports is not None:
             self._polling = asyncio.create_task(self._reports.run(), name="progress reports")
-        for key in self.jobs.keys():  # noqa: SIM118 - no dict
+        for key in self.jobs.entries:
             self.look_at(key)
 
     async def stop(self, *, at_once: bool = False) -> None:

@@ -57,9 +57,10 @@ class JobCache:
         """The job of this name, None when it does not exist."""
         return self._entries.get(key)
 
-    def keys(self) -> set[Key]:
-        """The names of all jobs."""
-        return set(self._entries)
+    @property
+    def entries(self) -> Mapping[Key, Entry]:
+        """All jobs by name, of this moment: they change while somebody else has a turn."""
+        return self._entries
 
     def uids(self) -> dict[Key, str]:
         """The UID of each job, by name."""

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.engine.jobs import JobCache
+from ddp_operator.engine.jobs import Entry, JobCache
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.progress import InvalidReportError, Report, parse
@@ -30,6 +30,14 @@ _JITTER: Final = 0.1
 """Each wait is longer or shorter by up to this part, so that jobs that start together drift
 apart.
 """
+
+
+class _Look(NamedTuple):
+    """What was found in a job: of ten thousand few change from one round to the next."""
+
+    entry: Entry
+    may_train: bool
+    is_out: bool
 
 
 class ProgressReports:
@@ -57,6 +65,7 @@ class ProgressReports:
         self._on_report = on_report
         self._reports: dict[Key, Report] = {}
         self._heard_at: dict[Key, float] = {}
+        self._looks: dict[Key, _Look] = {}
         self._due: dict[Key, float] = {}
         self._troubles: dict[Key, str] = {}
         self._asking: set[Key] = set()
@@ -78,18 +87,22 @@ class ProgressReports:
     def _now_due(self) -> list[Key]:
         """The jobs whose time has come; each is due again an interval later."""
         now, interval = asyncio.get_running_loop().time(), self._interval_seconds
+        looks, self._looks = self._looks, {}
         known, self._due = self._due, {}
         due: list[Key] = []
-        for key in self._jobs.keys():  # noqa: SIM118 - no dict
-            entry = self._jobs.get(key)
-            if entry is None or not _may_train(entry.job):
+        for key, entry in self._jobs.entries.items():
+            look = looks.get(key)
+            if look is None or look.entry is not entry:
+                look = _Look(entry, _may_train(entry.job), _is_out(entry.job))
+            self._looks[key] = look
+            if not look.may_train:
                 continue
             # A job that is new here comes up at any moment of its first interval.
             self._due[key] = known.get(key, now + random.uniform(0, interval))
-            if _is_out(entry.job):
+            if look.is_out:
                 self._due[key] = min(self._due[key], now + _OUTAGE_SECONDS)
             if self._due[key] <= now and key not in self._asking:
-                wait = min(interval, _OUTAGE_SECONDS) if _is_out(entry.job) else interval
+                wait = min(interval, _OUTAGE_SECONDS) if look.is_out else interval
                 self._due[key] = now + wait * random.uniform(1 - _JITTER, 1 + _JITTER)
                 due.append(key)
         for forgotten in self._troubles.keys() - self._due.keys():
@@ -154,7 +167,7 @@ class ProgressReports:
 def _may_train(job: DDPJob | InvalidJobError) -> bool:
     if not isinstance(job, DDPJob) or job.status.start_time is None:
         return False
-    return not (job.status.finished or job.deleting or job.spec.suspend)
+    return not (job.spec.suspend or job.deleting or job.status.finished)
 
 
 def _is_out(job: DDPJob | InvalidJobError) -> bool:
