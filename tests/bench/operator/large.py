@@ -3,13 +3,15 @@
 Created, all ready, one pod failed and the gang started again, suspended, deleted: for each step how
 long it took, and what it cost the operator. There is no kubelet: simulated nodes patch what it
 would. While pods become ready the operator hears of each once, so that its CPU a pod is its CPU an
-event.
+event. Thousands of jobs are those of many teams: in one namespace, Kubernetes' own controllers
+would look through all pods for each of its Services.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,11 +28,13 @@ from tests.bench.server.control_plane import (
     wait_until_serving,
 )
 from tests.bench.server.creation import Shape
-from tests.bench.server.nodes import simulated_nodes
+from tests.bench.server.nodes import SimulatedNodes, simulated_nodes
 from tests.bench.server.process import OperatorProcess, running_operator
 from tests.cluster import ControlPlane
 
 SHAPES = (Shape(1, 100), Shape(1, 1000), Shape(1, 5000), Shape(10_000, 1))
+JOBS_OF_A_TEAM = 200
+"""In a namespace of theirs."""
 _STEP_SECONDS = 1800.0
 """Deadline of each step."""
 
@@ -77,15 +81,17 @@ def table(found: dict[Shape, Steps]) -> list[str]:
     for shape, steps in found.items():
         head = (f"{title(shape)} pods", "seconds", "CPU ms/pod", "writes/pod", "memory MB")
         lines += ["", _row(*head)]
-        for name, step in steps.items():
-            figures = (
-                f"{step.seconds:.1f}",
-                f"{1e3 * step.cpu_seconds / shape.pods:.2f}",
-                f"{step.writes / shape.pods:.2f}",
-                f"{step.memory_mb:.0f}",
-            )
-            lines.append(_row(name, *figures))
+        lines += [_row(name, *_figures(shape, step)) for name, step in steps.items()]
     return lines
+
+
+def _figures(shape: Shape, step: Step) -> tuple[str, ...]:
+    return (
+        f"{step.seconds:.1f}",
+        f"{1e3 * step.cpu_seconds / shape.pods:.2f}",
+        f"{step.writes / shape.pods:.2f}",
+        f"{step.memory_mb:.0f}",
+    )
 
 
 def _row(name: str, *figures: str) -> str:
@@ -106,20 +112,21 @@ async def _measure(settings: Settings) -> tuple[str, dict[Shape, Steps]]:
 async def _live(
     client: BareClient, running: ControlPlane, shape: Shape, settings: Settings
 ) -> Steps:
-    namespace = f"jobs-{shape.jobs}-{shape.replicas}"
-    await make_namespace(client, namespace)
-    with running_operator(running.kubeconfig, log=settings.scratch / namespace) as operator:
+    log = settings.scratch / f"{shape.jobs}-{shape.replicas}"
+    with running_operator(running.kubeconfig, log=log) as operator:
         await wait_until_serving(client, "canary", operator.check_alive)
-        life = _Life(client, operator, shape, namespace)
+        life = _Life(client, operator, shape)
+        for namespace in life.namespaces:
+            await make_namespace(client, namespace)
         await life.step("created", life.create)
         # Bound to a node, pods would stay in Terminating for want of a kubelet.
-        async with simulated_nodes(client, namespace, bind=False) as nodes:
+        async with _nodes(client, life.namespaces) as nodes:
 
             async def run() -> None:
-                await life.until(lambda: _all(nodes.running >= shape.pods, nodes.check))
+                await life.until(lambda: _all_run(nodes, shape.pods))
 
             async def restart() -> None:
-                await nodes.fail(f"{life.names[0]}-0-0")
+                await nodes[0].fail(f"{life.names[0]}-0-0")
                 await life.until(life.runs_again)
 
             await life.step("all ready", run)
@@ -129,23 +136,31 @@ async def _live(
     return life.steps
 
 
-async def _all(holds: bool, check: Callable[[], None]) -> bool:
-    check()
-    return holds
+@asynccontextmanager
+async def _nodes(
+    client: BareClient, namespaces: Sequence[str]
+) -> AsyncIterator[Sequence[SimulatedNodes]]:
+    async with AsyncExitStack() as stack:
+        nodes = [simulated_nodes(client, namespace, bind=False) for namespace in namespaces]
+        yield [await stack.enter_async_context(one) for one in nodes]
+
+
+async def _all_run(nodes: Sequence[SimulatedNodes], pods: int) -> bool:
+    for one in nodes:
+        one.check()
+    return sum(one.running for one in nodes) >= pods
 
 
 class _Life:
     """The steps of all jobs of one shape."""
 
-    def __init__(
-        self, client: BareClient, operator: OperatorProcess, shape: Shape, namespace: str
-    ) -> None:
+    def __init__(self, client: BareClient, operator: OperatorProcess, shape: Shape) -> None:
         self._client = client
         self._operator = operator
         self._shape = shape
-        self._namespace = namespace
-        self._path = jobs_path(namespace)
         self.names = [f"job-{i:05}" for i in range(shape.jobs)]
+        teams = -(-shape.jobs // JOBS_OF_A_TEAM)
+        self.namespaces = [f"jobs-{shape.jobs}-{shape.replicas}-{i}" for i in range(teams)]
         self.steps: Steps = {}
 
     async def step(self, name: str, do: Callable[[], Awaitable[None]]) -> None:
@@ -163,6 +178,7 @@ class _Life:
             memory_mb=operator.memory_mb(),
             writes=(await client.requests()).since(before).writes().total(),
         )
+        say(_row(name, *_figures(self._shape, self.steps[name])))
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Wait, for as long as a step may take."""
@@ -176,37 +192,44 @@ class _Life:
 
     async def create(self) -> None:
         replicas = self._shape.replicas
-        jobs = (
-            workload.job(self._namespace, name, replicas=replicas, scope="Gang")
-            for name in self.names
-        )
-        await self._client.post_all(self._path, [json.dumps(job).encode() for job in jobs])
+
+        for i, namespace in enumerate(self.namespaces):
+            names = self.names[i * JOBS_OF_A_TEAM : (i + 1) * JOBS_OF_A_TEAM]
+            jobs = (workload.job(namespace, n, replicas=replicas, scope="Gang") for n in names)
+            bodies = [json.dumps(job).encode() for job in jobs]
+            await self._client.post_all(jobs_path(namespace), bodies)
         await self.until(lambda: self._pods_are(self._shape.pods))
 
     async def runs_again(self) -> bool:
-        job = await self._client.get(f"{self._path}/{self.names[0]}")
+        job = await self._client.get(self._path(0))
         status = job.get("status") or {}
         if status.get("phase") == "Failed":
             raise BenchmarkError(f"{self.names[0]} has failed: {status.get('message')}")
         return bool(status.get("attempt") == 1 and status.get("phase") == "Running")
 
     async def suspend(self) -> None:
-        waiting = iter(self.names)
+        waiting = iter(range(self._shape.jobs))
 
         async def work() -> None:
-            for name in waiting:
-                await self._client.merge(f"{self._path}/{name}", {"spec": {"suspend": True}})
+            for i in waiting:
+                await self._client.merge(self._path(i), {"spec": {"suspend": True}})
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
         await self.until(lambda: self._pods_are(0))
 
     async def delete(self) -> None:
-        await self._client.delete(self._path)
+        for namespace in self.namespaces:
+            await self._client.delete(jobs_path(namespace))
 
         async def gone() -> bool:
-            return not (await self._client.get(f"{self._path}?limit=1"))["items"]
+            lists = [self._client.get(f"{jobs_path(n)}?limit=1") for n in self.namespaces]
+            return not any(found["items"] for found in await asyncio.gather(*lists))
 
         await self.until(gone)
 
+    def _path(self, i: int) -> str:
+        """Of the i-th job."""
+        return f"{jobs_path(self.namespaces[i // JOBS_OF_A_TEAM])}/{self.names[i]}"
+
     async def _pods_are(self, count: int) -> bool:
-        return await self._client.count_pods(self._namespace) == count
+        return await self._client.count_pods() == count

@@ -149,10 +149,11 @@ class BareClient:
             for _ in range(IN_FLIGHT):
                 group.create_task(work())
 
-    async def count_pods(self, namespace: str) -> int:
-        """Count a namespace's pods, at the price of listing one of them."""
+    async def count_pods(self, namespace: str = "") -> int:
+        """Count a namespace's pods, or all, at the price of listing one of them."""
         self.pod_lists += 1
-        answer = await self.get(f"/api/v1/namespaces/{namespace}/pods?limit=1")
+        within = f"namespaces/{namespace}/" if namespace else ""
+        answer = await self.get(f"/api/v1/{within}pods?limit=1")
         return len(answer["items"]) + int(answer["metadata"].get("remainingItemCount") or 0)
 
     async def requests(self) -> Requests:
