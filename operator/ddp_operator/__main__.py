@@ -103,6 +103,12 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: that of the operator's pod, or of the kubeconfig's context)",
     )
     parser.add_argument("--verbose", action="store_true", help="log debugging details")
+    parser.add_argument(
+        "--log-format",
+        choices=["text", "json"],
+        default="text",
+        help="one line for each record: as text (default), or as a JSON object",
+    )
 
 
 def _port(text: str) -> int:
@@ -118,7 +124,7 @@ def _run(asked: argparse.Namespace) -> int:
     from ddp_operator import process
     from ddp_operator.logs import log_to_stderr
 
-    log_to_stderr(verbose=asked.verbose)
+    log_to_stderr(verbose=asked.verbose, log_format=asked.log_format)
     return process.run(
         process.Options(
             kubeconfig=asked.kubeconfig,

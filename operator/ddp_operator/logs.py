@@ -1,8 +1,11 @@
 """The operator's log: one record, one line, whatever a job or a pod says of itself."""
 
+import bisect
+import json
 import logging
 import unicodedata
-from typing import Final
+from datetime import UTC, datetime
+from typing import Final, Literal
 
 _MAX_CHARACTERS: Final = 16 * 1024
 """Of one record; what a collector of logs takes as one (containerd itself cuts lines at 16 KiB)."""
@@ -23,6 +26,27 @@ class OneLineFormatter(logging.Formatter):
         return one_line(super().format(record))
 
 
+class JsonFormatter(logging.Formatter):
+    """A JSON object with time, severity, logger and message, by the names that Cloud Logging takes
+    for a record's own; written in ASCII, so that nothing in it is more than text.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("%(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's line."""
+        time = datetime.fromtimestamp(record.created, UTC)
+        return json.dumps(
+            {
+                "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                "severity": record.levelname,
+                "logger": record.name,
+                "message": _within_bounds(super().format(record)),
+            }
+        )
+
+
 def one_line(text: str) -> str:
     """Return a text with everything escaped that is not to be printed, cut where it is too long."""
     if len(text) > _MAX_CHARACTERS:
@@ -32,10 +56,17 @@ def one_line(text: str) -> str:
     return "".join(map(_harmless, text))
 
 
-def log_to_stderr(*, verbose: bool) -> None:
+LogFormat = Literal["text", "json"]
+_FORMATTERS: Final[dict[LogFormat, type[logging.Formatter]]] = {
+    "text": OneLineFormatter,
+    "json": JsonFormatter,
+}
+
+
+def log_to_stderr(*, verbose: bool, log_format: LogFormat = "text") -> None:
     """Log from now on; with `verbose`, details as well."""
     handler = logging.StreamHandler()
-    handler.setFormatter(OneLineFormatter())
+    handler.setFormatter(_FORMATTERS[log_format]())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     # kopf tells of every event that it has handed over; the engine tells what it does about them.
     for chatty in ("kopf.objects", "kopf.activities", "kopf._core.engines.activities"):
@@ -46,3 +77,13 @@ def _harmless(character: str) -> str:
     if unicodedata.category(character) not in _FORGING:
         return character
     return character.encode("unicode_escape").decode()
+
+
+def _within_bounds(text: str) -> str:
+    """Cut a text where it would be too long as JSON, in which a character may take twelve."""
+    beginning = text[:_MAX_CHARACTERS]
+    if len(beginning) == len(text) and len(json.dumps(text)) <= _MAX_CHARACTERS:  # nearly always
+        return text
+    lengths = range(len(beginning) + 1)
+    kept = bisect.bisect(lengths, _MAX_CHARACTERS, key=lambda n: len(json.dumps(beginning[:n]))) - 1
+    return f"{text[:kept]}… ({len(text) - kept} more characters)"

@@ -1,9 +1,13 @@
 """One record, one line, whatever users and pods have written."""
 
+import json
 import logging
+import signal
 
 import pytest
-from ddp_operator.logs import OneLineFormatter, one_line
+from ddp_operator import process
+from ddp_operator.__main__ import main
+from ddp_operator.logs import JsonFormatter, OneLineFormatter, one_line
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,3 +49,57 @@ def test_any_text_becomes_one_line_that_can_be_written(text: str) -> None:
     line = one_line(text)
     assert len(line.splitlines()) <= 1
     line.encode()
+
+
+def test_a_json_record_says_the_same_and_forges_nothing() -> None:
+    logged = record("%s: %s", "pod-0", FORGED)
+    logged.created = 1795440184.25
+    line = JsonFormatter().format(logged)
+    assert line.isascii()
+    assert line.isprintable()
+    assert json.loads(line) == {
+        "time": "2026-11-23T13:23:04.250Z",
+        "severity": "INFO",
+        "logger": "name",
+        "message": f"pod-0: {FORGED}",
+    }
+
+
+def test_a_traceback_is_part_of_a_json_records_message() -> None:
+    found = json.loads(JsonFormatter().format(record("failed", failing=True)))
+    assert found["message"] == "failed\nValueError: one\ntwo"
+
+
+@pytest.mark.parametrize("character", ["x", "\n", "ß", "🙂"])
+@pytest.mark.parametrize("count", [1365, 3000, 10**6])
+def test_no_json_record_is_without_end(character: str, count: int) -> None:
+    line = JsonFormatter().format(record("%s", character * count))
+    assert len(line) < 16_600
+    message = json.loads(line)["message"]
+    kept = len(message) - len(message.lstrip(character))
+    cut = f"… ({count - kept} more characters)" if kept < count else ""
+    assert message == character * kept + cut
+    if cut:
+        assert len(json.dumps(message[:kept])) > 16_300  # as much as there is room for
+
+
+@pytest.mark.parametrize(
+    ("log_format", "formatter"), [("text", OneLineFormatter), ("json", JsonFormatter)]
+)
+def test_the_format_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, log_format: str, formatter: type
+) -> None:
+    chosen: dict[str, list[logging.Handler]] = {}
+    with monkeypatch.context() as patched:
+        patched.setattr(logging, "basicConfig", lambda **given: chosen.update(given))
+        patched.setattr(logging, "getLogger", logging.Logger)  # its levels are everybody's
+        patched.setattr(signal, "signal", lambda *_: None)
+        patched.setattr(process, "run", lambda _: 0)
+        assert main(["run", "--log-format", log_format]) == 0
+    [handler] = chosen["handlers"]
+    assert type(handler.formatter) is formatter
+
+
+def test_a_format_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--log-format", "xml"]) == 64
+    assert "'xml'" in capsys.readouterr().err
