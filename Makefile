@@ -60,11 +60,16 @@ lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	PYTHONPATH=operator:trainer-image $(VENV)/bin/lint-imports
 
 .PHONY: generate check-generated
-generate: $(STAMP) ## Write the CRD from the models
+generate: $(STAMP) ## Write the CRD, and the chart's values and schema, from the models
 	$(PY) -m ddp_operator crd > crds/ddpjobs.yaml
+	$(PY) -m tests.chart generate
 
-check-generated: generate ## Fail when the stored CRD is not what the models say
-	git diff --exit-code -- crds/ddpjobs.yaml
+check-generated: generate ## Fail when what is stored of them is not what the models say
+	git diff --exit-code -- crds/ddpjobs.yaml manifests/chart
+
+.PHONY: release
+release: $(STAMP) ## Write chart, ddp-operator.yaml and checksums to dist/; REGISTRY=… has the images
+	$(PY) -m tests.chart release --registry "$(REGISTRY)"
 
 .PHONY: lock
 # Hashes for what runs with rights in a cluster. torch has none that hold everywhere: its variants, for

@@ -246,6 +246,8 @@ class FakeApiServer:
 
     def _post(self, plural: str, body: Object) -> web.Response:
         metadata = body["metadata"]
+        if "generateName" in metadata:
+            metadata.setdefault("name", f"{metadata['generateName']}1")
         if (plural, metadata["namespace"], metadata["name"]) in self.objects:
             return _status(409, "AlreadyExists", f'{plural} "{metadata["name"]}" already exists')
         return web.json_response(self.create(plural, body), status=201)

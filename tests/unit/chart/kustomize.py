@@ -1,0 +1,81 @@
+"""As much of kustomize as `manifests/install` and its components need."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.unit.chart.rendering import Objects, by_name
+
+MANIFESTS: Final = Path(__file__).parents[3] / "manifests"
+
+
+def build(*components: str) -> Objects:
+    """What `kubectl apply -k` of a kustomization with these components would install."""
+    folder = MANIFESTS / "install"
+    chosen = _read(folder)
+    objects = by_name(_resources(folder))
+    for component in components:
+        _add(objects, MANIFESTS / "components" / component)
+    for image in chosen["images"]:
+        for container in _containers(objects):
+            if container["image"] == image["name"]:
+                container["image"] = f"{image['newName']}:{image['newTag']}"
+    return objects
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    return read
+
+
+def _resources(folder: Path) -> list[Any]:
+    found: list[Any] = []
+    for name in _read(folder)["resources"]:
+        path = (folder / name).resolve()
+        found += _resources(path) if path.is_dir() else yaml.safe_load_all(path.read_text())
+    return found
+
+
+def _containers(objects: Objects) -> list[Any]:
+    return [
+        container
+        for (kind, _), o in objects.items()
+        if kind == "Deployment"
+        for container in o["spec"]["template"]["spec"]["containers"]
+    ]
+
+
+def _add(objects: Objects, component: Path) -> None:
+    for patch in _read(component).get("patches", ()):
+        what, target = yaml.safe_load(patch["patch"]), patch["target"]
+        hit = [
+            (kind, name)
+            for kind, name in objects
+            if re.fullmatch(target["kind"], kind) and re.fullmatch(target["name"], name)
+        ]
+        assert hit, f"{component.name} patches nothing"
+        for key in hit:
+            if isinstance(what, dict):
+                assert what["$patch"] == "delete"
+                del objects[key]
+            else:
+                objects[key] = _patched(objects[key], what)
+    objects |= by_name(_resources(component))
+
+
+def _patched(manifest: Any, operations: list[dict[str, Any]]) -> Any:
+    result = copy.deepcopy(manifest)
+    for operation in operations:
+        assert operation["op"] == "add"
+        *path, last = operation["path"].split("/")[1:]
+        node = result
+        for step in path:
+            node = node[int(step) if isinstance(node, list) else step]
+        if last == "-":
+            node.append(operation["value"])
+        else:
+            node[last] = operation["value"]
+    return result

@@ -1,0 +1,71 @@
+"""kustomize and Helm install the same, object by object."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.chart.kustomize import build
+from tests.unit.chart.rendering import (
+    OPERATOR,
+    Objects,
+    container_of,
+    pod_of,
+    render,
+)
+
+KEEP = {"helm.sh/resource-policy": "keep"}
+
+
+def without_namespace(installed: Objects) -> Objects:
+    """What Helm installs: it makes the namespace itself (--create-namespace)."""
+    return {key: o for key, o in installed.items() if key[0] != "Namespace"}
+
+
+def differences(ours: Objects, theirs: Objects) -> dict[tuple[str, str], Any]:
+    return {
+        key: (ours.get(key), theirs.get(key))
+        for key in ours.keys() | theirs.keys()
+        if ours.get(key) != theirs.get(key)
+    }
+
+
+def test_by_default() -> None:
+    rendered, installed = render(), without_namespace(build())
+    assert len(installed) > 10
+    [definition] = [key for key in rendered if key[0] == "CustomResourceDefinition"]
+    [(changed, (ours, theirs))] = differences(rendered, installed).items()
+    assert changed == definition
+    assert ours["metadata"].pop("annotations") == KEEP
+    assert ours == theirs
+
+
+def test_to_the_letter_where_nothing_is_said_to_helm() -> None:
+    assert differences(render({"crds": {"keep": False}}), without_namespace(build())) == {}
+
+
+@pytest.mark.parametrize(
+    ("component", "values"),
+    [
+        ("admission-policy", {"admissionPolicy": True}),
+        ("dranet", {"dranet": True}),
+        ("metrics-auth", {"metrics": {"auth": {"enabled": True}}}),
+        ("network-policy", {"networkPolicy": {"enabled": True}}),
+    ],
+)
+def test_with_what_not_every_cluster_wants(component: str, values: dict[str, Any]) -> None:
+    rendered = render({"crds": {"keep": False}, **values})
+    assert differences(rendered, without_namespace(build(component))) == {}
+    assert rendered != render({"crds": {"keep": False}})
+
+
+def test_in_one_namespace() -> None:
+    rendered = render({"crds": {"keep": False}, "watchNamespace": "ddp-operator"})
+    installed = without_namespace(build("one-namespace"))
+    [(changed, (ours, theirs))] = differences(rendered, installed).items()
+    assert changed == OPERATOR
+    # Only kustomize has to find out which namespace that is.
+    assert container_of(installed)["args"].pop() == "--namespace=$(NAMESPACE)"
+    assert container_of(installed).pop("env")
+    assert container_of(rendered)["args"].pop() == "--namespace=ddp-operator"
+    assert ours == theirs
+    assert pod_of(rendered)["serviceAccountName"] == "ddp-operator"

@@ -1,0 +1,69 @@
+"""What cannot be meant is refused, by the name of the value."""
+
+from typing import Any
+
+import helm_python as helm
+import pytest
+from ddp_operator.job.pods.fabrics import SideCars as Operators
+
+from tests.chart.values import SideCars
+from tests.unit.chart.rendering import chart, render
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"replica": 3}, "'replica'"),
+    ({"image": {"Tag": "1"}}, "'Tag'"),
+    ({"crds": {"enable": True}}, "'enable'"),
+    ({"metrics": {"monitor": {"intervall": "1m"}}}, "'intervall'"),
+    ({"metrics": {"alert": {}}}, "'alert'"),
+    ({"watchNamespaces": ["a", "b"]}, "'watchNamespaces'"),
+    ({"watchNamespace": ["a", "b"]}, "/watchNamespace"),
+    ({"watchNamespace": "A b"}, "/watchNamespace"),
+    ({"replicas": 0}, "/replicas"),
+    ({"replicas": "3"}, "/replicas"),
+    ({"image": {"digest": "sha256:1"}}, "/image/digest"),
+    ({"image": {"repository": ""}}, "/image/repository"),
+    ({"logFormat": "xml"}, "/logFormat"),
+    ({"progressPollSeconds": 0}, "/progressPollSeconds"),
+    ({"metrics": {"monitor": {"kind": "Probe"}}}, "/metrics/monitor/kind"),
+    ({"metrics": {"monitor": {"interval": "1 minute"}}}, "/metrics/monitor/interval"),
+    ({"nodeSelector": {"a": True}}, "/nodeSelector/a"),
+    ({"extraArgs": "--verbose"}, "/extraArgs"),
+    ({"sideCars": {"tcpx": "image-without-tag"}}, "/sideCars/tcpx"),
+    ({"sideCars": {"rdma": "m/a:1"}}, "'rdma'"),
+]
+
+
+@pytest.mark.parametrize(("values", "named"), BAD, ids=str)
+def test_a_typo_is_named(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(helm.HelmValuesError) as refusal:
+        chart().validate_schema(values)
+    assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"leaderElection": False}, "leaderElection: without it replicas has to be 1"),
+        (
+            {"metrics": {"auth": {"enabled": True}, "monitor": {"kind": "PodMonitor"}}},
+            "metrics.monitor.endpoint: with metrics.auth it needs authorization",
+        ),
+        ({"extraObjects": [{"kind": "ConfigMap"}]}, "extraObjects: one of them has no metadata"),
+    ],
+)
+def test_what_does_not_go_together_is_named(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(helm.HelmRenderError) as refusal:
+        render(values)
+    assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"global": {"imageRegistry": "x"}}, {"enabled": True}, {"resources": None}]
+)
+def test_what_a_parent_chart_says_is_let_through(values: dict[str, Any]) -> None:
+    chart().validate_schema(values)
+    assert render(values)
+
+
+def test_side_cars_are_those_of_the_operator() -> None:
+    assert SideCars.model_fields.keys() == Operators.model_fields.keys()

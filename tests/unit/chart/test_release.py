@@ -1,0 +1,68 @@
+"""What `make release` writes."""
+
+import subprocess
+import tarfile
+from pathlib import Path
+
+import helm_python as helm
+import pytest
+import yaml
+from ddp_operator import __version__
+
+from tests.chart.generated import CHART
+from tests.chart.release import release
+from tests.unit.chart.kustomize import build
+from tests.unit.chart.rendering import by_name, container_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dist")
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in release(folder, registry="ghcr.io/example")}
+
+
+def test_it_is_three_files(written: dict[str, Path], folder: Path) -> None:
+    expected = {f"ddp-operator-{__version__}.tgz", "ddp-operator.yaml", "SHA256SUMS"}
+    assert {path.name for path in folder.iterdir()} == expected == written.keys()
+
+
+def test_the_checksums_are_right(written: dict[str, Path], folder: Path) -> None:
+    command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    checked = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    assert checked.stdout.count(": OK") == len(written) - 1
+
+
+def test_the_package_is_the_chart_with_what_its_links_lead_to(written: dict[str, Path]) -> None:
+    with tarfile.open(written[f"ddp-operator-{__version__}.tgz"]) as package:
+        assert all(member.isfile() for member in package.getmembers())
+        packed = {member.name for member in package.getmembers()}
+        [crd] = [m for m in package.getmembers() if m.name.endswith("files/ddpjobs.yaml")]
+        content = package.extractfile(crd)
+        assert content
+        assert content.read() == (CHART.parents[1] / "crds/ddpjobs.yaml").read_bytes()
+    stored = {f"ddp-operator/{p.relative_to(CHART)}" for p in CHART.rglob("*") if p.is_file()}
+    assert packed == stored
+
+
+def test_the_package_installs_this_release(written: dict[str, Path]) -> None:
+    with helm.Chart.load(written[f"ddp-operator-{__version__}.tgz"]) as chart:
+        assert chart.version == chart.metadata["appVersion"] == __version__
+        texts = chart.render(name="ddp", namespace="ddp-operator")
+    rendered = by_name([yaml.safe_load(texts["ddp-operator/templates/deployment.yaml"])])
+    assert container_of(rendered)["image"] == f"ghcr.io/example/ddp-operator:{__version__}"
+
+
+def test_the_single_file_is_the_kustomize_install_with_its_image(written: dict[str, Path]) -> None:
+    text = written["ddp-operator.yaml"].read_text()
+    documents = list(yaml.safe_load_all(text))
+    assert all(documents)
+    applied, installed = by_name(documents), build()
+    # In an order that a server can take them in.
+    assert [key[0] for key in applied][:2] == ["Namespace", "CustomResourceDefinition"]
+    container_of(installed)["image"] = f"ghcr.io/example/ddp-operator:{__version__}"
+    assert applied == installed
+    assert "helm" not in text.lower()
