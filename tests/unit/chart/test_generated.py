@@ -58,3 +58,13 @@ def test_the_schema_is_one_that_any_validator_reads() -> None:
     stored = json.loads((CHART / "values.schema.json").read_text())
     assert stored["additionalProperties"] is False
     assert stored["properties"]["global"]["type"] == "object"
+
+
+def test_rules_are_where_the_chart_takes_them_away_for_old_servers() -> None:
+    [version] = custom_resource_definition()["spec"]["versions"]
+    everything = version["schema"]["openAPIV3Schema"]
+    for node in (everything, everything["properties"]["spec"]):
+        assert node.pop("x-kubernetes-validations")
+    assert "x-kubernetes-validations" not in json.dumps(everything)
+    template = (CHART / "templates/crd.yaml").read_text()
+    assert template.count('"x-kubernetes-validations"') == 2

@@ -1,0 +1,234 @@
+"""The chart on a real API server: installed, tried, upgraded under running jobs, uninstalled, back.
+
+The server is these tests' own, for the CRD there belongs to a release.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import helm_python as helm
+import pytest
+from ddp_operator.kube import PODS, ApiClient, load_credentials
+from ddp_operator.ports import NotFoundError
+
+from tests import cluster
+from tests.good_manifests import Json, job
+from tests.integration.conftest import CRDS
+from tests.integration.jobs import JOBS, Jobs
+from tests.integration.kubelet import FakeKubelet, start
+from tests.integration.releases import Release
+from tests.skipping import skip_or_fail
+from tests.waiting import eventually
+
+CRD = f"{CRDS}/ddpjobs.ddp-operator.io"
+TEST_POD = "ddp-operator-test"
+ALONE: Json = {"crds": {"enabled": False}, "userRoles": False}
+"""Of a second release in a cluster."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[cluster.ControlPlane]:
+    with contextlib.ExitStack() as stack:
+        try:
+            running = stack.enter_context(cluster.control_plane(controllers=True, scheduler=False))
+        except cluster.ClusterUnavailableError as reason:
+            skip_or_fail("API SERVER", reason)
+        yield running
+
+
+@pytest.fixture
+async def admin(server: cluster.ControlPlane) -> AsyncIterator[ApiClient]:
+    async with ApiClient(load_credentials(kubeconfig=str(server.kubeconfig))) as client:
+        yield client
+
+
+@pytest.fixture
+async def releases(
+    server: cluster.ControlPlane, admin: ApiClient
+) -> AsyncIterator[tuple[Release, Release]]:
+    """Two that nobody has installed, in namespaces of their own; afterwards nothing is left."""
+    both = (
+        Release(server.kubeconfig, admin, "ddp-operator"),
+        Release(server.kubeconfig, admin, "training"),
+    )
+    yield both
+    for release in both:
+        with contextlib.suppress(helm.HelmError):
+            await release.uninstall()
+    await remove_crd(admin)
+
+
+async def remove_crd(admin: ApiClient) -> None:
+    with contextlib.suppress(NotFoundError):
+        await admin.request("DELETE", CRD)
+
+    async def gone() -> bool:
+        return await find_crd(admin) is None
+
+    await eventually(gone, interval_seconds=0.05)
+
+
+async def find_crd(admin: ApiClient) -> Json | None:
+    try:
+        found: Json = await admin.request("GET", CRD)
+    except NotFoundError:
+        return None
+    return found
+
+
+async def uids(jobs: Jobs) -> dict[str, str]:
+    """Of the job's pods and of the job, by name."""
+    found = {name: pod["metadata"]["uid"] for name, pod in (await jobs.pods()).items()}
+    return {**found, "": (await jobs.get())["metadata"]["uid"]}
+
+
+async def test_a_release_comes_and_goes_over_a_job_that_stays(
+    releases: tuple[Release, Release], admin: ApiClient, namespace: str, tmp_path: Path
+) -> None:
+    release, _ = releases
+    jobs, kubelet = Jobs(admin, namespace), FakeKubelet(admin, namespace)
+    await release.install()
+    crd = await find_crd(admin)
+    assert crd
+    rights = await release.kubeconfig_of("ddp-operator", tmp_path)
+    told = await release.arguments()
+    with release.operator(rights, told):
+        await start(jobs, kubelet)
+        before = await uids(jobs)
+        assert before.keys() == {"job-0-0", "job-0-1", ""}
+        await release.upgrade({"logFormat": "json", "replicas": 3})
+        deployment = await release.deployment()
+        assert deployment["spec"]["replicas"] == 3
+        assert await release.arguments() == [*told, "--log-format=json"]
+        await release.rollback()
+        assert await release.arguments() == told
+        assert await uids(jobs) == before
+    await release.uninstall()
+    with pytest.raises(NotFoundError):
+        await release.deployment()
+    # The jobs, and with them the pods, stay as long as the CRD does.
+    assert await uids(jobs) == before
+    await release.install()
+    found = await find_crd(admin)
+    assert found
+    assert found["metadata"]["uid"] == crd["metadata"]["uid"]
+    rights = await release.kubeconfig_of("ddp-operator", tmp_path)
+    with release.operator(rights, await release.arguments()):
+        for pod in ("job-0-0", "job-0-1"):
+            await kubelet.succeed(pod)
+        await jobs.until_phase("Succeeded")
+        assert await uids(jobs) == before
+    await release.upgrade({"crds": {"keep": False}})
+    await release.uninstall()
+
+    async def gone() -> bool:
+        return await find_crd(admin) is None
+
+    await eventually(gone, interval_seconds=0.05)
+
+
+async def test_helm_test_runs_a_job_to_its_end(
+    releases: tuple[Release, Release], admin: ApiClient, tmp_path: Path
+) -> None:
+    release, _ = releases
+    await release.install()
+    kubelet = FakeKubelet(admin, release.namespace)
+    rights = await release.kubeconfig_of("ddp-operator", tmp_path)
+    with release.operator(rights, await release.arguments()):
+        trying = asyncio.create_task(release.test())
+        pod: Json = {}
+
+        async def created() -> bool:
+            nonlocal pod
+            with contextlib.suppress(NotFoundError):
+                path = PODS.path(namespace=release.namespace, name=TEST_POD)
+                pod = await admin.request("GET", path)
+            return bool(pod)
+
+        await eventually(created, interval_seconds=0.05)
+        ended = asyncio.create_task(run_pod(pod, await release.kubeconfig_of(TEST_POD, tmp_path)))
+        name = await only_job(admin, release.namespace)
+        jobs = Jobs(admin, release.namespace)
+        ranks = (f"{name}-0-0", f"{name}-0-1")
+        await jobs.until_pods(*ranks, name=name)
+        for rank in ranks:
+            await kubelet.run(rank)
+            await kubelet.succeed(rank)
+        assert (await ended).endswith(f"{name}: Succeeded: all 2 pods ended well\n")
+        await kubelet.succeed(TEST_POD)
+        await trying
+        assert not await jobs.exists(name)
+
+
+async def run_pod(pod: Json, kubeconfig: Path) -> str:
+    """Run a pod's command as a process; returns what it writes when it ends well."""
+    [container] = pod["spec"]["containers"]
+    given = {variable["name"]: variable["value"] for variable in container["env"]}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *container["command"][1:],
+        env={**os.environ, **given, "KUBECONFIG": str(kubeconfig)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(60):
+            out, errors = await process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    assert process.returncode == 0, errors.decode()
+    return out.decode()
+
+
+async def only_job(admin: ApiClient, namespace: str) -> str:
+    """Wait until there is one, and return its name."""
+    names: list[str] = []
+
+    async def there() -> bool:
+        answer = await admin.request("GET", JOBS.path(namespace=namespace))
+        names[:] = [item["metadata"]["name"] for item in answer["items"]]
+        return len(names) == 1
+
+    await eventually(there, interval_seconds=0.05)
+    return names[0]
+
+
+async def test_releases_with_a_namespace_each_serve_only_that(
+    releases: tuple[Release, Release], admin: ApiClient, tmp_path: Path
+) -> None:
+    first, second = releases
+    await first.install({"watchNamespace": first.namespace})
+    await second.install({"watchNamespace": second.namespace, **ALONE})
+    ours, theirs = (Jobs(admin, release.namespace) for release in releases)
+    rights = [await release.kubeconfig_of("ddp-operator", tmp_path) for release in releases]
+    for jobs in (ours, theirs):
+        await jobs.create(job(replicas=1))
+    with first.operator(rights[0], await first.arguments()) as operator:
+        await ours.until_pods("job-0-0")
+        await operator.serving()
+        assert (await theirs.get()).get("status") is None
+        with second.operator(rights[1], await second.arguments()):
+            await theirs.until_pods("job-0-0")
+    for release, jobs in zip(releases, (ours, theirs), strict=True):
+        assert f"--namespace={release.namespace}" in await release.arguments()
+        await jobs.discard()
+
+
+async def test_what_another_release_has_is_not_taken_from_it(
+    releases: tuple[Release, Release], admin: ApiClient
+) -> None:
+    first, second = releases
+    await first.install()
+    with pytest.raises(helm.HelmReleaseError, match=r"ddpjobs\.ddp-operator\.io.*ddp-operator"):
+        await second.install()
+    with pytest.raises(NotFoundError):
+        await second.deployment()
+    crd = await find_crd(admin)
+    assert crd
+    assert json.dumps(crd["metadata"]["annotations"]).count('"ddp-operator"') == 1
