@@ -101,6 +101,7 @@ class Replica:
         )
         self._engine.metrics.lost_fields = crd.lacking
         self._engine.metrics.unknown_fields = crd.unknown
+        self._engine.metrics.api_errors = client.errors
 
     def metrics(self) -> str:
         """What there is to count, as Prometheus' text."""

@@ -7,9 +7,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 from ddp_operator import startup
-from ddp_operator.kube import ApiClient, check_access, load_credentials
+from ddp_operator.kube import SERVICES, ApiClient, check_access, load_credentials
 
 from tests import cluster
+from tests.good_manifests import job
 from tests.integration.jobs import Jobs
 from tests.integration.operator_process import running_operator
 from tests.integration.rights import INSTALLED_IN_ONE_NAMESPACE, granted, roles_in, until_said
@@ -54,6 +55,18 @@ async def test_everybody_sees_them_unless_told_otherwise(
         control_plane.kubeconfig, tmp_path / "log", namespace=jobs.namespace, metrics_port=port
     ):
         await until_scraped(port, None, 200, LEADS)
+
+
+async def test_what_the_api_server_refuses_is_counted(
+    admin: ApiClient, control_plane: cluster.ControlPlane, jobs: Jobs, port: int, tmp_path: Path
+) -> None:
+    taken = {"metadata": {"name": "job"}, "spec": {"clusterIP": "None", "selector": {"a": "b"}}}
+    await admin.request("POST", SERVICES.path(namespace=jobs.namespace), body=taken)
+    await jobs.create(job())
+    with running_operator(
+        control_plane.kubeconfig, tmp_path / "log", namespace=jobs.namespace, metrics_port=port
+    ):
+        await until_scraped(port, None, 200, '\nddp_operator_api_errors_total{code="409"} ')
 
 
 async def token_of(admin: ApiClient, namespace: str, account: str) -> str:

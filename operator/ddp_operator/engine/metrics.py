@@ -25,6 +25,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._restarts: Counter[Labels] = Counter()
+        self._restarts_without_progress: Counter[Labels] = Counter()
         self._failures: Counter[Labels] = Counter()
         self._reasons: set[str] = set()
         self._buckets = [0] * (len(_BUCKETS) + 1)
@@ -33,6 +34,8 @@ class Metrics:
         """Fields and words that the server's CRD, which is older, does not know."""
         self.unknown_fields: frozenset[str] = frozenset()
         """Fields and words of the server's CRD, which is newer, unknown to this operator."""
+        self.api_errors: Mapping[str, int] = {}
+        """Requests to the API server that failed, by status code."""
 
     @contextmanager
     def reconciling(self) -> Iterator[None]:
@@ -55,7 +58,11 @@ class Metrics:
         reason = failure.reason if failure.reason in self._reasons else _OTHER
         self._failures[(("class", failure.class_), ("reason", reason))] += 1
         if after.incarnation != before.incarnation:
-            self._restarts[(("class", failure.class_),)] += 1
+            labels = (("class", failure.class_),)
+            self._restarts[labels] += 1
+            notes = after.bookkeeping
+            if max(notes.restarts_without_progress, notes.node_failures_without_progress) > 1:
+                self._restarts_without_progress[labels] += 1
 
     def text(self, *, jobs: Mapping[str, int], newer_jobs: int, queued: int, leading: bool) -> str:
         """Write all of it down, with the present number of jobs in each phase, of those that only
@@ -82,8 +89,20 @@ class Metrics:
                 {(): newer_jobs},
             ),
             _family("restarts_total", "counter", "Restarts by class of failure.", self._restarts),
+            _family(
+                "restarts_without_progress_total",
+                "counter",
+                "Restarts by class, for which no checkpoint is later than at the one before.",
+                self._restarts_without_progress,
+            ),
             _family("failures_total", "counter", "Failures by class, reason.", self._failures),
             _family("queue_length", "gauge", "Jobs that wait for a worker.", {(): queued}),
+            _family(
+                "api_errors_total",
+                "counter",
+                "Requests that the API server refused or did not answer, by status code or none.",
+                _by("code", self.api_errors),
+            ),
             _family("leader", "gauge", "1 where this replica acts.", {(): int(leading)}),
             _family(
                 "crd_lost_fields",

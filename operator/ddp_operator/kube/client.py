@@ -10,6 +10,7 @@ import contextlib
 import json
 import random
 import socket
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from types import TracebackType
@@ -22,7 +23,13 @@ from yarl import URL
 from ddp_operator import __version__
 from ddp_operator.kube.credentials import Credentials, CredentialsError
 from ddp_operator.kube.errors import AnswerTooLargeError, error_from_response
-from ddp_operator.ports import ClusterError, ConflictError, Manifest, UnavailableError
+from ddp_operator.ports import (
+    ClusterError,
+    ConflictError,
+    Manifest,
+    NotLeaderError,
+    UnavailableError,
+)
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -63,6 +70,8 @@ class ApiClient:
         before_write: Callable[[], None] | None = None,
     ) -> None:
         self.credentials = credentials
+        self.errors: Counter[str] = Counter()
+        """Attempts that failed, by their answers' status codes; `none`: there was no answer."""
         self._max_connections = max_connections
         self._max_attempts = max_attempts
         self._timeout_seconds = timeout_seconds
@@ -128,6 +137,7 @@ class ApiClient:
                         ends_at=deadline.when() or 0.0,
                     )
             except TimeoutError:  # of the deadline: those of single attempts are handled there
+                self.errors["none"] += 1
                 raise UnavailableError(f"{method} {path}: no answer in {seconds:g} s") from None
 
     async def _attempts(
@@ -152,7 +162,7 @@ class ApiClient:
                     content = await read_at_most(max_bytes, response)
                     return _parsed(content) if content else None
             except _FAILURES as error:
-                failure = _as_cluster_error(error, method, path)
+                failure = self._counted(error, method, path)
                 wait = _retry_wait(method, error, failure, attempt=attempt)
                 late = wait is not None and asyncio.get_running_loop().time() + wait >= ends_at
                 if wait is None or late or attempt >= attempts:
@@ -236,7 +246,13 @@ class ApiClient:
                         if line:
                             yield line
         except _FAILURES as error:
-            raise _as_cluster_error(error, "GET", path) from error
+            raise self._counted(error, "GET", path) from error
+
+    def _counted(self, error: Exception, method: str, path: str) -> ClusterError:
+        failure = _as_cluster_error(error, method, path)
+        if not isinstance(failure, NotLeaderError):  # was not sent
+            self.errors[str(failure.status or "none")] += 1
+        return failure
 
 
 async def read_at_most(max_bytes: int | None, response: aiohttp.ClientResponse) -> bytes:

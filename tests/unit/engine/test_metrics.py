@@ -2,13 +2,15 @@
 
 import re
 
+from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Failure
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import Metrics
+from ddp_operator.job.failure.budget import after_progress, count
 from ddp_operator.ports import Key
 
 from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import CRASHED, job
-from tests.unit.job.builders import stored_job
+from tests.unit.job.builders import NOW, stored_job
 from tests.waiting import eventually
 
 _SAMPLE = re.compile(
@@ -56,6 +58,37 @@ async def test_jobs_restarts_and_failures_are_counted() -> None:
     count = found["ddp_operator_reconcile_duration_seconds_count"]
     assert count >= 2
     assert found['ddp_operator_reconcile_duration_seconds_bucket{le="+Inf"}'] == count
+
+
+def test_restarts_count_apart_until_a_later_checkpoint() -> None:
+    metrics, status = Metrics(), DDPJobStatus()
+    for attempt, step in enumerate((10, 10, 10, 20, 20)):
+        reached = status.model_copy(update={"checkpoint": CheckpointRecord(step=step)})
+        failure = Failure(
+            time=NOW,
+            attempt=attempt,
+            index=0,
+            pod=f"train-{attempt}-0",
+            reason="Error",
+            class_="Application",
+            charged=True,
+        )
+        after = count(after_progress(reached), failure).model_copy(
+            update={"failures": [failure], "attempt": attempt + 1}
+        )
+        metrics.recorded(before=status, after=after)
+        status = after
+    found = samples(metrics.text(jobs={}, newer_jobs=0, queued=0, leading=True))
+    assert found['ddp_operator_restarts_total{class="Application"}'] == 5
+    assert found['ddp_operator_restarts_without_progress_total{class="Application"}'] == 3
+
+
+def test_errors_of_the_api_server_are_told() -> None:
+    metrics = Metrics()
+    metrics.api_errors = {"503": 2, "none": 1}
+    found = samples(metrics.text(jobs={}, newer_jobs=0, queued=0, leading=True))
+    assert found['ddp_operator_api_errors_total{code="503"}'] == 2
+    assert found['ddp_operator_api_errors_total{code="none"}'] == 1
 
 
 def test_jobs_of_a_newer_operator_count_as_no_failures() -> None:

@@ -17,6 +17,7 @@ from ddp_operator.ports import (
     ForbiddenError,
     InvalidError,
     NotFoundError,
+    NotLeaderError,
     UnavailableError,
 )
 from ddp_operator.process import RECURSION
@@ -377,3 +378,34 @@ async def test_a_silent_stream_is_cut(client: ApiClient, server: FakeApiServer) 
 async def test_a_client_says_when_it_is_not_open(credentials: Credentials) -> None:
     with pytest.raises(RuntimeError, match="async with"):
         await ApiClient(credentials).request("GET", "/api")
+
+
+async def test_failed_attempts_are_counted_by_their_answers(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    await client.request("POST", PODS_PATH, body=pod("a"))
+    assert client.errors == {}
+    server.faults.append(Fault("GET", 503, status(503, "ServiceUnavailable", "busy"), times=2))
+    await client.request("GET", PODS_PATH)
+    server.faults.append(Fault("POST", None))
+    await client.request("POST", PODS_PATH, body=pod("b"))
+    with pytest.raises(NotFoundError):
+        await client.request("GET", f"{PODS_PATH}/missing")
+    assert client.errors == {"503": 2, "none": 1, "404": 1}
+    server.faults.append(Fault("GET", 403, status(403, "Forbidden", "no")))
+    with pytest.raises(ForbiddenError):
+        async for _ in client.stream_lines(
+            PODS_PATH, params={"watch": "1"}, idle_timeout_seconds=9
+        ):
+            pass
+    assert client.errors["403"] == 1
+
+
+async def test_what_is_not_sent_is_no_error_of_the_server(credentials: Credentials) -> None:
+    def refuse() -> None:
+        raise NotLeaderError("another one leads")
+
+    async with ApiClient(credentials, before_write=refuse) as client:
+        with pytest.raises(NotLeaderError):
+            await client.request("POST", PODS_PATH, body=pod("a"))
+        assert client.errors == {}
