@@ -232,3 +232,40 @@ async def test_what_another_release_has_is_not_taken_from_it(
     crd = await find_crd(admin)
     assert crd
     assert json.dumps(crd["metadata"]["annotations"]).count('"ddp-operator"') == 1
+
+
+async def test_the_server_takes_whatever_the_values_make(releases: tuple[Release, Release]) -> None:
+    """But for what only later servers, or those with a Prometheus operator, know."""
+    release, _ = releases
+    terms = [{"matchExpressions": [{"key": "pool", "operator": "Exists"}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    values: Json = {
+        "image": {"registry": "r.example", "digest": f"sha256:{'0' * 64}"},
+        "progressPollSeconds": 2.5,
+        "logFormat": "json",
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"key": "pool", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": required},
+        "priorityClassName": "system-cluster-critical",
+        "networkPolicy": {"enabled": True},
+        "metrics": {"auth": {"enabled": True}},
+        "dranet": True,
+        "sideCars": {"tcpx": "m.example/a:1"},
+        "extraLabels": {"team": "sre"},
+        "extraAnnotations": {"example.com/why": "because"},
+        "extraArgs": ["--verbose"],
+        "extraEnv": [{"name": "A", "value": "1"}],
+        "extraObjects": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-x"}}
+        ],
+    }
+    values["image"]["pullSecrets"] = [{"name": "pull"}]
+    await release.install(values)
+    pod = (await release.deployment())["spec"]["template"]
+    assert pod["spec"]["affinity"] == values["affinity"]
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+    [container] = pod["spec"]["containers"]
+    assert container["image"] == f"r.example/ddp-operator@sha256:{'0' * 64}"
+    assert container["args"][-1] == "--verbose"
+    await release.upgrade({**values, "metrics": {}})
+    assert "volumes" not in (await release.deployment())["spec"]["template"]["spec"]
