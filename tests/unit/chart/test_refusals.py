@@ -48,6 +48,7 @@ def test_a_typo_is_named(values: dict[str, Any], named: str) -> None:
             {"metrics": {"auth": {"enabled": True}, "monitor": {"kind": "PodMonitor"}}},
             "metrics.monitor.endpoint: with metrics.auth it needs authorization",
         ),
+        ({"enabled": False}, "enabled: counts only as the condition of a dependency"),
         ({"extraObjects": [{"kind": "ConfigMap"}]}, "extraObjects: one of them has no metadata"),
     ],
 )
