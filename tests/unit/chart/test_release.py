@@ -39,6 +39,7 @@ def test_the_checksums_are_right(written: dict[str, Path], folder: Path) -> None
 def test_the_package_is_the_chart_with_what_its_links_lead_to(written: dict[str, Path]) -> None:
     with tarfile.open(written[f"ddp-operator-{__version__}.tgz"]) as package:
         assert all(member.isfile() for member in package.getmembers())
+        assert len({member.mtime for member in package.getmembers()}) == 1
         packed = {member.name for member in package.getmembers()}
         [crd] = [m for m in package.getmembers() if m.name.endswith("files/ddpjobs.yaml")]
         content = package.extractfile(crd)
@@ -66,3 +67,9 @@ def test_the_single_file_is_the_kustomize_install_with_its_image(written: dict[s
     container_of(installed)["image"] = f"ghcr.io/example/ddp-operator:{__version__}"
     assert applied == installed
     assert "helm" not in text.lower()
+
+
+def test_whoever_makes_it_gets_the_same(written: dict[str, Path], tmp_path: Path) -> None:
+    again = {path.name: path for path in release(tmp_path, registry="ghcr.io/example")}
+    for name, path in written.items():
+        assert again[name].read_bytes() == path.read_bytes(), name
