@@ -82,6 +82,12 @@ class InvalidError(ClusterError):
         self.for_good = for_good
 
 
+class NotServedError(InvalidError):
+    """The server has no objects of this kind (404): what brings them is not installed, or not
+    yet.
+    """
+
+
 class ForbiddenError(ClusterError):
     """Refused now, by quota, policy or RBAC (401, 403): may be accepted later."""
 
@@ -139,14 +145,10 @@ class Cluster(Protocol[PodT]):
     async def create_service(self, manifest: Manifest) -> None:
         """Create a Service; `AlreadyExistsError` as in `create_pod`."""
 
-    async def create_claim_template(self, manifest: Manifest) -> None:
-        """Create a ResourceClaimTemplate; `AlreadyExistsError` as in `create_pod`, `InvalidError`
-        where there are none of that kind.
-        """
-
-    async def apply_network_policy(self, manifest: Manifest) -> None:
-        """Create a NetworkPolicy, or make an earlier one of the same controller what the manifest
-        says; `AlreadyExistsError` as in `create_pod`.
+    async def apply(self, manifest: Manifest) -> None:
+        """Create an object of another kind, or give an earlier one of the same controller the
+        spec of the manifest, where its kind lets it be changed; `AlreadyExistsError` as in
+        `create_pod`, `NotServedError` where there are none of that kind.
         """
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:

@@ -114,10 +114,8 @@ class SimulatedCluster:
 
         await self._write(create)
 
-    async def create_claim_template(self, manifest: Manifest) -> None:
-        raise AssertionError(f"no job of the simulation claims devices: {manifest}")
-
-    async def apply_network_policy(self, manifest: Manifest) -> None:
+    async def apply(self, manifest: Manifest) -> None:
+        assert manifest["kind"] == "NetworkPolicy", "no job of the simulation needs another"
         await self._write(lambda: self._server.apply_network_policy(manifest))
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:

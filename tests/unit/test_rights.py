@@ -7,7 +7,7 @@ import yaml
 from ddp_operator import startup
 from ddp_operator.endpoints.metrics import PATH
 from ddp_operator.kube import NODES, Permission
-from ddp_operator.kube.resources import RESOURCE_CLAIM_TEMPLATES
+from ddp_operator.kube.resources import Resource
 from ddp_operator.ports import Key
 
 MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
@@ -80,7 +80,8 @@ def test_roles_grant_what_serving_one_namespace_takes() -> None:
 
 def test_claims_take_two_more() -> None:
     granted = CLAIMS["ClusterRole", "ddp-operator-claims"]
-    needed = [Permission(verb, RESOURCE_CLAIM_TEMPLATES) for verb in ("get", "create")]
+    templates = Resource("resource.k8s.io", "v1", "resourceclaimtemplates")
+    needed = [Permission(verb, templates) for verb in ("get", "create")]
     assert all(covers(granted, permission) for permission in needed)
     assert amount(granted) == len(needed)
 

@@ -13,7 +13,7 @@ from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.claims import claim_template
+from ddp_operator.job.pods.beforehand import Beforehand, beforehand
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.state import Identity, PodState
@@ -24,6 +24,7 @@ from ddp_operator.ports import (
     ForbiddenError,
     InvalidError,
     Key,
+    NotServedError,
     Trainers,
 )
 
@@ -104,19 +105,19 @@ class Execution:
 
     async def _create(self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]) -> None:
         """Create the NetworkPolicy, without which anybody would find the pods, the Service, without
-        which they would not find each other, and what they claim by; then one pod, for what is
-        wrong with it is wrong with all, then ever more.
+        which they would not find each other, and what else they need beforehand; then one pod, for
+        what is wrong with it is wrong with all, then ever more.
         """
         if planned.isolate:
             operator_namespace = self._access.operator_namespace
             policy = network_policy(job, operator_namespace=operator_namespace)
-            await self._cluster.apply_network_policy(policy)
+            await self._cluster.apply(policy)
         elif planned.isolate is False:
             await self._cluster.delete_network_policy(job.key, owner_uid=job.uid)
         if planned.create_service:
             await self._cluster.create_service(manifests.service(job))
-            if template := claim_template(job):
-                await self._cluster.create_claim_template(template)
+            for needed in beforehand(job):
+                await self._apply(needed)
 
         token = self._access.token_of(job.uid)
 
@@ -133,6 +134,13 @@ class Execution:
             create, planned.create, most=_CREATIONS_AT_ONCE, wanted=lambda: not overtaken()
         )
         _raise_heaviest(refusals)
+
+    async def _apply(self, needed: Beforehand) -> None:
+        try:
+            await self._cluster.apply(needed.manifest)
+        except (NotServedError, ForbiddenError) as error:
+            message = f"{error.message}: {needed.needs}"
+            raise type(error)(message, status=error.status) from None
 
     def _had_pods(self, job: DDPJob) -> bool:
         """Whether the server has ever accepted one: then the template is not what is wrong."""

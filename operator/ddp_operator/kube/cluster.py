@@ -8,9 +8,9 @@ from ddp_operator.kube.events import EventRecorder
 from ddp_operator.kube.resources import (
     NETWORK_POLICIES,
     PODS,
-    RESOURCE_CLAIM_TEMPLATES,
     SERVICES,
     Resource,
+    resource_of,
 )
 from ddp_operator.kube.view.nodes import ALL_NODES
 from ddp_operator.kube.view.reflector import Reflector
@@ -18,15 +18,18 @@ from ddp_operator.ports import (
     AlreadyExistsError,
     ConflictError,
     Event,
-    InvalidError,
     Key,
     Manifest,
     Node,
     NotFoundError,
+    NotServedError,
     UnavailableError,
 )
 
 PodT = TypeVar("PodT")
+
+_IMMUTABLE = frozenset({"ResourceClaimTemplate"})
+"""Kinds whose spec the server lets nobody change."""
 
 # A name that exists when we create and not when we look, so often, is someone else's doing.
 _CREATE_ATTEMPTS = 3
@@ -74,27 +77,20 @@ class KubeCluster(Generic[PodT]):
         """See `ports.Cluster`."""
         await self._create(SERVICES, manifest)
 
-    async def create_claim_template(self, manifest: Manifest) -> None:
+    async def apply(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""
+        resource = resource_of(manifest)
         try:
-            await self._create(RESOURCE_CLAIM_TEMPLATES, manifest)
+            stored = await self._create(resource, manifest)
         except NotFoundError as error:
             if error.message.startswith("namespaces"):
                 raise
-            raise InvalidError(
-                f"the API server does not serve {RESOURCE_CLAIM_TEMPLATES} "
-                f"{RESOURCE_CLAIM_TEMPLATES.version}, which the pods' claims of devices need: "
-                "Kubernetes 1.34 and later does",
-                status=404,
-            ) from None
-
-    async def apply_network_policy(self, manifest: Manifest) -> None:
-        """See `ports.Cluster`."""
-        stored = await self._create(NETWORK_POLICIES, manifest)
-        if stored["spec"] != manifest["spec"]:
-            # As of another release, port or place of the operator; never without any in between.
+            words = f"the API server does not serve {resource} {resource.version}"
+            raise NotServedError(words, status=404) from None
+        if stored["spec"] != manifest["spec"] and manifest["kind"] not in _IMMUTABLE:
+            # As of another release, or another spec of the job; never without any in between.
             metadata = stored["metadata"]
-            path = NETWORK_POLICIES.path(namespace=metadata["namespace"], name=metadata["name"])
+            path = resource.path(namespace=metadata["namespace"], name=metadata["name"])
             body = {**stored, "spec": manifest["spec"]}
             await self._client.request("PUT", path, body=body)
 

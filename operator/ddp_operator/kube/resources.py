@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from ddp_operator.ports import Manifest
+
 
 class Resource(NamedTuple):
     """One kind of object, as the API server's URLs name it; `group` is empty for core/v1."""
@@ -40,8 +42,15 @@ EVENTS = Resource("", "v1", "events")
 CONFIG_MAPS = Resource("", "v1", "configmaps")
 SECRETS = Resource("", "v1", "secrets")
 NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies")
-RESOURCE_CLAIM_TEMPLATES = Resource("resource.k8s.io", "v1", "resourceclaimtemplates")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
 CUSTOM_RESOURCE_DEFINITIONS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews")
 SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews")
+
+
+def resource_of(manifest: Manifest) -> Resource:
+    """The resource of an object, whose plural is guessed from its kind as Kubernetes does it."""
+    group, _, version = manifest["apiVersion"].rpartition("/")
+    kind: str = manifest["kind"].lower()
+    plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    return Resource(group, version, plural)

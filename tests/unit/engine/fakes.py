@@ -32,12 +32,12 @@ class FakeCluster:
         self.jobs: dict[Key, dict[str, Any]] = {}
         self.pods: dict[Key, dict[str, Any]] = {}
         self.services: dict[Key, dict[str, Any]] = {}
-        self.policies: dict[Key, dict[str, Any]] = {}
+        self.applied: dict[str, dict[Key, dict[str, Any]]] = {}
+        """By kind: what else it was told to have."""
         self.node_list: list[Node] = []
         self.events: list[Event] = []
         self.graces: dict[Key, int | None] = {}
         self.calls: list[str] = []
-        self.claim_templates: dict[Key, dict[str, Any]] = {}
         self.tell: Callable[[Key], None] = lambda _: None
         """Called with a job when a pod of it is gone, as a watch would tell of it."""
         self.refuse: dict[str, ClusterError] = {}
@@ -69,19 +69,17 @@ class FakeCluster:
         self._called("create_service", manifest["metadata"]["name"])
         self._create(self.services, manifest)
 
-    async def create_claim_template(self, manifest: Manifest) -> None:
-        self._called("create_claim_template", manifest["metadata"]["name"])
-        self._create(self.claim_templates, manifest)
-
-    async def apply_network_policy(self, manifest: Manifest) -> None:
-        self._called("apply_network_policy", manifest["metadata"]["name"])
-        self._create(self.policies, manifest)
-        self.policies[_key(manifest)] = deepcopy(dict(manifest))
+    async def apply(self, manifest: Manifest) -> None:
+        self._called(f"apply {manifest['kind']}", manifest["metadata"]["name"])
+        applied = self.applied.setdefault(manifest["kind"], {})
+        self._create(applied, manifest)
+        applied[_key(manifest)] = deepcopy(dict(manifest))
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         self._called("delete_network_policy", policy.name)
-        if policy in self.policies:
-            assert self.policies.pop(policy)["metadata"]["ownerReferences"][0]["uid"] == owner_uid
+        policies = self.applied.get("NetworkPolicy", {})
+        if policy in policies:
+            assert policies.pop(policy)["metadata"]["ownerReferences"][0]["uid"] == owner_uid
 
     async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
         self.graces[pod] = grace_seconds

@@ -20,6 +20,7 @@ from ddp_operator.ports import (
     ForbiddenError,
     InvalidError,
     Key,
+    NotServedError,
     UnavailableError,
 )
 
@@ -142,14 +143,14 @@ async def test_a_job_is_isolated_before_it_has_pods(world: World) -> None:
     world.apply(job(isolation="Job"))
     assert await world.reconcile() == [
         "patch_status train",
-        "apply_network_policy train",
+        "apply NetworkPolicy train",
         "create_service train",
         "create_pod train-0-0",
         "create_pod train-0-1",
         "patch_status train",
     ]
     assert world.status["bookkeeping"]["isolation"] == "Job"
-    [owner] = world.cluster.policies[KEY]["metadata"]["ownerReferences"]
+    [owner] = world.cluster.applied["NetworkPolicy"][KEY]["metadata"]["ownerReferences"]
     assert owner["uid"] == "u1"
     assert await world.reconcile() == []
 
@@ -159,7 +160,7 @@ async def test_a_job_that_may_not_be_isolated_gets_no_pods(
     world: World, kind: type[ClusterError]
 ) -> None:
     world.apply(job(isolation="Job"))
-    world.cluster.refuse["apply_network_policy"] = kind("not this policy")
+    world.cluster.refuse["apply NetworkPolicy"] = kind("not this policy")
     with pytest.raises(kind):
         await world.reconcile()
     assert world.cluster.pods == {}
@@ -179,7 +180,7 @@ async def test_the_isolation_of_a_running_job_changes_nothing_else(world: World)
         world.cluster.set_pod_status(f"train-0-{index}", READY)
     await world.reconcile()
     for isolation, call in (
-        ("Job", "apply_network_policy train"),
+        ("Job", "apply NetworkPolicy train"),
         ("None", "delete_network_policy train"),
     ):
         stored = world.cluster.jobs[KEY]
@@ -187,7 +188,7 @@ async def test_the_isolation_of_a_running_job_changes_nothing_else(world: World)
         world.apply(stored)
         assert await world.reconcile() == ["patch_status train", call, "patch_status train"]
         assert world.status["phase"] == "Running"
-    assert world.cluster.policies == {}
+    assert world.cluster.applied["NetworkPolicy"] == {}
 
 
 async def test_a_restart_is_recorded_before_anything_is_created_or_deleted(world: World) -> None:
@@ -564,18 +565,25 @@ async def test_claims_have_their_template_before_the_first_pod(world: World) -> 
     first = calls.index("create_service train")
     assert calls[first : first + 3] == [
         "create_service train",
-        "create_claim_template train",
+        "apply ResourceClaimTemplate train",
         "create_pod train-0-0",
     ]
 
 
-async def test_a_server_without_claims_is_told_of(world: World) -> None:
-    world.cluster.refuse["create_claim_template"] = InvalidError("it serves none", status=404)
+@pytest.mark.parametrize("kind", [NotServedError, ForbiddenError])
+async def test_what_cannot_be_had_beforehand_is_waited_for_in_words(
+    world: World, kind: type[ClusterError]
+) -> None:
+    world.cluster.refuse["apply ResourceClaimTemplate"] = kind("there is none")
     world.apply(job(accelerator={"type": "nvidia-b200", "count": 8, "network": "dranet"}))
-    with pytest.raises(InvalidError):
+    with pytest.raises(kind):
         await world.reconcile()
-    assert (world.status["reason"], world.status["message"]) == ("PodsForbidden", "it serves none")
+    assert (world.status["phase"], world.status["reason"]) == ("Pending", "PodsForbidden")
+    assert world.status["message"].startswith("there is none: spec.accelerator.network: dranet ne")
     assert world.cluster.pods == {}
+    world.cluster.refuse.clear()
+    await world.reconcile()
+    assert len(world.cluster.pods) == 2
 
 
 async def test_pods_get_the_side_cars_that_an_administrator_has_chosen(world: World) -> None:

@@ -78,9 +78,10 @@ async def sent(
     assert plan(job, (), NOW).delete_job
     pod = manifests.pod(job, Identity(0, 0))
     await cluster.create_service(manifests.service(job))
-    await cluster.create_claim_template({**manifests.service(job), "spec": {}})
+    template = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "spec": {}}
+    await cluster.apply({**manifests.service(job), **template})
     for namespace in (None, "ddp-operator"):
-        await cluster.apply_network_policy(network_policy(job, operator_namespace=namespace))
+        await cluster.apply(network_policy(job, operator_namespace=namespace))
     await cluster.delete_network_policy(job.key, owner_uid=job.uid)
     await cluster.create_pod(pod)
     await cluster.patch_pod_labels(_key(pod), {LABEL_SERVING: None})

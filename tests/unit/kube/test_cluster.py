@@ -12,9 +12,9 @@ from ddp_operator.ports import (
     Cluster,
     ConflictError,
     Event,
-    InvalidError,
     Key,
     NotFoundError,
+    NotServedError,
     UnavailableError,
 )
 
@@ -123,28 +123,38 @@ async def test_services_are_created_like_pods(blind: KubePods, server: FakeApiSe
     assert server.count("POST", "/services") == 3
 
 
-async def test_claim_templates_are_created_like_services(blind: KubePods) -> None:
-    await blind.create_claim_template(owned("claims"))
-    await blind.create_claim_template(owned("claims"))
+def claims(**owner: str) -> dict[str, Any]:
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
+    return {**owned("claims", **owner), **kind, "spec": {"spec": {}}}
+
+
+async def test_claim_templates_are_created_and_never_changed(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    await blind.apply(claims())
+    await blind.apply({**claims(), "spec": {"spec": {"devices": {}}}})
+    assert server.count("PUT") == 0
     with pytest.raises(AlreadyExistsError, match=r"resourceclaimtemplates\.resource\.k8s\.io ns/"):
-        await blind.create_claim_template(owned("claims", uid="other"))
+        await blind.apply(claims(uid="other"))
 
 
-async def test_a_server_without_claim_templates_is_told_of(
+async def test_a_server_without_objects_of_a_kind_is_told_of(
     blind: KubePods, server: FakeApiServer
 ) -> None:
     gone = {"reason": "NotFound", "message": "the server could not find the requested resource"}
     server.faults = [Fault("POST", 404, gone, times=1)]
-    with pytest.raises(InvalidError, match="does not serve resourceclaimtemplates") as refusal:
-        await blind.create_claim_template(owned("claims"))
+    with pytest.raises(NotServedError, match="not serve resourceclaimtemplates") as refusal:
+        await blind.apply(claims())
     assert not refusal.value.for_good
     server.faults = [Fault("POST", 404, {**gone, "message": 'namespaces "ns" not found'}, times=1)]
     with pytest.raises(NotFoundError, match="namespaces"):
-        await blind.create_claim_template(owned("claims"))
+        await blind.apply(claims())
 
 
 def policy(port: int = 1, **owner: str) -> dict[str, Any]:
-    return {**owned("net", **owner), "spec": {"ingress": [{"ports": [{"port": port}]}]}}
+    kind = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+    spec = {"ingress": [{"ports": [{"port": port}]}]}
+    return {**owned("net", **owner), **kind, "spec": spec}
 
 
 NET = ("networkpolicies", "ns", "net")
@@ -153,16 +163,16 @@ NET = ("networkpolicies", "ns", "net")
 async def test_a_network_policy_becomes_what_it_is_to_be(
     blind: KubePods, server: FakeApiServer
 ) -> None:
-    await blind.apply_network_policy(policy())
-    await blind.apply_network_policy(policy())
+    await blind.apply(policy())
+    await blind.apply(policy())
     assert server.count("PUT") == 0
     version = server.objects[NET]["metadata"]["resourceVersion"]
-    await blind.apply_network_policy(policy(port=2))
+    await blind.apply(policy(port=2))
     assert server.objects[NET]["spec"] == policy(port=2)["spec"]
     [put] = [request for request in server.requests if request.method == "PUT"]
     assert put.body["metadata"]["resourceVersion"] == version
     with pytest.raises(AlreadyExistsError, match=r"networkpolicies\.networking\.k8s\.io ns/net"):
-        await blind.apply_network_policy(policy(port=3, uid="other"))
+        await blind.apply(policy(port=3, uid="other"))
     assert server.objects[NET]["spec"] == policy(port=2)["spec"]
 
 
@@ -171,7 +181,7 @@ async def test_a_network_policy_is_deleted_by_its_owner_alone(
 ) -> None:
     name = Key("ns", "net")
     await blind.delete_network_policy(name, owner_uid="job-uid")
-    await blind.apply_network_policy(policy())
+    await blind.apply(policy())
     await blind.delete_network_policy(name, owner_uid="other")
     server.create("networkpolicies", {"metadata": {"namespace": "ns", "name": "by-hand"}})
     await blind.delete_network_policy(Key("ns", "by-hand"), owner_uid="job-uid")
@@ -187,7 +197,7 @@ async def test_a_network_policy_is_deleted_by_its_owner_alone(
 async def test_a_network_policy_that_goes_meanwhile_is_gone(
     blind: KubePods, server: FakeApiServer, status: int
 ) -> None:
-    await blind.apply_network_policy(policy())
+    await blind.apply(policy())
     server.faults = [Fault("DELETE", status, {"message": "another one by now"})]
     await blind.delete_network_policy(Key("ns", "net"), owner_uid="job-uid")
     assert server.count("DELETE") == 1

@@ -181,11 +181,10 @@ class LocalCluster(Generic[PodT]):
             _require_same_controller("service", key, existing=existing, wanted=manifest)
         self._services[key] = manifest
 
-    async def create_claim_template(self, manifest: Manifest) -> None:
-        """See `ports.Cluster`; a job that needs one does not run here."""
-
-    async def apply_network_policy(self, manifest: Manifest) -> None:
-        """See `ports.Cluster`; nothing keeps processes of one machine apart."""
+    async def apply(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`; nothing keeps processes of one machine apart, and nobody has to
+        schedule them.
+        """
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         """See `ports.Cluster`; there is none."""
