@@ -228,6 +228,12 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         checkpoint={"persistentVolumeClaim": "My Claim"},
     ),
     _schema(
+        "a queue's name with a blank",
+        "spec.scheduling.queueName in body should match",
+        "spec.scheduling.queueName: string should match pattern",
+        scheduling={"queueName": "team a"},
+    ),
+    _schema(
         "unknown restart scope",
         'spec.restart.scope: Unsupported value: "Node"',
         "spec.restart.scope: input should be 'Gang' or 'Pod'",
@@ -550,6 +556,24 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "an override of nothing",
         "spec.overrides: an override that changes nothing",
         overrides=[{"indexes": ["0"]}],
+    ),
+    _cel(
+        "a queue, and single pods that are replaced",
+        "spec.scheduling.queueName: Kueue admits pods all together",
+        scheduling={"queueName": "team-a"},
+        restart={"scope": "Pod"},
+    ),
+    _cel(
+        "a queue, and a rule that replaces single pods",
+        "spec.scheduling.queueName: Kueue admits pods all together",
+        scheduling={"queueName": "team-a"},
+        restart={"rules": [{"exitCodes": [3], "action": "RestartPod"}]},
+    ),
+    _cel(
+        "a queue in two places",
+        "spec.template.metadata.labels: leave out Kueue's queue-name",
+        scheduling={"queueName": "team-a"},
+        template={"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-b"}}, **template()},
     ),
     _cel(
         "two places for checkpoints",

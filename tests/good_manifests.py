@@ -222,6 +222,16 @@ GOOD_MANIFESTS: dict[str, Json] = {
             },
         }
     ),
+    "a queue": job(replicas=2, scheduling={"queueName": "team-a"}),
+    "labels of a queue's own": job(
+        template={"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-b"}}, **template()}
+    ),
+    "a queue, and pods of two kinds": job(
+        replicas=3,
+        scheduling={"queueName": "research.gpus"},
+        overrides=[{"indexes": ["0"], "nprocPerNode": 2}],
+        restart={"rules": [{"exitCodes": [3], "action": "RestartGang"}]},
+    ),
     "MIG slices": job(
         nprocPerNode=2,
         accelerator={"type": "nvidia-a100-80gb"},

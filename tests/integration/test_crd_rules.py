@@ -138,6 +138,12 @@ IMMUTABLE: tuple[tuple[str, Json, Json], ...] = (
         {"overrides": [{"indexes": ["0"], "nprocPerNode": 2}]},
         {"overrides": [{"indexes": ["0"], "nprocPerNode": 3}]},
     ),
+    ("a queue", {}, {"scheduling": {"queueName": "team-a"}}),
+    (
+        "another queue",
+        {"scheduling": {"queueName": "team-a"}},
+        {"scheduling": {"queueName": "team-b"}},
+    ),
     ("checkpoints", {}, {"checkpoint": {"hostPath": "/mnt"}}),
 )
 """What shapes the pods: before, and a change of it."""

@@ -12,6 +12,7 @@ from ddp_operator.api.accelerator import Accelerator
 from ddp_operator.api.base import ApiModel, Processes, ResourceName
 from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.expressions import valid
+from ddp_operator.api.scheduling import Scheduling
 
 # https://cloud.google.com/storage/docs/buckets#naming
 BucketName = Annotated[
@@ -211,6 +212,12 @@ class DDPJobSpec(ApiModel):
             "pods in the order of their indexes."
         ),
     )
+    scheduling: Scheduling | None = Field(
+        default=None,
+        description=(
+            "Who decides when pods get their nodes; absent: the cluster's scheduler, pod by pod."
+        ),
+    )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, json_schema_extra={"default": {}})
     restart: Restart = Field(default_factory=Restart, json_schema_extra={"default": {}})
     isolation: Literal["None", "Job"] = Field(
@@ -259,6 +266,7 @@ POD_FIELDS = (
     "template",
     "accelerator",
     "overrides",
+    "scheduling",
     "checkpoint",
 )
 """Fields of the spec that shape running pods: immutable except while the job is suspended. All

@@ -164,12 +164,14 @@ _override = st.fixed_dictionaries(
 _restart = st.fixed_dictionaries(
     {},
     optional={
+        "scope": st.sampled_from(["Gang", "Pod"]),
         "rules": st.lists(_rule, max_size=3),
         "backoff": st.fixed_dictionaries(
             {}, optional={"initialSeconds": st.integers(0, 400), "maxSeconds": st.integers(0, 400)}
         ),
     },
 )
+_scheduling = st.fixed_dictionaries({}, optional={"queueName": st.just("team-a")})
 _spec = st.fixed_dictionaries(
     {
         "template": st.fixed_dictionaries(
@@ -186,10 +188,21 @@ _spec = st.fixed_dictionaries(
                         ),
                     },
                 )
-            }
+            },
+            optional={
+                "metadata": st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "labels": st.dictionaries(
+                            st.sampled_from(["kueue.x-k8s.io/queue-name", "team"]), st.just("x")
+                        )
+                    },
+                )
+            },
         )
     },
     optional={
+        "scheduling": _scheduling,
         "nprocPerNode": st.just("auto") | st.integers(1, 12),
         "backend": st.sampled_from(["auto", "nccl", "gloo"]),
         "accelerator": _accelerator,
@@ -252,6 +265,7 @@ _CHANGES: dict[str, tuple[Json, Json]] = {
     "template": ({}, {"template": _OTHER_IMAGE}),
     "accelerator": ({}, {"accelerator": {"type": "nvidia-l4"}}),
     "overrides": ({}, {"overrides": [{"indexes": ["0"], "nprocPerNode": 2}]}),
+    "scheduling": ({}, {"scheduling": {"queueName": "team-a"}}),
     "checkpoint": ({}, {"checkpoint": {"hostPath": "/mnt"}}),
 }
 """For each field that shapes running pods: two values of it."""

@@ -14,6 +14,7 @@ from ddp_operator.api.rules.accelerator import ACCELERATOR_RULES
 from ddp_operator.api.rules.network import NETWORK_RULES
 from ddp_operator.api.rules.overrides import OVERRIDE_RULES
 from ddp_operator.api.rules.rule import Rule
+from ddp_operator.api.rules.scheduling import SCHEDULING_RULES
 from ddp_operator.api.rules.trainer import (
     HAS_GPU_LIMIT,
     HAS_LIMITS,
@@ -124,6 +125,7 @@ SPEC_RULES = (
     *OVERRIDE_RULES,
     *ACCELERATOR_RULES,
     *NETWORK_RULES,
+    *SCHEDULING_RULES,
     Rule(
         "spec.statusPort: must differ from spec.masterPort; change one of them",
         "self.statusPort != self.masterPort",

@@ -33,6 +33,7 @@ from ddp_operator.api.rules import is_gpu, trainer_container
 from ddp_operator.api.spec import Checkpoint
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
+from ddp_operator.job.pods.schedulers import scheduled
 from ddp_operator.job.pods.state import Identity
 
 CHECKPOINT_VOLUME = "ddp-checkpoints"
@@ -184,7 +185,7 @@ def pod(
     fabric = own.accelerator.fabric if own.accelerator else None
     if fabric:
         made = on_fabric(fabric, made, trainer=trainer["name"], side_cars=side_cars)
-    return made
+    return scheduled(job, identity, made)
 
 
 def _add_environment(trainer: dict[str, Any], ours: dict[str, str]) -> None:

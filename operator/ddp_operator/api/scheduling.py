@@ -1,0 +1,24 @@
+"""`DDPJob.spec.scheduling`: who decides when a job's pods get their nodes."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ddp_operator.api.base import ApiModel
+
+_QueueName = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+]
+"""A name of an object that fits into a label."""
+
+
+class Scheduling(ApiModel):
+    """Who decides when the pods get their nodes, beside the cluster's own scheduler."""
+
+    queue_name: _QueueName | None = Field(
+        default=None,
+        description=(
+            "Kueue's LocalQueue in the job's namespace, in which all pods of an attempt wait for "
+            "quota together."
+        ),
+    )

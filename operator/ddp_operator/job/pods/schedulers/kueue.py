@@ -1,0 +1,38 @@
+"""Kueue: the pods of an attempt are one of its plain pod groups, which it admits all together.
+
+https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/ (read for 0.19, in August 2026) and
+https://github.com/kubernetes-sigs/kueue/tree/main/keps/976-plain-pods, "Retrying Failed Pods":
+
+Kueue keeps a group's quota for pods that may replace those that have failed, until as many have
+succeeded as the group counts. It cannot know that a job has failed, is suspended, or is given other
+pods, and would keep it then, too. So a group is one attempt, and none of its pods is retriable: the
+group is over once all its pods have ended, and a new attempt, a new group, asks for quota again.
+
+Fast admission is not asked for: it takes the first pod for all of them, which they need not be, and
+a group waits for nothing else that its operator would not create at once.
+"""
+
+from typing import Any
+
+from ddp_operator.api.constants import LABEL_INDEX
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods.schedulers.marks import marked
+from ddp_operator.job.pods.state import Identity
+from ddp_operator.ports import Manifest
+
+
+def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
+    """Return the pod as one of its attempt's group, in the job's queue."""
+    asked = job.spec.scheduling
+    labels = {
+        "kueue.x-k8s.io/queue-name": (asked and asked.queue_name) or "",
+        # A job of the same name may be on its way out, and its group with it.
+        "kueue.x-k8s.io/pod-group-name": f"{job.name}-{job.uid[:6]}-{identity.attempt}",
+    }
+    annotations = {
+        "kueue.x-k8s.io/pod-group-total-count": str(job.spec.replicas),
+        # Where Kueue knows the topology, neighbours by rank become neighbours there.
+        "kueue.x-k8s.io/pod-group-pod-index-label": LABEL_INDEX,
+        "kueue.x-k8s.io/retriable-in-group": "false",
+    }
+    return marked(pod, labels=labels, annotations=annotations)

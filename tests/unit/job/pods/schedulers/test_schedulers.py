@@ -1,0 +1,114 @@
+"""What jobs say to schedulers, against golden files.
+
+`DDP_WRITE_GOLDEN=1` writes the files anew; look at the difference before it is kept.
+"""
+
+import json
+import os
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.schedulers import scheduled, schedulers
+from ddp_operator.job.pods.state import Identity
+
+from tests.good_manifests import Json, container, template
+from tests.unit.job.builders import fresh_job
+
+GOLDEN = Path(__file__).parent / "golden"
+ASKED: dict[str, Json] = {
+    "kueue": {"queueName": "team-a"},
+}
+"""One job for each scheduler."""
+PLAIN: Json = {"metadata": {"name": "digits-1-0"}, "spec": {"containers": [container()]}}
+OWN: Json = {
+    "metadata": {
+        "labels": {"kueue.x-k8s.io/priority-class": "urgent"},
+        "annotations": {"kueue.x-k8s.io/pod-group-total-count": "7", "note": "kept"},
+    },
+    "spec": {"schedulerName": "mine", "containers": [container()]},
+}
+
+
+def asking(name: str, **spec: Any) -> DDPJob:
+    return fresh_job(scheduling=ASKED[name], **spec)
+
+
+def golden(name: str, made: Any) -> Any:
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("DDP_WRITE_GOLDEN"):
+        path.write_text(yaml.safe_dump(made, sort_keys=False, width=1000))
+    return yaml.safe_load(path.read_text())
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_plain_pod_says_whose_it_is(name: str) -> None:
+    made = scheduled(asking(name), Identity(0, 1), PLAIN)
+    assert made == golden(name, made)
+
+
+@pytest.mark.parametrize("pod", [PLAIN, OWN], ids=["plain", "own"])
+@pytest.mark.parametrize("name", ASKED)
+def test_twice_is_once(name: str, pod: Json) -> None:
+    before, job = deepcopy(pod), asking(name)
+    once = scheduled(job, Identity(0, 1), pod)
+    assert json.dumps(scheduled(job, Identity(0, 1), once)) == json.dumps(once)
+    assert pod == before, "it was changed in place"
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_else_the_template_says_stands(name: str) -> None:
+    made = scheduled(asking(name), Identity(0, 1), OWN)
+    assert made["spec"] == OWN["spec"]
+    assert OWN["metadata"]["labels"].items() <= made["metadata"]["labels"].items()
+    assert made["metadata"]["annotations"]["note"] == "kept"
+
+
+def test_a_job_that_asks_for_none_has_none() -> None:
+    job = fresh_job(template=template())
+    assert scheduled(job, Identity(0, 1), OWN) == OWN
+    empty = fresh_job(scheduling={})
+    assert [*schedulers(job), *schedulers(empty)] == []
+
+
+KUEUE = "kueue.x-k8s.io/"
+
+
+def kueue_group(job: DDPJob, identity: Identity) -> tuple[str, str]:
+    metadata = manifests.pod(job, identity)["metadata"]
+    name: str = metadata["labels"][f"{KUEUE}pod-group-name"]
+    count: str = metadata["annotations"][f"{KUEUE}pod-group-total-count"]
+    return name, count
+
+
+def test_pods_of_an_attempt_are_one_group_of_kueue() -> None:
+    one = {"indexes": ["1"], "nprocPerNode": 2}
+    job = asking("kueue", replicas=3, overrides=[one])
+    assert len({kueue_group(job, Identity(index, 4)) for index in range(3)}) == 1
+    first, count = kueue_group(job, Identity(0, 4))
+    again, _ = kueue_group(job, Identity(0, 5))
+    assert first != again, "a new attempt asks for quota again"
+    assert count == "3"
+
+
+def test_a_job_of_the_same_name_is_another_group_of_kueue() -> None:
+    job = asking("kueue")
+    others = replace(job, uid="another")
+    assert kueue_group(job, Identity(0, 0)) != kueue_group(others, Identity(0, 0))
+
+
+def test_kueue_finds_a_pods_rank_by_a_label_that_pods_have() -> None:
+    metadata = manifests.pod(asking("kueue"), Identity(1, 0))["metadata"]
+    label = metadata["annotations"][f"{KUEUE}pod-group-pod-index-label"]
+    assert metadata["labels"][label] == "1"
+
+
+def test_the_longest_names_of_groups_are_labels() -> None:
+    job = replace(asking("kueue"), name="j" * 50, uid="0d9b1e34-6f0a-4f53-b5e6")
+    name, _ = kueue_group(job, Identity(0, 99_999))
+    assert len(name) <= 63
