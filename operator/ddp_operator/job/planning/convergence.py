@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.bounded import format_time
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.machines import GPUS
 from ddp_operator.api.overrides import kinds
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure.causes import cause_due, unstartable, unstartable_due
@@ -15,17 +14,17 @@ from ddp_operator.job.planning.decisions import active_deadline
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.planning.succession import awaited, given_up_at
-from ddp_operator.job.planning.words import some
+from ddp_operator.job.planning.words import not_queued, some, unknown_accelerators, waiting_for
 from ddp_operator.job.pods.completion import next_settled_at
 from ddp_operator.job.pods.fabrics import PRIVILEGES
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.state import CRASH_LOOP, PodState
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import (
     NAME_TAKEN,
     PODS_FORBIDDEN,
     PODS_NOT_READY,
     PODS_READY,
-    PODS_STARTING,
+    QUEUED,
     with_condition,
     with_phase,
 )
@@ -37,8 +36,6 @@ RESTART_GRACE_SECONDS = 15
 _PASSING = (PODS_READY, PODS_NOT_READY, NAME_TAKEN, PODS_FORBIDDEN)
 """Reasons of a job that runs, which are as right as what is seen. What is said of one that reports
 no progress stays."""
-
-UNKNOWN_ACCELERATOR = "UnknownAccelerator"
 
 BLOCKED_RETRY_SECONDS = 5
 """How soon to look again for a name that another owner's pod holds."""
@@ -180,7 +177,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         status = status.noting(replacing=(), accepted_spec_hash=job.spec_hash)
         if created := len(pods.creatable):
             events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
-            events += _unknown_accelerators(job)
+            events += unknown_accelerators(job)
     ready = status.ready_replicas
     counted, all_ready = f"{ready} of {replicas} pods are ready", f"all {replicas} pods are ready"
     known = status.condition("Running")
@@ -189,49 +186,16 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         if status.condition("Restarting"):
             status = with_condition(status, "Restarting", False, PODS_READY, all_ready, now)
         status = status.noting(scheduling_retries=0)
-        events.append(Event("Running", all_ready))
+        events += [Event("Running", all_ready), *not_queued(job, pods)]
     elif status.is_true("Running"):
         if known is not None and known.reason in _PASSING:
             said = (PODS_READY, all_ready) if ready == replicas else (PODS_NOT_READY, counted)
             status = with_condition(status, "Running", True, *said, now)
     else:
-        reason, message, warning = _waiting(pods, counted)
-        if warning and (known is None or known.reason != reason):
-            events.append(Event(reason, message, warning=True))
+        reason, message, warning = waiting_for(job, pods, counted)
+        is_news = known is None or known.reason != reason
+        if is_news and (warning or reason == QUEUED):
+            events.append(Event(reason, message, warning=warning))
         status = with_condition(status, "Running", False, reason, message, now)
     scheduled = not pods.missing and all(pod.scheduled for pod in pods.current.values())
     return with_phase(status, pods_scheduled=scheduled), tuple(events)
-
-
-def _unknown_accelerators(job: DDPJob) -> list[Event]:
-    """A type may be newer than this release, or misspelt: then its pods will find no node."""
-    accelerators = [kind.accelerator for kind, _ in kinds(job.spec)]
-    types = dict.fromkeys(one.type for one in accelerators if one and one.type)
-    return [
-        Event(
-            UNKNOWN_ACCELERATOR,
-            f"{type_} is no accelerator that this release knows, and was not checked: it stands in "
-            f"the node selector as it is. Known: {', '.join(GPUS)}",
-            warning=True,
-        )
-        for type_ in types
-        if type_ not in GPUS
-    ]
-
-
-def _waiting(pods: Observed, counted: str) -> tuple[str, str, bool]:
-    """Reason, message and whether a person should look: what the job is waiting for."""
-    if pods.blocking:
-        names = ", ".join(sorted(pod.key.name for pod in pods.blocking))
-        return (
-            NAME_TAKEN,
-            f"waiting for pods of another owner to go, to use their names: {names}",
-            True,
-        )
-    stuck = [pod for pod in pods.current.values() if pod.waiting]
-    if stuck:
-        pod = min(stuck, key=lambda pod: (not pod.scheduled, pod.identity.index))
-        what = "is not ready" if pod.waiting == CRASH_LOOP else "cannot start"
-        text = f"pod {pod.key.name} {what}: {pod.waiting}"
-        return pod.waiting, f"{text}: {pod.waiting_message}"[:1024], True
-    return PODS_STARTING, counted, False

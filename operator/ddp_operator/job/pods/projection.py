@@ -26,6 +26,12 @@ from ddp_operator.ports import Key, MalformedError, Manifest
 _MAX_TEXT: Final = 4096
 """Characters of a message; no kubelet takes more bytes of what a container leaves."""
 _MAX_WORD: Final = 256
+_DISRUPTIONS: Final = ("DisruptionTarget", "TerminationTarget")
+"""Conditions of pods that are about to be taken away: by Kubernetes, and by Kueue, which says so of
+pods that it evicts before it deletes them.
+"""
+_MANAGED_LABEL: Final = "kueue.x-k8s.io/managed"
+"""Kueue's mark on the pods that it has taken in."""
 _MAX_GRACE_SECONDS: Final = 10 * 365 * 24 * 3600
 """Longer than any cluster lives; it can be added to any time."""
 
@@ -56,7 +62,8 @@ def project(manifest: Manifest) -> PodState:
     ready = _is_ready(spec, status, conditions, name)
     if not (waiting or ready):
         waiting, waiting_message = _crash_loop(status)
-    disruption = conditions.get("DisruptionTarget") or {}
+    announced = (conditions.get(type_) for type_ in _DISRUPTIONS)
+    disruption: Manifest = next((c for c in announced if c and _is_true(c)), {})
     return PodState(
         key=Key(metadata["namespace"], metadata["name"]),
         owner_uid=owner.get("uid", ""),
@@ -82,10 +89,11 @@ def project(manifest: Manifest) -> PodState:
         started=_time((state.get("running") or {}).get("startedAt")),
         exit=ended,
         reason=_word(status.get("reason")),
-        message=_text(status.get("message")),
-        disruption=_word(disruption.get("reason")) if _is_true(disruption) else "",
+        message=_text(status.get("message") or disruption.get("message")),
+        disruption=_word(disruption.get("reason")),
         waiting=_word(waiting),
         waiting_message=_text(waiting_message),
+        managed=labels.get(_MANAGED_LABEL) == "true",
         held_by=_running_on(status) if ended else "",
     )
 

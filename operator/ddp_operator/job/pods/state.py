@@ -21,6 +21,10 @@ CRASH_LOOP = "CrashLoopBackOff"
 """Kubelet's reason for a container that keeps ending: in pods that start none again, only a side
 car can, which is an init container with a restart policy of its own."""
 
+GATED = "SchedulingGated"
+"""Reason of the condition PodScheduled that pods have from the API server while somebody's
+scheduling gate keeps them from the scheduler."""
+
 CONTAINER_LOST = "ContainerStatusUnknown"
 """Kubelet's reason for a container that it found gone, as after a reboot of the node."""
 
@@ -104,10 +108,12 @@ class PodState:
     reason: str = ""
     message: str = ""
     disruption: str = ""
-    """Reason of the `DisruptionTarget` condition, where the pod has one."""
+    """Reason of the `DisruptionTarget` condition, or of Kueue's own, where the pod has one."""
     waiting: str = ""
     """Why the pod is not ready, where that is more than the normal course."""
     waiting_message: str = ""
+    managed: bool = False
+    """Kueue has taken it in."""
     held_by: str = ""
     """A side car that runs on after the trainer has ended, and keeps the pod from ending: not one
     among the init containers, which the kubelet ends itself.
@@ -145,6 +151,11 @@ class PodState:
         trainer included.
         """
         return self.serving and self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def gated(self) -> bool:
+        """It waits to be admitted before any scheduler looks at it."""
+        return self.waiting == GATED
 
     @property
     def scheduled(self) -> bool:

@@ -21,6 +21,10 @@ PODS_FORBIDDEN = "PodsForbidden"
 PODS_STARTING = "PodsStarting"
 """Reason of the condition Running while pods start as they should."""
 
+QUEUED = "Queued"
+"""Reason of the condition Running while pods wait to be admitted, and no scheduler looks at
+them."""
+
 
 def with_condition(
     status: DDPJobStatus,
@@ -67,6 +71,8 @@ def with_phase(status: DDPJobStatus, *, pods_scheduled: bool) -> DDPJobStatus:
     running = status.condition("Running")
     naming = next((type_ for type_ in _NAMING if status.is_true(type_)), None)
     phase: Phase
+    if naming == "Restarting" and running is not None and running.reason == QUEUED:
+        naming = None  # it is nobody's loss but the queue's
     if naming is None:
         phase, condition = "Starting" if pods_scheduled else "Pending", running
     else:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import pytest
-from ddp_operator.job.failure import records
+from ddp_operator.job.failure import classes, records
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.projection import job_of, project
@@ -293,6 +293,36 @@ class TestDisruption:
             "containerStatuses": [terminated(137)],
         }
         assert project(manifest(status=status)).disrupted is disrupted
+
+    def test_by_kueue(self) -> None:
+        """As Kueue does it: it says so in a condition of its own, then deletes the pod."""
+        said = "Preempted to accommodate a workload in the ClusterQueue"
+        evicted = condition(
+            "TerminationTarget", "True", reason="WorkloadEvicted", lastTransitionTime=T0
+        )
+        conditions = [condition("DisruptionTarget", "False"), {**evicted, "message": said}]
+        status = {
+            "phase": "Failed",
+            "conditions": conditions,
+            "containerStatuses": [terminated(143)],
+        }
+        read = project(manifest(status=status))
+        assert (read.disruption, read.message, read.disrupted_at) == ("WorkloadEvicted", said, NOW)
+        assert read.disrupted
+        assert classes.of_pod(read) == "Disruption"
+
+    @pytest.mark.parametrize(
+        ("labels", "managed"),
+        [
+            ({"kueue.x-k8s.io/managed": "true"}, True),
+            ({"kueue.x-k8s.io/managed": "x"}, False),
+            ({}, False),
+        ],
+    )
+    def test_who_is_in_a_queue(self, labels: Json, *, managed: bool) -> None:
+        stored = manifest()
+        stored["metadata"]["labels"] |= labels
+        assert project(stored).managed is managed
 
     def test_an_announced_one_has_not_happened_yet(self) -> None:
         target = condition("DisruptionTarget", "True", reason="PreemptionByScheduler")

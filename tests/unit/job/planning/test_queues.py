@@ -1,0 +1,127 @@
+"""Pods that wait to be admitted: the job waits, and does not start."""
+
+from dataclasses import replace
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import Event
+
+from tests.unit.job.builders import (
+    NOW,
+    condition,
+    does_nothing,
+    event_reasons,
+    fresh_job,
+    later,
+    pod,
+    ready,
+    stored,
+)
+from tests.unit.job.status.test_goodput import goodput, look
+from tests.unit.job.status.test_outages import said
+
+QUEUE = {"queueName": "team-a"}
+
+
+def gated(job: DDPJob, index: int) -> PodState:
+    text = "Scheduling is blocked due to non-empty scheduling gates"
+    return pod(job, index, waiting="SchedulingGated", waiting_message=text, managed=True)
+
+
+def admitted(job: DDPJob, index: int) -> PodState:
+    return pod(job, index, node=f"node-{index}", managed=True)
+
+
+def trains(job: DDPJob, index: int) -> PodState:
+    return ready(job, index, managed=True)
+
+
+def created(**spec: object) -> DDPJob:
+    job = fresh_job(**spec)
+    return stored(job, plan(job, [], NOW))
+
+
+def test_a_queue_is_waited_in_and_that_is_no_warning() -> None:
+    job = created(scheduling=QUEUE)
+    planned = plan(job, [gated(job, index) for index in range(2)], later(1))
+    assert does_nothing(planned)
+    assert condition(planned, "Running") == ("False", "Queued")
+    assert (planned.status.phase, planned.status.reason) == ("Pending", "Queued")
+    message = "2 of 2 pods wait in spec.scheduling.queueName (team-a) for quota"
+    assert planned.status.message == message
+    assert planned.events == (Event("Queued", message),)
+    again = plan(stored(job, planned), [gated(job, index) for index in range(2)], later(5))
+    assert again.events == ()
+
+
+def test_gates_of_others_are_not_the_queues() -> None:
+    job = created()
+    said = plan(job, [gated(job, 0), admitted(job, 1)], later(1)).status.message
+    assert said == "1 of 2 pods wait for somebody to remove their scheduling gates"
+
+
+def test_what_keeps_an_admitted_pod_from_starting_is_said_first() -> None:
+    job = created(scheduling=QUEUE)
+    stuck = pod(job, 1, waiting="Unschedulable", waiting_message="0/3 nodes are available")
+    planned = plan(job, [gated(job, 0), stuck], later(1))
+    assert planned.status.reason == "Unschedulable"
+
+
+def test_a_gang_in_a_queue_is_patient() -> None:
+    """It holds nothing that others wait for."""
+    job = created(scheduling=QUEUE, schedulingTimeoutSeconds=60)
+    assert not plan(job, [gated(job, index) for index in range(2)], later(9999)).decided
+
+
+def test_time_in_a_queue_is_not_time_to_start() -> None:
+    job = created(scheduling=QUEUE)
+    job = look(job, [gated(job, index) for index in range(2)], 1)
+    job = look(job, [admitted(job, index) for index in range(2)], 60)
+    assert job.status.phase == "Starting"
+    job = look(job, [trains(job, index) for index in range(2)], 67)
+    assert job.status.phase == "Running"
+    books = goodput(job)
+    assert (books.pending_seconds, books.starting_seconds) == (60, 7)
+
+
+def test_what_kueue_takes_away_is_not_charged_and_waits_again() -> None:
+    job = created(scheduling=QUEUE)
+    pods = [trains(job, index) for index in range(2)]
+    job = look(job, pods, 10)
+    evicted = [
+        replace(one, deleting=True, disruption="WorkloadEvicted", message="Preempted by another")
+        for one in pods
+    ]
+    planned = plan(job, evicted, later(110), report=said(120, 110))
+    [last] = planned.status.failures
+    assert (last.class_, last.charged, last.action) == ("Disruption", False, "RestartGang")
+    assert last.reason == "WorkloadEvicted"
+    assert "Preempted by another" in planned.status.message
+    job = look(job, evicted, 110, said(120, 110))
+    assert (job.status.attempt, job.status.restarts, job.status.disruptions) == (1, 0, 1)
+    job = look(job, [], 115)
+    assert job.status.phase == "Restarting"
+    job = look(job, [gated(job, index) for index in range(2)], 120)
+    assert (job.status.phase, job.status.reason) == ("Pending", "Queued")
+    job = look(job, [admitted(job, index) for index in range(2)], 420)
+    assert job.status.phase == "Restarting"
+    pods = [trains(job, index) for index in range(2)]
+    job = look(job, pods, 425)
+    job = look(job, pods, 430, said(121, 430, attempt=1))
+    books = goodput(job)
+    assert books.outage is None
+    assert (books.pending_seconds, books.training_seconds) == (10 + 300, 100)
+    assert books.lost_seconds == 10 + 10
+
+
+def test_pods_that_nobody_has_queued_are_told_of() -> None:
+    job = created(scheduling=QUEUE)
+    pods = [trains(job, 0), ready(job, 1)]
+    planned = plan(job, pods, later(5))
+    assert event_reasons(planned) == ["Running", "NotQueued"]
+    assert planned.events[1].warning
+    assert "(team-a): 1 of 2 pods run without" in planned.events[1].message
+    assert event_reasons(plan(stored(job, planned), pods, later(9))) == []
+    plain = created()
+    assert event_reasons(plan(plain, [ready(plain, 0), ready(plain, 1)], later(5))) == ["Running"]
