@@ -228,6 +228,12 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         checkpoint={"persistentVolumeClaim": "My Claim"},
     ),
     _schema(
+        "unknown gang",
+        'spec.scheduling.gang: Unsupported value: "native"',
+        "spec.scheduling.gang: input should be 'none', 'coscheduling' or 'volcano'",
+        scheduling={"gang": "native"},
+    ),
+    _schema(
         "a queue's name with a blank",
         "spec.scheduling.queueName in body should match",
         "spec.scheduling.queueName: string should match pattern",
@@ -566,7 +572,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     _cel(
         "a queue, and a rule that replaces single pods",
         "spec.scheduling.queueName: Kueue admits pods all together",
-        scheduling={"queueName": "team-a"},
+        scheduling={"queueName": "team-a", "gang": "coscheduling"},
         restart={"rules": [{"exitCodes": [3], "action": "RestartPod"}]},
     ),
     _cel(

@@ -223,6 +223,17 @@ GOOD_MANIFESTS: dict[str, Json] = {
         }
     ),
     "a queue": job(replicas=2, scheduling={"queueName": "team-a"}),
+    "a gang": job(
+        replicas=2, scheduling={"gang": "coscheduling"}, template=template(schedulerName="gangs")
+    ),
+    "a gang in a queue": job(
+        replicas=2, scheduling={"gang": "coscheduling", "queueName": "team-a"}
+    ),
+    "a gang of Volcano's, in a queue of Volcano's": job(
+        replicas=2,
+        scheduling={"gang": "volcano", "queueName": "team-a"},
+        restart={"scope": "Pod"},
+    ),
     "labels of a queue's own": job(
         template={"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-b"}}, **template()}
     ),

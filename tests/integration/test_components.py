@@ -69,6 +69,10 @@ def test_each_component_adds_what_it_is_for(render: Render) -> None:
             ("ClusterRole", "ddp-operator-claims"),
             ("ClusterRoleBinding", "ddp-operator-claims"),
         ],
+        "gangs": [
+            ("ClusterRole", "ddp-operator-gangs"),
+            ("ClusterRoleBinding", "ddp-operator-gangs"),
+        ],
         "metrics-auth": [
             ("ClusterRole", "ddp-operator-metrics-auth"),
             ("ClusterRole", "ddp-operator-metrics-reader"),

@@ -6,9 +6,12 @@ from typing import Any, Final
 import yaml
 from ddp_operator import startup
 from ddp_operator.endpoints.metrics import PATH
+from ddp_operator.job.pods.beforehand import beforehand
 from ddp_operator.kube import NODES, Permission
-from ddp_operator.kube.resources import Resource
+from ddp_operator.kube.resources import Resource, resource_of
 from ddp_operator.ports import Key
+
+from tests.unit.job.builders import fresh_job
 
 MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
 LEASE: Final = Key("ddp-operator", "ddp-operator")
@@ -29,8 +32,9 @@ FILES: Final = (
     "components/one-namespace/rbac.yaml",
     "components/metrics-auth/rbac.yaml",
     "components/dranet/rbac.yaml",
+    "components/gangs/rbac.yaml",
 )
-EVERYWHERE, IN_ONE_NAMESPACE, REVIEWS, CLAIMS = map(roles, FILES)
+EVERYWHERE, IN_ONE_NAMESPACE, REVIEWS, CLAIMS, GANGS = map(roles, FILES)
 TO_LEAD: Final = EVERYWHERE["Role", "ddp-operator"]
 
 
@@ -84,6 +88,17 @@ def test_claims_take_two_more() -> None:
     needed = [Permission(verb, templates) for verb in ("get", "create")]
     assert all(covers(granted, permission) for permission in needed)
     assert amount(granted) == len(needed)
+
+
+def test_gangs_take_three_more_of_each_scheduler() -> None:
+    granted = GANGS["ClusterRole", "ddp-operator-gangs"]
+    for gang in ("coscheduling", "volcano"):
+        [needed] = beforehand(fresh_job(scheduling={"gang": gang}))
+        resource = resource_of(needed.manifest)
+        verbs = ("get", "create", "update")
+        assert all(covers(granted, Permission(verb, resource)) for verb in verbs)
+    groups = [group for rule in granted for group in rule["apiGroups"]]
+    assert (len(groups), amount(granted)) == (2, 3)
 
 
 def test_asking_who_asks_for_metrics_takes_two_more() -> None:

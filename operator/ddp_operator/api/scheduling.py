@@ -1,6 +1,6 @@
 """`DDPJob.spec.scheduling`: who decides when a job's pods get their nodes."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,18 @@ class Scheduling(ApiModel):
         default=None,
         description=(
             "Kueue's LocalQueue in the job's namespace, in which all pods of an attempt wait for "
-            "quota together."
+            "quota together; with gang: volcano Volcano's queue."
         ),
     )
+    gang: Literal["none", "coscheduling", "volcano"] = Field(
+        default="none",
+        description=(
+            "Who sees to it that all pods get nodes or none: a scheduler with the coscheduling "
+            "plugin, or Volcano. Either has to be installed."
+        ),
+    )
+
+    @property
+    def kueue_queue(self) -> str | None:
+        """Kueue's queue; None: the pods are in none."""
+        return None if self.gang == "volcano" else self.queue_name

@@ -171,7 +171,13 @@ _restart = st.fixed_dictionaries(
         ),
     },
 )
-_scheduling = st.fixed_dictionaries({}, optional={"queueName": st.just("team-a")})
+_scheduling = st.fixed_dictionaries(
+    {},
+    optional={
+        "queueName": st.just("team-a"),
+        "gang": st.sampled_from(["none", "coscheduling", "volcano"]),
+    },
+)
 _spec = st.fixed_dictionaries(
     {
         "template": st.fixed_dictionaries(

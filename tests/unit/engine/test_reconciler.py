@@ -586,6 +586,41 @@ async def test_what_cannot_be_had_beforehand_is_waited_for_in_words(
     assert len(world.cluster.pods) == 2
 
 
+async def test_a_gang_has_its_group_before_the_first_pod_and_after_a_resize(world: World) -> None:
+    manifest = job(scheduling={"gang": "coscheduling"})
+    world.apply(manifest)
+    calls = await world.reconcile()
+    first = calls.index("apply PodGroup train")
+    assert calls[first - 1 : first + 2] == [
+        "create_service train",
+        "apply PodGroup train",
+        "create_pod train-0-0",
+    ]
+    assert await world.reconcile() == []
+    for change in ({"suspend": True}, {"replicas": 3, "suspend": False}):
+        stored = world.cluster.jobs[KEY]
+        stored["spec"] |= change
+        stored["metadata"]["generation"] += 1
+        world.apply(stored)
+        await world.reconcile_until_quiet()
+    [group] = world.cluster.applied["PodGroup"].values()
+    assert group["spec"] == {"minMember": 3}
+    assert len(world.cluster.pods) == 3
+
+
+async def test_a_gang_without_its_scheduler_waits_and_says_so(world: World) -> None:
+    world.cluster.refuse["apply PodGroup"] = NotServedError("there are none", status=404)
+    world.apply(job(scheduling={"gang": "volcano"}))
+    with pytest.raises(NotServedError):
+        await world.reconcile()
+    assert (world.status["phase"], world.cluster.pods) == ("Pending", {})
+    said = "there are none: spec.scheduling.gang: volcano needs Volcano's PodGroups"
+    assert world.status["message"].startswith(said)
+    world.cluster.refuse.clear()
+    await world.reconcile()
+    assert len(world.cluster.pods) == 2
+
+
 async def test_pods_get_the_side_cars_that_an_administrator_has_chosen(world: World) -> None:
     world.reconciler = Reconciler(
         world.cluster,

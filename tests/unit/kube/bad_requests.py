@@ -96,7 +96,7 @@ BAD: Final = [
         Bad(f"{act} {what}", act, change, OWNED, changes_old=True)
         for act in (
             *("CREATE pods", "UPDATE pods", "DELETE pods", "CREATE services"),
-            *("CREATE resourceclaimtemplates", *POLICIES),
+            *("CREATE resourceclaimtemplates", "CREATE podgroups", "UPDATE podgroups", *POLICIES),
         )
         for what, change in NOT_OURS.items()
     ),

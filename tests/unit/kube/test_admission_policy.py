@@ -16,6 +16,7 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.planning.decisions import finish
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.beforehand import beforehand
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.kube import ApiClient, Credentials, KubeCluster, Reflector
@@ -33,6 +34,8 @@ from tests.unit.kube.test_lease import PATIENT
 from tests.waiting import eventually
 
 OPERATOR: Final = "system:serviceaccount:ddp-operator:ddp-operator"
+COMPONENTS: Final = ("dranet", "gangs")
+"""Those that let the operator write something."""
 ENDED: Final = finish(DDPJobStatus(), "Succeeded", "Completed", "all is well", NOW).status
 
 
@@ -80,6 +83,10 @@ async def sent(
     await cluster.create_service(manifests.service(job))
     template = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "spec": {}}
     await cluster.apply({**manifests.service(job), **template})
+    for replicas in (2, 3):
+        asked = DDPJob.parse(stored_job(replicas=replicas, scheduling={"gang": "volcano"}))
+        for needed in beforehand(asked):
+            await cluster.apply(needed.manifest)
     for namespace in (None, "ddp-operator"):
         await cluster.apply(network_policy(job, operator_namespace=namespace))
     await cluster.delete_network_policy(job.key, owner_uid=job.uid)
@@ -116,7 +123,7 @@ def _granted() -> set[str]:
     operations = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
     return {
         f"{operations[verb]} {resource}"
-        for file in ("install/rbac.yaml", "components/dranet/rbac.yaml")
+        for file in ("install/rbac.yaml", *(f"components/{name}/rbac.yaml" for name in COMPONENTS))
         for document in yaml.safe_load_all((MANIFESTS / file).read_text())
         if document["kind"] in ("Role", "ClusterRole")
         and document["metadata"]["name"].startswith("ddp-operator")

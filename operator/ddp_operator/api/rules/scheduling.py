@@ -21,7 +21,12 @@ def _replaces_pods(spec: DDPJobSpec) -> bool:
 
 
 def _kueue(spec: DDPJobSpec) -> bool:
-    return bool(spec.scheduling and spec.scheduling.queue_name)
+    return bool(spec.scheduling and spec.scheduling.kueue_queue)
+
+
+_NO_KUEUE: Final = (
+    "!has(self.scheduling) || !has(self.scheduling.queueName) || self.scheduling.gang == 'volcano'"
+)
 
 
 SCHEDULING_RULES = (
@@ -29,15 +34,14 @@ SCHEDULING_RULES = (
         "spec.scheduling.queueName: Kueue admits pods all together and takes a single new one for "
         "one too many while the old one ends; leave the queue out, or set spec.restart.scope to "
         "Gang and let no rule RestartPod",
-        "!has(self.scheduling) || !has(self.scheduling.queueName) || self.restart.scope == 'Gang'"
+        f"{_NO_KUEUE} || self.restart.scope == 'Gang'"
         " && (!has(self.restart.rules) || self.restart.rules.all(r, r.action != 'RestartPod'))",
         lambda spec: not (_kueue(spec) and _replaces_pods(spec)),
     ),
     Rule(
         "spec.template.metadata.labels: leave out Kueue's queue-name and pod-group-name; "
         "spec.scheduling.queueName gives pods both",
-        "!has(self.scheduling) || !has(self.scheduling.queueName)"
-        f" || !has(self.template.metadata) || !has({_LABELS})"
+        f"{_NO_KUEUE} || !has(self.template.metadata) || !has({_LABELS})"
         f" || !{list(_MEMBERSHIP)}.exists(label, label in {_LABELS})",
         lambda spec: not (_kueue(spec) and _says_where(spec)),
     ),

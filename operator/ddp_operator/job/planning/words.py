@@ -38,7 +38,7 @@ def unknown_accelerators(job: DDPJob) -> list[Event]:
 
 def not_queued(job: DDPJob, pods: Observed) -> list[Event]:
     """Where nobody gates the pods of a queue, they start, and nobody knows that they take quota."""
-    queue = job.spec.scheduling.queue_name if job.spec.scheduling else None
+    queue = job.spec.scheduling.kueue_queue if job.spec.scheduling else None
     loose = sum(not pod.managed for pod in pods.current.values())
     if queue is None or not loose:
         return []
@@ -71,6 +71,6 @@ def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bo
 
 
 def _for_whom(job: DDPJob) -> str:
-    if job.spec.scheduling and job.spec.scheduling.queue_name:
-        return f"in spec.scheduling.queueName ({job.spec.scheduling.queue_name}) for quota"
+    if job.spec.scheduling and job.spec.scheduling.kueue_queue:
+        return f"in spec.scheduling.queueName ({job.spec.scheduling.kueue_queue}) for quota"
     return "for somebody to remove their scheduling gates"

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods.claims import CLAIMS_NEED, claim_template
+from ddp_operator.job.pods.manifests import own_metadata
+from ddp_operator.job.pods.schedulers import schedulers
 from ddp_operator.ports import Manifest
 
 
@@ -21,3 +23,7 @@ def beforehand(job: DDPJob) -> Iterator[Beforehand]:
     """Return what must exist before the job's pods; it is the job's own, and goes with it."""
     if template := claim_template(job):
         yield Beforehand(template, CLAIMS_NEED)
+    for scheduler in schedulers(job):
+        if scheduler.group:
+            group = {**scheduler.group(job), "metadata": own_metadata(job)}
+            yield Beforehand(group, scheduler.needs)

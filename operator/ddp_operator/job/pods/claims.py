@@ -2,11 +2,10 @@
 
 from typing import Any, Final
 
-from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import kinds
 from ddp_operator.job.pods.fabrics.dranet import CLAIMED
-from ddp_operator.job.pods.manifests import owner_reference
+from ddp_operator.job.pods.manifests import own_metadata
 
 CLAIMS_NEED: Final = (
     "spec.accelerator.network: dranet needs Kubernetes 1.34 or later, and an operator that may "
@@ -22,11 +21,6 @@ def claim_template(job: DDPJob) -> dict[str, Any] | None:
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
-        "metadata": {
-            "name": job.name,
-            "namespace": job.namespace,
-            "labels": {LABEL_JOB_NAME: job.name},
-            "ownerReferences": [owner_reference(job)],
-        },
+        "metadata": own_metadata(job),
         "spec": {"spec": CLAIMED},
     }

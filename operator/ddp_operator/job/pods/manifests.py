@@ -97,17 +97,22 @@ def owner_reference(job: DDPJob) -> dict[str, Any]:
     }
 
 
+def own_metadata(job: DDPJob) -> dict[str, Any]:
+    """Of an object that a job has one of."""
+    return {
+        "name": job.name,
+        "namespace": job.namespace,
+        "labels": {LABEL_JOB_NAME: job.name},
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
 def service(job: DDPJob) -> dict[str, Any]:
     """The headless Service that gives the job's pods their DNS names."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {
-            "name": job.name,
-            "namespace": job.namespace,
-            "labels": {LABEL_JOB_NAME: job.name},
-            "ownerReferences": [owner_reference(job)],
-        },
+        "metadata": own_metadata(job),
         "spec": {
             "clusterIP": "None",
             # Ranks must find each other before any of them is ready.

@@ -7,7 +7,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import kinds
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.job.pods.address import told_port
-from ddp_operator.job.pods.manifests import owner_reference
+from ddp_operator.job.pods.manifests import own_metadata
 
 
 def network_policy(job: DDPJob, *, operator_namespace: str | None) -> dict[str, Any]:
@@ -32,12 +32,7 @@ def network_policy(job: DDPJob, *, operator_namespace: str | None) -> dict[str, 
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {
-            "name": job.name,
-            "namespace": job.namespace,
-            "labels": own_pods,
-            "ownerReferences": [owner_reference(job)],
-        },
+        "metadata": own_metadata(job),
         "spec": {
             "podSelector": {"matchLabels": own_pods},
             "policyTypes": ["Ingress"],

@@ -5,10 +5,16 @@ before it has pods.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods.schedulers.coscheduling import (
+    COSCHEDULING_NEEDS,
+    coscheduled,
+    coscheduling_group,
+)
 from ddp_operator.job.pods.schedulers.kueue import kueue
+from ddp_operator.job.pods.schedulers.volcano import VOLCANO_NEEDS, volcanic, volcano_group
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
 
@@ -20,16 +26,28 @@ class Scheduler(NamedTuple):
 
     member: Callable[[DDPJob, Identity, Manifest], dict[str, Any]]
     """From a pod to a pod that it takes for one of its job's."""
+    group: Callable[[DDPJob], dict[str, Any]] | None = None
+    """The object that has to be there before the pods, but for its metadata."""
+    needs: str = ""
+    """The field that asks for the group and what that takes, for where the server refuses it."""
 
 
-_KUEUE = Scheduler(kueue)
+_KUEUE: Final = Scheduler(kueue)
+_GANGS: Final = {
+    "coscheduling": Scheduler(coscheduled, coscheduling_group, COSCHEDULING_NEEDS),
+    "volcano": Scheduler(volcanic, volcano_group, VOLCANO_NEEDS),
+}
 
 
 def schedulers(job: DDPJob) -> Iterator[Scheduler]:
     """Return those that a job asks for."""
     asked = job.spec.scheduling
-    if asked and asked.queue_name:
+    if asked is None:
+        return
+    if asked.kueue_queue:
         yield _KUEUE
+    if asked.gang != "none":
+        yield _GANGS[asked.gang]
 
 
 def scheduled(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Kueue: the pods of an attempt are one of its plain pod groups, which it admits all together.
 
-https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/ (read for 0.19, in August 2026) and
-https://github.com/kubernetes-sigs/kueue/tree/main/keps/976-plain-pods, "Retrying Failed Pods":
+https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/ and, in keps/976-plain-pods of
+https://github.com/kubernetes-sigs/kueue, "Retrying Failed Pods" (both as of August 2026):
 
 Kueue keeps a group's quota for pods that may replace those that have failed, until as many have
 succeeded as the group counts. It cannot know that a job has failed, is suspended, or is given other
@@ -25,7 +25,7 @@ def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     """Return the pod as one of its attempt's group, in the job's queue."""
     asked = job.spec.scheduling
     labels = {
-        "kueue.x-k8s.io/queue-name": (asked and asked.queue_name) or "",
+        "kueue.x-k8s.io/queue-name": (asked and asked.kueue_queue) or "",
         # A job of the same name may be on its way out, and its group with it.
         "kueue.x-k8s.io/pod-group-name": f"{job.name}-{job.uid[:6]}-{identity.attempt}",
     }

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.beforehand import beforehand
 from ddp_operator.job.pods.schedulers import scheduled, schedulers
 from ddp_operator.job.pods.state import Identity
 
@@ -23,8 +24,11 @@ from tests.unit.job.builders import fresh_job
 GOLDEN = Path(__file__).parent / "golden"
 ASKED: dict[str, Json] = {
     "kueue": {"queueName": "team-a"},
+    "coscheduling": {"gang": "coscheduling"},
+    "volcano": {"gang": "volcano", "queueName": "team-a"},
 }
 """One job for each scheduler."""
+GANGS = ("coscheduling", "volcano")
 PLAIN: Json = {"metadata": {"name": "digits-1-0"}, "spec": {"containers": [container()]}}
 OWN: Json = {
     "metadata": {
@@ -73,7 +77,60 @@ def test_a_job_that_asks_for_none_has_none() -> None:
     job = fresh_job(template=template())
     assert scheduled(job, Identity(0, 1), OWN) == OWN
     empty = fresh_job(scheduling={})
-    assert [*schedulers(job), *schedulers(empty)] == []
+    assert [*schedulers(job), *schedulers(empty), *beforehand(job), *beforehand(empty)] == []
+
+
+def group(job: DDPJob) -> Json:
+    [needed] = beforehand(job)
+    return dict(needed.manifest)
+
+
+@pytest.mark.parametrize("name", GANGS)
+def test_a_gang_has_its_group_beforehand(name: str) -> None:
+    job = asking(name)
+    made = group(job)
+    assert made == golden(f"{name}-group", made)
+    metadata = manifests.pod(job, Identity(0, 3))["metadata"]
+    assert made["metadata"]["ownerReferences"] == metadata["ownerReferences"]
+    assert f"spec.scheduling.gang: {name} needs" in next(beforehand(job)).needs
+
+
+def test_pods_and_group_of_coscheduling_know_each_other() -> None:
+    job = asking("coscheduling", replicas=3)
+    made = group(job)
+    for index in range(3):
+        labels = manifests.pod(job, Identity(index, 0))["metadata"]["labels"]
+        assert labels["scheduling.x-k8s.io/pod-group"] == made["metadata"]["name"]
+    assert made["spec"] == {"minMember": 3}
+
+
+def test_pods_and_group_of_volcano_know_each_other() -> None:
+    job = asking("volcano", replicas=3)
+    made = group(job)
+    for index in range(3):
+        pod = manifests.pod(job, Identity(index, 0))
+        annotations = pod["metadata"]["annotations"]
+        assert annotations["scheduling.k8s.io/group-name"] == made["metadata"]["name"]
+        assert pod["spec"]["schedulerName"] == "volcano"
+        assert not any(label.startswith("kueue") for label in pod["metadata"]["labels"])
+    assert made["spec"] == {"minMember": 3, "queue": "team-a"}
+
+
+def test_a_group_of_volcano_says_all_that_volcano_would_fill_in() -> None:
+    job = fresh_job(
+        scheduling={"gang": "volcano"}, template=template(priorityClassName="important")
+    )
+    assert group(job)["spec"] == {
+        "minMember": 2,
+        "queue": "default",
+        "priorityClassName": "important",
+    }
+
+
+def test_a_gang_may_wait_in_a_queue_of_kueue() -> None:
+    job = fresh_job(scheduling={"gang": "coscheduling", "queueName": "team-a"})
+    labels = manifests.pod(job, Identity(0, 0))["metadata"]["labels"]
+    assert {"kueue.x-k8s.io/queue-name", "scheduling.x-k8s.io/pod-group"} <= labels.keys()
 
 
 KUEUE = "kueue.x-k8s.io/"

@@ -1,0 +1,33 @@
+"""The coscheduling plugin of Kubernetes' scheduler-plugins: no pod is bound before all can be.
+
+Held against pkg/coscheduling and apis/scheduling/v1alpha1 of
+https://github.com/kubernetes-sigs/scheduler-plugins. How its scheduler is called is up to the
+administrator, and may be as the cluster's own is: `schedulerName` stays the template's.
+"""
+
+from typing import Any, Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods.schedulers.marks import marked
+from ddp_operator.job.pods.state import Identity
+from ddp_operator.ports import Manifest
+
+COSCHEDULING_NEEDS: Final = (
+    "spec.scheduling.gang: coscheduling needs the PodGroups of scheduler-plugins, and an operator "
+    "that may make them (manifests/components/gangs); install what is missing, or leave gang out"
+)
+
+
+def coscheduled(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
+    """Return the pod as one of its job's group."""
+    del identity  # a group has as many as run at a time, of whichever attempt
+    return marked(pod, labels={"scheduling.x-k8s.io/pod-group": job.name})
+
+
+def coscheduling_group(job: DDPJob) -> dict[str, Any]:
+    """What tells the scheduler how many belong together."""
+    return {
+        "apiVersion": "scheduling.x-k8s.io/v1alpha1",
+        "kind": "PodGroup",
+        "spec": {"minMember": job.spec.replicas},
+    }

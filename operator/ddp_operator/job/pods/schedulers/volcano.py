@@ -1,0 +1,41 @@
+"""Volcano: its scheduler places a group once there is room for all of it in the group's queue.
+
+Held against pkg/apis/scheduling/v1beta1 of https://github.com/volcano-sh/apis and the webhooks of
+https://github.com/volcano-sh/volcano, which refuse pods of a group that does not exist.
+"""
+
+from typing import Any, Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods.schedulers.marks import marked
+from ddp_operator.job.pods.state import Identity
+from ddp_operator.ports import Manifest
+
+VOLCANO_NEEDS: Final = (
+    "spec.scheduling.gang: volcano needs Volcano's PodGroups, and an operator that may make them "
+    "(manifests/components/gangs); install what is missing, or leave gang out"
+)
+
+_DEFAULT_QUEUE: Final = "default"
+"""What Volcano writes where nobody names one."""
+
+
+def volcanic(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
+    """Return the pod as one of its job's group, for Volcano's scheduler unless its template names
+    another.
+    """
+    del identity  # a group has as many as run at a time, of whichever attempt
+    made = marked(pod, annotations={"scheduling.k8s.io/group-name": job.name})
+    return {**made, "spec": {"schedulerName": "volcano", **pod["spec"]}}
+
+
+def volcano_group(job: DDPJob) -> dict[str, Any]:
+    """What tells the scheduler how many belong together, in which queue, and how urgent it is."""
+    asked = job.spec.scheduling
+    spec = {
+        "minMember": job.spec.replicas,
+        "queue": (asked and asked.queue_name) or _DEFAULT_QUEUE,
+    }
+    if priority := job.spec.template["spec"].get("priorityClassName"):
+        spec["priorityClassName"] = priority
+    return {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "spec": spec}
