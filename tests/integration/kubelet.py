@@ -66,6 +66,16 @@ class FakeKubelet:
         """End a pod because its node is drained: it is marked as disrupted, then killed."""
         await self._end(pod, "Failed", exit_code=137, reason="Error", disruption=reason)
 
+    async def gate(self, pod: str) -> None:
+        """Say of a pod what the API server says of one with a scheduling gate."""
+        gated = _condition("PodScheduled", "SchedulingGated", value=False)
+        await self._patch_status(pod, {"conditions": [gated]})
+
+    async def evict_for_quota(self, pod: str, *, message: str) -> None:
+        """Say of a pod what Kueue says before it deletes it."""
+        target = {**_condition("TerminationTarget", "WorkloadEvicted"), "message": message}
+        await self._patch_status(pod, {"conditions": [target]})
+
     async def mark_disrupted(self, pod: str, *, reason: str = "EvictionByEvictionAPI") -> None:
         """Announce a disruption; the pod still runs."""
         await self._patch_status(pod, {"conditions": [_condition("DisruptionTarget", reason)]})

@@ -1,0 +1,94 @@
+"""Queues and gangs on a real API server, where the tests play the schedulers."""
+
+import pytest
+from ddp_operator.kube import ApiClient, Resource
+from ddp_operator.ports import NotFoundError
+
+from tests.good_manifests import Json, job
+from tests.integration.jobs import Jobs
+from tests.integration.kubelet import FakeKubelet
+from tests.integration.operator_process import OperatorProcess
+from tests.integration.pod_groups import COSCHEDULING, VOLCANO, served
+from tests.waiting import eventually
+
+
+async def pod_group(admin: ApiClient, resource: Resource, namespace: str) -> Json | None:
+    """The PodGroup of the namespace's job; None where there is none."""
+    try:
+        found: Json = await admin.request("GET", resource.path(namespace=namespace, name="job"))
+    except NotFoundError:
+        return None
+    return found
+
+
+def version(manifest: Json) -> int:
+    """The server's count of writes when this one was made."""
+    return int(manifest["metadata"]["resourceVersion"])
+
+
+@pytest.mark.parametrize(
+    ("gang", "resource"), [("coscheduling", COSCHEDULING), ("volcano", VOLCANO)]
+)
+@pytest.mark.usefixtures("shared_operator")
+async def test_a_gang_has_its_group_from_before_its_pods_until_it_goes(
+    admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, gang: str, resource: Resource
+) -> None:
+    async with served(admin, resource):
+        stored = await jobs.create(job(replicas=2, scheduling={"gang": gang}))
+        pods = await jobs.until_pods("job-0-0", "job-0-1")
+        first = await pod_group(admin, resource, jobs.namespace)
+        assert first is not None
+        assert first["spec"]["minMember"] == 2
+        [owner] = first["metadata"]["ownerReferences"]
+        assert owner["uid"] == stored["metadata"]["uid"]
+        assert all(version(first) < version(pod) for pod in pods.values())
+        await jobs.until(lambda status: status.is_true("PodsCreated"))
+        await jobs.set_spec(suspend=True)
+        await jobs.until_phase("Suspended")
+        await jobs.until_gone("job-0-0", "job-0-1")
+        await jobs.set_spec(replicas=3, suspend=False)
+        await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
+        resized = await pod_group(admin, resource, jobs.namespace)
+        assert resized is not None
+        assert resized["metadata"]["uid"] == first["metadata"]["uid"]
+        assert resized["spec"]["minMember"] == 3
+        for pod in await jobs.live_pods():
+            await kubelet.run(pod)
+        await jobs.until_phase("Running")
+        await jobs.delete()
+
+        async def gone() -> bool:
+            return await pod_group(admin, resource, jobs.namespace) is None
+
+        await eventually(gone, interval_seconds=0.2, describe=lambda: "its PodGroup stays")
+
+
+async def test_a_queue_is_waited_in_and_what_it_takes_away_comes_back(
+    jobs: Jobs, kubelet: FakeKubelet, shared_operator: OperatorProcess
+) -> None:
+    await jobs.create(job(replicas=2, scheduling={"queueName": "team-a"}))
+    pods = await jobs.until_pods("job-0-0", "job-0-1")
+    [first] = {pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] for pod in pods.values()}
+    for pod in pods:
+        await kubelet.gate(pod)
+    waiting = "pods wait in spec.scheduling.queueName (team-a) for quota"
+    status = await jobs.until(lambda status: status.message == f"2 of 2 {waiting}")
+    assert (status.phase, status.reason) == ("Pending", "Queued")
+    assert waiting in await jobs.until_told("Queued")
+    for pod in pods:
+        await kubelet.run(pod)
+    await jobs.until_phase("Running")
+    assert "(team-a): 2 of 2 pods run without" in await jobs.until_told("NotQueued")
+    for pod in pods:
+        await kubelet.evict_for_quota(pod, message="Preempted to accommodate a workload")
+        await jobs.delete_pod(pod)
+    pods = await jobs.until_pods("job-1-0", "job-1-1")
+    [again] = {
+        pods[pod]["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"]
+        for pod in ("job-1-0", "job-1-1")
+    }
+    assert first != again
+    status = await jobs.status()
+    assert (status.restarts, status.disruptions) == (0, 1)
+    assert "Preempted to accommodate a workload" in status.failures[-1].message
+    assert "Traceback" not in shared_operator.log
