@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final
 
 from ddp_operator.kube import ApiClient, Resource, check_served
+from ddp_operator.ports import NotFoundError
 
 from tests.integration.conftest import CRDS
 from tests.waiting import eventually
@@ -14,10 +15,8 @@ COSCHEDULING: Final = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups")
 VOLCANO: Final = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
 
 
-@contextlib.asynccontextmanager
-async def served(admin: ApiClient, resource: Resource) -> AsyncIterator[None]:
-    """Have the server know PodGroups for the length of the block."""
-    name = f"{resource.plural}.{resource.group}"
+async def install(admin: ApiClient, resource: Resource) -> None:
+    """Install the CRD of a scheduler's PodGroups, and wait until it is served."""
     version = {
         "name": resource.version,
         "served": True,
@@ -41,7 +40,7 @@ async def served(admin: ApiClient, resource: Resource) -> AsyncIterator[None]:
     definition = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": name},
+        "metadata": {"name": str(resource)},
         "spec": {
             "group": resource.group,
             "names": {"kind": "PodGroup", "plural": resource.plural, "singular": "podgroup"},
@@ -50,8 +49,29 @@ async def served(admin: ApiClient, resource: Resource) -> AsyncIterator[None]:
         },
     }
     await admin.request("POST", CRDS, body=definition)
+    await eventually(partial(check_served, admin, resource), interval_seconds=0.05)
+
+
+async def remove(admin: ApiClient, resource: Resource) -> None:
+    """Remove the CRD, and all PodGroups with it; returns when it may be installed again."""
+    path = f"{CRDS}/{resource}"
+    await admin.request("DELETE", path)
+
+    async def gone() -> bool:
+        try:
+            await admin.request("GET", path)
+        except NotFoundError:
+            return True
+        return False
+
+    await eventually(gone, interval_seconds=0.05)
+
+
+@contextlib.asynccontextmanager
+async def served(admin: ApiClient, resource: Resource) -> AsyncIterator[None]:
+    """Have the server know a scheduler's PodGroups for the length of the block."""
+    await install(admin, resource)
     try:
-        await eventually(partial(check_served, admin, resource), interval_seconds=0.05)
         yield
     finally:
-        await admin.request("DELETE", f"{CRDS}/{name}")
+        await remove(admin, resource)

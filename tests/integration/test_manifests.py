@@ -5,21 +5,22 @@ The API server here has no CEL rules, so that the operator's own word of them is
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from ddp_operator.kube import ApiClient, load_credentials
+from ddp_operator.kube import ApiClient, Resource, load_credentials
 from ddp_operator.ports import InvalidError
 
 from tests import cluster
 from tests.bad_manifests import BAD_MANIFESTS, BadManifest
 from tests.good_manifests import GOOD_MANIFESTS, Json, container, job, template
+from tests.integration import pod_groups
 from tests.integration.conftest import change_crd, install_crd
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet, start
 
-pytestmark = pytest.mark.usefixtures("without_rules", "shared_operator")
+pytestmark = pytest.mark.usefixtures("without_rules", "with_gangs", "shared_operator")
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,20 @@ def without_rules(control_plane: cluster.ControlPlane) -> Iterator[None]:
     asyncio.run(serve(with_rules=False))
     yield
     asyncio.run(serve(with_rules=True))
+
+
+@pytest.fixture(scope="module")
+def with_gangs(control_plane: cluster.ControlPlane) -> Iterator[None]:
+    """Has the API server know all PodGroups, as where all schedulers are installed."""
+
+    async def for_each(act: Callable[[ApiClient, Resource], Awaitable[None]]) -> None:
+        async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:
+            for resource in (pod_groups.COSCHEDULING, pod_groups.VOLCANO):
+                await act(client, resource)
+
+    asyncio.run(for_each(pod_groups.install))
+    yield
+    asyncio.run(for_each(pod_groups.remove))
 
 
 def test_there_are_bad_manifests_of_every_kind() -> None:
