@@ -115,8 +115,7 @@ class SimulatedCluster:
         await self._write(create)
 
     async def apply(self, manifest: Manifest) -> None:
-        assert manifest["kind"] == "NetworkPolicy", "no job of the simulation needs another"
-        await self._write(lambda: self._server.apply_network_policy(manifest))
+        await self._write(lambda: self._server.apply(manifest))
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         del policy

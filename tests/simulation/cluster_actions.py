@@ -83,7 +83,8 @@ def quota_is_used_up(simulation: Simulation, choices: Choices) -> None:
 
 
 def a_webhook_denies(simulation: Simulation, choices: Choices) -> None:
-    request = choices.of(("create_pod", "delete_pod", "create_service", "patch_pod_labels"))
+    requests = ("create_pod", "delete_pod", "create_service", "patch_pod_labels", "apply PodGroup")
+    request = choices.of(requests)
     status, seconds = choices.of((403, 400, 422)), choices.of(_REFUSED_SECONDS)
     kind = ForbiddenError if status == 403 else InvalidError
     denial = partial(kind, 'admission webhook "policy.example.com" denied it', status=status)

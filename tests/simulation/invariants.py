@@ -62,6 +62,7 @@ class Invariants:
             self._judge_succession(state)
             self._judge_isolation(self._parse(job))
             self._judge_world(pod, self._parse(job))
+            self._judge_gang(pod, self._parse(job))
         self.pod_changed()
 
     def _judge_creation(self, identity: Identity, status: DDPJobStatus) -> None:
@@ -79,6 +80,16 @@ class Invariants:
         ranks = str(job.spec.replicas + bool(job.spec.overrides))
         name = pod["metadata"]["name"]
         self.require(told["WORLD_SIZE"] == ranks, f"{name} is told of {told['WORLD_SIZE']} ranks")
+
+    def _judge_gang(self, pod: Manifest, job: DDPJob) -> None:
+        """No scheduler sees a pod of a gang before it knows of the gang, and how large it is."""
+        if job.spec.scheduling is None:
+            return
+        gang = self._server.gang
+        known = gang is not None and owner_of(gang) == job.uid
+        size = gang["spec"]["minMember"] if gang and known else 0
+        name = pod["metadata"]["name"]
+        self.require(size == job.spec.replicas, f"{name} is created in a gang of {size}")
 
     def _judge_succession(self, new: PodState) -> None:
         """No two gangs of a job at work, but for pods that do not end although they had to."""

@@ -52,6 +52,7 @@ class ApiServer:
         self.pods: dict[Key, Manifest] = {}
         self.service: Manifest | None = None
         self.policy: Manifest | None = None
+        self.gang: Manifest | None = None
         self.on_job: Callable[[str, Manifest], None] = _nobody
         self.on_pod: Callable[[str, Manifest], None] = _nobody
         self._refusals: dict[str, tuple[float, Callable[[], ClusterError]]] = {}
@@ -130,10 +131,16 @@ class ApiServer:
         self.service = manifest
         return manifest
 
-    def apply_network_policy(self, manifest: Manifest) -> None:
-        if self.policy is not None and owner_of(self.policy) != owner_of(manifest):
-            raise AlreadyExistsError(f"networkpolicies {JOB.name} already exists", status=409)
-        self.policy = manifest
+    def apply(self, manifest: Manifest) -> None:
+        kind = manifest["kind"]
+        stored = {"NetworkPolicy": self.policy, "PodGroup": self.gang}[kind]
+        if stored is not None and owner_of(stored) != owner_of(manifest):
+            raise AlreadyExistsError(f"{kind} {JOB.name} already exists", status=409)
+        self._admit(f"apply {kind}")
+        if kind == "PodGroup":
+            self.gang = manifest
+        else:
+            self.policy = manifest
 
     def delete_network_policy(self, owner_uid: str) -> None:
         if self.policy is not None and owner_of(self.policy) == owner_uid:
@@ -205,6 +212,8 @@ class ApiServer:
             self.service = None
         if self.policy and owner_of(self.policy) not in alive:
             self.policy = None
+        if self.gang and owner_of(self.gang) not in alive:
+            self.gang = None
         for key, pod in list(self.pods.items()):
             if owner_of(pod).startswith("job-") and owner_of(pod) not in alive:
                 self.end_pod(key)

@@ -53,6 +53,8 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         spec["isolation"] = "Job"
     if choices.upto(1):
         spec["overrides"] = [TWO_PROCESSES_IN_POD_0]
+    if choices.upto(1):
+        spec["scheduling"] = {"gang": "coscheduling"}
     return spec
 
 
