@@ -6,6 +6,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.machines import GPUS
 from ddp_operator.api.overrides import kinds
 from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.schedulers import kueue_group
 from ddp_operator.job.pods.state import CRASH_LOOP
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_STARTING, QUEUED
 from ddp_operator.ports import Event
@@ -72,5 +73,9 @@ def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bo
 
 def _for_whom(job: DDPJob) -> str:
     if job.spec.scheduling and job.spec.scheduling.kueue_queue:
-        return f"in spec.scheduling.queueName ({job.spec.scheduling.kueue_queue}) for quota"
+        workload = kueue_group(job, job.status.attempt)
+        return (
+            f"in spec.scheduling.queueName ({job.spec.scheduling.kueue_queue}) for quota; "
+            f"kubectl describe workload {workload} says what for"
+        )
     return "for somebody to remove their scheduling gates"

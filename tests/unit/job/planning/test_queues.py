@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Event
 
 from tests.unit.job.builders import (
@@ -48,8 +49,11 @@ def test_a_queue_is_waited_in_and_that_is_no_warning() -> None:
     assert does_nothing(planned)
     assert condition(planned, "Running") == ("False", "Queued")
     assert (planned.status.phase, planned.status.reason) == ("Pending", "Queued")
-    message = "2 of 2 pods wait in spec.scheduling.queueName (team-a) for quota"
-    assert planned.status.message == message
+    message = planned.status.message
+    assert message.startswith("2 of 2 pods wait in spec.scheduling.queueName (team-a) for quota")
+    labels = manifests.pod(job, Identity(0, 0))["metadata"]["labels"]
+    group = labels["kueue.x-k8s.io/pod-group-name"]
+    assert f"kubectl describe workload {group} says" in message, "Kueue's Workload is called so"
     assert planned.events == (Event("Queued", message),)
     again = plan(stored(job, planned), [gated(job, index) for index in range(2)], later(5))
     assert again.events == ()

@@ -13,12 +13,12 @@ from ddp_operator.job.pods.schedulers.coscheduling import (
     coscheduled,
     coscheduling_group,
 )
-from ddp_operator.job.pods.schedulers.kueue import kueue
+from ddp_operator.job.pods.schedulers.kueue import kueue, kueue_group
 from ddp_operator.job.pods.schedulers.volcano import VOLCANO_NEEDS, volcanic, volcano_group
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
 
-__all__ = ["Scheduler", "scheduled", "schedulers"]
+__all__ = ["Scheduler", "kueue_group", "scheduled", "schedulers"]
 
 
 class Scheduler(NamedTuple):

@@ -21,13 +21,18 @@ from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
 
 
+def kueue_group(job: DDPJob, attempt: int) -> str:
+    """The name of an attempt's group, and of the Workload that Kueue makes of it."""
+    # A job of the same name may be on its way out, and its group with it.
+    return f"{job.name}-{job.uid[:6]}-{attempt}"
+
+
 def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     """Return the pod as one of its attempt's group, in the job's queue."""
     asked = job.spec.scheduling
     labels = {
         "kueue.x-k8s.io/queue-name": (asked and asked.kueue_queue) or "",
-        # A job of the same name may be on its way out, and its group with it.
-        "kueue.x-k8s.io/pod-group-name": f"{job.name}-{job.uid[:6]}-{identity.attempt}",
+        "kueue.x-k8s.io/pod-group-name": kueue_group(job, identity.attempt),
     }
     annotations = {
         "kueue.x-k8s.io/pod-group-total-count": str(job.spec.replicas),

@@ -33,7 +33,10 @@ PLAIN: Json = {"metadata": {"name": "digits-1-0"}, "spec": {"containers": [conta
 OWN: Json = {
     "metadata": {
         "labels": {"kueue.x-k8s.io/priority-class": "urgent"},
-        "annotations": {"kueue.x-k8s.io/pod-group-total-count": "7", "note": "kept"},
+        "annotations": {
+            "kueue.x-k8s.io/pod-group-total-count": "7",
+            "kueue.x-k8s.io/podset-preferred-topology": "cloud.google.com/gce-topology-block",
+        },
     },
     "spec": {"schedulerName": "mine", "containers": [container()]},
 }
@@ -70,7 +73,9 @@ def test_what_else_the_template_says_stands(name: str) -> None:
     made = scheduled(asking(name), Identity(0, 1), OWN)
     assert made["spec"] == OWN["spec"]
     assert OWN["metadata"]["labels"].items() <= made["metadata"]["labels"].items()
-    assert made["metadata"]["annotations"]["note"] == "kept"
+    topology = "kueue.x-k8s.io/podset-preferred-topology"
+    annotations = made["metadata"]["annotations"]
+    assert annotations[topology] == OWN["metadata"]["annotations"][topology]
 
 
 def test_a_job_that_asks_for_none_has_none() -> None:
@@ -136,7 +141,7 @@ def test_a_gang_may_wait_in_a_queue_of_kueue() -> None:
 KUEUE = "kueue.x-k8s.io/"
 
 
-def kueue_group(job: DDPJob, identity: Identity) -> tuple[str, str]:
+def group_and_count(job: DDPJob, identity: Identity) -> tuple[str, str]:
     metadata = manifests.pod(job, identity)["metadata"]
     name: str = metadata["labels"][f"{KUEUE}pod-group-name"]
     count: str = metadata["annotations"][f"{KUEUE}pod-group-total-count"]
@@ -146,9 +151,9 @@ def kueue_group(job: DDPJob, identity: Identity) -> tuple[str, str]:
 def test_pods_of_an_attempt_are_one_group_of_kueue() -> None:
     one = {"indexes": ["1"], "nprocPerNode": 2}
     job = asking("kueue", replicas=3, overrides=[one])
-    assert len({kueue_group(job, Identity(index, 4)) for index in range(3)}) == 1
-    first, count = kueue_group(job, Identity(0, 4))
-    again, _ = kueue_group(job, Identity(0, 5))
+    assert len({group_and_count(job, Identity(index, 4)) for index in range(3)}) == 1
+    first, count = group_and_count(job, Identity(0, 4))
+    again, _ = group_and_count(job, Identity(0, 5))
     assert first != again, "a new attempt asks for quota again"
     assert count == "3"
 
@@ -156,7 +161,7 @@ def test_pods_of_an_attempt_are_one_group_of_kueue() -> None:
 def test_a_job_of_the_same_name_is_another_group_of_kueue() -> None:
     job = asking("kueue")
     others = replace(job, uid="another")
-    assert kueue_group(job, Identity(0, 0)) != kueue_group(others, Identity(0, 0))
+    assert group_and_count(job, Identity(0, 0)) != group_and_count(others, Identity(0, 0))
 
 
 def test_kueue_finds_a_pods_rank_by_a_label_that_pods_have() -> None:
@@ -167,5 +172,5 @@ def test_kueue_finds_a_pods_rank_by_a_label_that_pods_have() -> None:
 
 def test_the_longest_names_of_groups_are_labels() -> None:
     job = replace(asking("kueue"), name="j" * 50, uid="0d9b1e34-6f0a-4f53-b5e6")
-    name, _ = kueue_group(job, Identity(0, 99_999))
+    name, _ = group_and_count(job, Identity(0, 99_999))
     assert len(name) <= 63
