@@ -239,7 +239,10 @@ class DDPJobSpec(ApiModel):
         ),
     )
     active_deadline_seconds: Seconds | None = Field(
-        default=None, description="The job fails after being active (not suspended) this long."
+        default=None,
+        description=(
+            "The job fails after being active (neither suspended nor in a queue) this long."
+        ),
     )
     progress_deadline_seconds: Seconds | None = Field(
         default=None,

@@ -179,7 +179,11 @@ class Bookkeeping(StatusModel):
         default=None, description="Since when the API server refuses pods, by quota or policy."
     )
     suspended_seconds: Count = Field(
-        default=0, description="Time spent suspended since startTime, when not suspended now."
+        default=0,
+        description="Time spent suspended or queued since startTime, up to the last end of it.",
+    )
+    queued_since: Time | None = Field(
+        default=None, description="Since when pods wait to be admitted."
     )
     scheduling_retries: Count = Field(
         default=0, description="How often half-placed pods were given up, since all last ran."

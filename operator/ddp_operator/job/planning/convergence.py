@@ -10,7 +10,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import kinds
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure.causes import cause_due, unstartable, unstartable_due
-from ddp_operator.job.planning.decisions import active_deadline
+from ddp_operator.job.planning.decisions import active_deadline, queued
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.planning.succession import awaited, given_up_at
@@ -180,7 +180,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
             events += unknown_accelerators(job)
     ready = status.ready_replicas
     counted, all_ready = f"{ready} of {replicas} pods are ready", f"all {replicas} pods are ready"
-    known = status.condition("Running")
+    known, reason = status.condition("Running"), ""
     if ready == replicas and not status.is_true("Running"):
         status = with_condition(status, "Running", True, PODS_READY, all_ready, now)
         if status.condition("Restarting"):
@@ -197,5 +197,6 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         if is_news and (warning or reason == QUEUED):
             events.append(Event(reason, message, warning=warning))
         status = with_condition(status, "Running", False, reason, message, now)
+    status = queued(status, now, waits=reason == QUEUED)
     scheduled = not pods.missing and all(pod.scheduled for pod in pods.current.values())
     return with_phase(status, pods_scheduled=scheduled), tuple(events)

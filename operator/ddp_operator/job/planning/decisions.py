@@ -21,13 +21,14 @@ RESTART_REQUESTED: Final = "RestartRequested"
 
 
 def active_deadline(job: DDPJob) -> datetime | None:
-    """Return when the job's active time runs out; None when it may run for ever or has not
-    begun.
+    """Return when the job's active time runs out; None when it may run for ever, has not begun, or
+    does not run in a queue.
     """
     limit, start = job.spec.active_deadline_seconds, job.status.start_time
-    if limit is None or start is None:
+    notes = job.status.bookkeeping
+    if limit is None or start is None or notes.queued_since:
         return None
-    return start + timedelta(seconds=limit + job.status.bookkeeping.suspended_seconds)
+    return start + timedelta(seconds=limit + notes.suspended_seconds)
 
 
 def finish(
@@ -109,6 +110,17 @@ def restart_as_requested(job: DDPJob, now: datetime) -> Plan | None:
     return restarting(next_attempt(status), RESTART_REQUESTED, message, now)
 
 
+def queued(status: DDPJobStatus, now: datetime, *, waits: bool) -> DDPJobStatus:
+    """Return the status that has taken note of the time in a queue: that it goes on, or is over."""
+    notes = status.bookkeeping
+    if waits:
+        return status.noting(queued_since=notes.queued_since or now)
+    if notes.queued_since is None:
+        return status
+    seconds = max(int((now - notes.queued_since).total_seconds()), 0)
+    return status.noting(queued_since=None, suspended_seconds=notes.suspended_seconds + seconds)
+
+
 def next_attempt(status: DDPJobStatus) -> DDPJobStatus:
     """Return the status that names the pods of another start of the whole gang."""
     update = {"attempt": status.attempt + 1, "completed_indexes": ""}
@@ -123,7 +135,7 @@ def restarting(
 
     `event`: the reason of the Event that tells of it.
     """
-    status = _not_waiting(status)
+    status = _not_waiting(status, now)
     status = with_condition(status, "Restarting", True, reason, message, now)
     status = with_condition(status, "PodsCreated", False, reason, message, now)
     if status.condition("Running"):
@@ -139,7 +151,7 @@ def decided(status: DDPJobStatus, *events: Event) -> Plan:
 
 def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
     """Running and Restarting, where they were ever set, hold no longer, and no pod is awaited."""
-    status = _not_waiting(status)
+    status = _not_waiting(status, now)
     types: tuple[ConditionType, ...] = ("Running", "Restarting")
     for type_ in types:
         if status.condition(type_):
@@ -147,6 +159,7 @@ def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DD
     return status
 
 
-def _not_waiting(status: DDPJobStatus) -> DDPJobStatus:
+def _not_waiting(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
     """New pods have not shown yet whether they can be created, and start."""
-    return status.noting(unstartable_since=None, refused_since=None)
+    status = status.noting(unstartable_since=None, refused_since=None)
+    return queued(status, now, waits=False)

@@ -12,6 +12,7 @@ from tests.unit.job.builders import (
     NOW,
     condition,
     does_nothing,
+    edited,
     event_reasons,
     fresh_job,
     later,
@@ -117,6 +118,30 @@ def test_what_kueue_takes_away_is_not_charged_and_waits_again() -> None:
     assert books.outage is None
     assert (books.pending_seconds, books.training_seconds) == (10 + 300, 100)
     assert books.lost_seconds == 10 + 10
+
+
+def test_a_job_is_not_active_in_a_queue() -> None:
+    job = created(scheduling=QUEUE, activeDeadlineSeconds=100)
+    waiting = [gated(job, index) for index in range(2)]
+    job = look(job, waiting, 10)
+    patient = plan(job, waiting, later(5000))
+    assert (patient.decided, patient.look_again_at) == (False, None)
+    pods = [admitted(job, index) for index in range(2)]
+    job = look(job, pods, 1010)
+    assert plan(job, pods, later(1050)).look_again_at == later(1100)
+    assert not plan(job, pods, later(1099)).decided
+    assert condition(plan(job, pods, later(1100)), "Failed") == ("True", "DeadlineExceeded")
+
+
+def test_a_suspension_in_a_queue_counts_once() -> None:
+    job = created(scheduling=QUEUE, activeDeadlineSeconds=100)
+    job = look(job, [gated(job, index) for index in range(2)], 10)
+    job = look(edited(job, suspend=True), [], 500)
+    job = look(edited(job, suspend=False), [], 700)
+    job = look(job, [gated(job, index) for index in range(2)], 700)
+    pods = [admitted(job, index) for index in range(2)]
+    job = look(job, pods, 1010)
+    assert plan(job, pods, later(1050)).look_again_at == later(1100)
 
 
 def test_pods_that_nobody_has_queued_are_told_of() -> None:
