@@ -181,6 +181,11 @@ class Values(_Values):
         default=False, description="Let jobs claim network cards (accelerator.network: dranet)."
     )
     side_cars: SideCars = SideCars()
+    gangs: bool = Field(
+        default=False,
+        description="Let jobs be gangs of coscheduling or Volcano (scheduling.gang), whichever of "
+        "them is installed.",
+    )
     extra_labels: Texts = Field(
         default={}, description="For every object, and the operator's pods."
     )

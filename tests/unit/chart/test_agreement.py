@@ -48,6 +48,7 @@ def test_to_the_letter_where_nothing_is_said_to_helm() -> None:
     [
         ("admission-policy", {"admissionPolicy": True}),
         ("dranet", {"dranet": True}),
+        ("gangs", {"gangs": True}),
         ("metrics-auth", {"metrics": {"auth": {"enabled": True}}}),
         ("network-policy", {"networkPolicy": {"enabled": True}}),
     ],

@@ -19,6 +19,7 @@ CHOICES: Final[dict[str, Json]] = {
     "auth": {"metrics": {"auth": {"enabled": True}, "monitor": {"endpoint": _TOKEN}}},
     "pods": {"metrics": {"monitor": {"kind": "PodMonitor"}, "alerts": {"enabled": True}}},
     "service": {"metrics": {"monitor": {"kind": "ServiceMonitor"}}},
+    "gangs": {"gangs": True},
     "fabrics": {"dranet": True, "sideCars": {"tcpxo": "m/a:1"}},
     "placed": {"nodeSelector": {"a": "b"}, "affinity": {"nodeAffinity": {}}, "tolerations": [{}]},
     "bare": {"resources": None, "topologySpreadConstraints": []},

@@ -197,6 +197,7 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
         {"release": "prom"},
     ),
     ("dranet", {"dranet": True}, has("ClusterRoleBinding", "ddp-operator-claims"), True),
+    ("gangs", {"gangs": True}, has("ClusterRoleBinding", "ddp-operator-gangs"), True),
     (
         "sideCars.tcpx",
         {"sideCars": {"tcpx": "m/a:1"}},
@@ -270,7 +271,8 @@ def test_a_value_reaches_what_is_installed(
 @pytest.mark.parametrize("name", OF_EVERY_OBJECT)
 def test_labels_and_annotations_reach_every_object(name: str) -> None:
     field = name.removeprefix("extra").lower()
-    everywhere = {"admissionPolicy": True, "dranet": True, "sideCars": {"tcpx": "m/a:1"}}
+    everywhere: dict[str, Any] = {"admissionPolicy": True, "dranet": True, "gangs": True}
+    everywhere["sideCars"] = {"tcpx": "m/a:1"}
     everywhere["metrics"] = {
         "monitor": {"kind": "ServiceMonitor", "labels": {"mine": "theirs"}},
         "alerts": {"enabled": True},
@@ -328,7 +330,7 @@ def test_a_default_that_is_not_said_is_the_operators_own() -> None:
 
 def test_releases_with_a_namespace_each_share_nothing() -> None:
     """But what one of them has for the cluster."""
-    alone = {"crds": {"enabled": False}, "userRoles": False, "dranet": True}
+    alone = {"crds": {"enabled": False}, "userRoles": False, "dranet": True, "gangs": True}
     alone["metrics"] = {"auth": {"enabled": True}}
     one = render({**alone, "watchNamespace": "a"}, namespace="a")
     other = render({**alone, "watchNamespace": "b"}, namespace="b")
@@ -356,12 +358,12 @@ def test_releases_with_a_namespace_each_share_nothing() -> None:
 
 
 def test_another_namespace_than_its_own_is_served_by_roles_there() -> None:
-    rendered = render({"watchNamespace": "training", "dranet": True})
+    rendered = render({"watchNamespace": "training", "dranet": True, "gangs": True})
     there = {key for key, o in rendered.items() if o["metadata"].get("namespace") == "training"}
     assert there == {
         (kind, name)
         for kind in ("Role", "RoleBinding")
-        for name in ("ddp-operator-jobs", "ddp-operator-claims")
+        for name in ("ddp-operator-jobs", "ddp-operator-claims", "ddp-operator-gangs")
     }
     assert {name for kind, name in rendered if kind == "ClusterRole"} == {
         "ddpjobs-edit",
