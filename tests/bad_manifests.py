@@ -25,7 +25,9 @@ class BadManifest:
     manifest: Json
     refused_by: RefusedBy
     says: str
-    """Part of the message: the API server's for `schema` and `pod`, the rule's for `cel`."""
+    """Part of the message: the API server's for `schema` and `pod`, the rule's for `cel`. Of which
+    item of a list it speaks, old servers do not say.
+    """
     operator_says: str = ""
     """For `schema`: part of what the operator's own parser says, for those without a cluster."""
 
@@ -193,19 +195,19 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _schema(
         "an override of pods in words",
-        "spec.overrides[0].indexes[0] in body should match",
+        "in body should match '^[0-9]{1,5}(-[0-9]{1,5})?$'",
         "spec.overrides[0].indexes[0]: string should match pattern",
         overrides=[{"indexes": ["last"], "nprocPerNode": 2}],
     ),
     _schema(
         "an override without indexes",
-        "spec.overrides[0].indexes: Required value",
+        "indexes: Required value",
         "spec.overrides[0].indexes: field required",
         overrides=[{"nprocPerNode": 2}],
     ),
     _schema(
         "an override of a field that all pods have in common",
-        "spec.overrides[0].nprocPerNode in body should match '^auto$'",
+        "nprocPerNode in body should match '^auto$'",
         "spec.overrides[0].nprocPerNode: input should be 'auto'",
         overrides=[{"indexes": ["0"], "nprocPerNode": "all"}],
     ),
