@@ -280,6 +280,7 @@ FULL_STATUS: Json = {
         "nodeFailuresWithoutProgress": 1,
         "unstartableSince": _TIME,
         "refusedSince": _TIME,
+        "queuedSince": _TIME,
         "suspendedSeconds": 60,
         "schedulingRetries": 1,
     },
