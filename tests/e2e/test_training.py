@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,10 @@ def test_pods_of_one_rank_and_of_two_form_one_group_whatever_the_name_of_rank_0_
     status = jobs[UNEQUAL_PODS].wait_until("Succeeded")
 
     jobs[UNEQUAL_PODS].log_with(f"{UNEQUAL_PODS}-0-0", "group of 3 ranks formed")
-    jobs[UNEQUAL_PODS].log_with(f"{UNEQUAL_PODS}-0-1", "rank 2")
+    second = jobs[UNEQUAL_PODS].ended_pods()[f"{UNEQUAL_PODS}-0-1"]
+    [container] = second["status"]["containerStatuses"]
+    words = json.loads(container["state"]["terminated"]["message"])
+    assert (words["exitCode"], words["rank"]) == (0, 1)  # of the first of its ranks, 1 and 2
     assert accuracy(status) >= 0.9  # six epochs instead of twelve
 
 
