@@ -10,6 +10,7 @@ import orjson
 import pytest
 from ddp_operator.api.job import MAX_SPEC_BYTES, DDPJob
 from ddp_operator.api.status import NOTES, DDPJobStatus
+from ddp_operator.engine.census import Census
 from ddp_operator.engine.jobs import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.statuspatch import as_stored, status_patch
@@ -282,7 +283,7 @@ def test_reasons_that_somebody_makes_up_are_counted_together() -> None:
         manifest = stored_pod(**ended("x", reason=f"reason {i}"))
         after = plan(job, [project(manifest), *pods[1:]], later(60)).status
         metrics.recorded(before=before, after=after)
-    text = metrics.text(jobs={}, newer_jobs=0, queued=0, leading=True)
+    text = metrics.text(Census(), queued=0, leading=True)
     lines = [line for line in text.splitlines() if line.startswith("ddp_operator_failures_total{")]
     assert len(lines) == 101
     assert sum(float(line.split()[-1]) for line in lines) == 1000

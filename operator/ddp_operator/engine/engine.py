@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final, get_args
+from typing import Final
 
-from ddp_operator.api.job import DDPJob, NewerJobError
-from ddp_operator.api.status import Phase
+from ddp_operator.api.job import DDPJob
+from ddp_operator.engine.census import take_census
 from ddp_operator.engine.jobs import JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
@@ -130,15 +129,8 @@ class Engine:
 
     def metrics_text(self, *, leading: bool) -> str:
         """Write down what there is to count, as Prometheus' text."""
-        phases = Counter[str](dict.fromkeys(get_args(Phase), 0))
-        newer = 0
-        for entry in self.jobs.entries.values():
-            if isinstance(entry.job, NewerJobError):
-                newer += 1  # what becomes of it is not for this operator to say
-            else:
-                phases[entry.job.status.phase if isinstance(entry.job, DDPJob) else "Failed"] += 1
-        queued = len(self._queue)
-        return self.metrics.text(jobs=phases, newer_jobs=newer, queued=queued, leading=leading)
+        census = take_census(self.jobs.entries.values(), now=self._clock())
+        return self.metrics.text(census, queued=len(self._queue), leading=leading)
 
     def start(self) -> None:
         """Begin to work, with a look at every job that is known."""

@@ -1,17 +1,23 @@
 """What the operator counts about itself, as Prometheus' text (exposition format 0.0.4)."""
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from datetime import datetime
+from typing import Final, get_args
 
+from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.engine.census import Census
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-_BUCKETS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0)
-"""Seconds: planning alone takes one or two milliseconds, a gang of hundreds of pods a second."""
+_RECONCILE_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0)
+"""Planning alone takes one or two milliseconds, a gang of hundreds of pods a second."""
+_RECOVERY_SECONDS: Final = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+"""A pod that is replaced where its image is takes seconds, a node of the cloud minutes."""
 
 _MAX_REASONS: Final = 100
 """Reasons of failures, of which Kubernetes knows a few dozen, that are counted apart."""
@@ -20,16 +26,43 @@ _OTHER: Final = "Other"
 Labels = tuple[tuple[str, str], ...]
 
 
+class _Histogram:
+    """Seconds, counted by the bounds that they do not exceed."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._sum += seconds
+        self._counts[sum(seconds > bound for bound in self._bounds)] += 1
+
+    def lines(self, name: str, help_text: str) -> Iterable[str]:
+        full = f"ddp_operator_{name}"
+        yield from _head(full, "histogram", help_text)
+        total = 0
+        for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
+            total += count
+            label = "+Inf" if bound == math.inf else f"{bound:g}"
+            yield _line(f"{full}_bucket", (("le", label),), total)
+        yield _line(f"{full}_sum", (), self._sum)
+        yield _line(f"{full}_count", (), total)
+
+
 class Metrics:
     """Counts from the start of this process on."""
 
     def __init__(self) -> None:
-        self._restarts: Counter[Labels] = Counter()
-        self._restarts_without_progress: Counter[Labels] = Counter()
+        # Zeros from the start on: of a counter that begins with its first count Prometheus sees
+        # no increase.
+        classes = {(("class", name),): 0 for name in get_args(FailureClass)}
+        self._restarts = Counter[Labels](classes)
+        self._restarts_without_progress = Counter[Labels](classes)
         self._failures: Counter[Labels] = Counter()
         self._reasons: set[str] = set()
-        self._buckets = [0] * (len(_BUCKETS) + 1)
-        self._reconciling_seconds = 0.0
+        self._reconciles = _Histogram(_RECONCILE_SECONDS)
+        self._recoveries = _Histogram(_RECOVERY_SECONDS)
         self.lost_fields: frozenset[str] = frozenset()
         """Fields and words that the server's CRD, which is older, does not know."""
         self.unknown_fields: frozenset[str] = frozenset()
@@ -44,12 +77,12 @@ class Metrics:
         try:
             yield
         finally:
-            seconds = time.monotonic() - begin
-            self._reconciling_seconds += seconds
-            self._buckets[sum(seconds > bound for bound in _BUCKETS)] += 1
+            self._reconciles.observe(time.monotonic() - begin)
 
     def recorded(self, *, before: DDPJobStatus, after: DDPJobStatus) -> None:
         """Count what a status that has just been stored decides."""
+        if (seconds := _recovery_seconds(before, after)) is not None:
+            self._recoveries.observe(seconds)
         if not after.failures or after.failures == before.failures:
             return
         failure = after.failures[-1]
@@ -64,29 +97,35 @@ class Metrics:
             if max(notes.restarts_without_progress, notes.node_failures_without_progress) > 1:
                 self._restarts_without_progress[labels] += 1
 
-    def text(self, *, jobs: Mapping[str, int], newer_jobs: int, queued: int, leading: bool) -> str:
-        """Write all of it down, with the present number of jobs in each phase, of those that only
-        a newer operator understands, of names that wait for work, and whether this replica acts.
+    def text(self, census: Census, *, queued: int, leading: bool) -> str:
+        """Write all of it down, with the present jobs, the number of names that wait for work, and
+        whether this replica acts.
         """
-        reconciles = sum(self._buckets)
-        name = "ddp_operator_reconcile_duration_seconds"
-        cumulated = [sum(self._buckets[: i + 1]) for i in range(len(_BUCKETS))]
-        histogram = [
-            *(
-                _line(f"{name}_bucket", (("le", f"{bound:g}"),), count)
-                for bound, count in zip(_BUCKETS, cumulated, strict=True)
-            ),
-            _line(f"{name}_bucket", (("le", "+Inf"),), reconciles),
-            _line(f"{name}_sum", (), self._reconciling_seconds),
-            _line(f"{name}_count", (), reconciles),
-        ]
         families = (
-            _family("jobs", "gauge", "DDPJobs by phase.", _by("phase", jobs)),
+            _family("jobs", "gauge", "DDPJobs by phase.", _by("phase", census.phases)),
             _family(
                 "newer_jobs",
                 "gauge",
                 "DDPJobs that only a newer operator understands, left as they are; in no phase.",
-                {(): newer_jobs},
+                {(): census.newer_jobs},
+            ),
+            _family(
+                "job_seconds",
+                "gauge",
+                "What the ages of the present DDPJobs were spent on.",
+                _by("kind", census.seconds),
+            ),
+            _family(
+                "oldest_step_timestamp_seconds",
+                "gauge",
+                "The last step of the running training that has waited longest for the next.",
+                _at(census.oldest_step),
+            ),
+            _family(
+                "oldest_checkpoint_timestamp_seconds",
+                "gauge",
+                "The last checkpoint of the running training that has waited longest for the next.",
+                _at(census.oldest_checkpoint),
             ),
             _family("restarts_total", "counter", "Restarts by class of failure.", self._restarts),
             _family(
@@ -116,17 +155,37 @@ class Metrics:
                 "Fields and words of the installed CRD, which is newer, unknown to the operator.",
                 {(): len(self.unknown_fields)},
             ),
-            _head(name, "histogram", "Time of one look at one job."),
-            histogram,
+            self._reconciles.lines("reconcile_duration_seconds", "Time of one look at one job."),
+            self._recoveries.lines(
+                "recovery_duration_seconds",
+                "From a restart until the training went on: a step, or else all pods ready.",
+            ),
         )
         return "".join(f"{line}\n" for family in families for line in family)
+
+
+def _recovery_seconds(before: DDPJobStatus, after: DDPJobStatus) -> float | None:
+    """How long the last stretch without training took, if a training has just gone on."""
+    books, was = after.goodput, before.goodput
+    if books is None or was is None or after.phase != "Running" or books.outage is not None:
+        return None
+    if was.outage is not None:  # from the failure to the step, by the trainer's word
+        return max((books.accounted_until - was.outage.since).total_seconds(), 0.0)
+    if before.phase != "Restarting":
+        return None
+    return (books.accounted_until - was.accounted_until).total_seconds()
+
+
+def _at(time_: datetime | None) -> dict[Labels, float]:
+    """No sample where there is no time: any number would be one."""
+    return {} if time_ is None else {(): time_.timestamp()}
 
 
 def _by(label: str, counts: Mapping[str, int]) -> dict[Labels, int]:
     return {((label, value),): count for value, count in counts.items()}
 
 
-def _family(name: str, kind: str, help_text: str, samples: Mapping[Labels, int]) -> Iterable[str]:
+def _family(name: str, kind: str, help_text: str, samples: Mapping[Labels, float]) -> Iterable[str]:
     full = f"ddp_operator_{name}"
     return [
         *_head(full, kind, help_text),

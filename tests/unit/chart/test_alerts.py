@@ -4,6 +4,7 @@ import re
 from typing import Any, Final
 
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.engine.census import Census
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.job.failure.records import NO_PROGRESS
 
@@ -20,7 +21,7 @@ def rules(*, namespace: str = "ddp-operator") -> list[dict[str, Any]]:
 
 
 def test_every_metric_is_one_of_the_operators() -> None:
-    said = Metrics().text(jobs={}, newer_jobs=0, queued=0, leading=True)
+    said = Metrics().text(Census(), queued=0, leading=True)
     known = set(re.findall(r"^# TYPE (\S+)", said, re.MULTILINE))
     asked = {name for rule in rules() for name in re.findall(r"ddp_operator_\w+", rule["expr"])}
     assert len(asked) >= 6

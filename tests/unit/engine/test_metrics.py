@@ -1,8 +1,10 @@
 """What Prometheus reads of the operator is well-formed and true."""
 
+import itertools
 import re
 
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Failure
+from ddp_operator.engine.census import Census
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.job.failure.budget import after_progress, count
@@ -10,7 +12,9 @@ from ddp_operator.ports import Key
 
 from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import CRASHED, job
-from tests.unit.job.builders import NOW, stored_job
+from tests.unit.job.builders import NOW, edited, ended, fresh_job, ready, stored_job
+from tests.unit.job.status.test_goodput import look, trained
+from tests.unit.job.status.test_outages import restarted, said
 from tests.waiting import eventually
 
 _SAMPLE = re.compile(
@@ -78,15 +82,71 @@ def test_restarts_count_apart_until_a_later_checkpoint() -> None:
         )
         metrics.recorded(before=status, after=after)
         status = after
-    found = samples(metrics.text(jobs={}, newer_jobs=0, queued=0, leading=True))
+    found = samples(metrics.text(Census(), queued=0, leading=True))
     assert found['ddp_operator_restarts_total{class="Application"}'] == 5
     assert found['ddp_operator_restarts_without_progress_total{class="Application"}'] == 3
+
+
+def recoveries(*statuses: DDPJobStatus) -> tuple[float, float]:
+    """How many a series of stored statuses makes, and their seconds."""
+    metrics = Metrics()
+    for before, after in itertools.pairwise(statuses):
+        metrics.recorded(before=before, after=after)
+    found = samples(metrics.text(Census(), queued=0, leading=True))
+    name = "ddp_operator_recovery_duration_seconds"
+    assert found[f'{name}_bucket{{le="+Inf"}}'] == found[f"{name}_count"]
+    return found[f"{name}_count"], found[f"{name}_sum"]
+
+
+def test_a_recovery_lasts_until_a_step_is_completed() -> None:
+    ready_again, pods = restarted()
+    went_on = look(ready_again, pods, 131, said(103, 131, attempt=1))
+    went_further = look(went_on, pods, 151, said(110, 151, attempt=1))
+    told = [job.status for job in (ready_again, went_on, went_further)]
+    assert recoveries(*told) == (1, 19)
+
+
+def test_a_recovery_of_a_training_that_says_nothing_lasts_until_its_pods_are_ready() -> None:
+    running, pods = trained()
+    fails = look(running, [pods[0], ended(running, 1, code=1, at=110)], 112)
+    pods = [ready(fails, index) for index in range(2)]
+    went_on = look(fails, pods, 120)
+    over = look(went_on, [ended(went_on, index, code=0) for index in range(2)], 160)
+    assert fails.status.phase == "Restarting"
+    told = [job.status for job in (running, fails, went_on, over)]
+    assert recoveries(*told) == (1, 8)
+
+
+def test_a_start_is_no_recovery_and_one_that_was_given_up_has_no_end() -> None:
+    running, _ = trained()
+    assert recoveries(fresh_job().status, running.status) == (0, 0)
+    ready_again, _ = restarted()
+    suspended = look(edited(ready_again, suspend=True), [], 130)
+    assert ready_again.status.goodput
+    assert ready_again.status.goodput.outage
+    assert suspended.status.phase == "Suspended"
+    assert recoveries(ready_again.status, suspended.status) == (0, 0)
+
+
+def test_what_is_counted_begins_with_zero() -> None:
+    found = samples(Metrics().text(Census(), queued=0, leading=True))
+    classes = {name for name in found if name.startswith("ddp_operator_restarts_total{")}
+    assert len(classes) == 4
+    assert found['ddp_operator_restarts_total{class="Disruption"}'] == 0
+    assert found['ddp_operator_restarts_without_progress_total{class="Application"}'] == 0
+
+
+def test_times_that_there_are_are_told() -> None:
+    metrics = Metrics()
+    found = samples(metrics.text(Census(oldest_step=NOW), queued=0, leading=True))
+    assert found["ddp_operator_oldest_step_timestamp_seconds"] == NOW.timestamp()
+    assert "ddp_operator_oldest_checkpoint_timestamp_seconds" not in found
 
 
 def test_errors_of_the_api_server_are_told() -> None:
     metrics = Metrics()
     metrics.api_errors = {"503": 2, "none": 1}
-    found = samples(metrics.text(jobs={}, newer_jobs=0, queued=0, leading=True))
+    found = samples(metrics.text(Census(), queued=0, leading=True))
     assert found['ddp_operator_api_errors_total{code="503"}'] == 2
     assert found['ddp_operator_api_errors_total{code="none"}'] == 1
 
@@ -109,8 +169,10 @@ def test_the_histogram_only_grows_from_bucket_to_bucket() -> None:
     for _ in range(3):
         with metrics.reconciling():
             pass
-    found = samples(metrics.text(jobs={'odd "phase"\n': 1}, newer_jobs=0, queued=2, leading=False))
-    buckets = [value for name, value in found.items() if "_bucket" in name]
+    found = samples(metrics.text(Census({'odd "phase"\n': 1}), queued=2, leading=False))
+    buckets = [
+        value for name, value in found.items() if "reconcile_duration_seconds_bucket" in name
+    ]
     assert buckets == sorted(buckets)
     assert buckets[-1] == 3
     assert found["ddp_operator_leader"] == 0

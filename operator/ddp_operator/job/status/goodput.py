@@ -15,6 +15,7 @@ all pods had started (those that were left may complete the step that was under 
 future, whatever that clock says.
 """
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
@@ -27,6 +28,23 @@ _BOOKED_TO: Final[dict[Phase, str]] = {
     "Restarting": "lost_seconds",
     "Suspended": "suspended_seconds",
 }
+_KIND_OF: Final = {name: name.removesuffix("_seconds") for name in _BOOKED_TO.values()}
+KINDS: Final = tuple(_KIND_OF.values())
+"""What time is spent on."""
+
+
+def spent(status: DDPJobStatus, *, created: datetime, now: datetime) -> Iterator[tuple[str, int]]:
+    """What a job's age was spent on until now, by kind: each stretch that is closed, and, unless
+    the job has ended, the one that is open as what it looks like so far.
+    """
+    books = status.goodput
+    if books is not None:
+        for name, kind in _KIND_OF.items():
+            yield kind, getattr(books, name)
+    if status.phase in _BOOKED_TO:
+        since = books.accounted_until if books else created
+        kind = _KIND_OF[_booked_to(status.phase, books)]
+        yield kind, max(int((now - since).total_seconds()), 0)
 
 
 def account(
@@ -47,11 +65,7 @@ def account(
     ended = _ended(books, before, after, started=started, now=now)
     books = ended or books
     if _is_another(after, before) or _failed_again(books, after, before):
-        name = _BOOKED_TO[before.phase]
-        if ended:
-            name = "training_seconds"
-        elif books.outage and before.phase == "Running":
-            name = "lost_seconds"
+        name = "training_seconds" if ended else _booked_to(before.phase, books)
         return _closed(before, after, books, name, now)
     if ended:
         after = after.model_copy(update={"goodput": ended})
@@ -59,6 +73,11 @@ def account(
         # A trainer that formed its group anew, or was replaced alone, tells where it went on.
         after = _lose(after, books, steps=lost)
     return after
+
+
+def _booked_to(phase: Phase, books: Goodput | None) -> str:
+    is_out = books is not None and books.outage is not None
+    return "lost_seconds" if is_out and phase == "Running" else _BOOKED_TO[phase]
 
 
 def _is_another(after: DDPJobStatus, before: DDPJobStatus) -> bool:

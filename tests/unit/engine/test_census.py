@@ -1,0 +1,93 @@
+"""What the metrics say of all jobs together."""
+
+from dataclasses import replace
+from typing import Any
+
+from ddp_operator.api.job import DDPJob, InvalidJobError, NewerJobError
+from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
+from ddp_operator.engine.census import take_census
+from ddp_operator.engine.jobs import Entry
+
+from tests.unit.job.builders import ended, fresh_job, later
+from tests.unit.job.status.test_goodput import goodput, look, trained
+from tests.unit.job.status.test_outages import restarted, said
+
+
+def entry(job: DDPJob | InvalidJobError) -> Entry:
+    return Entry({}, job)
+
+
+def seconds(*jobs: DDPJob, at: float) -> dict[str, int]:
+    census = take_census([entry(job) for job in jobs], now=later(at))
+    return {kind: amount for kind, amount in census.seconds.items() if amount}
+
+
+def test_a_job_is_in_one_phase_and_one_of_a_newer_operator_in_none() -> None:
+    running, _ = trained()
+    jobs: list[DDPJob | InvalidJobError] = [running, fresh_job()]
+    jobs += [InvalidJobError("no"), NewerJobError("later")]
+    census = take_census([entry(job) for job in jobs], now=later(60))
+    assert {phase: n for phase, n in census.phases.items() if n} == {
+        "Running": 1,
+        "Pending": 1,
+        "Failed": 1,
+    }
+    assert census.phases["Suspended"] == 0
+    assert census.newer_jobs == 1
+
+
+def test_time_counts_while_it_passes() -> None:
+    job, _ = trained()
+    assert seconds(job, at=62) == {"pending": 5, "starting": 7, "training": 50}
+    assert seconds(fresh_job(), at=9) == {"pending": 9}
+    assert seconds(job, fresh_job(), at=62) == {"pending": 67, "starting": 7, "training": 50}
+
+
+def test_what_is_said_in_between_is_what_is_stored_when_it_is_over() -> None:
+    job, pods = restarted()
+    assert seconds(job, at=131)["lost"] == 41  # pods that are ready do not train yet
+    job = look(job, pods, 131, said(103, 131, attempt=1))
+    assert seconds(job, at=131)["lost"] == goodput(job).lost_seconds == 41
+    before = seconds(job, at=200.9)
+    job = look(job, [ended(job, index, code=0) for index in range(2)], 200.9)
+    assert seconds(job, at=200.9) == before
+
+
+def test_a_job_that_has_ended_grows_no_older() -> None:
+    job, _ = trained()
+    job = look(job, [ended(job, index, code=0) for index in range(2)], 112)
+    assert seconds(job, at=500) == seconds(job, at=112)
+    assert seconds(job, at=500)["training"] == 100
+
+
+def test_a_clock_that_was_set_back_takes_nothing_away() -> None:
+    job, _ = trained()
+    assert seconds(job, at=-100) == seconds(job, at=12)
+
+
+def at_step(phase: str, *, step: float | None, saved: float | None = None) -> DDPJob:
+    changes: dict[str, Any] = {"phase": phase}
+    if step is not None:
+        changes["progress"] = Progress(step=1, updated_at=later(step))
+    if saved is not None:
+        changes["checkpoint"] = CheckpointRecord(step=1, time=later(saved))
+    return replace(fresh_job(), status=DDPJobStatus().model_copy(update=changes))
+
+
+def test_the_one_that_waits_longest_is_told() -> None:
+    jobs = [
+        at_step("Running", step=50, saved=20),
+        at_step("Restarting", step=30, saved=25),
+        at_step("Running", step=None),
+        at_step("Suspended", step=1, saved=1),
+        at_step("Succeeded", step=2, saved=2),
+    ]
+    census = take_census([entry(job) for job in jobs], now=later(60))
+    assert census.oldest_step == later(30)
+    assert census.oldest_checkpoint == later(20)
+
+
+def test_where_nobody_reports_nothing_is_told() -> None:
+    jobs = [fresh_job(), at_step("Running", step=None)]
+    census = take_census([entry(job) for job in jobs], now=later(60))
+    assert (census.oldest_step, census.oldest_checkpoint) == (None, None)
