@@ -103,12 +103,25 @@ class Alerts(_Values):
     labels: Texts = Field(default={}, description="By which your Prometheus chooses its rules.")
 
 
+class Dashboard(_Values):
+    """A dashboard for Grafana, in a ConfigMap."""
+
+    enabled: bool = Field(
+        default=False,
+        description="Jobs by phase, goodput, restarts, time to recover, … One release has it.",
+    )
+    labels: Texts = Field(
+        default={"grafana_dashboard": "1"}, description="By which your Grafana's side car finds it."
+    )
+
+
 class Metrics(_Values):
     """The operator's metrics, on port 8081."""
 
     auth: Auth = Auth()
     monitor: Monitor = Monitor()
     alerts: Alerts = Alerts()
+    dashboard: Dashboard = Dashboard()
 
 
 class SideCars(_Values):

@@ -18,7 +18,7 @@ CHOICES: Final[dict[str, Json]] = {
     "bounded": {"admissionPolicy": True, "networkPolicy": {"enabled": True}},
     "auth": {"metrics": {"auth": {"enabled": True}, "monitor": {"endpoint": _TOKEN}}},
     "pods": {"metrics": {"monitor": {"kind": "PodMonitor"}, "alerts": {"enabled": True}}},
-    "service": {"metrics": {"monitor": {"kind": "ServiceMonitor"}}},
+    "service": {"metrics": {"monitor": {"kind": "ServiceMonitor"}, "dashboard": {"enabled": True}}},
     "gangs": {"gangs": True},
     "fabrics": {"dranet": True, "sideCars": {"tcpxo": "m/a:1"}},
     "placed": {"nodeSelector": {"a": "b"}, "affinity": {"nodeAffinity": {}}, "tolerations": [{}]},

@@ -15,6 +15,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"crds": {"enable": True}}, "'enable'"),
     ({"metrics": {"monitor": {"intervall": "1m"}}}, "'intervall'"),
     ({"metrics": {"alert": {}}}, "'alert'"),
+    ({"metrics": {"dashboard": {"labels": {"grafana_dashboard": 1}}}}, "/grafana_dashboard"),
     ({"watchNamespaces": ["a", "b"]}, "'watchNamespaces'"),
     ({"watchNamespace": ["a", "b"]}, "/watchNamespace"),
     ({"watchNamespace": "A b"}, "/watchNamespace"),

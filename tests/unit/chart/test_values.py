@@ -196,6 +196,18 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
         labels_of("PrometheusRule"),
         {"release": "prom"},
     ),
+    (
+        "metrics.dashboard.enabled",
+        {"metrics": {"dashboard": {"enabled": True}}},
+        lambda r: r["ConfigMap", "ddp-operator-dashboard"]["metadata"]["labels"],
+        {"grafana_dashboard": "1"},
+    ),
+    (
+        "metrics.dashboard.labels",
+        {"metrics": {"dashboard": {"enabled": True, "labels": {"mine": "yes"}}}},
+        lambda r: r["ConfigMap", "ddp-operator-dashboard"]["metadata"]["labels"],
+        {"grafana_dashboard": "1", "mine": "yes"},
+    ),
     ("dranet", {"dranet": True}, has("ClusterRoleBinding", "ddp-operator-claims"), True),
     ("gangs", {"gangs": True}, has("ClusterRoleBinding", "ddp-operator-gangs"), True),
     (
@@ -276,6 +288,7 @@ def test_labels_and_annotations_reach_every_object(name: str) -> None:
     everywhere["metrics"] = {
         "monitor": {"kind": "ServiceMonitor", "labels": {"mine": "theirs"}},
         "alerts": {"enabled": True},
+        "dashboard": {"enabled": True},
     }
     everywhere["networkPolicy"] = {"enabled": True}
     values = {**everywhere, name: {"mine": "yes"}}
