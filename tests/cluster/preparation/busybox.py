@@ -46,12 +46,11 @@ def _archive() -> Path:
 
 
 def _busybox(scratch: Path) -> Path:
-    package = packages.download("busybox-static", into=scratch)
-    subprocess.run(["dpkg-deb", "--extract", package, scratch / "files"], check=True)
+    files = packages.unpacked("busybox-static", into=scratch)
     for place in ("bin/busybox", "usr/bin/busybox"):
-        if (found := scratch / "files" / place).exists():
+        if (found := files / place).exists():
             return found
-    raise ClusterUnavailableError(f"no busybox in {package.name}")
+    raise ClusterUnavailableError("no busybox in Debian's package busybox-static")
 
 
 def _write_image(busybox: Path, archive: Path) -> None:

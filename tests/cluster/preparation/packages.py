@@ -109,6 +109,17 @@ def download(package: str, *, into: Path) -> Path:
     return file
 
 
+def unpacked(package: str, *, into: Path) -> Path:
+    """Return a folder with a package's files, downloaded and not installed.
+
+    Raises ClusterUnavailableError when it cannot be had.
+    """
+    check({"dpkg-deb": "dpkg"})
+    folder = into / "files"
+    subprocess.run(["dpkg-deb", "--extract", download(package, into=into), folder], check=True)
+    return folder
+
+
 def _installed() -> set[str]:
     listed = subprocess.run(
         ["dpkg-query", "--show", "--showformat", "${db:Status-Abbrev} ${binary:Package}\n"],

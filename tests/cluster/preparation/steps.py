@@ -12,7 +12,14 @@ from functools import partial
 from tests.cluster import kind
 from tests.cluster.cache import say
 from tests.cluster.errors import ClusterUnavailableError
-from tests.cluster.preparation import binaries, crd_server, image_parts, images, packages
+from tests.cluster.preparation import (
+    binaries,
+    crd_server,
+    image_parts,
+    images,
+    packages,
+    prometheus,
+)
 from tests.cluster.preparation.busybox import busybox_archive, has_busybox
 from tests.cluster.preparation.crd_server import CrdServerBuild
 from tests.cluster.preparation.kubernetes import KubernetesBuild
@@ -34,6 +41,7 @@ class Stage(Enum):
     API_SERVER = "API server"
     NODE = "node"
     IMAGES = "images"
+    MONITORING = "Prometheus"
     CRD_SERVER = "API server for CRDs"
     """Last, and of lowest priority: the few tests that need it can wait, and nothing waits for
     them."""
@@ -107,6 +115,14 @@ def _all_steps() -> list[Step]:
         ),
         *(_wheels(source) for source in sources),
         *(_image(source) for source in sources),
+        Step(
+            name=Stage.MONITORING.value,
+            stage=Stage.MONITORING,
+            usual_seconds=10,
+            is_done=prometheus.is_there,
+            run=prometheus.fetch,
+            is_optional=True,
+        ),
         _crd_server(),
     ]
 
