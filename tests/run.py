@@ -40,12 +40,17 @@ LOST_RANKS = ("tests/trainer/library", "tests/trainer/stream_device")
 """Of scripts, and of a device that queues: half of the time of all that starts processes."""
 
 CRD_RULES = "tests/integration/test_crd_rules.py"
+MONITORING = "tests/integration/monitoring"
 
 TESTS: Mapping[str, Sequence[Part]] = {
     "decisions": (Part(("tests/unit",), None),),
     "histories": (Part(("tests/simulation",), None),),
     "API server": (
-        Part(("tests/integration", f"--ignore={CRD_RULES}"), Stage.API_SERVER),
+        Part(
+            ("tests/integration", *(f"--ignore={part}" for part in (MONITORING, CRD_RULES))),
+            Stage.API_SERVER,
+        ),
+        Part((MONITORING,), Stage.MONITORING),
         Part((CRD_RULES,), Stage.CRD_SERVER),
     ),
     # They need nothing, but a build beside them would take the two cores from ranks that wait for

@@ -1,0 +1,1 @@
+"""What the chart has Prometheus ask, asked of Prometheus."""
