@@ -11,6 +11,7 @@ from typing import Final, get_args
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.census import Census
+from ddp_operator.job.failure.records import NO_PROGRESS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,6 +25,8 @@ _MAX_REASONS: Final = 100
 _OTHER: Final = "Other"
 
 Labels = tuple[tuple[str, str], ...]
+
+_HANG: Final[Labels] = (("class", "Application"), ("reason", NO_PROGRESS))
 
 
 class _Histogram:
@@ -59,8 +62,8 @@ class Metrics:
         classes = {(("class", name),): 0 for name in get_args(FailureClass)}
         self._restarts = Counter[Labels](classes)
         self._restarts_without_progress = Counter[Labels](classes)
-        self._failures: Counter[Labels] = Counter()
-        self._reasons: set[str] = set()
+        self._failures = Counter[Labels]({_HANG: 0})
+        self._reasons = {NO_PROGRESS}
         self._reconciles = _Histogram(_RECONCILE_SECONDS)
         self._recoveries = _Histogram(_RECOVERY_SECONDS)
         self.lost_fields: frozenset[str] = frozenset()
