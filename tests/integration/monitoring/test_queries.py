@@ -1,0 +1,145 @@
+"""What dashboard and alerts ask has answers: a real Prometheus scrapes a real operator, whose jobs
+run, hang, fail, restart, are suspended and refused.
+"""
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from ddp_operator.api.bounded import format_time
+from ddp_operator.kube import ApiClient
+
+from tests import cluster
+from tests.chart.queries import panels, rules
+from tests.good_manifests import container, gpus, job, template
+from tests.integration.jobs import Jobs
+from tests.integration.kubelet import FakeKubelet
+from tests.integration.monitoring.prometheus import Prometheus, scraping
+from tests.integration.operator_process import OperatorProcess, running_operator
+from tests.ports import free_port
+from tests.trainer_server import TrainerServer
+
+VARIABLES: Final = {"$namespace": "ddp-operator", "$__rate_interval": "5m", "$__range": "6h"}
+"""As Grafana fills them in."""
+
+ABOVE: Final = {
+    "Acting replicas: A": 0,
+    "Goodput: A": 0,
+    "Hangs: A": 0,
+    "Failures, by reason: A": 0,
+    "Jobs by phase: A": 0,
+    "What jobs' time was spent on: A": 0,
+    "Restarts an hour, by class of failure: A": 0,
+    "Time to recover: A": 0,
+    "Requests that the API server refused or did not answer: A": 0,
+}
+"""Panels in which these jobs are to be seen, besides zeros."""
+
+COMPARED: Final = re.compile(r"\s(?:[<>]=?|==)\s\d+")
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def operator(
+    control_plane: cluster.ControlPlane, jobs: Jobs, port: int, tmp_path: Path
+) -> Iterator[OperatorProcess]:
+    with running_operator(
+        control_plane.kubeconfig,
+        tmp_path / "log",
+        namespace=jobs.namespace,
+        metrics_port=port,
+        options=("--progress-poll-seconds", "0.2"),
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+async def prometheus(
+    programs: Path,
+    operator: OperatorProcess,
+    port: int,
+    tmp_path: Path,
+) -> AsyncIterator[Prometheus]:
+    """One that sees the operator from before the first job on."""
+    await operator.serving()
+    async with scraping(programs, tmp_path, target=port) as prometheus:
+        await prometheus.until_answered("ddp_operator_leader", above=0)
+        yield prometheus
+
+
+async def begin(jobs: Jobs, kubelet: FakeKubelet, name: str, *, ip: str = "", **spec: Any) -> None:
+    """Create a job of one pod and bring it to Running."""
+    await jobs.create(job(replicas=1, **spec), name=name)
+    await jobs.until_pods(f"{name}-0-0", name=name)
+    await kubelet.run(f"{name}-0-0", ip=ip)
+    await jobs.until_phase("Running", name)
+
+
+async def refuse_gpus(admin: ApiClient, namespace: str) -> None:
+    """Have the API server refuse pods that ask for GPUs, and no others."""
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"requests.nvidia.com/gpu": "0"}}}
+    await admin.request("POST", f"/api/v1/namespaces/{namespace}/resourcequotas", body=quota)
+
+
+async def jobs_in_many_states(
+    admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, trainer: TrainerServer
+) -> None:
+    saved = {"step": 100, "time": format_time(datetime.now(UTC))}
+    trainer.answer = {"step": 120, "checkpoint": saved}
+    told = int(trainer.address.rpartition(":")[2])
+    await refuse_gpus(admin, jobs.namespace)
+    await begin(jobs, kubelet, "runs", ip="127.0.0.1", statusPort=told)
+    await jobs.until(lambda status: status.checkpoint is not None, "runs")
+    await begin(jobs, kubelet, "hangs", ip="127.0.0.1", statusPort=told, progressDeadlineSeconds=1)
+    await jobs.until(lambda status: status.attempt == 1, "hangs")
+    await begin(jobs, kubelet, "restarts")
+    await kubelet.fail("restarts-0-0")
+    await jobs.until_pods("restarts-1-0", name="restarts")
+    await kubelet.run("restarts-1-0")
+    await jobs.until_phase("Running", "restarts")
+    await begin(jobs, kubelet, "fails", restart={"maxRestarts": 0})
+    await kubelet.fail("fails-0-0")
+    await jobs.until_phase("Failed", "fails")
+    await jobs.create(job(suspend=True), name="waits")
+    await jobs.until_phase("Suspended", "waits")
+    wants = template(container(resources=gpus(gpu=1)))
+    await jobs.create(job(template=wants), name="refused")
+
+
+def of_panels() -> dict[str, str]:
+    """What the panels ask, by their titles."""
+    filled = re.compile("|".join(re.escape(name) for name in VARIABLES))
+    return {
+        title: filled.sub(lambda found: VARIABLES[found[0]], expression)
+        for title, expression in panels().items()
+    }
+
+
+def of_rules() -> dict[str, str]:
+    """What the rules compare, and so are never without, by the alerts' names."""
+    return {rule["alert"]: COMPARED.sub("", rule["expr"]) for rule in rules()}
+
+
+async def test_no_query_is_empty(
+    prometheus: Prometheus, admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet
+) -> None:
+    async with TrainerServer() as trainer:
+        await jobs_in_many_states(admin, jobs, kubelet, trainer)
+        for title, expression in of_panels().items():
+            await prometheus.until_answered(expression, above=ABOVE.get(title, -1))
+        for expression in of_rules().values():
+            await prometheus.until_answered(expression)
+        # Each rule is evaluated, and of all alerts the one fires that is to, in words that are
+        # filled in.
+        await prometheus.until_answered('ALERTS{alertstate="firing"}')
+        seen = await prometheus.rules()
+        assert {rule["name"]: rule["health"] for rule in seen} == dict.fromkeys(of_rules(), "ok")
+        firing = {rule["name"] for rule in seen if rule["state"] == "firing"}
+        assert firing == {"DDPJobStalled"}
