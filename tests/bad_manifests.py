@@ -172,8 +172,14 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     _schema(
         "unknown provisioning",
         'spec.accelerator.provisioning: Unsupported value: "preemptible"',
-        "spec.accelerator.provisioning: input should be 'standard', 'spot', 'flex-start' or 'res",
+        "spec.accelerator.provisioning: input should be 'standard', 'spot', 'flex-start', 'que",
         accelerator={"type": "nvidia-l4", "provisioning": "preemptible"},
+    ),
+    _schema(
+        "nodes for half a minute less",
+        "spec.accelerator.maxRunSeconds in body should be greater than or equal to 30",
+        "spec.accelerator.maxRunSeconds: input should be greater than or equal to 30",
+        accelerator={**_L4, "maxRunSeconds": 29},
     ),
     _schema(
         "a reservation's name as a path",
@@ -441,6 +447,28 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "the network of a compute class",
         "spec.accelerator.network: machines of this type have no such fabric",
         accelerator={"computeClass": "gpus", "count": 8, "network": "auto"},
+    ),
+    _cel(
+        "queued, but in no queue",
+        "spec.accelerator.provisioning: queued needs a queue of Kueue's",
+        accelerator={**_L4, "provisioning": "queued"},
+    ),
+    _cel(
+        "queued, but in a queue of Volcano's",
+        "spec.accelerator.provisioning: queued needs a queue of Kueue's",
+        accelerator={**_L4, "provisioning": "queued"},
+        scheduling={"gang": "volcano", "queueName": "team-a"},
+    ),
+    _cel(
+        "nodes of flex-start for more than a week",
+        "spec.accelerator.maxRunSeconds: nodes of flex-start",
+        accelerator={**_L4, "provisioning": "flex-start", "maxRunSeconds": 604_801},
+    ),
+    _cel(
+        "queued nodes for less than ten minutes",
+        "spec.accelerator.maxRunSeconds: nodes of flex-start",
+        accelerator={**_L4, "provisioning": "queued", "maxRunSeconds": 599},
+        scheduling={"queueName": "team-a"},
     ),
     _cel(
         "a reservation that is not used",

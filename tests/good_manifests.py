@@ -222,6 +222,19 @@ GOOD_MANIFESTS: dict[str, Json] = {
             },
         }
     ),
+    "nodes that are queued for": job(
+        replicas=2,
+        accelerator={
+            "type": "nvidia-h200-141gb",
+            "count": 8,
+            "provisioning": "queued",
+            "maxRunSeconds": 604_800,
+        },
+        scheduling={"queueName": "team-a"},
+    ),
+    "spot nodes for a month": job(
+        accelerator={"type": "nvidia-l4", "provisioning": "spot", "maxRunSeconds": 2_592_000}
+    ),
     "a queue": job(replicas=2, scheduling={"queueName": "team-a"}),
     "a gang": job(
         replicas=2, scheduling={"gang": "coscheduling"}, template=template(schedulerName="gangs")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ddp_operator.api.base import ApiModel
-from ddp_operator.api.constants import MAX_GPUS
+from ddp_operator.api.constants import MAX_GPUS, MAX_RUN_SECONDS
 from ddp_operator.api.machines import GPUS, Fabric, Gpu
 
 _Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
@@ -51,8 +51,19 @@ class Accelerator(ApiModel):
             "where the template gives none."
         ),
     )
-    provisioning: Literal["standard", "spot", "flex-start", "reservation"] = Field(
-        default="standard", description="How the nodes are bought on GKE."
+    provisioning: Literal["standard", "spot", "flex-start", "queued", "reservation"] = Field(
+        default="standard",
+        description=(
+            "How the nodes are bought on GKE. queued: all at once, by a ProvisioningRequest that "
+            "Kueue makes for scheduling.queueName."
+        ),
+    )
+    max_run_seconds: Annotated[int, Field(ge=30, le=MAX_RUN_SECONDS)] | None = Field(
+        default=None,
+        description=(
+            "Asks for nodes that GKE takes back so long after it has made them. flex-start and "
+            "queued: 600 to 604800; absent, GKE takes 604800."
+        ),
     )
     reservation: Reservation | None = Field(
         default=None, description="Where they come from, with provisioning: reservation."

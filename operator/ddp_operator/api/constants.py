@@ -40,12 +40,19 @@ MAX_GPUS = 64
 GKE_ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
 GKE_SPOT_LABEL = "cloud.google.com/gke-spot"
 GKE_FLEX_START_LABEL = "cloud.google.com/gke-flex-start"
+GKE_QUEUED_LABEL = "cloud.google.com/gke-queued"
+GKE_MAX_RUN_LABEL = "cloud.google.com/gke-max-run-duration-seconds"
 GKE_COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
 GKE_RESERVATION_PREFIX = "cloud.google.com/reservation-"
 GKE_SHARING_LABEL = "cloud.google.com/gke-gpu-sharing-strategy"
 GKE_PARTITION_LABEL = "cloud.google.com/gke-gpu-partition-size"
 GKE_GCSFUSE_ANNOTATION = "gke-gcsfuse/volumes"
 GKE_GCSFUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
+
+MAX_RUN_SECONDS = 120 * 24 * 3600
+"""The longest that GKE lets a node be limited to."""
+FLEX_START_SECONDS = (600, 7 * 24 * 3600)
+"""Between which it lets one of flex-start's be."""
 
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 """Of nodes; GKE has a taint of the same name on those that are not amd64."""

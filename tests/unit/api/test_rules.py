@@ -123,7 +123,8 @@ _accelerator = st.fixed_dictionaries(
     optional={
         "type": st.sampled_from(["nvidia-l4", "nvidia-gb200", "nvidia-b200", "nvidia-of-tomorrow"]),
         "computeClass": st.just("gpus"),
-        "provisioning": st.sampled_from(["standard", "spot", "reservation"]),
+        "provisioning": st.sampled_from(["standard", "spot", "queued", "reservation"]),
+        "maxRunSeconds": st.sampled_from([30, 599, 600, 604_800, 604_801]),
         "reservation": st.fixed_dictionaries(
             {"name": st.just("ours")},
             optional={"blocks": st.just("one"), "subBlocks": st.just("two")},

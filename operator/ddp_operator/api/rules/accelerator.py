@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ddp_operator.api.constants import (
     ARCHITECTURE_LABEL,
+    FLEX_START_SECONDS,
     GKE_ACCELERATOR_LABEL,
     GKE_PARTITION_LABEL,
     GKE_SHARING_LABEL,
@@ -42,6 +43,7 @@ def _types(which: Callable[[Gpu], object]) -> str:
     return ", ".join(f"'{name}'" for name, gpu in GPUS.items() if which(gpu))
 
 
+_SHORTEST, _LONGEST = FLEX_START_SECONDS
 _OWN = "self.accelerator.nodeSelector"
 _TEMPLATES = "self.template.spec.nodeSelector"
 _NO_TYPE = "!has(self.accelerator) || !has(self.accelerator.type)"
@@ -104,6 +106,33 @@ ACCELERATOR_RULES = (
             or a.reservation is None
             or a.reservation.sub_blocks is None
             or a.reservation.blocks is not None
+        ),
+    ),
+    Rule(
+        "spec.accelerator.provisioning: queued needs a queue of Kueue's, whose admission check "
+        "asks GKE for the nodes; give spec.scheduling.queueName, and no gang of Volcano's, or "
+        "choose flex-start",
+        "!has(self.accelerator) || self.accelerator.provisioning != 'queued'"
+        " || has(self.scheduling) && has(self.scheduling.queueName)"
+        " && self.scheduling.gang != 'volcano'",
+        lambda spec: (
+            spec.accelerator is None
+            or spec.accelerator.provisioning != "queued"
+            or bool(spec.scheduling and spec.scheduling.kueue_queue)
+        ),
+    ),
+    Rule(
+        "spec.accelerator.maxRunSeconds: nodes of flex-start, queued ones too, run for "
+        f"{_SHORTEST} to {_LONGEST} seconds; choose a number between, or leave it out for the most",
+        "!has(self.accelerator) || !has(self.accelerator.maxRunSeconds)"
+        " || !(self.accelerator.provisioning in ['flex-start', 'queued'])"
+        f" || self.accelerator.maxRunSeconds >= {_SHORTEST}"
+        f" && self.accelerator.maxRunSeconds <= {_LONGEST}",
+        lambda spec: (
+            (a := spec.accelerator) is None
+            or a.max_run_seconds is None
+            or a.provisioning not in ("flex-start", "queued")
+            or _SHORTEST <= a.max_run_seconds <= _LONGEST
         ),
     ),
     Rule(

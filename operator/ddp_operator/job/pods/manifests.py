@@ -17,6 +17,8 @@ from ddp_operator.api.constants import (
     GKE_FLEX_START_LABEL,
     GKE_GCSFUSE_ANNOTATION,
     GKE_GCSFUSE_DRIVER,
+    GKE_MAX_RUN_LABEL,
+    GKE_QUEUED_LABEL,
     GKE_RESERVATION_PREFIX,
     GKE_SPOT_LABEL,
     GPU_RESOURCE,
@@ -263,6 +265,11 @@ def _add_accelerator(
     if label:
         selector[label] = "true"
         tolerations.append(_tolerating(label, "true"))
+    if accelerator.provisioning == "queued":
+        # GKE itself has its pods select the nodes that were made for their request.
+        tolerations.append(_tolerating(GKE_QUEUED_LABEL, "true"))
+    elif accelerator.max_run_seconds:
+        selector[GKE_MAX_RUN_LABEL] = str(accelerator.max_run_seconds)
     if accelerator.reservation:
         selector |= _reserved(accelerator.reservation)
     spec["nodeSelector"] = {

@@ -113,6 +113,30 @@ class TestAccelerator:
         }
         assert spec["tolerations"] == [GPU_TOLERATION]
 
+    @pytest.mark.parametrize("provisioning", ["standard", "spot", "flex-start"])
+    def test_nodes_that_end_are_asked_for_by_their_label(self, provisioning: str) -> None:
+        plain = {**L4, "provisioning": provisioning}
+        ending = {**plain, "maxRunSeconds": 7200}
+        before, after = (
+            manifests.pod(fresh_job(accelerator=accelerator), FIRST)["spec"]
+            for accelerator in (plain, ending)
+        )
+        label = {"cloud.google.com/gke-max-run-duration-seconds": "7200"}
+        assert after["nodeSelector"] == before["nodeSelector"] | label
+        assert after["tolerations"] == before["tolerations"]
+
+    @pytest.mark.parametrize("more", [{}, {"maxRunSeconds": 7200}])
+    def test_nodes_that_are_queued_for(self, more: Json) -> None:
+        job = fresh_job(
+            accelerator={**L4, "provisioning": "queued", **more}, scheduling={"queueName": "a"}
+        )
+        pod = manifests.pod(job, FIRST)
+        assert pod["spec"]["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+        queued = tolerates("cloud.google.com/gke-queued")
+        assert pod["spec"]["tolerations"] == [GPU_TOLERATION, queued]
+        limit = pod["metadata"]["annotations"].get("provreq.kueue.x-k8s.io/maxRunDurationSeconds")
+        assert limit == ("7200" if more else None)
+
     def test_none_adds_nothing(self) -> None:
         spec = manifests.pod(fresh_job(), FIRST)["spec"]
         assert not {"nodeSelector", "tolerations"} & set(spec)

@@ -8,17 +8,25 @@ succeeded as the group counts. It cannot know that a job has failed, is suspende
 pods, and would keep it then, too. So a group is one attempt, and none of its pods is retriable: the
 group is over once all its pods have ended, and a new attempt, a new group, asks for quota again.
 
+Nodes that are provisioned for a queue are asked for by its admission check, once for each Workload,
+and so for each attempt; how long they may run is the pods' to say
+(https://kueue.sigs.k8s.io/docs/concepts/admission_check/provisioning_request/).
+
 Fast admission is not asked for: it takes the first pod for all of them, which they need not be, and
 a group waits for nothing else that its operator would not create at once.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from ddp_operator.api.constants import LABEL_INDEX
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.overrides import spec_of
 from ddp_operator.job.pods.schedulers.marks import marked
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
+
+_MAX_RUN: Final = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
+"""Kueue passes on what follows its prefix as a parameter of the ProvisioningRequest."""
 
 
 def kueue_group(job: DDPJob, attempt: int) -> str:
@@ -40,4 +48,7 @@ def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
         "kueue.x-k8s.io/pod-group-pod-index-label": LABEL_INDEX,
         "kueue.x-k8s.io/retriable-in-group": "false",
     }
+    accelerator = spec_of(job.spec, identity.index).accelerator
+    if accelerator and accelerator.provisioning == "queued" and accelerator.max_run_seconds:
+        annotations[_MAX_RUN] = str(accelerator.max_run_seconds)
     return marked(pod, labels=labels, annotations=annotations)
