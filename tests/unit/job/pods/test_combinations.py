@@ -1,0 +1,215 @@
+"""Every fabric with every way of getting nodes and every scheduler: a pod is the sum of its parts.
+
+The parts are golden files: of fabrics and schedulers those of their own tests, which were held
+against others' manifests by hand; of how nodes are got, `golden/provisioning.yaml`.
+`DDP_WRITE_GOLDEN=1` writes that anew; look at the difference before it is kept.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.beforehand import beforehand
+from ddp_operator.job.pods.fabrics import on_fabric
+from ddp_operator.job.pods.schedulers import scheduled
+from ddp_operator.job.pods.state import Identity
+
+from tests.good_manifests import Json, container, gpus, template
+from tests.unit.job.builders import fresh_job
+from tests.unit.job.pods.fabrics import test_fabrics
+from tests.unit.job.pods.schedulers import test_schedulers
+
+GOLDEN = Path(__file__).parent / "golden" / "provisioning.yaml"
+SECOND = Identity(0, 1)
+FABRICS: dict[str, str] = {
+    "none": "nvidia-l4",
+    "tcpx": "nvidia-h100-80gb",
+    "tcpxo": "nvidia-h100-mega-80gb",
+    "rdma": "nvidia-h200-141gb",
+    "dranet": "nvidia-b200",
+}
+"""Each with GPUs that it joins."""
+RESERVED: Json = {"name": "ours", "blocks": "ours-block-0001"}
+PROVISIONING: dict[str, Json] = {
+    "standard": {},
+    "spot": {"provisioning": "spot"},
+    "flex-start": {"provisioning": "flex-start"},
+    "flex-start for an hour": {"provisioning": "flex-start", "maxRunSeconds": 3600},
+    "queued": {"provisioning": "queued"},
+    "queued for an hour": {"provisioning": "queued", "maxRunSeconds": 3600},
+    "reservation": {"provisioning": "reservation", "reservation": RESERVED},
+    "compute class": {"computeClass": "gpus"},
+}
+GANGS: dict[str, Json | None] = {
+    "none": None,
+    **test_schedulers.ASKED,
+    "coscheduling and kueue": {"gang": "coscheduling", "queueName": "team-a"},
+}
+TEMPLATE = {
+    "metadata": {"labels": {"team": "a"}, "annotations": {"note": "kept"}},
+    **template(
+        container(resources=gpus(gpu=8), env=[{"name": "MINE", "value": "1"}]),
+        container("logs"),
+        nodeSelector={"disk": "nvme"},
+        tolerations=[{"key": "mine", "operator": "Exists"}],
+        volumes=[{"name": "mine", "emptyDir": {}}],
+    ),
+}
+"""Of a user who has said something of everything that parts add to."""
+
+
+def in_queue(gang: str) -> bool:
+    return "kueue" in gang
+
+
+def job_of(fabric: str, bought: str, gang: str) -> DDPJob:
+    kind = {} if "computeClass" in PROVISIONING[bought] else {"type": FABRICS[fabric]}
+    accelerator = {**kind, "count": 8, "network": fabric, **PROVISIONING[bought]}
+    asked = GANGS[gang]
+    return fresh_job(
+        template=TEMPLATE,
+        accelerator=accelerator,
+        **({"scheduling": asked} if asked else {}),
+    )
+
+
+def pod_of(job: DDPJob) -> Json:
+    made = manifests.pod(job, SECOND)
+    del made["metadata"]["annotations"]["ddp-operator.io/spec-hash"]
+    return made
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """What is said, and where; of a list whose members have names, those are part of the path."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}/{key}")
+    elif isinstance(value, list) and all(isinstance(one, dict) and "name" in one for one in value):
+        for one in value:
+            rest = {key: inner for key, inner in one.items() if key != "name"}
+            yield from leaves(rest, f"{path}/{one['name']}")
+    elif isinstance(value, list):
+        yield from ((path, json.dumps(one, sort_keys=True)) for one in value)
+    else:
+        yield path, json.dumps(value)
+
+
+def said(manifest: Any) -> Counter[tuple[str, str]]:
+    return Counter(leaves(manifest))
+
+
+def adds(golden: Path, plain: Json) -> Counter[tuple[str, str]]:
+    """What the golden file of a pod has more than the plain pod that it was made from."""
+    return said(yaml.safe_load(golden.read_text())) - said(plain)
+
+
+def fabric_part(fabric: str) -> Counter[tuple[str, str]]:
+    if fabric == "none":
+        return Counter()
+    return adds(test_fabrics.GOLDEN / f"{fabric}.yaml", test_fabrics.PLAIN)
+
+
+def gang_part(gang: str) -> Counter[tuple[str, str]]:
+    parts = [name for name in test_schedulers.ASKED if name in gang]
+    files = (test_schedulers.GOLDEN / f"{name}.yaml" for name in parts)
+    return sum((adds(file, test_schedulers.PLAIN) for file in files), Counter())
+
+
+def type_part(fabric: str, bought: str) -> Counter[tuple[str, str]]:
+    if "computeClass" in PROVISIONING[bought]:
+        return Counter()
+    label = "cloud.google.com/gke-accelerator"
+    return said({"spec": {"nodeSelector": {label: FABRICS[fabric]}}})
+
+
+PLAIN = pod_of(fresh_job(template=TEMPLATE))
+
+
+def written() -> Json:
+    """Of each way to get nodes what it adds, for a person to read."""
+    found = {}
+    for bought in PROVISIONING:
+        pod = pod_of(job_of("none", bought, "kueue"))
+        own, plain = pod["spec"], PLAIN["spec"]
+        label = "cloud.google.com/gke-accelerator"
+        selector = own["nodeSelector"].items() - plain["nodeSelector"].items()
+        part: Json = {
+            "spec": {
+                "nodeSelector": {k: v for k, v in sorted(selector) if k != label},
+                "tolerations": [
+                    one for one in own["tolerations"] if one not in plain["tolerations"]
+                ],
+            }
+        }
+        if not part["spec"]["nodeSelector"]:
+            del part["spec"]["nodeSelector"]
+        annotations = {k: v for k, v in pod["metadata"]["annotations"].items() if "provreq" in k}
+        found[bought] = {
+            **({"metadata": {"annotations": annotations}} if annotations else {}),
+            **part,
+        }
+    return found
+
+
+def provisioning_parts() -> Json:
+    if os.environ.get("DDP_WRITE_GOLDEN"):
+        GOLDEN.write_text(yaml.safe_dump(written(), sort_keys=False))
+    parts: Json = yaml.safe_load(GOLDEN.read_text())
+    return parts
+
+
+PARTS = provisioning_parts()
+ALL = list(product(FABRICS, PROVISIONING, GANGS))
+POSSIBLE = [(f, b, g) for f, b, g in ALL if in_queue(g) or not b.startswith("queued")]
+
+
+def test_each_part_is_known() -> None:
+    assert PARTS.keys() == PROVISIONING.keys()
+    assert {"none", *test_fabrics.FABRICS} == FABRICS.keys()
+
+
+@pytest.mark.parametrize(("fabric", "bought", "gang"), POSSIBLE)
+def test_a_pod_is_the_sum_of_its_parts(fabric: str, bought: str, gang: str) -> None:
+    pod = pod_of(job_of(fabric, bought, gang))
+    parts = [fabric_part(fabric), said(PARTS[bought]), gang_part(gang), type_part(fabric, bought)]
+    assert said(pod) == sum(parts, said(PLAIN))
+
+
+@pytest.mark.parametrize(("fabric", "bought", "gang"), POSSIBLE)
+def test_parts_that_are_there_are_not_added_again(fabric: str, bought: str, gang: str) -> None:
+    job = job_of(fabric, bought, gang)
+    pod = manifests.pod(job, SECOND)
+    again = scheduled(job, SECOND, pod)
+    accelerator = job.spec.accelerator
+    if accelerator and accelerator.fabric:
+        again = on_fabric(accelerator.fabric, again, trainer="trainer")
+    assert json.dumps(again) == json.dumps(pod)
+
+
+@pytest.mark.parametrize(("fabric", "bought", "gang"), POSSIBLE)
+def test_each_part_has_its_object_beforehand(fabric: str, bought: str, gang: str) -> None:
+    made = [dict(needed.manifest) for needed in beforehand(job_of(fabric, bought, gang))]
+    groups = [name for name in test_schedulers.GANGS if name in gang]
+    if fabric == "dranet":
+        claims = made.pop(0)
+        golden = test_fabrics.GOLDEN / "dranet-claims.yaml"
+        assert (claims["kind"], claims["spec"]) == (
+            "ResourceClaimTemplate",
+            yaml.safe_load(golden.read_text()),
+        )
+    files = (test_schedulers.GOLDEN / f"{name}-group.yaml" for name in groups)
+    assert made == [yaml.safe_load(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize(("fabric", "bought", "gang"), [one for one in ALL if one not in POSSIBLE])
+def test_nodes_are_queued_for_in_a_queue_alone(fabric: str, bought: str, gang: str) -> None:
+    with pytest.raises(InvalidJobError, match=r"spec\.accelerator\.provisioning: queued needs"):
+        job_of(fabric, bought, gang)
