@@ -1,0 +1,106 @@
+"""The page about GKE: what can be known of it without a cluster."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ddp_operator.api.constants import API_VERSION
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.machines import GPUS
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.planning.words import unknown_accelerators
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.beforehand import beforehand
+from ddp_operator.job.pods.state import Identity
+
+from tests.unit.job.builders import fresh_job
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+PAGE = (MANIFESTS / "GKE.md").read_text()
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
+OBJECTS: list[dict[str, Any]] = [one for block in BLOCKS for one in yaml.safe_load_all(block)]
+OBJECTS.append(yaml.safe_load((MANIFESTS / "examples" / "gpu-gke.yaml").read_text()))
+JOBS = [one for one in OBJECTS if one["apiVersion"] == API_VERSION]
+FABRICS = {
+    "digits-l4": None,
+    "gpt-h100": "tcpxo",
+    "gpt-h200": "rdma",
+    "gpt-b200": "dranet",
+}
+"""What the page says of its jobs' networks."""
+
+
+def parsed(manifest: dict[str, Any]) -> DDPJob:
+    stored = {"uid": "7d1c", "creationTimestamp": "2026-11-23T00:00:00Z", "generation": 1}
+    metadata = {"namespace": "training", **manifest["metadata"], **stored}
+    return DDPJob.parse({**manifest, "metadata": metadata})
+
+
+def test_the_page_has_a_job_for_each_kind_of_machine() -> None:
+    assert [one["metadata"]["name"] for one in JOBS] == [*list(FABRICS)[1:], "digits-l4"]
+
+
+@pytest.mark.parametrize("manifest", JOBS, ids=lambda one: one["metadata"]["name"])
+def test_its_jobs_are_good_ones(manifest: dict[str, Any]) -> None:
+    job = parsed(manifest)
+    assert job.status == DDPJobStatus()
+    accelerator = job.spec.accelerator
+    assert accelerator is not None
+    assert accelerator.fabric == FABRICS[job.name]
+    assert unknown_accelerators(job) == []
+    for index in range(job.spec.replicas):
+        pod = manifests.pod(job, Identity(index, 0))
+        assert pod["spec"]["serviceAccountName"] == "trainer"
+        assert pod["spec"]["containers"][0]["name"] == "trainer", "RDMA's devices go to the first"
+    kinds = [needed.manifest["kind"] for needed in beforehand(job)]
+    assert kinds == (["ResourceClaimTemplate"] if accelerator.fabric == "dranet" else [])
+
+
+def test_its_queue_is_that_of_its_job() -> None:
+    named = {(one["kind"], one["metadata"]["name"]): one for one in OBJECTS}
+    [queued] = [job for job in map(parsed, JOBS) if job.spec.scheduling]
+    assert queued.spec.scheduling is not None
+    local = named["LocalQueue", queued.spec.scheduling.kueue_queue or ""]
+    assert local["metadata"]["namespace"] == queued.namespace
+    queue = named["ClusterQueue", local["spec"]["clusterQueue"]]
+    [check] = queue["spec"]["admissionChecksStrategy"]["admissionChecks"]
+    settings = named["AdmissionCheck", check["name"]]["spec"]["parameters"]
+    assert (settings["kind"], settings["name"]) in named
+    [group] = queue["spec"]["resourceGroups"]
+    [flavor] = group["flavors"]
+    assert ("ResourceFlavor", flavor["name"]) in named
+    quota = {one["name"]: one["nominalQuota"] for one in flavor["resources"]}
+    assert quota.keys() == set(group["coveredResources"])
+    accelerator = queued.spec.accelerator
+    assert accelerator is not None
+    assert quota["nvidia.com/gpu"] >= queued.spec.replicas * accelerator.count
+
+
+POOL = re.compile(r"--machine-type=(\S+) --accelerator=type=(\S+?),count=(\d+)")
+NAMED = re.compile(r"CARDS=(\d) MACHINE=(\S+) GPU=(\S+) .*: (\d), (\S+), (\S+)$", re.M)
+
+
+def test_its_machines_have_the_gpus_that_it_says() -> None:
+    pools = [(machine, gpu, int(count)) for machine, gpu, count in POOL.findall(PAGE)]
+    [named] = NAMED.findall(PAGE)
+    pools.remove(("$MACHINE", "$GPU", 8))
+    pools += [(named[1], named[2], 8), (named[4], named[5], 8)]
+    assert len(pools) == 5
+    for machine, gpu, count in pools:
+        assert machine.startswith(GPUS[gpu].machines), f"{machine} has no {gpu}"
+        assert count in GPUS[gpu].counts
+
+
+def test_it_makes_as_many_networks_as_pods_ask_for() -> None:
+    [(cards, _, gpu, other_cards, _, other_gpu)] = NAMED.findall(PAGE)
+    for number, type_ in ((cards, gpu), (other_cards, other_gpu)):
+        job = fresh_job(accelerator={"type": type_, "count": 8, "network": "auto"})
+        annotations = manifests.pod(job, Identity(0, 0))["metadata"]["annotations"]
+        networks = re.findall(r'"(vpc\d)"', annotations["networking.gke.io/interfaces"])
+        assert networks == [f"vpc{card}" for card in range(1, int(number) + 1)]
+
+
+def test_readme_leads_to_it() -> None:
+    assert "(manifests/GKE.md)" in (MANIFESTS.parent / "README.md").read_text()
