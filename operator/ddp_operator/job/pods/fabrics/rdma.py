@@ -23,6 +23,9 @@ def rdma(pod: Manifest, trainer: str, side_cars: SideCars) -> dict[str, Any]:
     draft: edits.Draft = deepcopy(dict(pod))
     edits.give_interfaces(draft, _NETWORKS)
     give_gib(draft, trainer)
+    # GKE gives the cards' device files to a pod's first container, and to no other:
+    # https://docs.cloud.google.com/ai-hypercomputer/docs/create/gke-ai-hypercompute-custom
+    draft["spec"]["containers"].sort(key=lambda container: container.get("name") != trainer)
     return draft
 
 

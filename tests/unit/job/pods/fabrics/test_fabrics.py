@@ -89,7 +89,9 @@ def test_what_the_user_says_stands(fabric: Fabric) -> None:
     pod = made(fabric, OWN)
     assert OWN["metadata"]["annotations"].items() <= pod["metadata"]["annotations"].items()
     assert pod["spec"]["initContainers"][-1] == container("download")
-    logs, trainer = pod["spec"]["containers"]
+    first, second = pod["spec"]["containers"]
+    # The devices of RDMA go to a pod's first container.
+    trainer, logs = (first, second) if fabric == "rdma" else (second, first)
     assert logs == container("logs")
     names = [entry["name"] for entry in trainer["env"]]
     assert len(names) == len(set(names))
