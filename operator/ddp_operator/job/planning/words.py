@@ -74,8 +74,11 @@ def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bo
 def _for_whom(job: DDPJob) -> str:
     if job.spec.scheduling and job.spec.scheduling.kueue_queue:
         workload = kueue_group(job, job.status.attempt)
+        accelerators = (kind.accelerator for kind, _ in kinds(job.spec))
+        nodes = any(one and one.provisioning == "queued" for one in accelerators)
+        what = "quota and nodes" if nodes else "quota"
         return (
-            f"in spec.scheduling.queueName ({job.spec.scheduling.kueue_queue}) for quota; "
+            f"in spec.scheduling.queueName ({job.spec.scheduling.kueue_queue}) for {what}; "
             f"kubectl describe workload {workload} says what for"
         )
     return "for somebody to remove their scheduling gates"

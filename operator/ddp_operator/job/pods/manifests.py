@@ -266,7 +266,7 @@ def _add_accelerator(
         selector[label] = "true"
         tolerations.append(_tolerating(label, "true"))
     if accelerator.provisioning == "queued":
-        # GKE itself has its pods select the nodes that were made for their request.
+        # Which nodes were made for them is not known before: Kueue says so when it admits the pods.
         tolerations.append(_tolerating(GKE_QUEUED_LABEL, "true"))
     elif accelerator.max_run_seconds:
         selector[GKE_MAX_RUN_LABEL] = str(accelerator.max_run_seconds)

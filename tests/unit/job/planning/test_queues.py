@@ -60,6 +60,18 @@ def test_a_queue_is_waited_in_and_that_is_no_warning() -> None:
     assert again.events == ()
 
 
+def test_nodes_that_are_queued_for_are_waited_for_there() -> None:
+    queued = {"type": "nvidia-l4", "provisioning": "queued"}
+    for spec in (
+        {"accelerator": queued},
+        {"overrides": [{"indexes": ["1"], "accelerator": queued}]},
+    ):
+        job = created(scheduling=QUEUE, **spec)
+        planned = plan(job, [gated(job, index) for index in range(2)], later(1))
+        assert condition(planned, "Running") == ("False", "Queued")
+        assert "(team-a) for quota and nodes; kubectl" in planned.status.message
+
+
 def test_gates_of_others_are_not_the_queues() -> None:
     job = created()
     said = plan(job, [gated(job, 0), admitted(job, 1)], later(1)).status.message
