@@ -37,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
                 if getattr(asked, flag):
                     name = flag.replace("_", "-")
                     run.error(f"--{name} protects nothing without a --metrics-port")
+        if asked.command == "run":
+            _read_node_rules(run, asked)
     except SystemExit as refused:
         return _EXIT_USAGE if refused.code else 0
     match asked.command:
@@ -102,6 +104,16 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the Lease, and of the Secret that all replicas share "
         "(default: that of the operator's pod, or of the kubeconfig's context)",
     )
+    for flag, what in (("--bad-node", "is broken"), ("--leaving-node", "is about to go")):
+        parser.add_argument(
+            flag,
+            action="append",
+            default=[],
+            metavar="SIGNAL",
+            help=f"what else says that a node {what}: condition:TYPE[=STATUS], taint:KEY[=VALUE], "
+            "label:KEY[=VALUE] or annotation:KEY[=VALUE]; none: without the defaults; can be given "
+            "several times",
+        )
     parser.add_argument("--verbose", action="store_true", help="log debugging details")
     parser.add_argument(
         "--log-format",
@@ -109,6 +121,19 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default="text",
         help="one line for each record: as text (default), or as a JSON object",
     )
+
+
+def _read_node_rules(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
+    from ddp_operator.api import node_signals
+
+    for flag, defaults in (
+        ("bad_node", node_signals.DEFAULT_BAD),
+        ("leaving_node", node_signals.DEFAULT_LEAVING),
+    ):
+        try:
+            setattr(asked, flag, node_signals.read_rules(getattr(asked, flag), defaults))
+        except ValueError as error:
+            parser.error(f"--{flag.replace('_', '-')}: {error}")
 
 
 def _port(text: str) -> int:
@@ -122,6 +147,7 @@ def _run(asked: argparse.Namespace) -> int:
     # better handlers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from ddp_operator import process
+    from ddp_operator.api.node_signals import Rules
     from ddp_operator.logs import log_to_stderr
 
     log_to_stderr(verbose=asked.verbose, log_format=asked.log_format)
@@ -138,6 +164,7 @@ def _run(asked: argparse.Namespace) -> int:
             leader_elect=asked.leader_elect,
             lease_name=asked.lease_name,
             lease_namespace=asked.lease_namespace,
+            node_rules=Rules(bad=asked.bad_node, leaving=asked.leaving_node),
         )
     )
 

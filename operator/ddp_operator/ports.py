@@ -7,6 +7,7 @@ the engine works with either and cannot tell which. Objects cross this border as
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 Manifest = Mapping[str, Any]
@@ -34,6 +35,14 @@ class Node:
     """false: cordoned."""
     taints: tuple[Mapping[str, str], ...] = ()
     """Those that keep pods away: effects NoSchedule and NoExecute."""
+    boot_id: str = ""
+    """Another one after each start of the machine; empty where that is not known."""
+    bad: str = ""
+    """What says that it is broken, such as a condition; empty where nothing does."""
+    leaving: str = ""
+    """What says that it is about to go, such as a taint; empty where nothing does."""
+    ends_at: datetime | None = None
+    """When its machine ends, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Final
 
 from ddp_operator import startup
 from ddp_operator.api.crd_comparison import Difference
+from ddp_operator.api.node_signals import DEFAULT_RULES, Rules
 from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
 from ddp_operator.endpoints.metrics import PATH as METRICS_PATH
 from ddp_operator.engine.reports import PROGRESS_SECONDS
@@ -57,6 +58,8 @@ class Options:
     """Of the Lease, and of the Secret that all replicas share. None: the namespace of the
     operator's pod, or of the kubeconfig's context.
     """
+    node_rules: Rules = DEFAULT_RULES
+    """Which signals of a node mean that it is broken, or about to go."""
 
 
 RECURSION: Final = 12_000
@@ -121,6 +124,7 @@ async def _serve(options: Options) -> None:
             lease=lease,
             ready=ready,
             may_see_nodes=may_see_nodes,
+            node_rules=options.node_rules,
             crd=crd,
             progress_seconds=options.progress_poll_seconds,
         )

@@ -11,6 +11,7 @@ import kopf
 from ddp_operator import handlers
 from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from ddp_operator.api.crd_comparison import Difference
+from ddp_operator.api.node_signals import Rules
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.job.pods.access import Access
@@ -74,6 +75,7 @@ class Replica:
         lease: Leadership | None,
         ready: asyncio.Event,
         may_see_nodes: bool,
+        node_rules: Rules,
         crd: Difference,
         progress_seconds: float = PROGRESS_SECONDS,
     ) -> None:
@@ -90,6 +92,7 @@ class Replica:
             group=job_of,
             on_change=lambda key: self._engine.pods_changed(key),  # noqa: PLW0108 - it comes later
         )
+        self._node_rules = node_rules
         self._nodes = self._node_reflector() if may_see_nodes else None
         self._cluster = KubeCluster(client, job_resource=JOBS, pods=self._pods, nodes=self._nodes)
         self._engine = Engine(
@@ -152,7 +155,7 @@ class Replica:
             self._client,
             NODES.path(),
             label_selector="",
-            project=node_of,
+            project=lambda manifest: node_of(manifest, self._node_rules),
             group=lambda _: ALL_NODES,
             on_change=lambda _: None,  # jobs ask for the nodes when they need them
         )

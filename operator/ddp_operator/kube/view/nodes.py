@@ -1,5 +1,6 @@
 """Nodes as `ports.Node`, for a reflector to keep."""
 
+from ddp_operator.api.node_signals import Rules, signals
 from ddp_operator.ports import Key, Manifest, Node
 
 ALL_NODES = Key("", "")
@@ -8,13 +9,14 @@ ALL_NODES = Key("", "")
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 
 
-def node_of(manifest: Manifest) -> Node:
-    """Take from a node what tells whether a pod may run on it.
+def node_of(manifest: Manifest, rules: Rules) -> Node:
+    """Take from a node what tells whether a pod may run on it, and what its signals come to.
 
     A cordon's own taint is left out: `schedulable` says it.
     """
     metadata, spec = manifest["metadata"], manifest.get("spec") or {}
     taints = spec.get("taints") or ()
+    said = signals(manifest, rules)
     return Node(
         name=metadata["name"],
         labels=dict(metadata.get("labels") or {}),
@@ -25,4 +27,8 @@ def node_of(manifest: Manifest) -> Node:
             if taint.get("effect") in _KEEPS_AWAY
             and taint.get("key") != "node.kubernetes.io/unschedulable"
         ),
+        boot_id=said.boot_id,
+        bad=said.bad,
+        leaving=said.leaving,
+        ends_at=said.ends_at,
     )

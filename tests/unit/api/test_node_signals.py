@@ -1,0 +1,174 @@
+"""What nodes say of themselves, and what administrators have it mean."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from ddp_operator.__main__ import main
+from ddp_operator.api.node_signals import (
+    DEFAULT_BAD,
+    DEFAULT_LEAVING,
+    DEFAULT_RULES,
+    Rule,
+    Rules,
+    Signals,
+    read_rules,
+    signals,
+)
+from ddp_operator.kube.view.nodes import node_of
+
+TERMINATION = {"key": "cloud.google.com/impending-node-termination", "effect": "NoSchedule"}
+
+
+def manifest(
+    *,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    taints: list[dict[str, str]] | None = None,
+    conditions: list[dict[str, str]] | None = None,
+    boot_id: str = "b0",
+) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "node-a", "labels": labels, "annotations": annotations},
+        "spec": {"taints": taints},
+        "status": {"conditions": conditions, "nodeInfo": {"bootID": boot_id}},
+    }
+
+
+def judged(rules: Rules = DEFAULT_RULES, **node: Any) -> Signals:
+    return signals(manifest(**node), rules)
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (
+            {"conditions": [{"type": "XidCriticalError", "status": "True", "reason": "79"}]},
+            "condition XidCriticalError (79)",
+        ),
+        (
+            {"conditions": [{"type": "GpuMemWatch", "status": "True"}]},
+            "condition GpuMemWatch",
+        ),
+        (
+            {"taints": [{"key": "nvidia.com/gpu-xid-error", "effect": "PreferNoSchedule"}]},
+            "taint nvidia.com/gpu-xid-error",
+        ),
+    ],
+)
+def test_what_is_known_to_mean_a_broken_node(node: dict[str, Any], words: str) -> None:
+    assert judged(**node) == Signals(boot_id="b0", bad=words)
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ({"taints": [TERMINATION]}, "taint cloud.google.com/impending-node-termination"),
+        (
+            {"labels": {"cloud.google.com/active-node-maintenance": "ONGOING"}},
+            "label cloud.google.com/active-node-maintenance=ONGOING",
+        ),
+    ],
+)
+def test_what_is_known_to_mean_a_node_that_goes(node: dict[str, Any], words: str) -> None:
+    assert judged(**node) == Signals(boot_id="b0", leaving=words)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"conditions": [{"type": "XidCriticalError", "status": "False", "reason": "NoXid"}]},
+        {"conditions": [{"type": "KernelDeadlock", "status": "Unknown"}]},
+        {"conditions": [{"type": "Ready", "status": "True"}]},
+        {"labels": {"cloud.google.com/active-node-maintenance": "SCHEDULED"}},
+        {"labels": {"cloud.google.com/scheduled-maintenance-time": "1798765432"}},
+        {"taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]},
+    ],
+)
+def test_what_means_nothing_yet(node: dict[str, Any]) -> None:
+    assert judged(**node) == Signals(boot_id="b0")
+
+
+def test_a_node_that_says_nothing() -> None:
+    assert signals({"metadata": {"name": "node-a"}}, DEFAULT_RULES) == Signals()
+
+
+@pytest.mark.parametrize(
+    ("text", "ends_at"),
+    [
+        ("2026-12-16T01:00:00Z", datetime(2026, 12, 16, 1, tzinfo=UTC)),
+        ("2026-12-16T01:00:00", datetime(2026, 12, 16, 1, tzinfo=UTC)),
+        ("soon", None),
+        ("9" * 100_000, None),
+    ],
+)
+def test_when_its_machine_ends(text: str, ends_at: datetime | None) -> None:
+    said = judged(annotations={"node.gke.io/machine-termination-datetime": text})
+    assert said == Signals(boot_id="b0", ends_at=ends_at)
+
+
+def test_administrators_have_signals_of_their_own() -> None:
+    bad = read_rules(["label:rack=7", "annotation:example.com/broken"], DEFAULT_BAD)
+    rules = Rules(bad=bad)
+    assert judged(rules, labels={"rack": "7"}).bad == "label rack=7"
+    assert judged(rules, labels={"rack": "8"}).bad == ""
+    assert judged(rules, annotations={"example.com/broken": "fan"}).bad == (
+        "annotation example.com/broken"
+    )
+    xid = [{"type": "XidCriticalError", "status": "True"}]
+    assert judged(rules, conditions=xid).bad, "the defaults hold besides"
+    only = Rules(bad=read_rules(["none", "condition:Ready=Unknown"], DEFAULT_BAD))
+    assert judged(only, conditions=xid).bad == ""
+    assert judged(only, conditions=[{"type": "Ready", "status": "Unknown"}]).bad == (
+        "condition Ready=Unknown"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "GpuMemWatch", "event:x", "taint:", "taint:a b", "label:a=b=c", "taint:" + "a" * 400],
+)
+def test_what_is_no_signal_is_refused_with_what_one_looks_like(text: str) -> None:
+    with pytest.raises(ValueError, match="condition:TYPE=STATUS") as refused:
+        Rule.read(text)
+    assert len(str(refused.value)) < 500
+
+
+def test_there_may_be_a_hundred_of_them() -> None:
+    texts = [f"taint:key-{number}" for number in range(101)]
+    with pytest.raises(ValueError, match="at most 100"):
+        read_rules(["none", *texts], DEFAULT_LEAVING)
+    assert len(read_rules(["none", *texts[:100]], DEFAULT_LEAVING)) == 100
+
+
+@pytest.mark.parametrize("flag", ["--bad-node", "--leaving-node"])
+def test_the_command_line_says_what_is_wrong(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", flag, "condition:A", flag, "GpuMemWatch"]) == 64
+    said = capsys.readouterr().err
+    assert f"{flag}: 'GpuMemWatch' is no signal of a node" in said
+
+
+def test_hostile_words_are_cut() -> None:
+    said = judged(
+        conditions=[{"type": "XidCriticalError", "status": "True", "reason": "x" * 100_000}],
+        boot_id="b" * 100_000,
+    )
+    assert len(said.bad) == 200
+    assert len(said.boot_id) == 64
+
+
+def test_of_a_node_no_more_is_kept_than_decides() -> None:
+    """A heartbeat, or a tool that writes what no rule looks at, makes no other node of it."""
+    node = manifest(
+        taints=[TERMINATION, {"key": "a", "effect": "PreferNoSchedule"}],
+        conditions=[{"type": "Ready", "status": "True", "lastHeartbeatTime": "1"}],
+        annotations={"big": "x" * 100_000},
+    )
+    later = manifest(
+        taints=[TERMINATION],
+        conditions=[{"type": "Ready", "status": "True", "lastHeartbeatTime": "2"}],
+    )
+    kept = node_of(node, DEFAULT_RULES)
+    assert kept == node_of(later, DEFAULT_RULES)
+    assert kept.leaving == "taint cloud.google.com/impending-node-termination"
+    assert (kept.boot_id, kept.bad, kept.ends_at) == ("b0", "", None)
