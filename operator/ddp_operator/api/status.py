@@ -73,6 +73,9 @@ class Failure(StatusModel):
     pod: Annotated[Name, OR_UNKNOWN]
     container: Name = ""
     node: Name = ""
+    boot_id: Word = Field(
+        default="", description="Of the node that it is charged to, where known: its last start."
+    )
     exit_code: Number | None = None
     signal: Number | None = None
     reason: Reason
@@ -184,6 +187,13 @@ class Bookkeeping(StatusModel):
     )
     queued_since: Time | None = Field(
         default=None, description="Since when pods wait to be admitted."
+    )
+    signalled_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
+        default=(), description="Those of excludedNodes that say so themselves, by their signals."
+    )
+    excluded_boot_ids: Annotated[dict[Name, Word], first_items(100)] = Field(
+        default_factory=dict,
+        description="By node that is excluded because of failures: the boot ID that it had.",
     )
     scheduling_retries: Count = Field(
         default=0, description="How often half-placed pods were given up, since all last ran."

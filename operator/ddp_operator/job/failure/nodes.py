@@ -2,11 +2,12 @@
 
 A broken GPU or network card fails one pod after another, each time at the price of a restart, until
 somebody cordons the node. The failures on record tell such a node apart from a training script that
-fails wherever it runs.
+fails wherever it runs; and nodes have signals of their own, which say that they are broken or about
+to go.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
@@ -20,6 +21,8 @@ from ddp_operator.ports import Manifest, Node
 MAX_SHARE = 4
 """At most one in so many of the nodes that fit is avoided: a job that fails everywhere must not
 run out of places."""
+MAX_EXCLUDED = 100
+"""As many as the status has room for."""
 
 
 def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> DDPJobStatus:
@@ -27,10 +30,18 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> 
     nodes to avoid because of them.
 
     A node is bad once `restart.nodeFailureLimit` failures are charged to it, if one of them was
-    of the machine (class Infrastructure) or training failed on no other node. It stays so while it
-    exists; when there are more than may be avoided, the oldest are given another chance.
+    of the machine (class Infrastructure) or training failed on no other node. It stays so until it
+    is started anew, which its boot ID tells; when there are more than may be avoided, the oldest
+    are given another chance.
     """
-    charged = [failure for failure in status.failures if _is_charged_to_node(failure)]
+    boot_ids = {node.name: node.boot_id for node in nodes}
+    status = _with_boot_ids(status, boot_ids)
+    charged = [
+        failure
+        for failure in status.failures
+        if _is_charged_to_node(failure)
+        and _is_same(failure.boot_id, boot_ids.get(failure.node, ""))
+    ]
     counts = Counter(failure.node for failure in charged)
     by_training = {failure.node for failure in charged if failure.class_ == "Application"}
     by_machine = {failure.node for failure in charged if failure.class_ == "Infrastructure"}
@@ -43,12 +54,59 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> 
     status = status.model_copy(update={"node_failures": dict(counts)})
     if not nodes:
         return status  # not to be known, or not known yet
-    names = {node.name for node in nodes}
-    ordered = dict.fromkeys([*status.excluded_nodes, *bad])
-    known = [node for node in ordered if node in names] if limit else []
-    most = _fitting(job, nodes) // MAX_SHARE if known else 0
-    excluded = tuple(known[max(len(known) - most, 0) :])
-    return status.model_copy(update={"excluded_nodes": excluded})
+    since = status.bookkeeping.excluded_boot_ids
+    earlier = [
+        node for node in _by_failures(status) if _is_same(since.get(node), boot_ids.get(node))
+    ]
+    known = [node for node in dict.fromkeys([*earlier, *bad]) if node in boot_ids] if limit else []
+    most = _most(job, nodes) if known else 0
+    kept = known[max(len(known) - most, 0) :]
+    status = status.model_copy(update={"excluded_nodes": tuple(kept)})
+    status = status.noting(
+        signalled_nodes=(),
+        excluded_boot_ids={node: boot_ids[node] for node in kept if boot_ids[node]},
+    )
+    return avoiding_signalled(job, status, nodes)
+
+
+def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> DDPJobStatus:
+    """Return the status with what signals say of nodes that the job's pods could run on: broken
+    ones are avoided, and those that are about to go, as far as failures leave room.
+    """
+    signalled = [node for node in nodes if node.bad or node.leaving]
+    if not nodes or not (signalled or status.bookkeeping.signalled_nodes):
+        return status
+    failing = _by_failures(status)
+    room, chosen = 0, []
+    if signalled and job.spec.restart.node_failure_limit:
+        fits = fitting(job)
+        room = max(_most(job, nodes) - len(failing), 0)
+        chosen = [node for node in signalled if node.name not in failing and fits(node)]
+        chosen.sort(key=lambda node: (not node.bad, node.name))
+    names = tuple(node.name for node in chosen[:room])
+    status = status.model_copy(update={"excluded_nodes": (*failing, *names)})
+    return status.noting(signalled_nodes=names)
+
+
+def _by_failures(status: DDPJobStatus) -> list[str]:
+    signalled = set(status.bookkeeping.signalled_nodes)
+    return [node for node in status.excluded_nodes if node not in signalled]
+
+
+def _with_boot_ids(status: DDPJobStatus, boot_ids: Mapping[str, str]) -> DDPJobStatus:
+    """Say of failures of nodes which start of the machine they belong to."""
+    failures = tuple(
+        failure.model_copy(update={"boot_id": boot_ids[failure.node]})
+        if not failure.boot_id and boot_ids.get(failure.node) and _is_charged_to_node(failure)
+        else failure
+        for failure in status.failures
+    )
+    return status.model_copy(update={"failures": failures})
+
+
+def _is_same(then: str | None, now: str | None) -> bool:
+    """Whether a node was not started anew meanwhile, as far as is known."""
+    return not then or not now or then == now
 
 
 def _is_charged_to_node(failure: Failure) -> bool:
@@ -60,13 +118,19 @@ def _is_charged_to_node(failure: Failure) -> bool:
     return failure.class_ in ("Application", "Infrastructure")
 
 
-def _fitting(job: DDPJob, nodes: Sequence[Node]) -> int:
-    """How many nodes some of the job's pods may run on, as far as their selectors and tolerations
-    tell.
+def _most(job: DDPJob, nodes: Sequence[Node]) -> int:
+    """How many nodes may be avoided at most."""
+    return min(sum(map(fitting(job), nodes)) // MAX_SHARE, MAX_EXCLUDED)
+
+
+def fitting(job: DDPJob, indices: Iterable[int] | None = None) -> Callable[[Node], bool]:
+    """Return what says whether some of the job's pods, or any of those of these indices, may run on
+    a node, as far as their selectors and tolerations tell.
     """
-    firsts = [pods[0].start for _, pods in kinds(job.spec)]
-    specs = [manifests.pod(job, Identity(index, attempt=0))["spec"] for index in firsts]
-    return sum(node.schedulable and any(_fits(spec, node) for spec in specs) for node in nodes)
+    if indices is None:
+        indices = [pods[0].start for _, pods in kinds(job.spec)]
+    specs = [manifests.pod(job, Identity(index, attempt=0))["spec"] for index in indices]
+    return lambda node: node.schedulable and any(_fits(spec, node) for spec in specs)
 
 
 def _fits(pod_spec: Manifest, node: Node) -> bool:

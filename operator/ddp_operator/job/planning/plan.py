@@ -13,7 +13,7 @@ from datetime import datetime
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure import restart_rules
-from ddp_operator.job.failure.nodes import with_bad_nodes
+from ddp_operator.job.failure.nodes import avoiding_signalled, with_bad_nodes
 from ddp_operator.job.planning import (
     cleanup,
     convergence,
@@ -55,7 +55,7 @@ def plan(
     seen = replace(seen, status=progress.with_report(seen, report))
     pod_0 = observed.current.get(0)
     seen = replace(seen, status=progress.with_last_words(seen.status, pod_0, now))
-    if planned := _decide(seen, observed, report, now):
+    if planned := _decide(seen, observed, report, nodes, now):
         planned = replace(planned, status=with_bad_nodes(seen, planned.status, nodes))
     else:
         planned = _carry_out(seen, observed, report, now)
@@ -64,7 +64,9 @@ def plan(
     return accounted(job, planned, now, started=max(starts, default=None))
 
 
-def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:
+def _decide(
+    job: DDPJob, pods: Observed, report: Report | None, nodes: Sequence[Node], now: datetime
+) -> Plan | None:
     if job.status.is_true("Suspended"):
         return None if job.spec.suspend else decisions.resume(job, pods, now)
     if noted := recovery.note_ignored(job, pods):
@@ -83,7 +85,18 @@ def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -
         or _end_hang(job, pods, report, now)
         or release_half_placed(job, pods, now)
         or isolation.begin_change(job)
+        or _avoid_signalled(job, pods, nodes)
     )
+
+
+def _avoid_signalled(job: DDPJob, pods: Observed, nodes: Sequence[Node]) -> Plan | None:
+    """Decide that the pods which are about to be created avoid nodes by their signals of now."""
+    if not pods.creatable:
+        return None
+    status = avoiding_signalled(job, job.status, nodes)
+    if status.excluded_nodes == job.status.excluded_nodes:
+        return None
+    return Plan(status, decided=True)
 
 
 def _end_hang(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:

@@ -18,7 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.good_manifests import template
-from tests.unit.job.builders import NOW, ended, fresh_job, later, running_job, stored, with_status
+from tests.unit.job.builders import (
+    NOW,
+    does_nothing,
+    ended,
+    fresh_job,
+    later,
+    running_job,
+    stored,
+    with_status,
+)
 
 EIGHT = [Node(f"node-{letter}", {"zone": "1"}) for letter in "abcdefgh"]
 
@@ -198,3 +207,87 @@ def test_never_more_than_a_quarter(failures: list[Failure], count: int, before: 
         assert len(status.excluded_nodes) * 4 <= len(nodes)
         assert set(status.excluded_nodes) <= {node.name for node in nodes}
     assert sum(status.node_failures.values()) <= len(failures)
+
+
+class TestSignals:
+    def test_a_fresh_jobs_pods_avoid_nodes_that_say_they_are_bad_or_leave(self) -> None:
+        nodes = [replace(EIGHT[6], leaving="taint x"), replace(EIGHT[7], bad="condition y")]
+        nodes = [*EIGHT[:6], *nodes]
+        decision = plan(fresh_job(), [], NOW, nodes=nodes)
+        assert decision.decided
+        job = stored(fresh_job(), decision)
+        assert job.status.excluded_nodes == ("node-h", "node-g")
+        [term] = node_terms(job)
+        assert [field["values"] for field in term["matchFields"]] == [["node-h"], ["node-g"]]
+        again = plan(job, [], NOW, nodes=nodes)
+        assert not again.decided, "the same nodes are avoided already"
+        assert len(again.create) == 2
+
+    def test_they_do_so_no_longer_than_the_node_says_so(self) -> None:
+        bad = [replace(EIGHT[0], bad="condition y"), *EIGHT[1:]]
+        job = stored(fresh_job(), plan(fresh_job(), [], NOW, nodes=bad))
+        assert job.status.excluded_nodes == ("node-a",)
+        job = stored(job, plan(job, [], NOW, nodes=EIGHT))
+        assert job.status.excluded_nodes == ()
+
+    def test_what_failed_stays_avoided_and_comes_first(self) -> None:
+        nodes = [*EIGHT[:5], *(replace(node, bad="condition y") for node in EIGHT[5:])]
+        status = judged(fresh_job(), *[failure("node-a")] * 2, nodes=nodes)
+        assert status.excluded_nodes == ("node-a", "node-f"), "a quarter of eight"
+        status = with_bad_nodes(fresh_job(), status, EIGHT)
+        assert status.excluded_nodes == ("node-a",)
+
+    def test_the_worse_ones_come_first(self) -> None:
+        nodes = [*(replace(node, leaving="taint x") for node in EIGHT[:7]), EIGHT[7]]
+        nodes[7] = replace(nodes[7], bad="condition y")
+        assert judged(fresh_job(), nodes=nodes).excluded_nodes == ("node-h", "node-a")
+
+    def test_a_node_that_pods_cannot_run_on_takes_no_place_from_others(self) -> None:
+        taint = {"key": "gone", "value": "", "effect": "NoSchedule"}
+        nodes = [replace(node, leaving="taint gone", taints=(taint,)) for node in EIGHT[:3]]
+        assert judged(fresh_job(), nodes=[*nodes, *EIGHT[3:]]).excluded_nodes == ()
+
+    def test_nodes_are_never_avoided_where_the_user_wants_none_to_be(self) -> None:
+        never = fresh_job(restart={"nodeFailureLimit": 0})
+        nodes = [replace(EIGHT[0], bad="condition y"), *EIGHT[1:]]
+        assert judged(never, nodes=nodes).excluded_nodes == ()
+        assert not plan(never, [], NOW, nodes=nodes).decided
+
+    def test_running_jobs_are_left_alone(self) -> None:
+        job, pods = running_job()
+        nodes = [replace(EIGHT[0], bad="condition y"), *EIGHT[1:]]
+        assert does_nothing(plan(job, pods, later(20), nodes=nodes))
+
+
+class TestBootIds:
+    OLD = (replace(EIGHT[0], boot_id="b1"), *EIGHT[1:])
+    NEW = (replace(EIGHT[0], boot_id="b2"), *EIGHT[1:])
+
+    def test_a_node_that_was_started_anew_is_another_node(self) -> None:
+        status = judged(fresh_job(), *[failure("node-a")] * 2, nodes=self.OLD)
+        assert status.excluded_nodes == ("node-a",)
+        assert {f.boot_id for f in status.failures} == {"b1"}
+        kept = DDPJobStatus.model_validate(as_stored(status))
+        status = with_bad_nodes(fresh_job(), kept, self.NEW)
+        assert (status.excluded_nodes, status.node_failures) == ((), {})
+
+    def test_its_failures_count_anew(self) -> None:
+        once = judged(fresh_job(), failure("node-a"), nodes=self.OLD)
+        status = judged(fresh_job(), *once.failures, failure("node-a"), nodes=self.NEW)
+        assert (status.excluded_nodes, status.node_failures) == ((), {"node-a": 1})
+
+    def test_it_stays_avoided_while_it_runs_on_though_the_records_are_gone(self) -> None:
+        status = judged(fresh_job(), *[failure("node-a")] * 2, nodes=self.OLD)
+        forgotten = status.model_copy(update={"failures": ()})
+        assert with_bad_nodes(fresh_job(), forgotten, self.OLD).excluded_nodes == ("node-a",)
+        assert with_bad_nodes(fresh_job(), forgotten, self.NEW).excluded_nodes == ()
+
+    def test_statuses_and_nodes_of_before_are_read_as_they_were(self) -> None:
+        assert judged(fresh_job(), before=["node-a"], nodes=self.NEW).excluded_nodes == ("node-a",)
+        status = judged(fresh_job(), *[failure("node-a")] * 2, nodes=self.OLD)
+        unknown = with_bad_nodes(fresh_job(), status, EIGHT)
+        assert unknown.excluded_nodes == ("node-a",)
+
+    def test_what_was_not_the_nodes_fault_bears_no_boot_id(self) -> None:
+        status = judged(fresh_job(), failure("node-a", "Disruption"), nodes=self.OLD)
+        assert status.failures[0].boot_id == ""
