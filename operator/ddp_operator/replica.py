@@ -157,7 +157,7 @@ class Replica:
             label_selector="",
             project=lambda manifest: node_of(manifest, self._node_rules),
             group=lambda _: ALL_NODES,
-            on_change=lambda _: None,  # jobs ask for the nodes when they need them
+            on_change=lambda _: self._engine.nodes_changed(),
         )
 
     def _listen_to_signals(self) -> None:

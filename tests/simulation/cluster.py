@@ -23,9 +23,6 @@ from tests.simulation.server import ApiServer
 
 T = TypeVar("T")
 
-NODES = [Node(f"node-{letter}", labels={}) for letter in "abcdefgh"]
-"""Enough of them that a job may avoid two."""
-
 LATENCY_SECONDS = 0.01
 """One way of a request."""
 
@@ -91,7 +88,7 @@ class SimulatedCluster:
         return self._cache.members(job)
 
     def nodes(self) -> list[Node]:
-        return NODES
+        return list(self._server.nodes.values())
 
     async def create_pod(self, manifest: Manifest) -> None:
         def create() -> Manifest:

@@ -1,5 +1,6 @@
 """What happens to time, to nodes, to the operator, and on its way to the API server."""
 
+from dataclasses import replace
 from functools import partial
 
 from ddp_operator.ports import ConflictError, ForbiddenError, InvalidError, UnavailableError
@@ -43,6 +44,16 @@ def dead_nodes_come_back(simulation: Simulation, choices: Choices) -> None:
     if simulation.dead_nodes:
         simulation.tell("dead nodes come back")
         simulation.dead_nodes.clear()
+
+
+def a_node_says_something(simulation: Simulation, choices: Choices) -> None:
+    """That it is about to go, or broken, or that all is well; or it is started anew."""
+    node = simulation.server.nodes[choices.of(("node-a", "node-b", "node-c"))]
+    what = choices.of(("leaving", "well", "bad", "started anew"))
+    leaving, bad = "a taint" * (what == "leaving"), "a condition" * (what == "bad")
+    boot_id = node.boot_id + "+" * (what == "started anew")
+    simulation.server.put_node(replace(node, leaving=leaving, bad=bad, boot_id=boot_id))
+    simulation.tell(f"{node.name} is {what}")
 
 
 def the_operator_crashes(simulation: Simulation, choices: Choices) -> None:

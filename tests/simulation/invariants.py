@@ -8,6 +8,7 @@ from typing import Final
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.failure.records import NODE_LEAVING
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Manifest
@@ -38,6 +39,7 @@ class Invariants:
         self._truth: dict[str, Truth] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
         self._recorded: set[tuple[str, str]] = set()
+        self._left: Counter[tuple[str, str]] = Counter()
 
     def truth_of(self, pod: Manifest) -> Truth:
         """What is known of a pod, to be told by whoever does something to it."""
@@ -113,6 +115,17 @@ class Invariants:
         self.require(said != "Job" or exists, "said to be isolated, and is not")
         self.require(said != "" or not exists, "isolated, and not said to be")
 
+    def _judge_departure(self, old: DDPJob, new: DDPJob) -> None:
+        """No node is left but when it says that it goes, nor more often than that."""
+        if new.status.failures[-1:] == old.status.failures[-1:]:
+            return
+        last = new.status.failures[-1]
+        if last.reason == NODE_LEAVING:
+            self._left[new.uid, last.node] += 1
+            times, starts = self._left[new.uid, last.node], self._server.leaving[last.node]
+            claim = f"{last.node} is left {times} times, and was about to go {len(starts)} times"
+            self.require(times <= len(starts), claim)
+
     def pod_changed(self) -> None:
         """One host name, one address: the name of a rank must never lead to a pod of the past."""
         names = Counter(
@@ -145,6 +158,7 @@ class Invariants:
         )
         verdicts.judge(old, new)
         status = new.status
+        self._judge_departure(old, new)
         self._judge_isolation(new)
         notes = status.bookkeeping
         identities = [

@@ -45,11 +45,13 @@ class OperatorProcess:
         self.pods = Watch(self.loop, deliver=self._pod_event, relist=self._list_pods)
         self.jobs = Watch(self.loop, deliver=self._job_event, relist=self._list_jobs)
         server.on_pod, server.on_job = self.pods.push, self.jobs.push
+        server.on_nodes = lambda: self.loop.call_soon(self.engine.nodes_changed)
         self.loop.call_soon(self._start)
 
     def kill(self) -> None:
         """End it without a word; what it had under way is broken off."""
         self._server.on_pod = self._server.on_job = lambda *_: None
+        self._server.on_nodes = lambda: None
         self.loop.halt()
         self.loop.bury()
 

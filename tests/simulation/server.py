@@ -16,6 +16,7 @@ from ddp_operator.ports import (
     InvalidError,
     Key,
     Manifest,
+    Node,
     NotFoundError,
 )
 
@@ -24,6 +25,9 @@ from tests.mergepatch import merged
 from tests.simulation.clock import Clock
 
 JOB = Key("research", "digits")
+
+NODES = [Node(f"node-{letter}", labels={}, boot_id=letter) for letter in "abcdefgh"]
+"""Enough of them that a job may avoid two."""
 
 POD_GRACE_SECONDS = 30
 
@@ -50,11 +54,15 @@ class ApiServer:
         self.judge: Judge
         self.job: Manifest | None = None
         self.pods: dict[Key, Manifest] = {}
+        self.nodes = {node.name: node for node in NODES}
+        self.leaving: dict[str, set[str]] = {node.name: set() for node in NODES}
+        """By node: the boot IDs with which it ever said that it is about to go."""
         self.service: Manifest | None = None
         self.policy: Manifest | None = None
         self.gang: Manifest | None = None
         self.on_job: Callable[[str, Manifest], None] = _nobody
         self.on_pod: Callable[[str, Manifest], None] = _nobody
+        self.on_nodes: Callable[[], object] = lambda: None
         self._refusals: dict[str, tuple[float, Callable[[], ClusterError]]] = {}
 
     @property
@@ -69,6 +77,13 @@ class ApiServer:
         return self.job
 
     # The operator's requests
+
+    def put_node(self, node: Node) -> None:
+        """Have a node say something else of itself."""
+        if node.leaving:
+            self.leaving[node.name].add(node.boot_id)
+        self.nodes[node.name] = node
+        self.on_nodes()
 
     def create_pod(self, manifest: Manifest) -> Manifest:
         key = _key(manifest)

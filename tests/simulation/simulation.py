@@ -10,10 +10,10 @@ from ddp_operator.ports import Key, Manifest
 
 from tests.simulation import kubelet
 from tests.simulation.clock import Clock
-from tests.simulation.cluster import NODES, Weather
+from tests.simulation.cluster import Weather
 from tests.simulation.invariants import Invariants
 from tests.simulation.process import OperatorProcess
-from tests.simulation.server import ApiServer
+from tests.simulation.server import NODES, ApiServer
 from tests.simulation.training import SimulatedTrainers, Training
 
 _CALM_ROUNDS = 12
@@ -147,6 +147,8 @@ class Simulation:
         self.tell("the weather is let clear")
         self.weather.clear()
         self.dead_nodes.clear()
+        for node in NODES:
+            self.server.put_node(node)
         self.clock.operator_skew_seconds = 0.0
         self.server.refuse_nothing()
         self.down_seconds = 0.0  # a write under way may still be its last

@@ -11,7 +11,7 @@ from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import Identity
 
-from tests.simulation.cluster import NODES
+from tests.simulation.server import NODES
 
 _OBSERVED = frozenset({"observed_generation", "ready_replicas", "ready", "completed_indexes"})
 """What is simply seen, and may differ after a job has finished."""

@@ -195,6 +195,10 @@ class Bookkeeping(StatusModel):
         default_factory=dict,
         description="By node that is excluded because of failures: the boot ID that it had.",
     )
+    left_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
+        default=(),
+        description="Nodes whose pods were replaced since they were about to go, by boot ID.",
+    )
     scheduling_retries: Count = Field(
         default=0, description="How often half-placed pods were given up, since all last ran."
     )

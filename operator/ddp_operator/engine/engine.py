@@ -38,6 +38,9 @@ _MOST_REST_SECONDS: Final = 0.2
 about a microsecond a pod, so that pods which come up one by one take some percent of the time
 with it, whatever their number."""
 
+_NODES_REST_SECONDS: Final = 1.0
+"""How long news of nodes are gathered before a look at which of them are about to go."""
+
 _STOP_SECONDS: Final = 10.0
 """How long reconciles under way may take when the operator stops; a pod has 30 s to end."""
 
@@ -50,7 +53,8 @@ def utc_now() -> datetime:
 class Engine:
     """Keeps all jobs reconciled, from `start` to `stop`.
 
-    Whoever watches tells it of jobs (`job_changed`, `job_gone`) and of pods (`pods_changed`). With
+    Whoever watches tells it of jobs (`job_changed`, `job_gone`), of pods (`pods_changed`) and of
+    nodes (`nodes_changed`). With
     `trainers`, it asks those of running jobs for their progress, and closes them in the end.
     """
 
@@ -67,6 +71,10 @@ class Engine:
     ) -> None:
         self.jobs = JobCache()
         self.metrics = Metrics()
+        self._cluster = cluster
+        self._known_nodes: frozenset[str] = frozenset()
+        self._leaving_nodes: frozenset[str] = frozenset()
+        self._nodes_due: asyncio.TimerHandle | None = None
         self._clock = clock
         self._trainers = trainers
         self._reports: ProgressReports | None = None
@@ -116,6 +124,26 @@ class Engine:
         if self._tasks:
             self._queue.add_rested(key, self._rest_seconds(key))
 
+    def nodes_changed(self) -> None:
+        """Work soon on the jobs with pods on nodes that turn out to be about to go."""
+        if self._tasks and self._nodes_due is None:
+            loop = asyncio.get_running_loop()
+            self._nodes_due = loop.call_later(_NODES_REST_SECONDS, self._look_at_nodes)
+
+    def _look_at_nodes(self) -> None:
+        """Nodes change all the time, with each heartbeat; next to no change concerns a job."""
+        self._nodes_due = None
+        nodes = self._cluster.nodes()
+        names = frozenset(node.name for node in nodes)
+        leaving = frozenset(node.name for node in nodes if node.leaving)
+        # Where there was nowhere to go, there may be now.
+        concerned = leaving if names - self._known_nodes else leaving - self._leaving_nodes
+        self._known_nodes, self._leaving_nodes = names, leaving
+        if concerned:
+            for key in self.jobs.entries:
+                if any(pod.node in concerned for pod in self._cluster.pods_of(key)):
+                    self.look_at(key)
+
     def _rest_seconds(self, key: Key) -> float:
         entry = self.jobs.get(key)
         job = entry.job if entry else None
@@ -147,6 +175,8 @@ class Engine:
         begun.
         """
         self._queue.close()
+        if self._nodes_due is not None:
+            self._nodes_due.cancel()
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.wait([self._polling])

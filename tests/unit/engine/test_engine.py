@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from ddp_operator.engine.engine import Engine
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Key, Manifest, UnavailableError
+from ddp_operator.ports import Key, Manifest, Node, UnavailableError
 
 from tests.simulation.clock import Clock, VirtualLoop
 from tests.unit.engine.fakes import ACCESS, FakeCluster
@@ -209,3 +210,35 @@ def test_what_a_user_changes_waits_for_no_pods(world: VirtualEngine) -> None:
     world.loop.run_until(101.001)
     assert world.status["phase"] == "Suspended"
     assert world.cluster.pods == {}
+
+
+async def test_jobs_hear_of_nodes_that_are_about_to_go_and_of_no_other_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = FakeCluster()
+    engine = Engine(cluster, access=ACCESS)
+    engine.start()
+    cluster.node_list = [Node(f"node-{letter}", {}) for letter in "abcdefgh"]
+    engine.job_changed(cluster.store_job(job(restart={"scope": "Pod"})))
+    await until(lambda: len(cluster.pods) == 2)
+    for index, pod in enumerate(cluster.pods.values()):
+        pod["spec"]["nodeName"] = f"node-{'ab'[index]}"
+        pod["status"] = READY
+    engine.pods_changed(Key("default", "train"))
+    stored = cluster.jobs[Key("default", "train")]
+    await until(lambda: stored["status"]["phase"] == "Running")
+    engine._look_at_nodes()
+    looked: list[Key] = []
+    monkeypatch.setattr(engine, "look_at", looked.append)
+    cluster.node_list[2:4] = [
+        replace(cluster.node_list[2], labels={"new": "one"}),
+        replace(cluster.node_list[3], leaving="taint x"),
+    ]
+    engine._look_at_nodes()
+    assert looked == [], "none of them concerns the job"
+    monkeypatch.undo()
+    cluster.node_list[1] = replace(cluster.node_list[1], leaving="taint x")
+    engine.nodes_changed()
+    await until(lambda: "train-0-1-r1" in {pod.name for pod in cluster.pods})
+    assert stored["status"]["failures"][0]["reason"] == "NodeLeaving"
+    await engine.stop()

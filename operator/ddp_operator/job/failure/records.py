@@ -14,6 +14,8 @@ MAX_IGNORED = 5
 """Of an attempt's failures that a rule ignores, only the first few are kept on record."""
 NO_PROGRESS = "NoProgress"
 """Reason of a failure that consists in nothing happening."""
+NODE_LEAVING = "NodeLeaving"
+"""Reason of a disruption that comes before its time: the pod's node is about to go."""
 _MAX_MESSAGE = 1024
 _MAX_HEADLINE = 300
 
@@ -57,6 +59,23 @@ def of_missing(job: DDPJob, identity: Identity, now: datetime) -> Failure:
         pod=identity.pod_name(job.name),
         reason="Vanished",
         message="the pod was deleted from outside, or its node is gone",
+        class_="Disruption",
+    )
+
+
+def of_leaving(job: DDPJob, pod: PodState, signal: str, now: datetime) -> Failure:
+    """Record that a pod has to go since its node will, as a signal of the node says."""
+    own = ranks.ranks(job.spec, pod.identity.index)
+    return Failure(
+        time=now,
+        attempt=pod.identity.attempt,
+        index=pod.identity.index,
+        rank=own.start if len(own) == 1 else None,
+        pod=pod.key.name,
+        container=pod.container,
+        node=pod.node,
+        reason=NODE_LEAVING,
+        message=f"node {pod.node} is about to be terminated ({signal})",
         class_="Disruption",
     )
 

@@ -18,6 +18,7 @@ from ddp_operator.job.planning import (
     cleanup,
     convergence,
     decisions,
+    departures,
     hindsight,
     isolation,
     recovery,
@@ -82,6 +83,7 @@ def _decide(
         or decisions.restart_as_requested(job, now)
         or hindsight.correct(job, pods, now)
         or recovery.recover(job, pods, now)
+        or departures.leave(job, pods, nodes, now)
         or _end_hang(job, pods, report, now)
         or release_half_placed(job, pods, now)
         or isolation.begin_change(job)

@@ -218,7 +218,11 @@ class TestSignals:
         job = stored(fresh_job(), decision)
         assert job.status.excluded_nodes == ("node-h", "node-g")
         [term] = node_terms(job)
-        assert [field["values"] for field in term["matchFields"]] == [["node-h"], ["node-g"]]
+        fields = [
+            {"key": "metadata.name", "operator": "NotIn", "values": [node]}
+            for node in ("node-h", "node-g")
+        ]
+        assert term == {"matchFields": fields}
         again = plan(job, [], NOW, nodes=nodes)
         assert not again.decided, "the same nodes are avoided already"
         assert len(again.create) == 2

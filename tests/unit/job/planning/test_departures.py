@@ -1,0 +1,171 @@
+"""Pods leave nodes that are about to go, once, and where there is somewhere to go."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import Node
+
+from tests.good_manifests import template
+from tests.unit.job.builders import (
+    condition,
+    does_nothing,
+    ended,
+    fresh_job,
+    later,
+    ready,
+    running_job,
+    stored,
+    with_status,
+)
+
+TAINT = "taint cloud.google.com/impending-node-termination"
+WELL = [Node(f"node-{letter}", {}, boot_id=f"boot-{letter}") for letter in "abcdefgh"]
+
+
+def with_leaving(*names: str, nodes: Sequence[Node] = WELL) -> list[Node]:
+    return [replace(node, leaving=TAINT) if node.name in names else node for node in nodes]
+
+
+def spread(**spec: Any) -> tuple[DDPJob, list[PodState]]:
+    """A job that trains with pod 0 on node-a and pod 1 on node-b."""
+    job, pods = running_job(**spec)
+    return job, [replace(pods[0], node="node-a"), replace(pods[1], node="node-b")]
+
+
+def planned(job: DDPJob, pods: Sequence[PodState], nodes: Sequence[Node]) -> Plan:
+    return plan(job, pods, later(60), nodes=nodes)
+
+
+def test_the_pod_is_replaced_and_told_as_what_it_is() -> None:
+    job, pods = spread(restart={"scope": "Pod"})
+    decision = planned(job, pods, with_leaving("node-b"))
+    assert decision.decided
+    [failure] = decision.status.failures
+    assert (failure.reason, failure.class_, failure.charged) == ("NodeLeaving", "Disruption", False)
+    assert (failure.node, failure.index, failure.rank) == ("node-b", 1, 1)
+    assert (decision.status.restarts, decision.status.disruptions) == (0, 1)
+    assert condition(decision, "Restarting") == ("True", "Disrupted")
+    [event] = decision.events
+    assert not event.warning
+    assert f"node node-b is about to be terminated ({TAINT})" in event.message
+    job = stored(job, decision)
+    assert job.status.excluded_nodes == ("node-b",)
+    then = planned(job, pods, with_leaving("node-b"))
+    assert [each.pod_name(job.name) for each in then.create] == ["digits-0-1-r1"]
+    assert then.delete == (pods[1].key,), "which has the trainer save and leave"
+
+
+def test_a_gang_starts_anew_as_after_any_disruption() -> None:
+    job, pods = spread()
+    decision = planned(job, pods, with_leaving("node-b"))
+    assert (decision.status.attempt, decision.status.disruptions) == (1, 1)
+    assert decision.status.failures[0].action == "RestartGang"
+
+
+def test_all_pods_on_such_nodes_go_at_once() -> None:
+    job, pods = spread(restart={"scope": "Pod"}, replicas=3)
+    pods.append(replace(ready(job, 2), node="node-b"))
+    job = stored(job, plan(job, pods, later(20)))
+    decision = planned(job, pods, with_leaving("node-a", "node-b"))
+    assert decision.decided
+    assert decision.status.attempt == 1, "nobody is left to form a group with"
+    decision = planned(job, pods, with_leaving("node-b"))
+    assert decision.status.bookkeeping.replacements == {"1": 1, "2": 1}
+    assert decision.status.disruptions == 1
+
+
+def test_nobody_leaves_where_there_is_nowhere_to_go() -> None:
+    job, pods = spread(restart={"scope": "Pod"})
+    nodes = with_leaving("node-b")
+    busy = [replace(node, schedulable=False) for node in nodes[2:]]
+    assert not planned(job, pods, [*nodes[:2], *busy]).decided
+    bad = [replace(node, bad="condition GpuMemWatch") for node in nodes[2:]]
+    assert not planned(job, pods, [*nodes[:2], *bad]).decided
+    one = [*nodes[:2], *busy[:5], nodes[7]]
+    taint = {
+        "key": "cloud.google.com/impending-node-termination",
+        "value": "",
+        "effect": "NoSchedule",
+    }
+    one[1] = replace(one[1], taints=(taint,))
+    assert planned(job, pods, one).decided, "one place is enough"
+
+
+def test_nor_where_the_new_pod_might_come_back() -> None:
+    """Of three nodes none may be avoided, and nothing else keeps a pod off."""
+    job, pods = spread(restart={"scope": "Pod"})
+    assert not planned(job, pods, with_leaving("node-b", nodes=WELL[:3])).decided
+
+
+def test_places_have_to_suit_the_pods() -> None:
+    job, pods = spread(template=template(nodeSelector={"gpu": "l4"}))
+    nodes = with_leaving("node-b")
+    assert not planned(job, pods, nodes).decided
+    suitable = [replace(node, labels={"gpu": "l4"}) for node in nodes]
+    assert planned(job, pods, suitable).decided
+
+
+def test_a_node_is_left_once() -> None:
+    job, pods = spread(restart={"scope": "Pod"})
+    nodes = with_leaving("node-b")
+    job = stored(job, planned(job, pods, nodes))
+    assert job.status.bookkeeping.left_nodes == ("boot-b",)
+    back = [pods[0], replace(ready(job, 1, replacement=1), node="node-b")]
+    job = stored(job, planned(job, back, nodes))
+    assert job.status.is_true("Running")
+    assert does_nothing(planned(job, back, nodes))
+    rebooted = [replace(node, boot_id=f"{node.boot_id}-2") for node in nodes]
+    assert planned(job, back, rebooted).decided, "it counts as another node"
+
+
+def test_who_recovers_is_not_disturbed() -> None:
+    job, pods = spread(restart={"scope": "Pod"})
+    nodes = with_leaving("node-b")
+    failed = [ended(job, 0, code=1), pods[1]]
+    decision = planned(job, failed, nodes)
+    assert [failure.reason for failure in decision.status.failures] == ["Error"]
+    job = stored(job, decision)
+    assert not planned(job, [pods[1]], nodes).decided
+    starting = fresh_job()
+    starting = stored(starting, plan(starting, [], later(0)))
+    assert not planned(starting, [replace(pod, ready=False) for pod in pods], nodes).decided
+
+
+@pytest.mark.parametrize("state", [{"deleting": True, "disrupted_at": later(50)}])
+def test_a_pod_that_goes_already_is_dealt_with_as_ever(state: dict[str, Any]) -> None:
+    job, pods = spread(restart={"scope": "Pod"})
+    decision = planned(job, [pods[0], replace(pods[1], **state)], with_leaving("node-b"))
+    assert decision.status.bookkeeping.left_nodes == ()
+
+
+def test_a_job_that_ends_is_let_end() -> None:
+    job, pods = spread()
+    over = ended(job, 0, code=0, node="node-a")
+    assert not planned(job, [over, pods[1]], with_leaving("node-b")).decided
+
+
+def test_nor_is_a_suspended_one_touched() -> None:
+    job, pods = spread(suspend=True)
+    decision = planned(job, pods, with_leaving("node-b"))
+    assert decision.status.is_true("Suspended")
+    assert decision.status.failures == ()
+
+
+def test_rules_may_say_otherwise() -> None:
+    rules = [{"reasons": ["NodeLeaving"], "action": "RestartGang", "charged": True}]
+    job, pods = spread(restart={"scope": "Pod", "rules": rules})
+    decision = planned(job, pods, with_leaving("node-b"))
+    assert (decision.status.restarts, decision.status.attempt) == (1, 1)
+
+
+def test_what_is_on_record_is_bounded() -> None:
+    job, pods = spread(restart={"scope": "Pod"})
+    job = with_status(job, left_nodes=tuple(f"boot-{number}" for number in range(100)))
+    left = planned(job, pods, with_leaving("node-b")).status.bookkeeping.left_nodes
+    assert (len(left), left[-1]) == (100, "boot-b")
