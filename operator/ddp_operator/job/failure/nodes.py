@@ -13,7 +13,7 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import kinds
 from ddp_operator.api.status import DDPJobStatus, Failure
-from ddp_operator.job.failure import classes
+from ddp_operator.job.failure import classes, symptoms
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest, Node
@@ -30,9 +30,10 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> 
     nodes to avoid because of them.
 
     A node is bad once `restart.nodeFailureLimit` failures are charged to it, if one of them was
-    of the machine (class Infrastructure) or training failed on no other node. It stays so until it
-    is started anew, which its boot ID tells; when there are more than may be avoided, the oldest
-    are given another chance.
+    of the machine (class Infrastructure) or training failed on no other node; and at once when a
+    rank's last words are of a GPU that is broken or lost, which the node's own state may take half
+    an hour to show. It stays so until it is started anew, which its boot ID tells; when there are
+    more than may be avoided, the oldest are given another chance.
     """
     boot_ids = {node.name: node.boot_id for node in nodes}
     status = _with_boot_ids(status, boot_ids)
@@ -45,11 +46,12 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> 
     counts = Counter(failure.node for failure in charged)
     by_training = {failure.node for failure in charged if failure.class_ == "Application"}
     by_machine = {failure.node for failure in charged if failure.class_ == "Infrastructure"}
+    lost_a_gpu = {failure.node for failure in charged if _is_of_device(failure)}
     limit = job.spec.restart.node_failure_limit
     bad = [
         node
         for node, count in counts.items()
-        if 0 < limit <= count and (node in by_machine or by_training <= {node})
+        if (limit <= count and (node in by_machine or by_training <= {node})) or node in lost_a_gpu
     ]
     status = status.model_copy(update={"node_failures": dict(counts)})
     if not nodes:
@@ -86,6 +88,10 @@ def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node])
     names = tuple(node.name for node in chosen[:room])
     status = status.model_copy(update={"excluded_nodes": (*failing, *names)})
     return status.noting(signalled_nodes=names)
+
+
+def _is_of_device(failure: Failure) -> bool:
+    return failure.class_ == "Infrastructure" and symptoms.is_of_device(failure.message)
 
 
 def _by_failures(status: DDPJobStatus) -> list[str]:

@@ -44,17 +44,28 @@ _SECONDARY: Final = re2.compile(
     )
 )
 
+_DEVICE: Final = re2.compile(
+    "|".join(
+        [
+            # CUDA's error strings (cudaGetErrorString): memory, links.
+            r"uncorrectable ECC error",
+            r"uncorrectable NVLink error",
+            r"Invalid access of peer GPU memory over nvlink or a hardware error",
+            # The driver's own words, and NVML's.
+            r"GPU (has fallen off the bus|is lost)",
+        ]
+    )
+)
+"""What no GPU recovers from by itself."""
+
 _NODE: Final = re2.compile(
     "|".join(
         [
-            # CUDA's error strings (cudaGetErrorString): memory, links, driver of this very node.
-            r"uncorrectable ECC error",
-            r"uncorrectable NVLink error",
+            # CUDA's error strings: the driver of this very node, or others on its GPUs.
             r"CUDA-capable device(\(s\) is/are|s are) busy or unavailable",
             r"CUDA error: system not yet initialized",
             r"CUDA error: system has unsupported display driver",
             # The driver's own words.
-            r"GPU (has fallen off the bus|is lost)",
             r"Driver/library version mismatch",
             r"Failed to initialize NVML: Unknown Error",
             # nvidia-container-toolkit, as a runtime hook of the container.
@@ -63,7 +74,7 @@ _NODE: Final = re2.compile(
     )
 )
 
-_XID: Final = re2.compile(r"\bXid \([^)]*\): (\d+)")
+_XID: Final = re2.compile(r"\b(?:Xid \([^)]*\):|NVRM:? Xid:?) (\d+)")
 """How the driver numbers a GPU's errors."""
 _XIDS_OF_TRAININGS: Final = frozenset({"13", "31", "43", "45"})
 """Those that NVIDIA's catalogue lays at the application's door."""
@@ -111,7 +122,13 @@ def is_of_another_rank(message: str) -> bool:
 @lru_cache(maxsize=_KEPT)
 def is_of_node(message: str) -> bool:
     """Whether it says that the node is broken: its GPUs, their links or their driver."""
-    if _NODE.search(message):
+    return bool(_NODE.search(message)) or is_of_device(message)
+
+
+@lru_cache(maxsize=_KEPT)
+def is_of_device(message: str) -> bool:
+    """Whether it says that a GPU itself is broken or lost, as no other start will change."""
+    if _DEVICE.search(message):
         return True
     return any(found[1] not in _XIDS_OF_TRAININGS for found in _XID.finditer(message))
 

@@ -209,6 +209,43 @@ def test_never_more_than_a_quarter(failures: list[Failure], count: int, before: 
     assert sum(status.node_failures.values()) <= len(failures)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus.",
+        "NVRM: Xid 48",
+        "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+    ],
+)
+def test_a_gpu_that_is_lost_is_enough_once(message: str) -> None:
+    lost = failure("node-a").model_copy(update={"message": message})
+    assert judged(fresh_job(), lost).excluded_nodes == ("node-a",)
+    never = fresh_job(restart={"nodeFailureLimit": 0})
+    assert judged(never, lost).excluded_nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("message", "class_"),
+    [
+        ("NVRM: Xid (PCI:0000:65:00): 31, pid=1234, Ch 00000008", "Infrastructure"),
+        ("nvidia-container-cli: initialization error", "Infrastructure"),
+        ("NVRM: Xid 79", "Disruption"),
+    ],
+)
+def test_other_words_are_not(message: str, class_: FailureClass) -> None:
+    once = failure("node-a", class_).model_copy(update={"message": message})
+    assert judged(fresh_job(), once).excluded_nodes == ()
+
+
+def test_a_lost_gpu_has_the_next_pod_go_elsewhere() -> None:
+    job, pods = running_job()
+    words = "NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus."
+    broken = ended(job, 1, code=1, node="node-a", message=words)
+    job = stored(job, plan(job, [pods[0], broken], later(60), nodes=EIGHT))
+    assert job.status.excluded_nodes == ("node-a",)
+    assert job.status.failures[0].class_ == "Infrastructure"
+
+
 class TestSignals:
     def test_a_fresh_jobs_pods_avoid_nodes_that_say_they_are_bad_or_leave(self) -> None:
         nodes = [replace(EIGHT[6], leaving="taint x"), replace(EIGHT[7], bad="condition y")]
