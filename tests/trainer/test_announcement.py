@@ -93,6 +93,7 @@ def test_a_neighbour_is_not_believed(
     code, text = post(port, true, token=token)
     assert (code, text) == (403, "only with this job's token: Authorization: Bearer $DDP_TOKEN\n")
     assert post(port, {}, token=token, path="/dump-stacks")[0] == 403
+    assert post(port, {}, token=token, path="/checkpoint")[0] == 403
     assert seen.read() is None
     assert post(port, true)[0] == 200
     assert seen.read() == "10.0.0.1"

@@ -22,6 +22,7 @@ from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import load
+from ddp_trainer.telemetry.request import CheckpointRequest
 from torch import nn
 
 from tests.trainer.pods import assert_same, until
@@ -226,6 +227,33 @@ def test_a_save_is_due_by_seconds_or_not_at_all(tmp_path: Path) -> None:
     assert not saver(directory, "--checkpoint-every-seconds", "3600").is_overdue()
     assert saver(directory, "--checkpoint-every-seconds", "1e-9").is_overdue()
     assert not saver(directory).is_overdue()
+
+
+def test_a_save_is_due_once_for_those_that_have_asked(tmp_path: Path) -> None:
+    environment = {"DDP_STATUS_FILE": str(tmp_path / "status.json")}
+    launchers = CheckpointRequest(tmp_path / "status.json")
+    assert not launchers.make(), "nobody looks yet"
+    request = CheckpointRequest.from_env(environment)
+    one = saver(CheckpointDirectory(tmp_path / "checkpoints", keep=2))
+    keeper = Keeper(one, 0, rank=0, request=request)
+    assert not keeper.is_overdue()
+    assert launchers.make()
+    assert launchers.make()
+    assert keeper.is_overdue()
+    keeper.save(new_run())
+    assert not keeper.is_overdue()
+    assert launchers.make()
+    assert keeper.is_overdue()
+    assert not Keeper(None, 0, rank=1, request=request).is_overdue(), "it does not save"
+    again = CheckpointRequest.from_env(environment)
+    assert again is not None
+    assert not again.is_open(), "it was asked of an earlier process"
+    keeper.close()
+
+
+def test_where_no_launcher_listens_nobody_can_ask(tmp_path: Path) -> None:
+    assert CheckpointRequest.from_env({}) is None
+    assert CheckpointRequest.from_env({"DDP_STATUS_FILE": str(tmp_path / "no" / "x")}) is None
 
 
 def test_a_save_is_due_by_steps_on_all_ranks() -> None:

@@ -118,6 +118,8 @@ def test_a_script_joins_in_by_a_file(tmp_path: Path, server: Server) -> None:
         pod.wait_for_log("in wait_for_the_end")
         assert len(pod.child_pids()) == 2  # the signal would have ended rank 1
         assert server.ask("/dump-stacks")[0] == 405
+        refused = "no rank of this pod saves when it is asked to\n"
+        assert server.ask("/checkpoint", method="POST") == (404, refused)
         assert server.ask("/status", method="POST")[0] == 405
         assert server.ask("/")[0] == 404
         pod.stop()
@@ -179,6 +181,26 @@ def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server)
             one.stop()
             assert one.wait() == 143, one.log
     assert_steps_grow(digits.checkpoints / "metrics.jsonl")
+
+
+def test_a_checkpoint_is_saved_when_somebody_asks_for_it(tmp_path: Path, server: Server) -> None:
+    endless = ("--batch-size", "1", "--log-every-steps", "2", "--step-delay-seconds", "0.05")
+    with job(tmp_path, **served_by(server, nodes=1, local_world_size=2)) as digits:
+        pod = digits.start(0, *endless, "--checkpoint-every-steps", "0")  # within one epoch
+        until(lambda: server.status().get("step", 0) > 2, "the training to begin")
+        assert "checkpoint" not in server.status()
+        for _ in range(2):
+            known = server.status().get("checkpoint", {}).get("step", 0)
+            step = server.status()["step"]
+            assert server.ask("/checkpoint", method="POST") == (202, "")
+            until(
+                lambda known=known: server.status().get("checkpoint", {}).get("step", 0) > known,
+                "a checkpoint",
+            )
+            assert server.status()["checkpoint"]["step"] >= step
+        pod.stop()
+        assert pod.wait() == 143, pod.log
+        assert len(list(digits.checkpoints.glob("step-*"))) == 3, "the last one as it was stopped"
 
 
 def assert_steps_grow(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Serves a pod's status over HTTP: GET /status, GET /metrics, POST /dump-stacks, POST /rank-0.
+"""Serves a pod's status over HTTP: GET /status, /metrics; POST /dump-stacks, /checkpoint, /rank-0.
 
 It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
 go wrong here is no reason to end a training. Anybody may read; only the job's own pods and the
@@ -26,6 +26,7 @@ from ddp_trainer.membership.announcement import AnnouncedAddress
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.logs import Complaints
 from ddp_trainer.telemetry import prometheus
+from ddp_trainer.telemetry.request import CheckpointRequest
 from ddp_trainer.telemetry.stacks import ask_for_stacks, listening
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.wire import to_json
@@ -88,6 +89,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self.placement = placement
         self._file = StatusFile(path)
         self.rank_0 = AnnouncedAddress(path)
+        self.checkpoint = CheckpointRequest(path)
         self._complaints = Complaints(_logger, "the status file is of no use")
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
         self.address_family = family
@@ -172,6 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         told = {
             "/dump-stacks": self._dump_stacks,
+            "/checkpoint": self._ask_for_checkpoint,
             announcement.PATH: self._take_announcement,
         }.get(self.path)
         if told is None:
@@ -197,6 +200,17 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "no rank handles SIGUSR1")
 
+    def _ask_for_checkpoint(self) -> None:
+        try:
+            asked = self.server.checkpoint.make()
+        except OSError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot ask for it: {error}")
+            return
+        if asked:
+            self._answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "no rank of this pod saves when it is asked to")
+
     def _take_announcement(self) -> None:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > announcement.MAX_BYTES:
@@ -215,13 +229,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
 
     def _refuse_path(self) -> None:
-        known = ("/status", "/metrics", "/dump-stacks", announcement.PATH)
+        known = ("/status", "/metrics", "/dump-stacks", "/checkpoint", announcement.PATH)
         if self.path in known:
             self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
         else:
             self._refuse(
                 HTTPStatus.NOT_FOUND,
-                f"there are GET /status, GET /metrics, POST /dump-stacks, POST {announcement.PATH}",
+                "there are GET /status, GET /metrics, POST /dump-stacks, POST /checkpoint, "
+                f"POST {announcement.PATH}",
             )
 
     def _refuse(self, code: HTTPStatus, reason: str) -> None:

@@ -25,6 +25,7 @@ from ddp_trainer.library.handover import hand_over
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.system import buffers
+from ddp_trainer.telemetry.request import CheckpointRequest
 
 _NOTHING: list[int] = []
 """The progress of a rank that holds no state: less than any other."""
@@ -35,11 +36,20 @@ _logger = logging.getLogger(__name__)
 class Keeper:
     """Restores and saves a run; all ranks must call the same methods at the same steps."""
 
-    def __init__(self, saver: Saver | None, every_steps: int, *, rank: int) -> None:
+    def __init__(
+        self,
+        saver: Saver | None,
+        every_steps: int,
+        *,
+        rank: int,
+        request: CheckpointRequest | None = None,
+    ) -> None:
         """Save with `saver`, rank 0's, every so many steps if that is not 0.
 
-        `saver`: None on other ranks, and where there is no place to save to.
+        `saver`: None on other ranks, and where there is no place to save to. `request`: by which a
+        save may be asked for; None where nobody can.
         """
+        self._request = request
         self._saver = saver
         self._every_steps = every_steps
         self._directory = saver.directory if saver is not None else None
@@ -81,8 +91,10 @@ class Keeper:
         return self._every_steps > 0 and step % self._every_steps == 0
 
     def is_overdue(self) -> bool:
-        """Whether rank 0 wants to save because of its clock."""
-        return self._saver is not None and self._saver.is_overdue()
+        """Whether rank 0 wants to save because of its clock, or since it was asked to."""
+        if self._saver is None:
+            return False
+        return self._saver.is_overdue() or (self._request is not None and self._request.is_open())
 
     def save(self, run: Run) -> None:
         """Save the run on rank 0, as a rule in the background; waits for no other rank.
@@ -90,6 +102,8 @@ class Keeper:
         A failure is logged, and training goes on with the checkpoint before.
         """
         if self._saver is not None:
+            if self._request is not None:
+                self._request.answer()
             self._saver.save(run)
 
     def evaluated(self, run: Run, score: float) -> None:

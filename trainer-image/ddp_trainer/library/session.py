@@ -6,6 +6,7 @@ of which have the state of the most advanced one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,6 +27,7 @@ from ddp_trainer.run.run import Run, SchedulerInterval
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
+from ddp_trainer.telemetry.request import CheckpointRequest
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import StepTimer, moments_of
 
@@ -63,7 +65,10 @@ class Session:
         self.device = self._world.device
         """Where this rank computes, and where its models are."""
         saver = saver_of(environment, options, self._stop)
-        self._keeper = Keeper(saver, options.checkpoint_every_steps, rank=self.rank)
+        request = CheckpointRequest.from_env(os.environ) if saver is not None else None
+        self._keeper = Keeper(
+            saver, options.checkpoint_every_steps, rank=self.rank, request=request
+        )
         self._timer = StepTimer(moments_of(self.device))
         self._progress = Progress(
             report,
