@@ -9,7 +9,7 @@ ENDLESS: Final = "endless"
 
 
 class TrainerServer:
-    """Serves /status and /dump-stacks while its context lasts; `answer` and `dumps` may change."""
+    """Serves what a launcher does while its context lasts; `answer` and `dumps` may change."""
 
     def __init__(self) -> None:
         self.answer: dict[str, Any] | Callable[[], web.Response] | str = {"step": 1}
@@ -24,7 +24,8 @@ class TrainerServer:
 
     async def __aenter__(self) -> Self:
         app = web.Application()
-        app.add_routes([web.get("/status", self._status), web.post("/dump-stacks", self._dump)])
+        told = (web.post(path, self._told) for path in ("/dump-stacks", "/checkpoint"))
+        app.add_routes([web.get("/status", self._status), *told])
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -52,7 +53,7 @@ class TrainerServer:
         while True:  # until the other side has had enough
             await response.write(b" " * 65536)
 
-    async def _dump(self, request: web.Request) -> web.Response:
-        self.asked.append("dump-stacks")
+    async def _told(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path.removeprefix("/"))
         self.tokens.append(request.headers.get("Authorization", ""))
         return web.Response(status=self.dump_status, headers=self.dump_headers)

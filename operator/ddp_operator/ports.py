@@ -8,6 +8,7 @@ the engine works with either and cannot tell which. Objects cross this border as
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 Manifest = Mapping[str, Any]
@@ -43,6 +44,15 @@ class Node:
     """What says that it is about to go, such as a taint; empty where nothing does."""
     ends_at: datetime | None = None
     """When its machine ends, where that is known."""
+
+
+class Nodes(tuple[Node, ...]):
+    """All nodes; of thousands, jobs look at few again and again."""
+
+    @cached_property
+    def signalled(self) -> Mapping[str, Node]:
+        """By name: those that are bad or leaving, or whose end is known."""
+        return {node.name: node for node in self if node.bad or node.leaving or node.ends_at}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +142,10 @@ class Cluster(Protocol[PodT]):
     def pods_of(self, job: Key) -> list[PodT]:
         """The pods labelled with this job's name, finished and terminating ones included."""
 
-    def nodes(self) -> list[Node]:
-        """The nodes that pods may be placed on; none where that is not to be known."""
+    def nodes(self) -> Nodes:
+        """The nodes that pods may be placed on; none where that is not to be known. The same object
+        until one of them changes.
+        """
 
     async def create_pod(self, manifest: Manifest) -> None:
         """Create a pod.
@@ -191,6 +203,11 @@ class Trainers(Protocol):
     async def dump_stacks(self, address: str, *, token: str) -> bool:
         """POST /dump-stacks, with the job's token: whether the trainer will write its stacks to the
         pod's log.
+        """
+
+    async def checkpoint(self, address: str, *, token: str) -> bool:
+        """POST /checkpoint, with the job's token: whether the trainer will save at the next step
+        that can.
         """
 
     async def close(self) -> None:

@@ -157,8 +157,12 @@ class Replica:
             label_selector="",
             project=lambda manifest: node_of(manifest, self._node_rules),
             group=lambda _: ALL_NODES,
-            on_change=lambda _: self._engine.nodes_changed(),
+            on_change=lambda _: self._nodes_changed(),
         )
+
+    def _nodes_changed(self) -> None:
+        self._cluster.nodes_changed()
+        self._engine.nodes_changed()
 
     def _listen_to_signals(self) -> None:
         def stop(number: signal.Signals) -> None:

@@ -53,18 +53,26 @@ class HttpTrainers:
 
     async def dump_stacks(self, address: str, *, token: str) -> bool:
         """See `ports.Trainers`."""
-        url, headers = f"http://{address}/dump-stacks", {"Authorization": f"Bearer {token}"}
-        try:
-            async with self._request("POST", url, headers=headers) as response:
-                return response.status == 202
-        except (TimeoutError, *_FAILURES):
-            return False
+        return await self._tell(f"http://{address}/dump-stacks", token=token)
+
+    async def checkpoint(self, address: str, *, token: str) -> bool:
+        """See `ports.Trainers`."""
+        return await self._tell(f"http://{address}/checkpoint", token=token)
 
     async def close(self) -> None:
         """See `ports.Trainers`."""
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    async def _tell(self, url: str, *, token: str) -> bool:
+        """POST; whether that was accepted."""
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            async with self._request("POST", url, headers=headers) as response:
+                return response.status == 202
+        except (TimeoutError, *_FAILURES):
+            return False
 
     def _request(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None

@@ -15,7 +15,7 @@ from ddp_operator.ports import (
     Event,
     Key,
     Manifest,
-    Node,
+    Nodes,
     NotFoundError,
 )
 
@@ -87,8 +87,8 @@ class SimulatedCluster:
         self.plans += 1
         return self._cache.members(job)
 
-    def nodes(self) -> list[Node]:
-        return list(self._server.nodes.values())
+    def nodes(self) -> Nodes:
+        return Nodes(self._server.nodes.values())
 
     async def create_pod(self, manifest: Manifest) -> None:
         def create() -> Manifest:

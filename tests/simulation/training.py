@@ -55,5 +55,9 @@ class SimulatedTrainers:
         await asyncio.sleep(_ANSWER_SECONDS)
         return bool(address and token)
 
+    async def checkpoint(self, address: str, *, token: str) -> bool:
+        await asyncio.sleep(_ANSWER_SECONDS)
+        return bool(address and token)
+
     async def close(self) -> None:
         """Nothing is open."""

@@ -87,6 +87,7 @@ async def test_one_that_does_not_answer_is_given_up() -> None:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert await trainers.status(address) == f"{address}: no answer in 0.05 s"
         assert not await trainers.dump_stacks(address, token=TOKEN)
+        assert not await trainers.checkpoint(address, token=TOKEN)
     await trainers.close()
 
 
@@ -98,6 +99,17 @@ async def test_stacks_are_dumped_where_that_is_offered(
         server.dump_status = status
         assert await trainers.dump_stacks(server.address, token=TOKEN) == offered
         assert server.asked == ["dump-stacks"]
+        assert server.tokens == ["Bearer of-the-job"]
+
+
+@pytest.mark.parametrize(("status", "accepted"), [(202, True), (404, False), (403, False)])
+async def test_a_checkpoint_is_asked_for(
+    trainers: HttpTrainers, status: int, *, accepted: bool
+) -> None:
+    async with TrainerServer() as server:
+        server.dump_status = status
+        assert await trainers.checkpoint(server.address, token=TOKEN) == accepted
+        assert server.asked == ["checkpoint"]
         assert server.tokens == ["Bearer of-the-job"]
 
 

@@ -199,6 +199,10 @@ class Bookkeeping(StatusModel):
         default=(),
         description="Nodes whose pods were replaced since they were about to go, by boot ID.",
     )
+    asked_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
+        default=(),
+        description="The same, of nodes because of whose end a checkpoint was asked for.",
+    )
     scheduling_retries: Count = Field(
         default=0, description="How often half-placed pods were given up, since all last ran."
     )

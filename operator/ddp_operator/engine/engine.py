@@ -135,7 +135,7 @@ class Engine:
         self._nodes_due = None
         nodes = self._cluster.nodes()
         names = frozenset(node.name for node in nodes)
-        leaving = frozenset(node.name for node in nodes if node.leaving)
+        leaving = frozenset(name for name, node in nodes.signalled.items() if node.leaving)
         # Where there was nowhere to go, there may be now.
         concerned = leaving if names - self._known_nodes else leaving - self._leaving_nodes
         self._known_nodes, self._leaving_nodes = names, leaving

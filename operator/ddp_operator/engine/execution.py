@@ -89,6 +89,9 @@ class Execution:
         if planned.dump_stacks and self._trainers is not None:
             token = self._access.token_of(entry.uid)
             await _dump_stacks(self._trainers, planned.dump_stacks, token=token)
+        if planned.ask_checkpoint and self._trainers is not None:
+            token = self._access.token_of(entry.uid)
+            await self._trainers.checkpoint(planned.ask_checkpoint, token=token)
         slots = asyncio.Semaphore(_DELETIONS_AT_ONCE)
 
         async def delete(pod: Key) -> None:

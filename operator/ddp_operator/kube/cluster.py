@@ -21,6 +21,7 @@ from ddp_operator.ports import (
     Key,
     Manifest,
     Node,
+    Nodes,
     NotFoundError,
     NotServedError,
     UnavailableError,
@@ -55,6 +56,7 @@ class KubeCluster(Generic[PodT]):
         self._job_resource = job_resource
         self._pods = pods
         self._nodes = nodes
+        self._known_nodes: Nodes | None = None
         self._events = EventRecorder(client)
 
     async def close(self, *, timeout_seconds: float = 2.0) -> None:
@@ -65,9 +67,16 @@ class KubeCluster(Generic[PodT]):
         """See `ports.Cluster`."""
         return self._pods.group_members(job)
 
-    def nodes(self) -> list[Node]:
+    def nodes_changed(self) -> None:
+        """Look anew at the nodes when they are asked for."""
+        self._known_nodes = None
+
+    def nodes(self) -> Nodes:
         """See `ports.Cluster`."""
-        return self._nodes.group_members(ALL_NODES) if self._nodes else []
+        if self._known_nodes is None:
+            members = self._nodes.group_members(ALL_NODES) if self._nodes else ()
+            self._known_nodes = Nodes(members)
+        return self._known_nodes
 
     async def create_pod(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""

@@ -16,6 +16,7 @@ from ddp_operator.ports import (
     Key,
     Manifest,
     Node,
+    Nodes,
     NotFoundError,
     UnavailableError,
 )
@@ -58,8 +59,8 @@ class FakeCluster:
     def pods_of(self, job: Key) -> list[PodState]:
         return [project(pod) for pod in self.pods.values() if job_of(pod) == job]
 
-    def nodes(self) -> list[Node]:
-        return list(self.node_list)
+    def nodes(self) -> Nodes:
+        return Nodes(self.node_list)
 
     async def create_pod(self, manifest: Manifest) -> None:
         self._called("create_pod", manifest["metadata"]["name"])

@@ -242,3 +242,47 @@ async def test_jobs_hear_of_nodes_that_are_about_to_go_and_of_no_other_change(
     await until(lambda: "train-0-1-r1" in {pod.name for pod in cluster.pods})
     assert stored["status"]["failures"][0]["reason"] == "NodeLeaving"
     await engine.stop()
+
+
+class AskedTrainers:
+    """Implements `ports.Trainers`; says nothing, and keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    async def status(self, address: str) -> bytes | str:
+        return f"{address}: nobody listens"
+
+    async def dump_stacks(self, address: str, *, token: str) -> bool:
+        raise AssertionError((address, token))
+
+    async def checkpoint(self, address: str, *, token: str) -> bool:
+        self.asked.append((address, token))
+        return False
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def test_a_trainer_that_cannot_leave_its_node_is_asked_to_save_once() -> None:
+    cluster, trainers, key = FakeCluster(), AskedTrainers(), Key("default", "train")
+    engine = Engine(cluster, access=ACCESS, trainers=trainers)
+    engine.start()
+    cluster.node_list = [Node("node-a", {})]
+    engine.job_changed(cluster.store_job(job()))
+    await until(lambda: len(cluster.pods) == 2)
+    for pod in cluster.pods.values():
+        pod["spec"]["nodeName"] = "node-a"
+        pod["status"] = {**READY, "podIP": "10.0.0.1"}
+    engine.pods_changed(key)
+    stored = cluster.jobs[key]
+    await until(lambda: stored["status"]["phase"] == "Running")
+    cluster.node_list = [Node("node-a", {}, leaving="taint x")]
+    engine.nodes_changed()
+    await until(lambda: "askedNodes" in stored["status"]["bookkeeping"])
+    for _ in range(3):
+        engine.look_at(key)
+        await asyncio.sleep(0.01)
+    assert trainers.asked == [("10.0.0.1:29501", ACCESS.token_of("u1"))]
+    assert cluster.events[-1].reason == "CheckpointRequested"
+    await engine.stop()

@@ -5,7 +5,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from ddp_operator.kube import ApiClient, KubeCluster, Reflector, Resource
+from ddp_operator.api.node_signals import DEFAULT_RULES
+from ddp_operator.kube import (
+    ALL_NODES,
+    NODES,
+    ApiClient,
+    KubeCluster,
+    Reflector,
+    Resource,
+    node_of,
+)
 from ddp_operator.kube.events import EventRecorder, event_manifest
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -13,6 +22,7 @@ from ddp_operator.ports import (
     ConflictError,
     Event,
     Key,
+    Node,
     NotFoundError,
     NotServedError,
     UnavailableError,
@@ -376,3 +386,30 @@ def test_an_event_names_its_job_and_fits_the_server() -> None:
         "uid": "job-uid",
         "resourceVersion": "",
     }
+
+
+async def test_nodes_are_looked_at_anew_when_they_have_changed(
+    client: ApiClient, server: FakeApiServer, view: Running
+) -> None:
+    clusters: list[KubePods] = []
+    nodes: Reflector[Node] = Reflector(
+        client,
+        NODES.path(),
+        label_selector="",
+        project=lambda manifest: node_of(manifest, DEFAULT_RULES),
+        group=lambda _: ALL_NODES,
+        on_change=lambda _: clusters[0].nodes_changed(),
+    )
+    cluster: KubePods = KubeCluster(client, job_resource=JOBS, pods=view.reflector, nodes=nodes)
+    clusters.append(cluster)
+    assert cluster.nodes() == ()
+    server.create("nodes", {"metadata": {"name": "node-a", "namespace": ""}})
+    watching = asyncio.create_task(nodes.run())
+    await eventually(lambda: [node.name for node in cluster.nodes()] == ["node-a"])
+    known = cluster.nodes()
+    assert cluster.nodes() is known, "a thousand jobs ask for it"
+    assert known.signalled == {}
+    taint = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
+    server.update("nodes", "", "node-a", {"spec": {"taints": [taint]}})
+    await eventually(lambda: "node-a" in cluster.nodes().signalled)
+    watching.cancel()

@@ -7,7 +7,7 @@ to go.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
@@ -16,7 +16,7 @@ from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import classes, symptoms
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
-from ddp_operator.ports import Manifest, Node
+from ddp_operator.ports import Manifest, Node, Nodes
 
 MAX_SHARE = 4
 """At most one in so many of the nodes that fit is avoided: a job that fails everywhere must not
@@ -25,7 +25,7 @@ MAX_EXCLUDED = 100
 """As many as the status has room for."""
 
 
-def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> DDPJobStatus:
+def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobStatus:
     """Return the status with the failures of each node, as far as they are on record, and the
     nodes to avoid because of them.
 
@@ -71,11 +71,11 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> 
     return avoiding_signalled(job, status, nodes)
 
 
-def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Sequence[Node]) -> DDPJobStatus:
+def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobStatus:
     """Return the status with what signals say of nodes that the job's pods could run on: broken
     ones are avoided, and those that are about to go, as far as failures leave room.
     """
-    signalled = [node for node in nodes if node.bad or node.leaving]
+    signalled = [node for node in nodes.signalled.values() if node.bad or node.leaving]
     if not nodes or not (signalled or status.bookkeeping.signalled_nodes):
         return status
     failing = _by_failures(status)
@@ -124,18 +124,21 @@ def _is_charged_to_node(failure: Failure) -> bool:
     return failure.class_ in ("Application", "Infrastructure")
 
 
-def _most(job: DDPJob, nodes: Sequence[Node]) -> int:
+def _most(job: DDPJob, nodes: Nodes) -> int:
     """How many nodes may be avoided at most."""
     return min(sum(map(fitting(job), nodes)) // MAX_SHARE, MAX_EXCLUDED)
 
 
-def fitting(job: DDPJob, indices: Iterable[int] | None = None) -> Callable[[Node], bool]:
-    """Return what says whether some of the job's pods, or any of those of these indices, may run on
-    a node, as far as their selectors and tolerations tell.
+def fitting(job: DDPJob, indices: Collection[int] | None = None) -> Callable[[Node], bool]:
+    """Return what says whether some of the job's pods, or of those of these indices, may run on a
+    node, as far as their selectors and tolerations tell.
     """
-    if indices is None:
-        indices = [pods[0].start for _, pods in kinds(job.spec)]
-    specs = [manifests.pod(job, Identity(index, attempt=0))["spec"] for index in indices]
+    firsts = [
+        pods[0].start
+        for _, pods in kinds(job.spec)
+        if indices is None or any(index in some for index in indices for some in pods)
+    ]
+    specs = [manifests.pod(job, Identity(index, attempt=0))["spec"] for index in firsts]
     return lambda node: node.schedulable and any(_fits(spec, node) for spec in specs)
 
 

@@ -1,4 +1,5 @@
-"""Nodes that are about to go: their pods leave before them, where there is somewhere to go.
+"""Nodes that are about to go: their pods leave before them, where there is somewhere to go; else
+the trainer is asked to save.
 
 A pod that is told to end in time saves and leaves in order; one whose node is taken away has as
 long as the cloud gives it, and its job waits until somebody notices.
@@ -6,23 +7,30 @@ long as the cloud gives it, and its job waits until somebody notices.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import islice
 from typing import Final
 
+from ddp_operator.api.bounded import format_time
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.failure import records
 from ddp_operator.job.failure.nodes import avoiding_signalled, fitting
 from ddp_operator.job.planning import recovery
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Node
+from ddp_operator.ports import Event, Node, Nodes
 
 MAX_LEFT: Final = 100
-"""Nodes on record that a job has left: none is left twice."""
+"""Nodes on record that a job has left, which it leaves no second time."""
+CHECKPOINT_REQUESTED: Final = "CheckpointRequested"
+_MAX_START: Final = 240
+SAVE_BEFORE: Final = timedelta(minutes=10)
+"""How long before the known end of a machine its job is asked to save."""
 
 
-def leave(job: DDPJob, pods: Observed, nodes: Sequence[Node], now: datetime) -> Plan | None:
+def leave(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | None:
     """Decide to replace the pods on nodes that are about to go; None where there are none, nowhere
     else is a place for them, or the job has something else to do first.
 
@@ -39,12 +47,52 @@ def leave(job: DDPJob, pods: Observed, nodes: Sequence[Node], now: datetime) -> 
     return recovery.failed(job, pods, failure, lost, now)
 
 
-def _doomed(job: DDPJob, pods: Observed, nodes: Sequence[Node]) -> list[tuple[PodState, Node]]:
-    """The pods of a job at work whose nodes are about to go, by index, and those nodes."""
+def saved(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datetime) -> Plan:
+    """Complete the plan of an active job: ask its trainer for a checkpoint, once for each node of
+    its pods that is about to go, or whose end is known and near.
+    """
+    pod_0 = pods.current.get(0)
+    if pod_0 is None or not (pod_0.address and pod_0.ready):
+        return planned
+    if not nodes.signalled or not _is_at_work(job, pods):
+        return planned
+    named = {pod.node for pod in pods.current.values()}
+    why: dict[str, str] = {}
+    waits = [planned.look_again_at]
+    for node in filter(None, map(nodes.signalled.get, named)):
+        if node.leaving:
+            why[_start(node)] = f"node {node.name} is about to be terminated ({node.leaving})"
+        elif node.ends_at and now < node.ends_at - SAVE_BEFORE:
+            waits.append(node.ends_at - SAVE_BEFORE)
+        elif node.ends_at:
+            why[f"{_start(node)} ends"] = f"node {node.name} ends at {format_time(node.ends_at)}"
+    soonest = min((moment for moment in waits if moment), default=None)
+    planned = replace(planned, look_again_at=soonest)
+    # Of more than there is room for, the same ones each time.
+    keys = sorted(why)[:MAX_LEFT]
+    new = [key for key in keys if key not in job.status.bookkeeping.asked_nodes]
+    if not new:
+        return planned
+    message = f"asked for a checkpoint: {some([why[key] for key in new])}"
+    return replace(
+        planned,
+        status=planned.status.noting(asked_nodes=tuple(keys)),
+        ask_checkpoint=pod_0.address,
+        events=(*planned.events, Event(CHECKPOINT_REQUESTED, message)),
+    )
+
+
+def _is_at_work(job: DDPJob, pods: Observed) -> bool:
+    """Whether all pods of the job train, as far as is known, and none has ended."""
     if not job.status.is_true("Running") or pods.missing or pods.completed:
-        return []
-    leaving = {node.name: node for node in nodes if node.leaving}
-    if not leaving or any(_is_going(pod) for pod in pods.current.values()):
+        return False
+    return not any(_is_going(pod) for pod in pods.current.values())
+
+
+def _doomed(job: DDPJob, pods: Observed, nodes: Nodes) -> list[tuple[PodState, Node]]:
+    """The pods of a job at work whose nodes are about to go, by index, and those nodes."""
+    leaving = {name: node for name, node in nodes.signalled.items() if node.leaving}
+    if not leaving or not _is_at_work(job, pods):
         return []
     left = set(job.status.bookkeeping.left_nodes)
     on_them = [(pod, leaving[pod.node]) for pod in pods.current.values() if pod.node in leaving]
@@ -57,26 +105,25 @@ def _is_going(pod: PodState) -> bool:
 
 
 def _is_place(
-    job: DDPJob, pods: Observed, nodes: Sequence[Node], doomed: Sequence[tuple[PodState, Node]]
+    job: DDPJob, pods: Observed, nodes: Nodes, doomed: Sequence[tuple[PodState, Node]]
 ) -> bool:
     """Whether there are as many other nodes that suit the pods, as far as can be told: what others
     run there is not known. And whether the new pods will not come back to the old ones.
     """
     going = {node.name: node for _, node in doomed}
     fits = fitting(job, [pod.identity.index for pod, _ in doomed])
-    avoided = set(avoiding_signalled(job, job.status, nodes).excluded_nodes)
-    if any(fits(node) and name not in avoided for name, node in going.items()):
-        return False
-    taken = {pod.node for pod in pods.current.values()}
+    unwanted = {pod.node for pod in pods.current.values()}.union(job.status.excluded_nodes)
     free = (
         node
         for node in nodes
-        if not (node.leaving or node.bad or node.name in taken or node.name in avoided)
-        and fits(node)
+        if not (node.leaving or node.bad or node.name in unwanted) and fits(node)
     )
-    return sum(1 for _ in free) >= len(going)
+    if sum(1 for _ in islice(free, len(going))) < len(going):
+        return False
+    avoided = set(avoiding_signalled(job, job.status, nodes).excluded_nodes)
+    return all(name in avoided or not fits(node) for name, node in going.items())
 
 
 def _start(node: Node) -> str:
     """This start of a machine, else its name."""
-    return node.boot_id or node.name
+    return (node.boot_id or node.name)[:_MAX_START]

@@ -35,6 +35,8 @@ class Plan:
     """Pods to take out of DNS, since a replacement bears their host name."""
     dump_stacks: tuple[str, ...] = ()
     """Addresses of trainers to ask for their stacks before any pod is deleted."""
+    ask_checkpoint: str = ""
+    """Address of the trainer to ask for a checkpoint, since a node will be gone soon."""
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     look_again_at: datetime | None = None

@@ -31,7 +31,7 @@ from ddp_operator.job.pods.observed import Observed, observe
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status import progress
 from ddp_operator.job.status.progress import Report
-from ddp_operator.ports import Node
+from ddp_operator.ports import Node, Nodes
 
 
 def plan(
@@ -49,6 +49,7 @@ def plan(
     """
     if job.deleting:
         return Plan(job.status)  # what it owns goes with it
+    known = nodes if isinstance(nodes, Nodes) else Nodes(nodes)
     observed = restart_rules.ignoring(job, observe(job, pods), now)
     seen = replace(job, status=_with_counts(job, observed, now))
     if seen.status.finished:
@@ -56,17 +57,17 @@ def plan(
     seen = replace(seen, status=progress.with_report(seen, report))
     pod_0 = observed.current.get(0)
     seen = replace(seen, status=progress.with_last_words(seen.status, pod_0, now))
-    if planned := _decide(seen, observed, report, nodes, now):
-        planned = replace(planned, status=with_bad_nodes(seen, planned.status, nodes))
+    if planned := _decide(seen, observed, report, known, now):
+        planned = replace(planned, status=with_bad_nodes(seen, planned.status, known))
     else:
-        planned = _carry_out(seen, observed, report, now)
+        planned = _carry_out(seen, observed, report, known, now)
     planned = watchdog.with_stacks(job, observed, planned)
     starts = (pod.started for pod in observed.current.values() if pod.started)
     return accounted(job, planned, now, started=max(starts, default=None))
 
 
 def _decide(
-    job: DDPJob, pods: Observed, report: Report | None, nodes: Sequence[Node], now: datetime
+    job: DDPJob, pods: Observed, report: Report | None, nodes: Nodes, now: datetime
 ) -> Plan | None:
     if job.status.is_true("Suspended"):
         return None if job.spec.suspend else decisions.resume(job, pods, now)
@@ -91,7 +92,7 @@ def _decide(
     )
 
 
-def _avoid_signalled(job: DDPJob, pods: Observed, nodes: Sequence[Node]) -> Plan | None:
+def _avoid_signalled(job: DDPJob, pods: Observed, nodes: Nodes) -> Plan | None:
     """Decide that the pods which are about to be created avoid nodes by their signals of now."""
     if not pods.creatable:
         return None
@@ -107,10 +108,13 @@ def _end_hang(job: DDPJob, pods: Observed, report: Report | None, now: datetime)
     return recovery.failed(job, pods, hang, (), now) if hang else None
 
 
-def _carry_out(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan:
+def _carry_out(
+    job: DDPJob, pods: Observed, report: Report | None, nodes: Nodes, now: datetime
+) -> Plan:
     if job.spec.suspend:
         return convergence.stay_suspended(job, pods)
     planned = isolation.isolated(job, convergence.converge(job, pods, now))
+    planned = departures.saved(job, pods, nodes, planned, now)
     return watchdog.watched(job, planned, report, now)
 
 

@@ -20,7 +20,7 @@ from ddp_operator.ports import (
     Event,
     Key,
     Manifest,
-    Node,
+    Nodes,
     NotFoundError,
 )
 
@@ -136,9 +136,9 @@ class LocalCluster(Generic[PodT]):
         """See `ports.Cluster`."""
         return [self._project(manifest) for manifest in self.pod_manifests(job)]
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> Nodes:
         """See `ports.Cluster`: there is this machine alone, and no choice."""
-        return []
+        return Nodes()
 
     async def create_pod(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""

@@ -13,7 +13,7 @@ from ddp_operator.job.failure.nodes import with_bad_nodes
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
-from ddp_operator.ports import Node
+from ddp_operator.ports import Node, Nodes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +42,7 @@ def judged(
     job: DDPJob, *failures: Failure, nodes: Sequence[Node] = EIGHT, before: Sequence[str] = ()
 ) -> DDPJobStatus:
     status = job.status.model_copy(update={"failures": failures, "excluded_nodes": tuple(before)})
-    return with_bad_nodes(job, status, nodes)
+    return with_bad_nodes(job, status, Nodes(nodes))
 
 
 def test_a_machine_that_fails_twice_is_avoided() -> None:
@@ -275,7 +275,7 @@ class TestSignals:
         nodes = [*EIGHT[:5], *(replace(node, bad="condition y") for node in EIGHT[5:])]
         status = judged(fresh_job(), *[failure("node-a")] * 2, nodes=nodes)
         assert status.excluded_nodes == ("node-a", "node-f"), "a quarter of eight"
-        status = with_bad_nodes(fresh_job(), status, EIGHT)
+        status = with_bad_nodes(fresh_job(), status, Nodes(EIGHT))
         assert status.excluded_nodes == ("node-a",)
 
     def test_the_worse_ones_come_first(self) -> None:
@@ -309,7 +309,7 @@ class TestBootIds:
         assert status.excluded_nodes == ("node-a",)
         assert {f.boot_id for f in status.failures} == {"b1"}
         kept = DDPJobStatus.model_validate(as_stored(status))
-        status = with_bad_nodes(fresh_job(), kept, self.NEW)
+        status = with_bad_nodes(fresh_job(), kept, Nodes(self.NEW))
         assert (status.excluded_nodes, status.node_failures) == ((), {})
 
     def test_its_failures_count_anew(self) -> None:
@@ -320,13 +320,13 @@ class TestBootIds:
     def test_it_stays_avoided_while_it_runs_on_though_the_records_are_gone(self) -> None:
         status = judged(fresh_job(), *[failure("node-a")] * 2, nodes=self.OLD)
         forgotten = status.model_copy(update={"failures": ()})
-        assert with_bad_nodes(fresh_job(), forgotten, self.OLD).excluded_nodes == ("node-a",)
-        assert with_bad_nodes(fresh_job(), forgotten, self.NEW).excluded_nodes == ()
+        assert with_bad_nodes(fresh_job(), forgotten, Nodes(self.OLD)).excluded_nodes == ("node-a",)
+        assert with_bad_nodes(fresh_job(), forgotten, Nodes(self.NEW)).excluded_nodes == ()
 
     def test_statuses_and_nodes_of_before_are_read_as_they_were(self) -> None:
         assert judged(fresh_job(), before=["node-a"], nodes=self.NEW).excluded_nodes == ("node-a",)
         status = judged(fresh_job(), *[failure("node-a")] * 2, nodes=self.OLD)
-        unknown = with_bad_nodes(fresh_job(), status, EIGHT)
+        unknown = with_bad_nodes(fresh_job(), status, Nodes(EIGHT))
         assert unknown.excluded_nodes == ("node-a",)
 
     def test_what_was_not_the_nodes_fault_bears_no_boot_id(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.unit.job.builders import (
     condition,
     does_nothing,
     ended,
+    event_reasons,
     fresh_job,
     later,
     ready,
@@ -169,3 +171,75 @@ def test_what_is_on_record_is_bounded() -> None:
     job = with_status(job, left_nodes=tuple(f"boot-{number}" for number in range(100)))
     left = planned(job, pods, with_leaving("node-b")).status.bookkeeping.left_nodes
     assert (len(left), left[-1]) == (100, "boot-b")
+
+
+class TestCheckpoints:
+    """What cannot leave is asked to save."""
+
+    NOWHERE = with_leaving("node-b", nodes=WELL[:2])
+
+    def with_address(self, **spec: Any) -> tuple[DDPJob, list[PodState]]:
+        job, pods = spread(**spec)
+        return job, [replace(pod, address=f"10.0.0.{pod.identity.index}:29501") for pod in pods]
+
+    def test_rank_0_is_asked_once_where_there_is_nowhere_to_go(self) -> None:
+        job, pods = self.with_address()
+        acting = planned(job, pods, self.NOWHERE)
+        assert not acting.decided
+        assert acting.ask_checkpoint == "10.0.0.0:29501"
+        assert event_reasons(acting) == ["CheckpointRequested"]
+        assert f"node node-b is about to be terminated ({TAINT})" in acting.events[0].message
+        job = stored(job, acting)
+        assert planned(job, pods, self.NOWHERE).ask_checkpoint == ""
+        rebooted = [replace(node, boot_id=f"{node.boot_id}-2") for node in self.NOWHERE]
+        assert planned(job, pods, rebooted).ask_checkpoint, "it goes once more"
+
+    def test_it_is_asked_shortly_before_a_known_end(self) -> None:
+        job, pods = self.with_address()
+        end = later(3600)
+        nodes = [WELL[0], replace(WELL[1], ends_at=end), *WELL[2:]]
+        acting = planned(job, pods, nodes)
+        assert acting.ask_checkpoint == ""
+        due = end - timedelta(minutes=10)
+        assert acting.look_again_at == due
+        acting = plan(job, pods, due, nodes=nodes)
+        assert acting.ask_checkpoint == "10.0.0.0:29501"
+        assert "node node-b ends at 2026-03-01T13:00:00Z" in acting.events[0].message
+        job = stored(job, acting)
+        assert plan(job, pods, due, nodes=nodes).ask_checkpoint == ""
+        assert plan(job, pods, end, nodes=nodes[:1] + self.NOWHERE[1:]).ask_checkpoint, "new word"
+
+    @pytest.mark.parametrize("change", [{"address": ""}, {"ready": False}])
+    def test_who_cannot_be_asked_is_asked_later(self, change: dict[str, Any]) -> None:
+        job, pods = self.with_address()
+        silent = planned(job, [replace(pods[0], **change), pods[1]], self.NOWHERE)
+        assert silent.ask_checkpoint == ""
+        assert silent.status.bookkeeping.asked_nodes == ()
+
+    def test_nobody_is_asked_who_leaves_or_does_not_train(self) -> None:
+        job, pods = self.with_address(restart={"scope": "Pod"})
+        leaving = planned(job, pods, with_leaving("node-b"))
+        assert leaving.decided
+        assert leaving.ask_checkpoint == ""
+        over = ended(job, 1, code=0, node="node-b")
+        assert planned(job, [pods[0], over], self.NOWHERE).ask_checkpoint == ""
+
+    def test_what_is_on_record_is_bounded_and_kept(self) -> None:
+        job, pods = self.with_address()
+        name = "n" * 253
+        long = [WELL[0], Node(name, {}, leaving=TAINT)]
+        pods[1] = replace(pods[1], node=name)
+        acting = planned(job, pods, long)
+        assert acting.ask_checkpoint
+        assert planned(stored(job, acting), pods, long).ask_checkpoint == ""
+
+    def test_a_job_on_very_many_such_nodes_asks_once(self) -> None:
+        nodes = [Node(f"node-{number}", {}, leaving=TAINT) for number in range(150)]
+        job, pods = running_job(replicas=150)
+        pods = [replace(pod, node=f"node-{pod.identity.index}") for pod in pods]
+        pods[0] = replace(pods[0], address="10.0.0.0:29501")
+        acting = planned(job, pods, nodes)
+        assert acting.ask_checkpoint
+        job = stored(job, acting)
+        assert len(job.status.bookkeeping.asked_nodes) == 100
+        assert planned(job, pods, nodes).ask_checkpoint == ""
