@@ -237,6 +237,7 @@ FULL_STATUS: Json = {
             "pod": "job-1-0",
             "container": "trainer",
             "node": "node-1",
+            "bootId": "5f0c",
             "exitCode": 137,
             "signal": 9,
             "reason": "OOMKilled",
@@ -282,6 +283,10 @@ FULL_STATUS: Json = {
         "refusedSince": _TIME,
         "queuedSince": _TIME,
         "suspendedSeconds": 60,
+        "signalledNodes": ["node-2"],
+        "excludedBootIds": {"node-1": "5f0c"},
+        "leftNodes": ["77aa"],
+        "askedNodes": ["77aa ends"],
         "schedulingRetries": 1,
     },
 }
