@@ -248,6 +248,20 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         scheduling={"queueName": "team a"},
     ),
     _schema(
+        "affinity that is no list",
+        "requiredDuringSchedulingIgnoredDuringExecution: Invalid value",
+        "requiredDuringSchedulingIgnoredDuringExecution: input should be a valid list",
+        template=template(
+            affinity={"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}
+        ),
+    ),
+    _schema(
+        "unknown level of the topology",
+        'spec.scheduling.topology.level: Unsupported value: "rack"',
+        "spec.scheduling.topology.level: input should be 'block', 'sub-block' or 'host'",
+        scheduling={"topology": {"level": "rack"}},
+    ),
+    _schema(
         "unknown restart scope",
         'spec.restart.scope: Unsupported value: "Node"',
         "spec.restart.scope: input should be 'Gang' or 'Pod'",
@@ -610,6 +624,15 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "spec.template.metadata.labels: leave out Kueue's queue-name",
         scheduling={"queueName": "team-a"},
         template={"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-b"}}, **template()},
+    ),
+    _cel(
+        "near in two places",
+        "spec.template.metadata.annotations: leave out Kueue's podset-*-topology",
+        scheduling={"queueName": "team-a", "topology": {"level": "block"}},
+        template={
+            "metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}},
+            **template(),
+        },
     ),
     _cel(
         "two places for checkpoints",

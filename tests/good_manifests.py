@@ -247,6 +247,19 @@ GOOD_MANIFESTS: dict[str, Json] = {
         scheduling={"gang": "volcano", "queueName": "team-a"},
         restart={"scope": "Pod"},
     ),
+    "pods near each other": job(
+        replicas=2, scheduling={"topology": {"level": "sub-block", "required": True}}
+    ),
+    "pods near each other, in a queue": job(
+        replicas=2, scheduling={"queueName": "team-a", "topology": {"level": "block"}}
+    ),
+    "near by Kueue's own words": job(
+        scheduling={"queueName": "team-a"},
+        template={
+            "metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}},
+            **template(),
+        },
+    ),
     "labels of a queue's own": job(
         template={"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-b"}}, **template()}
     ),

@@ -144,6 +144,11 @@ IMMUTABLE: tuple[tuple[str, Json, Json], ...] = (
         {"scheduling": {"queueName": "team-a"}},
         {"scheduling": {"queueName": "team-b"}},
     ),
+    (
+        "nearer pods",
+        {"scheduling": {"topology": {"level": "block"}}},
+        {"scheduling": {"topology": {"level": "host"}}},
+    ),
     ("checkpoints", {}, {"checkpoint": {"hostPath": "/mnt"}}),
 )
 """What shapes the pods: before, and a change of it."""

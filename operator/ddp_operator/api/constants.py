@@ -46,6 +46,13 @@ GKE_COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
 GKE_RESERVATION_PREFIX = "cloud.google.com/reservation-"
 GKE_SHARING_LABEL = "cloud.google.com/gke-gpu-sharing-strategy"
 GKE_PARTITION_LABEL = "cloud.google.com/gke-gpu-partition-size"
+# https://cloud.google.com/kubernetes-engine/docs/how-to/gke-topology-aware-scheduling
+GKE_TOPOLOGY_LABELS = {
+    "block": "cloud.google.com/gce-topology-block",
+    "sub-block": "cloud.google.com/gce-topology-subblock",
+    "host": "cloud.google.com/gce-topology-host",
+}
+"""By which nodes say where they stand, from the widest to the closest."""
 GKE_GCSFUSE_ANNOTATION = "gke-gcsfuse/volumes"
 GKE_GCSFUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
 

@@ -5,11 +5,34 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ddp_operator.api.base import ApiModel
+from ddp_operator.api.constants import GKE_TOPOLOGY_LABELS
 
 _QueueName = Annotated[
     str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
 ]
 """A name of an object that fits into a label."""
+
+
+class Topology(ApiModel):
+    """How near to each other the pods are placed."""
+
+    level: Literal["block", "sub-block", "host"] = Field(
+        description=(
+            "What they share: a block, a sub-block or a host, by the labels gce-topology-block, "
+            "-subblock and -host that GKE gives its nodes."
+        )
+    )
+    required: bool = Field(
+        default=False,
+        description=(
+            "true: pods that cannot be together wait. false: they are placed as near as it goes."
+        ),
+    )
+
+    @property
+    def label(self) -> str:
+        """The label that nodes of one such place have in common."""
+        return GKE_TOPOLOGY_LABELS[self.level]
 
 
 class Scheduling(ApiModel):
@@ -27,6 +50,14 @@ class Scheduling(ApiModel):
         description=(
             "Who sees to it that all pods get nodes or none: a scheduler with the coscheduling "
             "plugin, or Volcano. Either has to be installed."
+        ),
+    )
+
+    topology: Topology | None = Field(
+        default=None,
+        description=(
+            "Pods near each other: by Kueue where it has them in a queue, else by pod affinity "
+            "among the pods of an attempt."
         ),
     )
 

@@ -56,6 +56,19 @@ class Container(Shape):
     volume_mounts: list[VolumeMount] | None = None
 
 
+class PodAffinity(Shape):
+    """Which pods it wants to be near."""
+
+    required_during_scheduling_ignored_during_execution: list[dict[str, Any]] | None = None
+    preferred_during_scheduling_ignored_during_execution: list[dict[str, Any]] | None = None
+
+
+class Affinity(Shape):
+    """Where a pod wants to be."""
+
+    pod_affinity: PodAffinity | None = None
+
+
 class PodSpec(Shape):
     """A pod's spec."""
 
@@ -65,6 +78,7 @@ class PodSpec(Shape):
     subdomain: Annotated[str, Field(max_length=63)] | None = None
     host_network: bool | None = None
     volumes: list[dict[str, Any]] | None = None
+    affinity: Affinity | None = None
     node_selector: dict[str, str] | None = None
     tolerations: list[dict[str, Any]] | None = None
 

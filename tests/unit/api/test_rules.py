@@ -177,6 +177,7 @@ _scheduling = st.fixed_dictionaries(
     optional={
         "queueName": st.just("team-a"),
         "gang": st.sampled_from(["none", "coscheduling", "volcano"]),
+        "topology": st.just({"level": "block"}),
     },
 )
 _spec = st.fixed_dictionaries(
@@ -202,7 +203,11 @@ _spec = st.fixed_dictionaries(
                     optional={
                         "labels": st.dictionaries(
                             st.sampled_from(["kueue.x-k8s.io/queue-name", "team"]), st.just("x")
-                        )
+                        ),
+                        "annotations": st.dictionaries(
+                            st.sampled_from(["kueue.x-k8s.io/podset-required-topology", "note"]),
+                            st.just("x"),
+                        ),
                     },
                 )
             },

@@ -8,11 +8,23 @@ from ddp_operator.api.spec import DDPJobSpec
 _MEMBERSHIP: Final = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name")
 """Labels by which a pod says where it belongs."""
 _LABELS: Final = "self.template.metadata.labels"
+_NEARNESS: Final = (
+    "kueue.x-k8s.io/podset-required-topology",
+    "kueue.x-k8s.io/podset-preferred-topology",
+    "kueue.x-k8s.io/podset-unconstrained-topology",
+)
+"""Annotations by which a pod says how near to others it belongs: Kueue takes one of them."""
+_ANNOTATIONS: Final = "self.template.metadata.annotations"
 
 
 def _says_where(spec: DDPJobSpec) -> bool:
     labels = (spec.template.get("metadata") or {}).get("labels") or {}
     return any(label in labels for label in _MEMBERSHIP)
+
+
+def _says_how_near(spec: DDPJobSpec) -> bool:
+    annotations = (spec.template.get("metadata") or {}).get("annotations") or {}
+    return any(annotation in annotations for annotation in _NEARNESS)
 
 
 def _replaces_pods(spec: DDPJobSpec) -> bool:
@@ -44,5 +56,20 @@ SCHEDULING_RULES = (
         f"{_NO_KUEUE} || !has(self.template.metadata) || !has({_LABELS})"
         f" || !{list(_MEMBERSHIP)}.exists(label, label in {_LABELS})",
         lambda spec: not (_kueue(spec) and _says_where(spec)),
+    ),
+    Rule(
+        "spec.template.metadata.annotations: leave out Kueue's podset-*-topology, or "
+        "spec.scheduling.topology; each says how near to each other pods are placed",
+        f"{_NO_KUEUE} || !has(self.scheduling.topology) || !has(self.template.metadata)"
+        f" || !has({_ANNOTATIONS})"
+        f" || !{list(_NEARNESS)}.exists(key, key in {_ANNOTATIONS})",
+        lambda spec: (
+            not (
+                _kueue(spec)
+                and spec.scheduling
+                and spec.scheduling.topology
+                and _says_how_near(spec)
+            )
+        ),
     ),
 )

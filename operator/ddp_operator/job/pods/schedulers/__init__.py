@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods.schedulers.affinity import near_each_other
 from ddp_operator.job.pods.schedulers.coscheduling import (
     COSCHEDULING_NEEDS,
     coscheduled,
@@ -33,6 +34,7 @@ class Scheduler(NamedTuple):
 
 
 _KUEUE: Final = Scheduler(kueue)
+_NEAR: Final = Scheduler(near_each_other)
 _GANGS: Final = {
     "coscheduling": Scheduler(coscheduled, coscheduling_group, COSCHEDULING_NEEDS),
     "volcano": Scheduler(volcanic, volcano_group, VOLCANO_NEEDS),
@@ -46,6 +48,8 @@ def schedulers(job: DDPJob) -> Iterator[Scheduler]:
         return
     if asked.kueue_queue:
         yield _KUEUE
+    elif asked.topology:
+        yield _NEAR  # Kueue looks for a place by itself, where there is room for all
     if asked.gang != "none":
         yield _GANGS[asked.gang]
 

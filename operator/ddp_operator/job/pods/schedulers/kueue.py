@@ -14,6 +14,10 @@ and so for each attempt; how long they may run is the pods' to say
 
 Fast admission is not asked for: it takes the first pod for all of them, which they need not be, and
 a group waits for nothing else that its operator would not create at once.
+
+Where pods belong near each other it chooses a place with room for all of them, if its administrator
+has given it a Topology of these labels (https://kueue.sigs.k8s.io/docs/tasks/run/topology_aware_scheduling/);
+for pods that `overrides` make different it chooses one for each kind.
 """
 
 from typing import Any, Final
@@ -51,4 +55,7 @@ def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     accelerator = spec_of(job.spec, identity.index).accelerator
     if accelerator and accelerator.provisioning == "queued" and accelerator.max_run_seconds:
         annotations[_MAX_RUN] = str(accelerator.max_run_seconds)
+    if asked and asked.topology:
+        wish = "required" if asked.topology.required else "preferred"
+        annotations[f"kueue.x-k8s.io/podset-{wish}-topology"] = asked.topology.label
     return marked(pod, labels=labels, annotations=annotations)

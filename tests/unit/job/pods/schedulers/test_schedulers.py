@@ -28,6 +28,15 @@ ASKED: dict[str, Json] = {
     "volcano": {"gang": "volcano", "queueName": "team-a"},
 }
 """One job for each scheduler."""
+NEAR: dict[str, Json] = {
+    "near": {"topology": {"level": "block"}},
+    "nearest": {"topology": {"level": "host", "required": True}},
+    "kueue-near": {"queueName": "team-a", "topology": {"level": "sub-block"}},
+    "kueue-nearest": {"queueName": "team-a", "topology": {"level": "block", "required": True}},
+    "volcano-nearest": {"gang": "volcano", "topology": {"level": "block", "required": True}},
+}
+"""Jobs of pods that belong near each other."""
+ALL = ASKED | NEAR
 GANGS = ("coscheduling", "volcano")
 PLAIN: Json = {"metadata": {"name": "digits-1-0"}, "spec": {"containers": [container()]}}
 OWN: Json = {
@@ -43,7 +52,7 @@ OWN: Json = {
 
 
 def asking(name: str, **spec: Any) -> DDPJob:
-    return fresh_job(scheduling=ASKED[name], **spec)
+    return fresh_job(scheduling=ALL[name], **spec)
 
 
 def golden(name: str, made: Any) -> Any:
@@ -53,14 +62,14 @@ def golden(name: str, made: Any) -> Any:
     return yaml.safe_load(path.read_text())
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", ALL)
 def test_a_plain_pod_says_whose_it_is(name: str) -> None:
     made = scheduled(asking(name), Identity(0, 1), PLAIN)
     assert made == golden(name, made)
 
 
 @pytest.mark.parametrize("pod", [PLAIN, OWN], ids=["plain", "own"])
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", ALL)
 def test_twice_is_once(name: str, pod: Json) -> None:
     before, job = deepcopy(pod), asking(name)
     once = scheduled(job, Identity(0, 1), pod)
@@ -174,3 +183,68 @@ def test_the_longest_names_of_groups_are_labels() -> None:
     job = replace(asking("kueue"), name="j" * 50, uid="0d9b1e34-6f0a-4f53-b5e6")
     name, _ = group_and_count(job, Identity(0, 99_999))
     assert len(name) <= 63
+
+
+TOPOLOGY = "cloud.google.com/gce-topology-"
+
+
+def affinity(job: DDPJob, identity: Identity) -> Json:
+    found: Json = manifests.pod(job, identity)["spec"]["affinity"]["podAffinity"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("level", "key"), [("block", "block"), ("sub-block", "subblock"), ("host", "host")]
+)
+def test_pods_of_an_attempt_have_to_share_what_is_required(level: str, key: str) -> None:
+    job = fresh_job(scheduling={"topology": {"level": level, "required": True}})
+    labels = manifests.pod(job, Identity(1, 3, 2))["metadata"]["labels"]
+    [(kind, [term])] = affinity(job, Identity(0, 3)).items()
+    assert kind == "requiredDuringSchedulingIgnoredDuringExecution"
+    assert term["topologyKey"] == TOPOLOGY + key
+    wanted = term["labelSelector"]["matchLabels"]
+    assert wanted.items() <= labels.items(), "a replacement goes to the others"
+    old = manifests.pod(job, Identity(1, 2))["metadata"]["labels"]
+    assert not wanted.items() <= old.items(), "a new attempt is bound to where the last one was"
+
+
+def test_what_is_not_required_is_preferred() -> None:
+    job = fresh_job(scheduling={"topology": {"level": "block"}})
+    [(kind, [preference])] = affinity(job, Identity(0, 0)).items()
+    assert kind == "preferredDuringSchedulingIgnoredDuringExecution"
+    assert preference["podAffinityTerm"]["topologyKey"] == f"{TOPOLOGY}block"
+
+
+def test_the_templates_own_affinity_is_kept_and_so_is_an_overrides() -> None:
+    own: Json = {"labelSelector": {"matchLabels": {"cache": "x"}}, "topologyKey": "zone"}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    kept: Json = {
+        "nodeAffinity": {required: {"nodeSelectorTerms": [{"matchExpressions": []}]}},
+        "podAntiAffinity": {required: [own]},
+    }
+    job = fresh_job(
+        template=template(affinity={**kept, "podAffinity": {required: [own]}}),
+        scheduling={"topology": {"level": "block", "required": True}},
+        overrides=[{"indexes": ["1"], "template": {"spec": {"affinity": {"podAffinity": None}}}}],
+    )
+    for index, terms in ((0, 2), (1, 1)):
+        made = manifests.pod(job, Identity(index, 0))["spec"]["affinity"]
+        assert kept.items() <= made.items()
+        assert len(made["podAffinity"][required]) == terms
+        assert (own in made["podAffinity"][required]) == (terms == 2)
+
+
+@pytest.mark.parametrize("name", ["kueue-near", "kueue-nearest"])
+def test_kueue_alone_chooses_the_place(name: str) -> None:
+    made = manifests.pod(asking(name), Identity(0, 0))
+    assert "affinity" not in made["spec"]
+    [said] = [key for key in made["metadata"]["annotations"] if key.endswith("-topology")]
+    assert ("required" in said) == (name == "kueue-nearest")
+
+
+def test_a_gang_of_volcanos_is_near_by_affinity_also_in_a_queue() -> None:
+    topology = {"level": "block", "required": True}
+    job = fresh_job(scheduling={"gang": "volcano", "queueName": "team-a", "topology": topology})
+    made = manifests.pod(job, Identity(0, 0))
+    assert affinity(job, Identity(0, 0))
+    assert not any(key.endswith("-topology") for key in made["metadata"]["annotations"])
