@@ -275,6 +275,7 @@ FULL_STATUS: Json = {
     },
     "nodeFailures": {"node-1": 1},
     "excludedNodes": ["node-1"],
+    "placement": "4 hosts, 2 sub-blocks, 1 block",
     "bookkeeping": {
         "replacements": {"0": 1, "1": 2},
         "replacing": [1],

@@ -236,6 +236,14 @@ class DDPJobStatus(StatusModel):
     ready: Annotated[str, Field(max_length=16), first(16)] = Field(
         default="", description="Ready pods of all pods, such as 2/2."
     )
+    placement: Line = Field(
+        default="",
+        description=(
+            "Where the pods run, such as 4 hosts, 1 sub-block: what they share as far as all their "
+            "nodes have labels of it. Absent before all of them run, and where the operator may "
+            "not see nodes."
+        ),
+    )
     start_time: Time | None = None
     completion_time: Time | None = None
     next_start_time: Time | None = Field(

@@ -160,6 +160,7 @@ def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DD
 
 
 def _not_waiting(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
-    """New pods have not shown yet whether they can be created, and start."""
+    """New pods have not shown yet whether they can be created, and start, and where."""
+    status = status.model_copy(update={"placement": ""})
     status = status.noting(unstartable_since=None, refused_since=None)
     return queued(status, now, waits=False)

@@ -29,7 +29,7 @@ from ddp_operator.job.planning.scheduling import release_half_placed
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed, observe
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.job.status import progress
+from ddp_operator.job.status import placement, progress
 from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import Node, Nodes
 
@@ -61,6 +61,8 @@ def plan(
         planned = replace(planned, status=with_bad_nodes(seen, planned.status, known))
     else:
         planned = _carry_out(seen, observed, report, known, now)
+        status, told = placement.with_placement(planned.status, observed, known)
+        planned = replace(planned, status=status, events=(*planned.events, *told))
     planned = watchdog.with_stacks(job, observed, planned)
     starts = (pod.started for pod in observed.current.values() if pod.started)
     return accounted(job, planned, now, started=max(starts, default=None))

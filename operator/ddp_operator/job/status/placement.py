@@ -1,0 +1,67 @@
+"""How near to each other the pods of a job run, by the labels of their nodes."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ddp_operator.api.constants import GKE_TOPOLOGY_LABELS
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.ports import Event, Node
+
+SPREAD: Final = "Spread"
+"""Reason of the Event of a job whose pods share no sub-block, or no block."""
+
+_Place = tuple[str | None, ...]
+_LEVELS: Final = tuple(GKE_TOPOLOGY_LABELS)
+_SHOWN: Final = 3
+"""So many places are named: there may be as many as pods."""
+
+
+def with_placement(
+    status: DDPJobStatus, pods: Observed, nodes: Sequence[Node]
+) -> tuple[DDPJobStatus, tuple[Event, ...]]:
+    """Return the status that says where the pods run, and what to tell of it.
+
+    It is said once, when all of them run: none of them moves, and a new one comes with a restart,
+    which forgets it. It is also said later, once all their nodes are known.
+    """
+    if status.placement or not nodes or not status.is_true("Running"):
+        return status, ()
+    known = {node.name: node for node in nodes}
+    names = [pod.node for pod in pods.current.values() if pod.node]
+    if not names or not all(name in known for name in names):
+        return status, ()
+    words, spread = _in_words([known[name] for name in names])
+    status = status.model_copy(update={"placement": words})
+    return status, (Event(SPREAD, spread),) if spread else ()
+
+
+def _in_words(nodes: Sequence[Node]) -> tuple[str, str]:
+    """What the nodes share, from the closest on, until they share it; and what they do not."""
+    parts, spread = [], ""
+    for level in reversed(_LEVELS):
+        places = Counter(_place(node, level) for node in nodes)
+        if any(place[-1] is None for place in places):
+            if level != "host":
+                continue  # nobody knows what they share
+            places = Counter((node.name,) for node in nodes)
+        parts.append(f"{len(places)} {level}{'s' if len(places) > 1 else ''}")
+        if len(places) == 1:
+            break
+        if level != "host":
+            spread = f"the pods run in {len(places)} {level}s: {_counted(places)}"
+    return ", ".join(parts), spread
+
+
+def _place(node: Node, level: str) -> _Place:
+    """Names may be unique only within the next wider place."""
+    wider = _LEVELS[: _LEVELS.index(level) + 1]
+    return tuple(node.labels.get(GKE_TOPOLOGY_LABELS[each]) for each in wider)
+
+
+def _counted(places: Mapping[_Place, int]) -> str:
+    ordered = sorted(places.items(), key=lambda item: (-item[1], str(item[0])))
+    shown = ", ".join(f"{count} in {place[-1]}" for place, count in ordered[:_SHOWN])
+    more = sum(count for _, count in ordered[_SHOWN:])
+    return f"{shown} and {more} elsewhere" if more else shown
