@@ -155,13 +155,22 @@ class Cluster(Protocol[PodT]):
         succeeded.
         """
 
-    async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
-        """Delete a pod; one that is gone already counts as deleted. None: the pod's own grace
-        period.
+    def uid_of(self, pod: Key) -> str | None:
+        """Which pod bears that name now, as far as `pods_of` shows; None: none."""
+
+    async def delete_pod(
+        self, pod: Key, *, grace_seconds: int | None, uid: str | None = None
+    ) -> None:
+        """Delete a pod; one that is gone already counts as deleted. No `grace_seconds`: the pod's
+        own grace period. `uid`: only that very one; without, the one that is known.
         """
 
-    async def patch_pod_labels(self, pod: Key, labels: Mapping[str, str | None]) -> None:
-        """Set labels of a pod; None removes one. A pod that is gone already is no error."""
+    async def patch_pod_labels(
+        self, pod: Key, labels: Mapping[str, str | None], *, uid: str | None = None
+    ) -> None:
+        """Set labels of a pod; None removes one. A pod that is gone already is no error. `uid` as
+        in `delete_pod`.
+        """
 
     async def create_service(self, manifest: Manifest) -> None:
         """Create a Service; `AlreadyExistsError` as in `create_pod`."""

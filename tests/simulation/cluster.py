@@ -118,13 +118,21 @@ class SimulatedCluster:
         del policy
         await self._write(lambda: self._server.delete_network_policy(owner_uid))
 
-    async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
+    def uid_of(self, pod: Key) -> str | None:
+        known = self._cache.get(pod)
+        return known.uid if known else None
+
+    async def delete_pod(
+        self, pod: Key, *, grace_seconds: int | None, uid: str | None = None
+    ) -> None:
         await self._write_to_pod(
-            pod, lambda: self._server.delete_pod(pod, grace_seconds=grace_seconds)
+            pod, uid, lambda: self._server.delete_pod(pod, grace_seconds=grace_seconds)
         )
 
-    async def patch_pod_labels(self, pod: Key, labels: Mapping[str, str | None]) -> None:
-        await self._write_to_pod(pod, lambda: self._server.patch_pod_labels(pod, labels))
+    async def patch_pod_labels(
+        self, pod: Key, labels: Mapping[str, str | None], *, uid: str | None = None
+    ) -> None:
+        await self._write_to_pod(pod, uid, lambda: self._server.patch_pod_labels(pod, labels))
 
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
@@ -146,13 +154,21 @@ class SimulatedCluster:
         assert event.reason
         assert event.message
 
-    async def _write_to_pod(self, key: Key, effect: Callable[[], Manifest]) -> None:
-        known = self._cache.get(key)
+    async def _write_to_pod(
+        self, key: Key, uid: str | None, effect: Callable[[], Manifest]
+    ) -> None:
+        uid = uid or self.uid_of(key)
+
+        def effect_on_that_one() -> Manifest:
+            if uid not in (None, self._server.found_pod(key)["metadata"]["uid"]):
+                raise NotFoundError("another one bears the name", status=404)
+            return effect()
+
         try:
-            answer = await self._write(effect)
+            answer = await self._write(effect_on_that_one)
         except NotFoundError:
-            if known is not None:
-                self._notify(self._cache.forget(key, uid=known.uid))
+            if uid is not None:
+                self._notify(self._cache.forget(key, uid=uid))
         else:
             self._notify(self._cache.offer(answer))
 

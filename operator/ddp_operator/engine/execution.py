@@ -84,8 +84,14 @@ class Execution:
             ClusterError: something could not be done.
         """
         cluster, job = self._cluster, entry.job
+        # Those that the plan saw: while the first ones are deleted, others may take the names of
+        # the rest.
+        uids = {pod: cluster.uid_of(pod) for pod in (*planned.fence, *planned.delete)}
         # A pod that still answers to a host name gives it up before its replacement takes it.
-        await _all(cluster.patch_pod_labels(pod, {LABEL_SERVING: None}) for pod in planned.fence)
+        await _all(
+            cluster.patch_pod_labels(pod, {LABEL_SERVING: None}, uid=uids[pod])
+            for pod in planned.fence
+        )
         if planned.dump_stacks and self._trainers is not None:
             token = self._access.token_of(entry.uid)
             await _dump_stacks(self._trainers, planned.dump_stacks, token=token)
@@ -97,7 +103,8 @@ class Execution:
         async def delete(pod: Key) -> None:
             async with slots:
                 if not overtaken():
-                    await cluster.delete_pod(pod, grace_seconds=planned.grace_seconds.get(pod))
+                    grace = planned.grace_seconds.get(pod)
+                    await cluster.delete_pod(pod, grace_seconds=grace, uid=uids[pod])
 
         deletions = [delete(pod) for pod in planned.delete]
         creates = planned.create or planned.create_service or planned.isolate is not None

@@ -18,6 +18,7 @@ from ddp_operator.ports import (
     AlreadyExistsError,
     ConflictError,
     Event,
+    InvalidError,
     Key,
     Manifest,
     Node,
@@ -111,9 +112,15 @@ class KubeCluster(Generic[PodT]):
             return
         await self._delete(NETWORK_POLICIES, policy, uid=existing["metadata"]["uid"])
 
-    async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
+    def uid_of(self, pod: Key) -> str | None:
         """See `ports.Cluster`."""
-        uid = self._pods.uid_of(pod)
+        return self._pods.uid_of(pod)
+
+    async def delete_pod(
+        self, pod: Key, *, grace_seconds: int | None, uid: str | None = None
+    ) -> None:
+        """See `ports.Cluster`."""
+        uid = uid or self._pods.uid_of(pod)
         grace = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         answer = await self._delete(PODS, pod, uid=uid, **grace)
         if answer is None:
@@ -128,14 +135,22 @@ class KubeCluster(Generic[PodT]):
         else:
             self._forget(pod, uid)
 
-    async def patch_pod_labels(self, pod: Key, labels: Mapping[str, str | None]) -> None:
+    async def patch_pod_labels(
+        self, pod: Key, labels: Mapping[str, str | None], *, uid: str | None = None
+    ) -> None:
         """See `ports.Cluster`."""
-        uid = self._pods.uid_of(pod)
+        uid = uid or self._pods.uid_of(pod)
         path = PODS.path(namespace=pod.namespace, name=pod.name)
-        patch = {"metadata": {"labels": dict(labels)}}
+        metadata: dict[str, Any] = {"labels": dict(labels)}
+        if uid is not None:
+            metadata["uid"] = uid  # which cannot be changed: the server refuses it of another one
         try:
-            answer = await self._client.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
-        except NotFoundError:
+            answer = await self._client.request(
+                "PATCH", path, body={"metadata": metadata}, content_type=MERGE_PATCH
+            )
+        except (NotFoundError, InvalidError) as error:
+            if isinstance(error, InvalidError) and "metadata.uid" not in error.message:
+                raise
             self._forget(pod, uid)
             return
         if _is_stored(answer):

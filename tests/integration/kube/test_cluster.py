@@ -116,6 +116,24 @@ async def test_a_pod_that_vanished_unseen_is_not_shown_after_deleting_it(
         await view.shows({"b": "Pending"})
 
 
+async def test_another_pod_that_has_taken_the_name_is_left_as_it_is(
+    view: View, admin: ApiClient, namespace: str
+) -> None:
+    key = Key(namespace, "a")
+    await view.cluster.create_pod(pod(namespace, "a"))
+    meant = view.cluster.uid_of(key)
+    await admin.request("DELETE", PODS.path(namespace=namespace, name="a"))
+    await view.shows({})
+    other = await admin.request("POST", PODS.path(namespace=namespace), body=pod(namespace, "a"))
+    await view.shows({"a": "Pending"})
+    await view.cluster.patch_pod_labels(key, {"x": "y"}, uid=meant)
+    await view.cluster.delete_pod(key, grace_seconds=None, uid=meant)
+    stored = await admin.request("GET", PODS.path(namespace=namespace, name="a"))
+    assert stored["metadata"]["uid"] == other["metadata"]["uid"] != meant
+    assert "x" not in stored["metadata"]["labels"]
+    assert view.pods() == {"a": "Pending"}
+
+
 async def test_labels_are_patched_and_move_a_pod(
     view: View, admin: ApiClient, namespace: str
 ) -> None:

@@ -82,14 +82,24 @@ class FakeCluster:
         if policy in policies:
             assert policies.pop(policy)["metadata"]["ownerReferences"][0]["uid"] == owner_uid
 
-    async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
+    def uid_of(self, pod: Key) -> str | None:
+        found = self.pods.get(pod)
+        return found["metadata"].get("uid") if found else None
+
+    async def delete_pod(
+        self, pod: Key, *, grace_seconds: int | None, uid: str | None = None
+    ) -> None:
+        assert uid == self.uid_of(pod)
         self.graces[pod] = grace_seconds
         self._called("delete_pod", pod.name)
         gone = self.pods.pop(pod, None)
         if gone is not None and (job := job_of(gone)) is not None:
             self.tell(job)
 
-    async def patch_pod_labels(self, pod: Key, labels: Mapping[str, str | None]) -> None:
+    async def patch_pod_labels(
+        self, pod: Key, labels: Mapping[str, str | None], *, uid: str | None = None
+    ) -> None:
+        assert uid == self.uid_of(pod)
         self._called("patch_pod_labels", pod.name)
         metadata = self.pods[pod]["metadata"]
         metadata["labels"] = merged(metadata["labels"], labels)

@@ -181,9 +181,9 @@ async def test_a_hang_is_ended_after_its_stacks_were_asked_for(
     deleted: list[int] = []
     delete_pod = world.cluster.delete_pod
 
-    async def note(pod: Key, *, grace_seconds: int | None) -> None:
+    async def note(pod: Key, **options: Any) -> None:
         deleted.append(server.asked.count("dump-stacks"))
-        await delete_pod(pod, grace_seconds=grace_seconds)
+        await delete_pod(pod, **options)
 
     world.cluster.delete_pod = note  # type: ignore[method-assign]
     await world.run("train", server, progressDeadlineSeconds=1)

@@ -156,8 +156,14 @@ class LocalCluster(Generic[PodT]):
         self._lives[key] = life
         life.add_done_callback(lambda life: self._ended(pod, life))
 
-    async def delete_pod(self, pod: Key, *, grace_seconds: int | None) -> None:
+    def uid_of(self, pod: Key) -> str | None:
+        """See `ports.Cluster`; nobody else makes pods here, and none has a UID."""
+
+    async def delete_pod(
+        self, pod: Key, *, grace_seconds: int | None, uid: str | None = None
+    ) -> None:
         """See `ports.Cluster`."""
+        del uid
         found = self._pods.get(pod)
         if found is None:
             return
@@ -168,8 +174,11 @@ class LocalCluster(Generic[PodT]):
         elif not found.scheduled:
             life.cancel()  # it waits for a GPU
 
-    async def patch_pod_labels(self, pod: Key, labels: Mapping[str, str | None]) -> None:
+    async def patch_pod_labels(
+        self, pod: Key, labels: Mapping[str, str | None], *, uid: str | None = None
+    ) -> None:
         """See `ports.Cluster`."""
+        del uid
         if pod in self._pods:
             self._pods[pod].patch_labels(labels)
 
