@@ -51,13 +51,22 @@ PROVISIONING: dict[str, Json] = {
 GANGS: dict[str, Json | None] = {
     "none": None,
     **test_schedulers.ASKED,
+    **{name: test_schedulers.NEAR[name] for name in ("near", "nearest", "kueue-near")},
     "coscheduling and kueue": {"gang": "coscheduling", "queueName": "team-a"},
+    "volcano and near": {**test_schedulers.ASKED["volcano"], **test_schedulers.NEAR["near"]},
 }
 TEMPLATE = {
     "metadata": {"labels": {"team": "a"}, "annotations": {"note": "kept"}},
     **template(
         container(resources=gpus(gpu=8), env=[{"name": "MINE", "value": "1"}]),
         container("logs"),
+        affinity={
+            "podAffinity": {
+                f"{kind}DuringSchedulingIgnoredDuringExecution": [{"mine": kind}]
+                for kind in ("required", "preferred")
+            },
+            "podAntiAffinity": {"mine": True},
+        },
         nodeSelector={"disk": "nvme"},
         tolerations=[{"key": "mine", "operator": "Exists"}],
         volumes=[{"name": "mine", "emptyDir": {}}],
@@ -118,7 +127,7 @@ def fabric_part(fabric: str) -> Counter[tuple[str, str]]:
 
 
 def gang_part(gang: str) -> Counter[tuple[str, str]]:
-    parts = [name for name in test_schedulers.ASKED if name in gang]
+    parts = gang.split(" and ") if GANGS[gang] else []
     files = (test_schedulers.GOLDEN / f"{name}.yaml" for name in parts)
     return sum((adds(file, test_schedulers.PLAIN) for file in files), Counter())
 
