@@ -1,6 +1,7 @@
 """One real API server for all integration tests of a session, and a namespace for each test.
 
-There is no kubelet and no scheduler: pods stay as they are until a test plays those parts.
+There is no kubelet and (but for placement) no scheduler: pods stay as they are until a test plays
+those parts.
 """
 
 import asyncio
