@@ -78,7 +78,7 @@ def suspend(job: DDPJob, now: datetime) -> Plan:
     message = "spec.suspend is true: pods are deleted, state is kept"
     status = with_condition(job.status, "Suspended", True, "Suspended", message, now)
     status = with_condition(status, "PodsCreated", False, "Suspended", message, now)
-    status = _clear(status, "Suspended", message, now)
+    status = _clear(_placed_anew(status), "Suspended", message, now)
     return decided(status, Event("Suspended", message))
 
 
@@ -135,7 +135,7 @@ def restarting(
 
     `event`: the reason of the Event that tells of it.
     """
-    status = _not_waiting(status, now)
+    status = _not_waiting(_placed_anew(status), now)
     status = with_condition(status, "Restarting", True, reason, message, now)
     status = with_condition(status, "PodsCreated", False, reason, message, now)
     if status.condition("Running"):
@@ -159,8 +159,12 @@ def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DD
     return status
 
 
+def _placed_anew(status: DDPJobStatus) -> DDPJobStatus:
+    """Where new pods will run is not known yet; of a job that has ended it stays on record."""
+    return status.model_copy(update={"placement": ""})
+
+
 def _not_waiting(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
-    """New pods have not shown yet whether they can be created, and start, and where."""
-    status = status.model_copy(update={"placement": ""})
+    """New pods have not shown yet whether they can be created, and start."""
     status = status.noting(unstartable_since=None, refused_since=None)
     return queued(status, now, waits=False)

@@ -95,6 +95,14 @@ def test_nothing_is_said_before_all_run_nor_where_nodes_are_not_seen() -> None:
     assert plan(job, pods, later(30), nodes=TOGETHER).status.placement == "2 hosts, 1 sub-block"
 
 
+def test_of_a_job_that_has_ended_it_stays_on_record() -> None:
+    job, pods = landed("n0", "n1")
+    job = stored(job, plan(job, pods, later(10), nodes=TOGETHER))
+    over = plan(job, [ended(job, i, code=0, at=20) for i in (0, 1)], later(30), nodes=TOGETHER)
+    assert over.status.phase == "Succeeded"
+    assert over.status.placement == "2 hosts, 1 sub-block"
+
+
 def test_a_restart_and_a_suspension_forget_it() -> None:
     job, pods = landed("n0", "n1")
     job = stored(job, plan(job, pods, later(10), nodes=TOGETHER))
