@@ -5,7 +5,7 @@ A pod that is told to end in time saves and leaves in order; one whose node is t
 long as the cloud gives it, and its job waits until somebody notices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -112,16 +112,35 @@ def _is_place(
     """
     going = {node.name: node for _, node in doomed}
     fits = fitting(job, [pod.identity.index for pod, _ in doomed])
+    near = _bound_to(job, pods, nodes, doomed)
     unwanted = {pod.node for pod in pods.current.values()}.union(job.status.excluded_nodes)
     free = (
         node
         for node in nodes
-        if not (node.leaving or node.bad or node.name in unwanted) and fits(node)
+        if not (node.leaving or node.bad or node.name in unwanted)
+        and fits(node)
+        and near.items() <= node.labels.items()
     )
     if sum(1 for _ in islice(free, len(going))) < len(going):
         return False
     avoided = set(avoiding_signalled(job, job.status, nodes).excluded_nodes)
     return all(name in avoided or not fits(node) for name, node in going.items())
+
+
+def _bound_to(
+    job: DDPJob, pods: Observed, nodes: Nodes, doomed: Sequence[tuple[PodState, Node]]
+) -> Mapping[str, str]:
+    """The labels of nodes that pods which are replaced one by one have to go to: those of the
+    others' nodes, where the job wants them in one place.
+    """
+    topology = job.spec.scheduling.topology if job.spec.scheduling else None
+    if not (topology and topology.required and job.spec.restart.scope == "Pod"):
+        return {}
+    going = {pod.key for pod, _ in doomed}
+    others = {pod.node for pod in pods.current.values() if pod.key not in going}
+    places = (node.labels.get(topology.label) for node in nodes if node.name in others)
+    place = next(filter(None, places), None)
+    return {topology.label: place} if place else {}
 
 
 def _start(node: Node) -> str:

@@ -99,6 +99,24 @@ def test_nobody_leaves_where_there_is_nowhere_to_go() -> None:
     assert planned(job, pods, one).decided, "one place is enough"
 
 
+@pytest.mark.parametrize(("scope", "required", "leaves"), [
+    ("Pod", True, False), ("Pod", False, True), ("Gang", True, True),
+])  # fmt: skip
+def test_a_place_is_where_the_others_are_if_they_have_to_be_together(
+    scope: str, required: bool, leaves: bool
+) -> None:
+    topology = {"level": "block", "required": required}
+    job, pods = spread(restart={"scope": scope}, scheduling={"topology": topology})
+    label = "cloud.google.com/gce-topology-block"
+    nodes = [
+        replace(node, labels={label: "1" if node.name < "node-c" else "2"})
+        for node in with_leaving("node-b")
+    ]
+    assert planned(job, pods, nodes).decided is leaves
+    nodes[-1] = replace(nodes[-1], labels={label: "1"})
+    assert planned(job, pods, nodes).decided, "one more in the same block"
+
+
 def test_nor_where_the_new_pod_might_come_back() -> None:
     """Of three nodes none may be avoided, and nothing else keeps a pod off."""
     job, pods = spread(restart={"scope": "Pod"})
