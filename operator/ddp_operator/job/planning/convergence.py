@@ -69,13 +69,19 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     return Plan(
         status,
         create=pods.creatable,
-        create_service=not job.status.is_true("PodsCreated"),
+        create_service=_needs_service(job, pods),
         delete=_old_ones(pods),
         grace_seconds=_short_grace(pods),
         fence=_to_fence(job, pods),
         events=events,
         look_again_at=min(waits, default=None),
     )
+
+
+def _needs_service(job: DDPJob, pods: Observed) -> bool:
+    """Whether pods are about to find each other; not while all that are missing wait for a name."""
+    blocked = pods.blocking and not pods.creatable
+    return not job.status.is_true("PodsCreated") and not blocked
 
 
 def _pause(job: DDPJob, pods: Observed, until: datetime, now: datetime) -> Plan:

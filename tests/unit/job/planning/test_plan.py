@@ -113,6 +113,16 @@ class TestStart:
         assert condition(planned, "PodsCreated") == ("", "")
         assert planned.look_again_at is not None
 
+    def test_while_a_name_is_waited_for_nothing_is_created_over_and_over(self) -> None:
+        job = fresh_job()
+        stranger = ended(job, 1, code=1, owner_uid="another")
+        first = plan(job, [stranger], NOW)
+        assert (len(first.create), first.create_service) == (1, True)
+        waiting = plan(stored(job, first), [pod(job, 0), stranger], later(5))
+        assert (waiting.create, waiting.create_service) == ((), False)
+        freed = plan(stored(job, waiting), [pod(job, 0)], later(10))
+        assert (freed.create, freed.create_service) == ((Identity(1, 0),), True)
+
     def test_pods_of_an_earlier_job_that_hold_no_needed_name_are_left_alone(self) -> None:
         job = fresh_job()
         stranger = ended(job, 0, code=1, attempt=3, owner_uid="another")
