@@ -3,7 +3,7 @@ they are.
 """
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from ddp_operator.api.bounded import format_time
 from ddp_operator.api.job import DDPJob
@@ -37,9 +37,6 @@ _PASSING = (PODS_READY, PODS_NOT_READY, NAME_TAKEN, PODS_FORBIDDEN)
 """Reasons of a job that runs, which are as right as what is seen. What is said of one that reports
 no progress stays."""
 
-BLOCKED_RETRY_SECONDS = 5
-"""How soon to look again for a name that another owner's pod holds."""
-
 
 def stay_suspended(job: DDPJob, pods: Observed) -> Plan:
     """Plan for a suspended job: no pods."""
@@ -63,9 +60,6 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         timeout_due(job, pods),
         next_settled_at(pods.current.values(), now),
     )
-    waits = [moment for moment in deadlines if moment]
-    if pods.blocking:
-        waits.append(now + timedelta(seconds=BLOCKED_RETRY_SECONDS))
     return Plan(
         status,
         create=pods.creatable,
@@ -74,7 +68,7 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         grace_seconds=_short_grace(pods),
         fence=_to_fence(job, pods),
         events=events,
-        look_again_at=min(waits, default=None),
+        look_again_at=min((moment for moment in deadlines if moment), default=None),
     )
 
 

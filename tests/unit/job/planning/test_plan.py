@@ -111,7 +111,7 @@ class TestStart:
         assert condition(planned, "Running") == ("False", "NameTaken")
         assert "digits-0-1" in planned.status.message
         assert condition(planned, "PodsCreated") == ("", "")
-        assert planned.look_again_at is not None
+        assert planned.look_again_at is None  # the end of a pod is told
 
     def test_while_a_name_is_waited_for_nothing_is_created_over_and_over(self) -> None:
         job = fresh_job()
