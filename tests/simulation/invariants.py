@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure.records import NODE_LEAVING
 from ddp_operator.job.pods.projection import project
@@ -14,12 +15,37 @@ from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Manifest
 
 from tests.simulation.clock import Clock
-from tests.simulation.kubelet import is_over, is_running
+from tests.simulation.kubelet import is_deleting, is_over, is_running
 from tests.simulation.server import JOB, ApiServer, owner_of
 from tests.simulation.verdicts import Truth, Verdicts
 
 _UNHEARD_OF: Final = timedelta(seconds=10)
 """How long after its time a pod that does not end is to be waited for."""
+
+
+class World(NamedTuple):
+    """What the pods of a job have to agree on."""
+
+    pods: int
+    ranks: int
+    gang: bool
+
+
+def wanted_by(spec: DDPJobSpec) -> World:
+    """The world of a job: one process each, but two of pod 0 if overridden."""
+    ranks = spec.replicas + bool(spec.overrides)
+    return World(pods=spec.replicas, ranks=ranks, gang=spec.scheduling is not None)
+
+
+def told_of(pod: Manifest) -> World:
+    """The world that a pod is told of."""
+    [trainer] = pod["spec"]["containers"]
+    told = {entry["name"]: entry.get("value") for entry in trainer["env"]}
+    return World(
+        pods=int(told["GROUP_WORLD_SIZE"]),
+        ranks=int(told["WORLD_SIZE"]),
+        gang="scheduling.x-k8s.io/pod-group" in pod["metadata"]["labels"],
+    )
 
 
 class Invariants:
@@ -63,8 +89,8 @@ class Invariants:
             self._judge_creation(state.identity, self._parse(job).status)
             self._judge_succession(state)
             self._judge_isolation(self._parse(job))
-            self._judge_world(pod, self._parse(job))
-            self._judge_gang(pod, self._parse(job))
+            self._judge_world(pod)
+            self._judge_gang(pod)
         self.pod_changed()
 
     def _judge_creation(self, identity: Identity, status: DDPJobStatus) -> None:
@@ -75,23 +101,30 @@ class Invariants:
         self.require(not status.finished, "a pod is created for a job that has finished")
         self.require(not status.is_true("Suspended"), "a pod is created for a suspended job")
 
-    def _judge_world(self, pod: Manifest, job: DDPJob) -> None:
-        """All pods are told of the same world: one process each, but two of pod 0 if overridden."""
-        [trainer] = pod["spec"]["containers"]
-        told = {entry["name"]: entry.get("value") for entry in trainer["env"]}
-        ranks = str(job.spec.replicas + bool(job.spec.overrides))
-        name = pod["metadata"]["name"]
-        self.require(told["WORLD_SIZE"] == ranks, f"{name} is told of {told['WORLD_SIZE']} ranks")
+    def _judge_world(self, pod: Manifest) -> None:
+        """Pods that shall meet are told of the same world, although the job may have become another
+        one in a moment in which nobody tells the operator.
+        """
+        attempt = pod["metadata"]["labels"][LABEL_ATTEMPT]
+        for other in self._server.pods.values():
+            meets = other["metadata"]["labels"][LABEL_ATTEMPT] == attempt
+            if not (meets and owner_of(other) == owner_of(pod)) or is_over(other):
+                continue
+            if not is_deleting(other):
+                names = f"{pod['metadata']['name']} and {other['metadata']['name']}"
+                worlds = (told_of(pod), told_of(other))
+                self.require(worlds[0] == worlds[1], f"{names} are told of {worlds}")
 
-    def _judge_gang(self, pod: Manifest, job: DDPJob) -> None:
+    def _judge_gang(self, pod: Manifest) -> None:
         """No scheduler sees a pod of a gang before it knows of the gang, and how large it is."""
-        if job.spec.scheduling is None:
+        told = told_of(pod)
+        if not told.gang:
             return
         gang = self._server.gang
-        known = gang is not None and owner_of(gang) == job.uid
+        known = gang is not None and owner_of(gang) == owner_of(pod)
         size = gang["spec"]["minMember"] if gang and known else 0
         name = pod["metadata"]["name"]
-        self.require(size == job.spec.replicas, f"{name} is created in a gang of {size}")
+        self.require(size == told.pods, f"{name} is created in a gang of {size}")
 
     def _judge_succession(self, new: PodState) -> None:
         """No two gangs of a job at work, but for pods that do not end although they had to."""

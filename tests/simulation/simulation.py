@@ -11,7 +11,7 @@ from ddp_operator.ports import Key, Manifest
 from tests.simulation import kubelet
 from tests.simulation.clock import Clock
 from tests.simulation.cluster import Weather
-from tests.simulation.invariants import Invariants
+from tests.simulation.invariants import Invariants, told_of, wanted_by
 from tests.simulation.process import OperatorProcess
 from tests.simulation.server import NODES, ApiServer
 from tests.simulation.training import SimulatedTrainers, Training
@@ -182,6 +182,9 @@ class Simulation:
             replacement = int(labels.get(LABEL_REPLACEMENT, 0))
             wanted = (status.attempt, status.bookkeeping.replacements.get(index, 0))
             self.require((attempt, replacement) == wanted, f"{name} was left running")
+            world = (told_of(pod), wanted_by(job.spec))
+            agree = status.finished or world[0] == world[1]  # edits of a finished job do nothing
+            self.require(agree, f"{name} is told of {world[0]}, not {world[1]}")
             self.require(not status.is_true("Suspended"), f"{name} outlived the suspension")
 
     def _kubelets_catch_up(self) -> None:
