@@ -237,9 +237,9 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _schema(
         "unknown gang",
-        'spec.scheduling.gang: Unsupported value: "native"',
-        "spec.scheduling.gang: input should be 'none', 'coscheduling' or 'volcano'",
-        scheduling={"gang": "native"},
+        'spec.scheduling.gang: Unsupported value: "slurm"',
+        "spec.scheduling.gang: input should be 'none', 'native', 'coscheduling' or 'volcano'",
+        scheduling={"gang": "slurm"},
     ),
     _schema(
         "a queue's name with a blank",

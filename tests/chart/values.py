@@ -196,8 +196,8 @@ class Values(_Values):
     side_cars: SideCars = SideCars()
     gangs: bool = Field(
         default=False,
-        description="Let jobs be gangs of coscheduling or Volcano (scheduling.gang), whichever of "
-        "them is installed.",
+        description="Let jobs be gangs (scheduling.gang: native, coscheduling or volcano), of "
+        "whichever scheduler the cluster has.",
     )
     extra_labels: Texts = Field(
         default={}, description="For every object, and the operator's pods."

@@ -1,9 +1,12 @@
-"""The PodGroups of gang schedulers, as the smallest CRDs that they could bring."""
+"""The PodGroups of gang schedulers, as the smallest CRDs that they could bring.
+
+Those of Kubernetes itself come as a CRD, too: no server here is new enough to have them built in.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ddp_operator.kube import ApiClient, Resource, check_served
 from ddp_operator.ports import NotFoundError
@@ -12,7 +15,26 @@ from tests.integration.conftest import CRDS
 from tests.waiting import eventually
 
 COSCHEDULING: Final = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups")
+NATIVE: Final = Resource("scheduling.k8s.io", "v1beta1", "podgroups")
 VOLCANO: Final = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
+
+_COUNT: Final = {"type": "integer", "minimum": 1}
+_SPECS: Final[dict[Resource, dict[str, Any]]] = {
+    COSCHEDULING: {"minMember": _COUNT, "scheduleTimeoutSeconds": {"type": "integer"}},
+    NATIVE: {
+        "schedulingPolicy": {
+            "type": "object",
+            "properties": {"gang": {"type": "object", "properties": {"minCount": _COUNT}}},
+        },
+        "priorityClassName": {"type": "string"},
+        "disruptionMode": {
+            "type": "object",
+            "properties": {"single": {"type": "object"}},
+            "default": {"single": {}},
+        },
+    },
+    VOLCANO: {"minMember": _COUNT, "queue": {"type": "string"}},
+}
 
 
 async def install(admin: ApiClient, resource: Resource) -> None:
@@ -24,23 +46,18 @@ async def install(admin: ApiClient, resource: Resource) -> None:
         "schema": {
             "openAPIV3Schema": {
                 "type": "object",
-                "properties": {
-                    "spec": {
-                        "type": "object",
-                        "properties": {
-                            "minMember": {"type": "integer", "minimum": 1},
-                            "queue": {"type": "string"},
-                            "scheduleTimeoutSeconds": {"type": "integer"},
-                        },
-                    }
-                },
+                "properties": {"spec": {"type": "object", "properties": _SPECS[resource]}},
             }
         },
     }
     definition = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": str(resource)},
+        "metadata": {
+            "name": str(resource),
+            # What a group of Kubernetes' own asks of a CRD in it.
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"},
+        },
         "spec": {
             "group": resource.group,
             "names": {"kind": "PodGroup", "plural": resource.plural, "singular": "podgroup"},

@@ -1,4 +1,5 @@
-"""What a current API server makes of the CRD: its rules at their price, its defaults, its lists.
+"""What a current API server makes of the CRD: its rules at their price, its defaults, its lists;
+and of the PodGroups of its own API group.
 
 The server stands beside the ordinary one, which may be of before CEL rules, and has no operator.
 """
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.pods.beforehand import beforehand
 from ddp_operator.kube import ApiClient, load_credentials
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import InvalidError
@@ -19,8 +22,10 @@ from ddp_operator.ports import InvalidError
 from tests import cluster
 from tests.bad_manifests import BAD_MANIFESTS, BadManifest
 from tests.good_manifests import DEFAULTS, GOOD_MANIFESTS, Json, container, job, template
+from tests.integration import pod_groups
 from tests.integration.conftest import CRDS, change_crd, install_crd
 from tests.integration.jobs import JOBS, Jobs
+from tests.integration.kube.view import View
 from tests.skipping import skip_or_fail
 
 
@@ -102,6 +107,28 @@ async def test_unknown_fields_are_dropped_but_for_those_of_pods(jobs: Jobs) -> N
     spec = (await jobs.create(manifest))["spec"]
     assert "replica" not in spec
     assert spec["template"]["spec"]["fieldOfTomorrow"] == {"a": 1}
+
+
+async def test_a_gang_of_kubernetes_own_is_made_and_resized(client: ApiClient, jobs: Jobs) -> None:
+    ours = View(client, jobs.namespace).cluster
+    path = pod_groups.NATIVE.path(namespace=jobs.namespace, name="job")
+
+    async def group_of(stored: Json) -> Json:
+        [needed] = beforehand(DDPJob.parse(stored))
+        await ours.apply(needed.manifest)
+        group: Json = await client.request("GET", path)
+        return group
+
+    two = await jobs.create(job(replicas=2, suspend=True, scheduling={"gang": "native"}))
+    three = {**two, "spec": {**two["spec"], "replicas": 3}}
+    async with pod_groups.served(client, pod_groups.NATIVE):
+        first = await group_of(two)
+        policy = {"gang": {"minCount": 2}}
+        assert first["spec"] == {"schedulingPolicy": policy, "disruptionMode": {"single": {}}}
+        assert await group_of(two) == first
+        resized = await group_of(three)
+        assert resized["metadata"]["uid"] == first["metadata"]["uid"]
+        assert resized["spec"]["schedulingPolicy"] == {"gang": {"minCount": 3}}
 
 
 @dataclass(frozen=True)

@@ -92,13 +92,13 @@ def test_claims_take_two_more() -> None:
 
 def test_gangs_take_three_more_of_each_scheduler() -> None:
     granted = GANGS["ClusterRole", "ddp-operator-gangs"]
-    for gang in ("coscheduling", "volcano"):
+    for gang in ("native", "coscheduling", "volcano"):
         [needed] = beforehand(fresh_job(scheduling={"gang": gang}))
         resource = resource_of(needed.manifest)
         verbs = ("get", "create", "update")
         assert all(covers(granted, Permission(verb, resource)) for verb in verbs)
     groups = [group for rule in granted for group in rule["apiGroups"]]
-    assert (len(groups), amount(granted)) == (2, 3)
+    assert (len(groups), amount(granted)) == (3, 3)
 
 
 def test_asking_who_asks_for_metrics_takes_two_more() -> None:

@@ -45,11 +45,12 @@ class Scheduling(ApiModel):
             "quota together; with gang: volcano Volcano's queue."
         ),
     )
-    gang: Literal["none", "coscheduling", "volcano"] = Field(
+    gang: Literal["none", "native", "coscheduling", "volcano"] = Field(
         default="none",
         description=(
-            "Who sees to it that all pods get nodes or none: a scheduler with the coscheduling "
-            "plugin, or Volcano. Either has to be installed."
+            "Who sees to it that all pods get nodes or none: Kubernetes' own scheduler (native, "
+            "from 1.37, with the feature gate GenericWorkload), one with the coscheduling plugin, "
+            "or Volcano. Each of the latter has to be installed."
         ),
     )
 

@@ -97,11 +97,12 @@ class KubeCluster(Generic[PodT]):
                 raise
             words = f"the API server does not serve {resource} {resource.version}"
             raise NotServedError(words, status=404) from None
-        if stored["spec"] != manifest["spec"] and manifest["kind"] not in _IMMUTABLE:
+        wanted = {**stored["spec"], **manifest["spec"]}  # what the server has filled in stays
+        if stored["spec"] != wanted and manifest["kind"] not in _IMMUTABLE:
             # As of another release, or another spec of the job; never without any in between.
             metadata = stored["metadata"]
             path = resource.path(namespace=metadata["namespace"], name=metadata["name"])
-            body = {**stored, "spec": manifest["spec"]}
+            body = {**stored, "spec": wanted}
             await self._client.request("PUT", path, body=body)
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:

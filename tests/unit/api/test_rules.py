@@ -176,7 +176,7 @@ _scheduling = st.fixed_dictionaries(
     {},
     optional={
         "queueName": st.just("team-a"),
-        "gang": st.sampled_from(["none", "coscheduling", "volcano"]),
+        "gang": st.sampled_from(["none", "native", "coscheduling", "volcano"]),
         "topology": st.just({"level": "block"}),
     },
 )

@@ -186,6 +186,17 @@ async def test_a_network_policy_becomes_what_it_is_to_be(
     assert server.objects[NET]["spec"] == policy(port=2)["spec"]
 
 
+async def test_what_the_server_has_filled_in_is_neither_changed_nor_dropped(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    await blind.apply(policy())
+    server.objects[NET]["spec"]["priority"] = 7
+    await blind.apply(policy())
+    assert server.count("PUT") == 0
+    await blind.apply(policy(port=2))
+    assert server.objects[NET]["spec"] == {**policy(port=2)["spec"], "priority": 7}
+
+
 async def test_a_network_policy_is_deleted_by_its_owner_alone(
     blind: KubePods, server: FakeApiServer
 ) -> None:

@@ -15,6 +15,7 @@ from ddp_operator.job.pods.schedulers.coscheduling import (
     coscheduling_group,
 )
 from ddp_operator.job.pods.schedulers.kueue import kueue, kueue_group
+from ddp_operator.job.pods.schedulers.native import NATIVE_NEEDS, native, native_group
 from ddp_operator.job.pods.schedulers.volcano import VOLCANO_NEEDS, volcanic, volcano_group
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
@@ -37,6 +38,7 @@ _KUEUE: Final = Scheduler(kueue)
 _NEAR: Final = Scheduler(near_each_other)
 _GANGS: Final = {
     "coscheduling": Scheduler(coscheduled, coscheduling_group, COSCHEDULING_NEEDS),
+    "native": Scheduler(native, native_group, NATIVE_NEEDS),
     "volcano": Scheduler(volcanic, volcano_group, VOLCANO_NEEDS),
 }
 

@@ -24,6 +24,7 @@ from tests.unit.job.builders import fresh_job
 GOLDEN = Path(__file__).parent / "golden"
 ASKED: dict[str, Json] = {
     "kueue": {"queueName": "team-a"},
+    "native": {"gang": "native"},
     "coscheduling": {"gang": "coscheduling"},
     "volcano": {"gang": "volcano", "queueName": "team-a"},
 }
@@ -37,7 +38,7 @@ NEAR: dict[str, Json] = {
 }
 """Jobs of pods that belong near each other."""
 ALL = ASKED | NEAR
-GANGS = ("coscheduling", "volcano")
+GANGS = ("native", "coscheduling", "volcano")
 PLAIN: Json = {"metadata": {"name": "digits-1-0"}, "spec": {"containers": [container()]}}
 OWN: Json = {
     "metadata": {
@@ -80,7 +81,7 @@ def test_twice_is_once(name: str, pod: Json) -> None:
 @pytest.mark.parametrize("name", ASKED)
 def test_what_else_the_template_says_stands(name: str) -> None:
     made = scheduled(asking(name), Identity(0, 1), OWN)
-    assert made["spec"] == OWN["spec"]
+    assert made["spec"] == {**golden(name, made)["spec"], **OWN["spec"]}
     assert OWN["metadata"]["labels"].items() <= made["metadata"]["labels"].items()
     topology = "kueue.x-k8s.io/podset-preferred-topology"
     annotations = made["metadata"]["annotations"]
@@ -107,6 +108,18 @@ def test_a_gang_has_its_group_beforehand(name: str) -> None:
     metadata = manifests.pod(job, Identity(0, 3))["metadata"]
     assert made["metadata"]["ownerReferences"] == metadata["ownerReferences"]
     assert f"spec.scheduling.gang: {name} needs" in next(beforehand(job)).needs
+
+
+def test_pods_and_group_of_kubernetes_own_know_each_other() -> None:
+    job = fresh_job(
+        replicas=3, scheduling={"gang": "native"}, template=template(priorityClassName="important")
+    )
+    made = group(job)
+    for index in range(3):
+        pod = manifests.pod(job, Identity(index, 0))
+        assert pod["spec"]["schedulingGroup"] == {"podGroupName": made["metadata"]["name"]}
+    policy = {"gang": {"minCount": 3}}
+    assert made["spec"] == {"schedulingPolicy": policy, "priorityClassName": "important"}
 
 
 def test_pods_and_group_of_coscheduling_know_each_other() -> None:

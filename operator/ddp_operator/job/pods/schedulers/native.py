@@ -1,0 +1,34 @@
+"""Kubernetes' own scheduler, from 1.37: no pod of a group is bound before all can be.
+
+Held against https://kubernetes.io/docs/concepts/workloads/podgroup-api/ and the API's reference of
+1.37 (PodGroup, v1beta1). Versions before are alpha, each unlike the next, and not spoken.
+"""
+
+from typing import Any, Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods.state import Identity
+from ddp_operator.ports import Manifest
+
+NATIVE_NEEDS: Final = (
+    "spec.scheduling.gang: native needs the PodGroups of Kubernetes 1.37 or later, served where "
+    "the feature gate GenericWorkload is on, and an operator that may make them "
+    "(manifests/components/gangs); turn on what is off, or leave gang out"
+)
+
+
+def native(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
+    """Return the pod as one of its job's group."""
+    del identity  # a group has as many as run at a time, of whichever attempt
+    group = {"podGroupName": job.name}
+    return {**pod, "spec": {**pod["spec"], "schedulingGroup": group}}
+
+
+def native_group(job: DDPJob) -> dict[str, Any]:
+    """What tells the scheduler how many belong together, and how urgent they are: for preemption
+    the group's class counts in place of its pods'.
+    """
+    spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": job.spec.replicas}}}
+    if priority := job.spec.template["spec"].get("priorityClassName"):
+        spec["priorityClassName"] = priority
+    return {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "spec": spec}
