@@ -13,8 +13,10 @@ import kopf
 
 from ddp_operator.api.constants import GROUP, PLURAL, VERSION
 from ddp_operator.engine.engine import Engine
-from ddp_operator.kube import PAGE_SIZE, Connection, session_for
+from ddp_operator.kube import PAGE_SIZE, Connection, Resource, session_for
 from ddp_operator.ports import Key
+
+JOBS: Final = Resource(GROUP, VERSION, PLURAL)
 
 _LOGIN_SECONDS: Final = 60
 """kopf asks for credentials again after this time: bound tokens rotate, and it reads one only
@@ -37,7 +39,7 @@ def registry_for(
             server=connection.server,
             default_namespace=connection.default_namespace,
             expiration=datetime.now(UTC) + timedelta(seconds=_LOGIN_SECONDS),
-            aiohttp_session=session_for(connection),
+            aiohttp_session=session_for(connection, JOBS),
         )
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)

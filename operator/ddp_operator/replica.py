@@ -9,11 +9,12 @@ from typing import Any, Final
 import kopf
 
 from ddp_operator import handlers
-from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.crd_comparison import Difference
 from ddp_operator.api.node_signals import Rules
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.reports import PROGRESS_SECONDS
+from ddp_operator.handlers import JOBS
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.projection import job_of, project
@@ -26,7 +27,6 @@ from ddp_operator.kube import (
     Leadership,
     LeaseLostError,
     Reflector,
-    Resource,
     list_pages,
     list_uids,
     node_of,
@@ -35,8 +35,6 @@ from ddp_operator.ports import ClusterError, Key, Node
 from ddp_operator.trainers import HttpTrainers
 
 logger = logging.getLogger(__name__)
-
-JOBS: Final = Resource(GROUP, VERSION, PLURAL)
 
 _SYNC_SECONDS: Final = 120.0
 """Deadline of a complete list of pods."""

@@ -13,6 +13,7 @@ from ddp_operator import __version__
 from ddp_operator.api import crd
 from ddp_operator.api.constants import VERSION
 from ddp_operator.api.crd_comparison import Difference, compare
+from ddp_operator.handlers import JOBS
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars
 from ddp_operator.kube import (
@@ -34,7 +35,6 @@ from ddp_operator.kube import (
     own_secret,
 )
 from ddp_operator.ports import Key, NotFoundError, UnavailableError
-from ddp_operator.replica import JOBS
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,12 @@ import kopf
 from ddp_operator.kube.client import read_at_most
 from ddp_operator.kube.credentials import Connection
 from ddp_operator.kube.errors import AnswerTooLargeError
+from ddp_operator.kube.resources import Resource
 from ddp_operator.kube.view.listing import PageSize
 
 
-def session_for(connection: Connection) -> aiohttp.ClientSession:
-    """Return what kopf asks the API server with; kopf closes it."""
+def session_for(connection: Connection, watched: Resource) -> aiohttp.ClientSession:
+    """Return what kopf asks the API server with, to watch one kind of object; kopf closes it."""
     info = kopf.ConnectionInfo(
         server=connection.server,
         ca_path=connection.ca_path,
@@ -34,7 +35,7 @@ def session_for(connection: Connection) -> aiohttp.ClientSession:
         # Not compressed: little that came would be much that is read.
         headers={**(info.as_http_headers() or {}), "Accept-Encoding": "identity"},
         proxy=info.proxy_url,
-        middlewares=(_WholeAnswers(),),
+        middlewares=(_Served(watched), _WholeAnswers()),
         response_class=_Answer,
     )
 
@@ -46,6 +47,35 @@ class _Answer(aiohttp.ClientResponse):
 
     async def json(self, **options: Any) -> Any:
         return await super().json(**options) if self.whole is None else json.loads(self.whole)
+
+
+class _Served:
+    """Sees to it that kopf finds the kind of object that it is to watch.
+
+    kopf looks once, when it starts, for what the server has, and of what it does not find then it
+    never hears. An API server that has just started does not know of its CRDs for a moment: that
+    counts as a lost connection, after which kopf asks again.
+    """
+
+    def __init__(self, watched: Resource) -> None:
+        self._watched = watched
+
+    async def __call__(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        response = await send(request)
+        path, status = request.url.path, response.status
+        found = True
+        if path.endswith("/apis") and status == HTTPStatus.OK:
+            groups = (await response.json()).get("groups", ())
+            found = any(group["name"] == self._watched.group for group in groups)
+        elif path.endswith(self._watched.root):
+            found = status != HTTPStatus.NOT_FOUND
+        if not found:
+            response.release()
+            words = f"the API server does not tell of {self._watched}, or not yet"
+            raise aiohttp.ClientConnectionError(words)
+        return response
 
 
 class _WholeAnswers:

@@ -3,6 +3,7 @@ in pages that are bounded.
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -13,11 +14,26 @@ import kopf
 import pytest
 from ddp_operator.api.constants import GROUP, PLURAL, VERSION
 from ddp_operator.handlers import settings
-from ddp_operator.kube import MAX_PAGE_BYTES, PAGE_SIZE, Connection, session_for
+from ddp_operator.kube import MAX_PAGE_BYTES, PAGE_SIZE, Connection, Resource, session_for
 
 from tests.unit.kube.fake_api_server import FakeApiServer
 
-WHOLE = b'{"kind": "DDPJobList", "items": []}'
+JOBS = Resource(GROUP, VERSION, PLURAL)
+
+
+LIST = {"kind": "DDPJobList", "items": []}
+
+
+def answer(content: Any, *, status: str = "200 OK") -> bytes:
+    """What a server sends."""
+    body = json.dumps(content).encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+WHOLE = answer(LIST)
+PART = WHOLE[:-7]
+HEAD = WHOLE[: WHOLE.index(b"{")]
 
 
 @asynccontextmanager
@@ -25,15 +41,13 @@ async def server(*answers: bytes) -> AsyncIterator[str]:
     """A server that gives each connection the next answer, and closes it; its URL."""
     left = list(answers)
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        length = f"Content-Length: {len(WHOLE)}\r\n\r\n".encode()
-        writer.write(head + length + left.pop(0))
+        writer.write(left.pop(0))
         await writer.drain()
         writer.close()
 
-    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with listening:
         yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
 
@@ -53,38 +67,68 @@ def connection(url: str) -> Connection:
 
 
 async def test_an_answer_that_breaks_off_is_a_lost_connection() -> None:
-    async with server(WHOLE[:7], WHOLE) as url, session_for(connection(url)) as session:
+    async with server(PART, WHOLE) as url, session_for(connection(url), JOBS) as session:
         with pytest.raises(aiohttp.ClientConnectionError, match="the answer broke off"):
-            await session.get(f"{url}/apis")
-        async with session.get(f"{url}/apis") as response:
-            assert await response.json() == {"kind": "DDPJobList", "items": []}
+            await session.get(f"{url}/list")
+        async with session.get(f"{url}/list") as response:
+            assert await response.json() == LIST
 
 
 async def test_kopf_asks_again_when_an_answer_breaks_off() -> None:
     """With kopf's own client, as its scan for resources and its lists of jobs use it."""
     from kopf._cogs.clients import api, auth  # noqa: PLC0415
 
-    async with server(WHOLE[:7], b"", WHOLE) as url, session_for(connection(url)) as session:
+    async with server(PART, HEAD, WHOLE) as url, session_for(connection(url), JOBS) as session:
         settings = kopf.OperatorSettings()
         settings.networking.error_backoffs = [0, 0]
         info = kopf.AiohttpSession(server=url, aiohttp_session=session)
         response = await api.request(
             method="get",
-            url="/apis",
+            url="/list",
             settings=settings,
             logger=logging.getLogger(__name__),
             context=auth.APIContext(info),
         )
-        assert await response.json() == {"kind": "DDPJobList", "items": []}
+        assert await response.json() == LIST
+
+
+async def test_kopf_asks_again_while_the_server_does_not_know_of_jobs() -> None:
+    """It scans only once. A server that starts learns of CRDs after it has begun to answer."""
+    from kopf._cogs.clients import auth, scanning  # noqa: PLC0415
+    from kopf._cogs.structs import credentials  # noqa: PLC0415
+
+    version = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
+    group = {"name": GROUP, "versions": [version], "preferredVersion": version}
+    kind = {
+        "kind": "DDPJob",
+        "name": PLURAL,
+        "singularName": "ddpjob",
+        "namespaced": True,
+        "verbs": ["list", "watch", "patch"],
+    }
+    answers = (
+        answer({"groups": [{**group, "name": "apps"}]}),
+        answer({"groups": [group]}),
+        answer({"kind": "Status", "code": 404}, status="404 Not Found"),
+        answer({"resources": [kind]}),
+    )
+    async with server(*answers) as url, session_for(connection(url), JOBS) as session:
+        chosen = kopf.OperatorSettings()
+        chosen.networking.error_backoffs = [0]
+        info = kopf.AiohttpSession(server=url, aiohttp_session=session)
+        auth.vault_var.set(credentials.Vault({"the session": info}))
+        logger = logging.getLogger(__name__)
+        found = await scanning.scan_resources(groups={GROUP}, settings=chosen, logger=logger)
+    assert [(one.group, one.plural) for one in found] == [(GROUP, PLURAL)]
 
 
 async def test_a_watch_is_read_as_it_comes() -> None:
     async with (
-        server(WHOLE[:7]) as url,
-        session_for(connection(url)) as session,
+        server(PART) as url,
+        session_for(connection(url), JOBS) as session,
         session.get(f"{url}/jobs?watch=true") as response,
     ):
-        assert await response.content.read(7) == WHOLE[:7]
+        assert await response.content.read(7) == b'{"kind"'
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.content.read()
 
@@ -95,7 +139,7 @@ async def jobs_listed(url: str) -> list[str]:
     from kopf._cogs.structs import credentials, references  # noqa: PLC0415
 
     names: list[str] = []
-    async with session_for(connection(url)) as session:
+    async with session_for(connection(url), JOBS) as session:
         info = kopf.AiohttpSession(server=url, aiohttp_session=session)
         auth.vault_var.set(credentials.Vault({"the session": info}))
         resource = references.Resource(GROUP, VERSION, PLURAL, namespaced=True)
