@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from ddp_operator import startup
 from ddp_operator.api.crd_comparison import Difference
@@ -26,6 +25,7 @@ from ddp_operator.kube import (
     LeaseLostError,
     load_credentials,
 )
+from ddp_operator.kube.client import RECURSION
 from ddp_operator.ports import ClusterError, Key
 from ddp_operator.replica import Replica, ReplicaError
 from ddp_operator.startup import StartupError
@@ -60,11 +60,6 @@ class Options:
     """
     node_rules: Rules = DEFAULT_RULES
     """Which signals of a node mean that it is broken, or about to go."""
-
-
-RECURSION: Final = 12_000
-"""Python's JSON reader, which is kopf's, counts each level of what it reads, and API servers read
-objects that are 10,000 levels deep (sigs.k8s.io/json): that takes 2 MB of the 8 MB of stack."""
 
 
 def run(options: Options) -> int:

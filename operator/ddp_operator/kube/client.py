@@ -34,6 +34,12 @@ from ddp_operator.ports import (
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 
+RECURSION: Final = 12_000
+"""For a process that reads what users wrote: Python's JSON reader counts each level, and API
+servers read objects that are 10,000 levels deep (sigs.k8s.io/json). That takes 2 MB of the 8 MB of
+stack.
+"""
+
 # Methods that may be sent again after an answer was lost. A POST belongs to them because the
 # operator's names are deterministic: the second attempt meets AlreadyExists of its own making.
 _REPEATABLE = frozenset({"GET", "POST", "DELETE"})

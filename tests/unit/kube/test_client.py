@@ -9,6 +9,7 @@ import pytest
 import yaml
 from ddp_operator import __version__
 from ddp_operator.kube import ApiClient, Credentials, load_credentials
+from ddp_operator.kube.client import RECURSION
 from ddp_operator.kube.errors import AnswerTooLargeError, GoneError
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -20,7 +21,6 @@ from ddp_operator.ports import (
     NotLeaderError,
     UnavailableError,
 )
-from ddp_operator.process import RECURSION
 
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 from tests.waiting import eventually

@@ -1,0 +1,36 @@
+"""The program: `kubectl ddp`, `ddp` and `python -m ddp_operator.cli` are the same."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from ddp_operator import __version__
+from ddp_operator.cli.app import connection_options
+from ddp_operator.cli.commands import act, look
+from ddp_operator.kube.client import RECURSION
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="ddp-operator %(version)s")
+@connection_options
+def program() -> None:
+    """Look at DDPJobs, and act on them."""
+
+
+for _command in (
+    *(look.list_jobs, look.status, look.why, look.wait),
+    *(act.stop, act.resume, act.restart, act.scale, act.delete),
+):
+    program.add_command(_command)
+
+
+def main() -> None:
+    """Run one command, and end with its exit code."""
+    sys.setrecursionlimit(RECURSION)
+    called = Path(sys.argv[0]).name
+    program(prog_name="ddp" if called == "ddp" else "kubectl ddp")
+
+
+if __name__ == "__main__":
+    main()

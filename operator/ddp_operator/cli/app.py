@@ -1,0 +1,103 @@
+"""What all commands have in common: kubectl's options, the connection, errors in one line."""
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import click
+
+from ddp_operator.cli.cluster import Cluster, NoSuchJobError, NotInstalledError
+from ddp_operator.cli.text import clean
+from ddp_operator.cli.views.changes import RefusedError
+from ddp_operator.kube import ApiClient, CredentialsError, load_credentials
+from ddp_operator.ports import ClusterError, Key
+
+T = TypeVar("T")
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+_WIDEST: Final = 110
+_TIMEOUT_SECONDS: Final = 15.0
+"""A person waits for the answer; an operator would wait for longer."""
+
+
+@dataclass
+class Settings:
+    """kubectl's options, wherever in the line they stood."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+
+
+def connection_options(command: CommandT) -> CommandT:
+    """Give a command kubectl's options for where things are."""
+    for flags, name, said in (
+        (("--kubeconfig",), "FILE", "Default: $KUBECONFIG, then ~/.kube/config, then in-cluster."),
+        (("--context",), "NAME", "Context of the kubeconfig; default: its current one."),
+        (("-n", "--namespace"), "NAME", "Default: that of the context."),
+    ):
+        command = click.option(*flags, metavar=name, help=said, expose_value=False, callback=_keep)(
+            command
+        )
+    return command
+
+
+def _keep(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    settings = context.ensure_object(Settings)
+    if value is not None:
+        setattr(settings, str(option.name), value)
+
+
+def on_cluster(action: Callable[[Cluster, str], Awaitable[T]]) -> T:
+    """Do something on the cluster; it is told the namespace that is meant.
+
+    Raises:
+        click.ClickException: it cannot be done; its message is one line.
+    """
+    settings = click.get_current_context().ensure_object(Settings)
+
+    async def act() -> T:
+        credentials = load_credentials(kubeconfig=settings.kubeconfig, context=settings.context)
+        namespace = settings.namespace or credentials.default_namespace
+        async with ApiClient(credentials, timeout_seconds=_TIMEOUT_SECONDS) as client:
+            return await action(Cluster(client), namespace)
+
+    try:
+        return asyncio.run(act())
+    except ClusterError as error:
+        raise click.ClickException(clean(error.message, 1024)) from None
+    except (CredentialsError, NotInstalledError, NoSuchJobError, RefusedError) as error:
+        raise click.ClickException(clean(error, 1024)) from None
+
+
+def job_key(namespace: str, name: str) -> Key:
+    """The job that a command names; kubectl's `ddp/NAME` is understood, too."""
+    return Key(namespace, name.rpartition("/")[2])
+
+
+def job_argument(command: CommandT) -> CommandT:
+    """Give a command the job's name."""
+    return click.argument("name")(command)
+
+
+def width() -> int:
+    """Columns to fold text at: the terminal's, 80 in a pipe."""
+    return min(shutil.get_terminal_size((80, 24)).columns, _WIDEST) if is_terminal() else 80
+
+
+def is_terminal() -> bool:
+    """Whether a person reads along."""
+    return sys.stdout.isatty()
+
+
+def may_ask() -> bool:
+    """Whether there is a person to ask."""
+    return sys.stdin.isatty()
+
+
+def print_lines(lines: list[str]) -> None:
+    """Print text that a view has made."""
+    click.echo("\n".join(lines))

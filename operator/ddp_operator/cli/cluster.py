@@ -1,0 +1,102 @@
+"""What this program asks of the API server."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from ddp_operator.job.pods.projection import project
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.kube import PODS, ApiClient, Resource, check_served, list_pages
+from ddp_operator.kube.client import JSON, MERGE_PATCH
+from ddp_operator.ports import Key, MalformedError, Manifest, NotFoundError
+
+JOBS: Final = Resource(GROUP, VERSION, PLURAL)
+
+
+class NotInstalledError(Exception):
+    """The cluster knows no DDPJobs; the message says what to do."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this cluster has no DDPJobs: install the CRD and the operator "
+            "(kubectl apply -k manifests/install, or the Helm chart ddp-operator)"
+        )
+
+
+class NoSuchJobError(Exception):
+    """There is no job of that name."""
+
+    def __init__(self, job: Key) -> None:
+        super().__init__(
+            f"there is no job {job.name} in namespace {job.namespace}: "
+            "`kubectl ddp list -A` shows those of all namespaces"
+        )
+
+
+class Cluster:
+    """Jobs and their pods."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.client = client
+
+    async def job(self, key: Key) -> Manifest:
+        """Return a job as stored.
+
+        Raises:
+            NoSuchJobError, NotInstalledError: it is not there.
+        """
+        return await self._request("GET", key)
+
+    async def jobs(self, namespace: str | None) -> AsyncIterator[Manifest]:
+        """Yield the jobs of one namespace, or of all.
+
+        Raises:
+            NotInstalledError: there can be none.
+        """
+        try:
+            async for items, _ in list_pages(self.client, JOBS.path(namespace=namespace)):
+                for item in items:
+                    yield item
+        except NotFoundError:
+            raise NotInstalledError from None
+
+    async def pods(self, key: Key) -> list[PodState]:
+        """Return what bears the job's label; what only looks like one of its pods is left out."""
+        path = PODS.path(namespace=key.namespace)
+        params = {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
+        found: list[PodState] = []
+        async for items, _ in list_pages(self.client, path, params=params):
+            for item in items:
+                try:
+                    found.append(project(item))
+                except MalformedError:
+                    continue
+        return found
+
+    async def patch(self, key: Key, uid: str, patch: Mapping[str, Any]) -> None:
+        """Change a job, if it is still the one with this UID; the server refuses it of another."""
+        metadata = {**patch.get("metadata", {}), "uid": uid}
+        await self._request("PATCH", key, {**patch, "metadata": metadata})
+
+    async def delete(self, key: Key, uid: str) -> None:
+        """Delete a job and, in the background, all it owns, if it still has this UID."""
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        }
+        await self._request("DELETE", key, options)
+
+    async def _request(
+        self, method: str, key: Key, body: Mapping[str, Any] | None = None
+    ) -> Manifest:
+        path = JOBS.path(namespace=key.namespace, name=key.name)
+        kind = MERGE_PATCH if method == "PATCH" else JSON
+        try:
+            answer: Manifest = await self.client.request(method, path, body=body, content_type=kind)
+        except NotFoundError:
+            if not await check_served(self.client, JOBS):
+                raise NotInstalledError from None
+            raise NoSuchJobError(key) from None
+        return answer

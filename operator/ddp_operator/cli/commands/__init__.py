@@ -1,0 +1,1 @@
+"""The commands: what they fetch, which view they print, what they change, and their exit codes."""

@@ -1,0 +1,166 @@
+"""Commands that only look: list, status, why, wait."""
+
+import asyncio
+import math
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+
+from ddp_operator.cli import output
+from ddp_operator.cli.app import (
+    connection_options,
+    job_argument,
+    job_key,
+    on_cluster,
+    print_lines,
+    width,
+)
+from ddp_operator.cli.cluster import Cluster, NoSuchJobError
+from ddp_operator.cli.seen import SeenJob
+from ddp_operator.cli.text import clean, columns
+from ddp_operator.cli.views import listing, waiting
+from ddp_operator.cli.views.diagnosis import diagnose
+from ddp_operator.cli.views.pods import Pods
+from ddp_operator.cli.views.screen import screen
+from ddp_operator.ports import Key, Manifest, UnavailableError
+
+POLL_SECONDS: Final = 2.0
+"""Between two looks of `wait`: one small read."""
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, None: 1}
+
+
+def read_duration(_: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    """Seconds of such as `90s`, `5m` or `1h30m`; a plain number is seconds."""
+    if value is None:
+        return None
+    parts = [*_DURATION.finditer(value)]
+    if not parts or "".join(part[0] for part in parts) != value:
+        raise click.BadParameter(f"{clean(value, 40)!r}: say it as 90s, 5m or 1h30m", param=option)
+    return math.fsum(float(part[1]) * _SECONDS[part[2]] for part in parts)
+
+
+@click.command("list")
+@connection_options
+@click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces.")
+@click.option("-o", "--output", "form", type=click.Choice(["wide", "name", "json", "yaml"]))
+def list_jobs(all_namespaces: bool, form: str | None) -> None:
+    """Show the jobs of a namespace, or of all."""
+
+    async def fetch(
+        cluster: Cluster, namespace: str
+    ) -> tuple[str, list[Manifest], list[Sequence[str]]]:
+        now, wide = datetime.now(UTC), form == "wide"
+        items: list[Manifest] = []
+        rows: list[Sequence[str]] = []
+        async for item in cluster.jobs(None if all_namespaces else namespace):
+            if form in (None, "wide"):  # a row is a thousandth of a job
+                seen = SeenJob.read(item)
+                rows.append(listing.row(seen, now, wide=wide, namespaces=all_namespaces))
+            else:
+                items.append(item)
+        return namespace, items, rows
+
+    namespace, items, rows = on_cluster(fetch)
+    if form in ("name", "json", "yaml"):
+        if items or form != "name":
+            click.echo(output.listed(items, form))
+    elif rows:
+        head = listing.heading(wide=form == "wide", namespaces=all_namespaces)
+        print_lines(columns([head, *rows]))
+    else:
+        where = "in any namespace" if all_namespaces else f"in namespace {clean(namespace)}"
+        click.echo(f"There are no DDPJobs {where}.", err=True)
+
+
+@click.command()
+@connection_options
+@job_argument
+@click.option("-o", "--output", "form", type=click.Choice(["name", "json", "yaml"]))
+def status(name: str, form: str | None) -> None:
+    """Show one job on one screen.
+
+    A letter stands for each pod, in the order of ranks: R ready, D done, s starting, w waiting for
+    a node, ! cannot start, E told to end, F failed, . not there.
+    """
+    if form:
+        item = on_cluster(lambda cluster, namespace: cluster.job(job_key(namespace, name)))
+        click.echo(output.single(item, form))
+        return
+    seen, pods = on_cluster(lambda cluster, namespace: _seen(cluster, job_key(namespace, name)))
+    print_lines(screen(seen, pods, datetime.now(UTC), width=width()))
+
+
+@click.command()
+@connection_options
+@job_argument
+def why(name: str) -> None:
+    """Say why a job waits, restarts, is slow or has failed, and what to do."""
+    seen, pods = on_cluster(lambda cluster, namespace: _seen(cluster, job_key(namespace, name)))
+    print_lines(diagnose(seen, pods, datetime.now(UTC)).lines(width()))
+
+
+@click.command()
+@connection_options
+@job_argument
+@click.option(
+    "--for", "goal", type=click.Choice(waiting.GOALS), default="finished", show_default=True
+)
+@click.option("--timeout", callback=read_duration, metavar="DURATION", help="Default: no end.")
+@click.pass_context
+def wait(context: click.Context, name: str, goal: waiting.Goal, timeout: float | None) -> None:
+    """Wait until a job is in a state.
+
+    \b
+    Exit codes: 0    it is
+                1    the cluster could not be asked
+                2    wrong usage
+                3    it cannot be any more: the job has ended otherwise, or is gone
+                124  the time is over
+    """
+
+    async def watch(cluster: Cluster, namespace: str) -> int:
+        return await _until(cluster, job_key(namespace, name), goal, timeout)
+
+    context.exit(on_cluster(watch))
+
+
+async def _seen(cluster: Cluster, key: Key) -> tuple[SeenJob, Pods]:
+    manifest, pods = await asyncio.gather(cluster.job(key), cluster.pods(key))
+    seen = SeenJob.read(manifest)
+    return seen, Pods.of(seen, pods)
+
+
+async def _until(cluster: Cluster, key: Key, goal: waiting.Goal, timeout: float | None) -> int:
+    """Look again and again; a server that is away for a while only takes time."""
+    clock = asyncio.get_running_loop().time
+    end = math.inf if timeout is None else clock() + timeout
+    first, uid = True, ""
+    last = "not seen yet"
+    while True:
+        try:
+            seen: SeenJob | None = SeenJob.read(await cluster.job(key))
+        except NoSuchJobError:
+            if first and goal != "deleted":
+                raise
+            seen = None
+        except UnavailableError:
+            if first or clock() >= end:
+                raise
+            await asyncio.sleep(min(POLL_SECONDS, max(end - clock(), 0)))
+            continue
+        if seen is not None and uid and seen.uid != uid:
+            seen = None  # another one has taken the name
+        first, uid = False, seen.uid if seen else uid
+        code = waiting.verdict(goal, seen)
+        last = f"{seen.status.phase} ({clean(seen.status.reason, 64)})" if seen else "gone"
+        if code is not None:
+            click.echo(f"{clean(key.name)} is {last}", err=code != waiting.REACHED)
+            return code
+        if clock() >= end:
+            click.echo(f"{clean(key.name)} is still {last}, not {goal}", err=True)
+            return waiting.TIMED_OUT
+        await asyncio.sleep(min(POLL_SECONDS, max(end - clock(), 0)))

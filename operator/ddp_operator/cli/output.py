@@ -1,0 +1,47 @@
+"""Objects as kubectl's `-o` shows them. Both writers escape what a terminal would obey."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import yaml
+
+from ddp_operator.api.constants import API_VERSION, GROUP, SINGULAR
+from ddp_operator.cli.text import clean
+from ddp_operator.ports import Manifest
+
+
+def listed(items: Sequence[Manifest], form: str) -> str:
+    """Jobs as a List, or as their names."""
+    if form == "name":
+        return "\n".join(named(item) for item in items)
+    return _written({"apiVersion": "v1", "kind": "List", "items": [*map(_bare, items)]}, form)
+
+
+def single(item: Manifest, form: str) -> str:
+    """One job."""
+    return named(item) if form == "name" else _written(_bare(item), form)
+
+
+def named(item: Manifest) -> str:
+    """A job's name as other commands of kubectl take it."""
+    return f"{SINGULAR}.{GROUP}/{clean(item['metadata']['name'], 253)}"
+
+
+def _bare(item: Manifest) -> dict[str, Any]:
+    """Without the record of who wrote which field; the items of a list do not say what they are."""
+    metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    return {**item, "apiVersion": API_VERSION, "kind": "DDPJob", "metadata": metadata}
+
+
+def _written(document: Manifest, form: str) -> str:
+    try:
+        text: str = (
+            json.dumps(document, indent=4)
+            if form == "json"
+            else yaml.safe_dump(document, sort_keys=False)
+        )
+    except RecursionError:
+        raise click.ClickException(f"a job is nested too deep to be shown as {form}") from None
+    return text.rstrip("\n")

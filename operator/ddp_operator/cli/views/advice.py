@@ -1,0 +1,84 @@
+"""What a person can do about it, by the words in which operator, kubelet and scheduler say it."""
+
+from datetime import datetime
+from typing import Final
+
+from ddp_operator.api.constants import EXIT_CONFIGURATION
+from ddp_operator.api.status import Failure
+from ddp_operator.cli.seen import SeenJob
+from ddp_operator.cli.text import clean, duration
+from ddp_operator.job.pods.state import CRASH_LOOP, GATED
+from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUED
+
+_PATIENCE_SECONDS: Final = 30.0
+"""What an operator takes at most, when one serves the namespace, to say something of a new job."""
+
+_IMAGE: Final = (
+    "check the image's name and tag, and that the namespace has the registry's pull secret"
+)
+_REFERENCE: Final = "create the Secret, ConfigMap or key that the message names"
+_WAITING: Final = {
+    "ErrImagePull": _IMAGE,
+    "ImagePullBackOff": _IMAGE,
+    "InvalidImageName": "correct the image's name in spec.template",
+    "ErrImageNeverPull": "load the image on the node, or let it be pulled (imagePullPolicy)",
+    "CreateContainerConfigError": _REFERENCE,
+    "RunContainerError": "check the container's command and its mounts in spec.template",
+    "CreateContainerError": "check the container's command and its mounts in spec.template",
+    CRASH_LOOP: "read that side car's log; the trainer waits for it",
+    "Unschedulable": (
+        "no node has room or fits: compare spec.accelerator, requests and node selectors with "
+        "`kubectl get nodes`; a node pool that grows takes some minutes"
+    ),
+    GATED: "somebody has to admit the pods: a queue, or whoever set their scheduling gates",
+    QUEUED: "wait for quota, or ask the queue's administrator",
+    PODS_FORBIDDEN: "free some quota, or have the policy that the message names changed",
+    NAME_TAKEN: "delete the pods that the message names, or give the job another name",
+}
+_FAILED: Final = {
+    "OOMKilled": "give the container a larger memory limit, or train on smaller batches",
+    "NoProgress": (
+        "read the stacks of all ranks in the pods' logs; if steps may take so long, raise "
+        "spec.progressDeadlineSeconds"
+    ),
+    "DeadlineExceeded": "raise spec.activeDeadlineSeconds in a new job",
+    "InvalidSpec": "correct the fields that the message names, and apply the job again",
+}
+_BY_CLASS: Final = {
+    "Disruption": "nothing: the cluster took the pod away, which is not charged",
+    "Configuration": "correct the command, its arguments or the image; starting anew cannot help",
+    "Infrastructure": "have the node looked at; after spec.restart.nodeFailureLimit it is avoided",
+}
+
+
+def for_waiting(reason: str) -> str:
+    """What to do about pods, or a job, that wait for this reason; empty where nothing is known."""
+    return _WAITING.get(reason, "")
+
+
+def for_ended(reason: str) -> str:
+    """What to do about a job that failed for this reason; empty where nothing is known."""
+    return _FAILED.get(reason, "") or for_waiting(reason)
+
+
+def for_failure(failure: Failure) -> str:
+    """What to do about what ended an attempt."""
+    if known := for_ended(failure.reason):
+        return known
+    if failure.exit_code == EXIT_CONFIGURATION:
+        return _BY_CLASS["Configuration"]
+    if failure.class_ in _BY_CLASS:
+        return _BY_CLASS[failure.class_]
+    return f"read the end of its log: kubectl logs {clean(failure.pod)}"
+
+
+def operator_missing(seen: SeenJob, now: datetime) -> str:
+    """That no operator seems to look at the job; empty while there is no sign of that."""
+    if not seen.unseen or (now - seen.created).total_seconds() < _PATIENCE_SECONDS:
+        return ""
+    if not seen.status.observed_generation:
+        age = duration((now - seen.created).total_seconds())
+        said = f"none has looked at this job in {age}"
+    else:
+        said = "none has looked at the latest change of the spec yet"
+    return f"{said}: see whether one runs for this namespace (kubectl -n ddp-operator get pods)"

@@ -1,0 +1,188 @@
+"""Why a job is as it is: one sentence, the evidence, and what can be done."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from ddp_operator.api.status import Failure
+from ddp_operator.cli.seen import SeenJob
+from ddp_operator.cli.text import clean, clean_lines, duration, folded
+from ddp_operator.cli.views import advice
+from ddp_operator.cli.views.pods import Pods, waits
+from ddp_operator.cli.views.screen import in_words
+from ddp_operator.job.failure import records
+
+_SILENT_SECONDS: Final = 600.0
+"""Without a step for so long a training is worth a look; evaluations and checkpoints take minutes.
+"""
+_LAST_WORDS: Final = 6
+_LINE: Final = 160
+
+
+@dataclass
+class Diagnosis:
+    """What `why` says."""
+
+    sentence: str
+    evidence: list[str] = field(default_factory=list)
+    last_words: list[str] = field(default_factory=list)
+    """The end of what the failing pod said, line by line."""
+    remedies: list[str] = field(default_factory=list)
+
+    def lines(self, width: int) -> list[str]:
+        """As text."""
+        found = folded(self.sentence, width)
+        for title, said in (("evidence", self.evidence), ("what to do", self.remedies)):
+            if title == "what to do" and self.last_words:
+                found += ["", "last words"]
+                found += [f"  {line[: width - 2]}" for line in self.last_words]
+            if said:
+                found += ["", title]
+                for each in dict.fromkeys(said):
+                    found += folded(each, width, first="  - ", rest="    ")
+        return found
+
+
+def diagnose(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
+    """Tell why a job is as it is."""
+    name = clean(seen.name)
+    if seen.deleting:
+        return Diagnosis(
+            f"{name} is being deleted.",
+            _finalizers(seen),
+            remedies=["its pods go with it, once their time to save is over"],
+        )
+    if missing := advice.operator_missing(seen, now):
+        return Diagnosis(f"{name} is not looked after: {missing}.", _problem(seen))
+    by_phase = {"Succeeded": _succeeded, "Failed": _failed, "Suspended": _suspended}
+    if tell := by_phase.get(seen.status.phase):
+        return tell(seen, now)
+    tell_more = _running if seen.status.phase == "Running" else _waiting
+    return tell_more(seen, pods, now)
+
+
+def _succeeded(seen: SeenJob, now: datetime) -> Diagnosis:
+    return Diagnosis(f"{clean(seen.name)} has succeeded{_ago(seen, now)}: {_message(seen)}.")
+
+
+def _suspended(seen: SeenJob, now: datetime) -> Diagnosis:
+    name = clean(seen.name)
+    found = Diagnosis(f"{name} is stopped: spec.suspend is true, and there are no pods.")
+    if not seen.suspend:
+        found.sentence = f"{name} is about to go on: spec.suspend is false again."
+    found.evidence += _saved(seen, now)
+    if seen.suspend:
+        found.remedies.append(f"kubectl ddp resume {name}")
+    return found
+
+
+def _failed(seen: SeenJob, now: datetime) -> Diagnosis:
+    name, reason = clean(seen.name), clean(seen.status.reason, 64)
+    found = Diagnosis(f"{name} failed{_ago(seen, now)}, {reason}: {_message(seen)}")
+    _blame(found, _latest(seen), now)
+    if known := advice.for_ended(seen.status.reason):
+        found.remedies.insert(0, known)
+    found.remedies.append(
+        "a job that has ended stays so: delete it and apply it again; it goes on from its "
+        "checkpoint where that outlives the pods"
+    )
+    return found
+
+
+def _running(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
+    name, progress = clean(seen.name), seen.status.progress
+    unwell = [state for state in pods.states if state not in ("ready", "done")]
+    found = Diagnosis(f"{name} trains: {_message(seen)}.")
+    if progress is not None:
+        silent = (now - (progress.last_step_time or progress.updated_at)).total_seconds()
+        found.evidence.append(f"step {progress.step}, {duration(silent)} ago")
+        if silent > _SILENT_SECONDS:
+            found.sentence = (
+                f"{name} runs, but has completed no step for {duration(silent)}: it hangs, or is "
+                "busy with an evaluation or a checkpoint."
+            )
+            if seen.job and seen.job.spec.progress_deadline_seconds is None:
+                found.remedies.append(
+                    "spec.progressDeadlineSeconds would have its stacks shown and start it anew"
+                )
+            found.remedies.append(f"kubectl ddp restart {name} starts all pods anew")
+        elif progress.slowest_rank is not None:
+            found.sentence = f"{name} is slow: rank {progress.slowest_rank} holds the others up."
+            found.remedies.append("look at that rank's node: its GPU's clocks, disk and network")
+    else:
+        found.evidence.append(
+            "its trainer reports no progress, so that neither speed nor hangs can be seen"
+        )
+    if unwell:
+        found.evidence.append(f"{len(unwell)} of {seen.replicas} pods are not ready")
+        found.evidence += waits(pods)
+    found.evidence += _past(seen, now)
+    return found
+
+
+def _waiting(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
+    name, status = clean(seen.name), seen.status
+    reason = clean(status.reason, 64)
+    doing = {"Restarting": "starts anew", "Starting": "is starting"}.get(status.phase, "waits")
+    found = Diagnosis(f"{name} {doing}, {reason or 'Pending'}: {_message(seen) or 'pods start'}")
+    if status.next_start_time is not None and status.next_start_time > now:
+        pause = duration((status.next_start_time - now).total_seconds())
+        found.evidence.append(f"the pause before the next start takes {pause} more")
+    found.evidence += waits(pods)
+    reasons = {status.reason, *(pod.waiting for pod in pods.current.values() if pod.waiting)}
+    found.remedies += [known for each in sorted(reasons) if (known := advice.for_waiting(each))]
+    failed = pods.first_failed
+    if failed is not None and seen.job is not None:
+        _blame(found, records.of_pod(seen.job, failed, now), now)
+    elif status.phase == "Restarting":
+        _blame(found, _latest(seen), now)
+    found.evidence += _problem(seen)
+    return found
+
+
+def _blame(found: Diagnosis, failure: Failure | None, now: datetime) -> None:
+    """Add who failed, its last words, and what to do about that."""
+    if failure is None:
+        return
+    found.evidence.append(in_words(failure, now))
+    found.last_words = clean_lines(failure.message, last=_LAST_WORDS, limit=_LINE)
+    found.remedies.append(advice.for_failure(failure))
+
+
+def _latest(seen: SeenJob) -> Failure | None:
+    """What the operator has found to be the cause, the last time."""
+    causes = [failure for failure in seen.status.failures if failure.action != "Ignore"]
+    return causes[-1] if causes else None
+
+
+def _past(seen: SeenJob, now: datetime) -> Iterable[str]:
+    latest = _latest(seen)
+    return [f"its latest failure: {in_words(latest, now)}"] if latest else []
+
+
+def _saved(seen: SeenJob, now: datetime) -> list[str]:
+    saved = seen.status.checkpoint
+    if saved is None:
+        return []
+    age = f", {duration((now - saved.time).total_seconds())} ago" if saved.time else ""
+    return [f"its latest checkpoint is of step {saved.step}{age}"]
+
+
+def _problem(seen: SeenJob) -> list[str]:
+    said = f"this release of kubectl ddp cannot read its spec: {seen.problem}"
+    return [clean(said)] if seen.problem else []
+
+
+def _finalizers(seen: SeenJob) -> list[str]:
+    held = seen.manifest["metadata"].get("finalizers") or []
+    return [clean(f"held back by finalizers: {', '.join(map(str, held))}")] if held else []
+
+
+def _message(seen: SeenJob) -> str:
+    return clean(seen.status.message).rstrip(".")
+
+
+def _ago(seen: SeenJob, now: datetime) -> str:
+    at = seen.status.completion_time or seen.since(seen.status.phase)
+    return f" {duration((now - at).total_seconds())} ago" if at else ""

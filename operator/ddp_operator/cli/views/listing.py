@@ -1,0 +1,55 @@
+"""Jobs as the rows of a table."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from ddp_operator.cli.seen import SeenJob
+from ddp_operator.cli.text import clean, duration, number
+from ddp_operator.cli.views import pace
+
+_HEADINGS = ("NAME", "PHASE", "READY", "RESTARTS", "STEP", "LEFT", "AGE")
+_WIDE = ("LOSS", "TRAINING", "REASON", "ACCELERATOR", "PLACEMENT")
+_CELL = 64
+
+
+def heading(*, wide: bool, namespaces: bool) -> Sequence[str]:
+    """The columns' names."""
+    return [*(("NAMESPACE",) if namespaces else ()), *_HEADINGS, *(_WIDE if wide else ())]
+
+
+def row(seen: SeenJob, now: datetime, *, wide: bool, namespaces: bool) -> Sequence[str]:
+    """One job's cells."""
+    status = seen.status
+    left = pace.remaining_seconds(seen, now)
+    cells = [
+        *((clean(seen.key.namespace, 253),) if namespaces else ()),
+        clean(seen.name, 253),
+        "Deleting" if seen.deleting else status.phase,
+        clean(status.ready, 16) or "-",
+        str(status.restarts),
+        _step(seen),
+        duration(left) if left is not None else "-",
+        duration((now - seen.created).total_seconds()),
+    ]
+    return [*cells, *_wide(seen, now)] if wide else cells
+
+
+def _step(seen: SeenJob) -> str:
+    progress = seen.status.progress
+    if progress is None:
+        return "-"
+    return f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
+
+
+def _wide(seen: SeenJob, now: datetime) -> Sequence[str]:
+    status = seen.status
+    loss = status.progress.loss if status.progress else None
+    ratio = pace.training_ratio(seen, now)
+    accelerator = (seen.manifest.get("spec") or {}).get("accelerator") or {}
+    return [
+        number(loss) if loss is not None else "-",
+        f"{ratio:.0%}" if ratio is not None else "-",
+        clean(status.reason, _CELL) or "-",
+        clean(accelerator.get("type") or accelerator.get("computeClass") or "-", _CELL),
+        clean(status.placement, _CELL) or "-",
+    ]

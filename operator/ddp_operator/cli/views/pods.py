@@ -1,0 +1,112 @@
+"""A job's pods: which count now, how each fares, and what they wait for."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ddp_operator.cli.seen import SeenJob
+from ddp_operator.cli.text import clean, counted
+from ddp_operator.job.pods import completion
+from ddp_operator.job.pods.state import PodState
+
+_MARKS: Final = {
+    "ready": "R",
+    "done": "D",
+    "starting": "s",
+    "waiting": "w",
+    "stuck": "!",
+    "ending": "E",
+    "failed": "F",
+    "missing": ".",
+}
+"""One letter for each state, so that a row of them can be read without colours."""
+_IN_A_ROW: Final = 50
+_MOST_ROWS: Final = 8
+
+
+@dataclass(frozen=True)
+class Pods:
+    """The pods of a job's present attempt."""
+
+    current: Mapping[int, PodState]
+    states: Sequence[str]
+    """By index: one of the words that have a mark."""
+    old: int
+    """Pods of before that are still there."""
+
+    @classmethod
+    def of(cls, seen: SeenJob, pods: Iterable[PodState]) -> "Pods":
+        """Sort out whatever bears the job's label: the newest of each index counts."""
+        current: dict[int, PodState] = {}
+        own = [pod for pod in pods if pod.owner_uid == seen.uid]
+        for pod in sorted(own, key=lambda pod: pod.identity.replacement):
+            index = pod.identity.index
+            if pod.identity.attempt == seen.status.attempt and index < seen.replicas:
+                current[index] = pod
+        done = completion.read(seen.status.completed_indexes, below=seen.replicas)
+        states = [
+            _state(current[index]) if index in current else ("done" if index in done else "missing")
+            for index in range(seen.replicas)
+        ]
+        return cls(current=current, states=states, old=len(own) - len(current))
+
+    @property
+    def first_failed(self) -> PodState | None:
+        """The one that failed first, as far as their nodes' clocks agree."""
+        failed = [pod for pod in self.current.values() if pod.failed]
+        return min(failed, key=_ended_at, default=None)
+
+
+def rows(pods: Pods) -> list[str]:
+    """Marks of the pods in the order of their ranks, and what the marks mean."""
+    marks = "".join(_MARKS[state] for state in pods.states)
+    shown = marks[: _IN_A_ROW * _MOST_ROWS]
+    lines = [shown[at : at + _IN_A_ROW] for at in range(0, len(shown), _IN_A_ROW)]
+    if len(lines) > 1:
+        lines = [f"{at * _IN_A_ROW:>4} {line}" for at, line in enumerate(lines)]
+    if len(marks) > len(shown):
+        lines.append(f"and {len(marks) - len(shown)} more")
+    counts = Counter(pods.states)
+    legend = [f"{counts[word]} {word} ({mark})" for word, mark in _MARKS.items() if counts[word]]
+    old = [f"{counted(pods.old, 'pod')} of before still there"] if pods.old else []
+    legend_line = ", ".join([*legend, *old])
+    return [f"{lines[0]}  {legend_line}"] if len(lines) == 1 else [*lines, legend_line]
+
+
+def waits(pods: Pods, most: int = 3) -> list[str]:
+    """What pods wait for, in the words of scheduler and kubelet, those of most pods first."""
+    found: Counter[tuple[str, str]] = Counter()
+    names: dict[tuple[str, str], str] = {}
+    for pod in pods.current.values():
+        if pod.waiting and not (pod.failed or pod.succeeded or pod.deleting):
+            kind = (clean(pod.waiting, 64), clean(pod.waiting_message))
+            found[kind] += 1
+            names.setdefault(kind, pod.key.name)
+    lines = []
+    for (reason, message), count in found.most_common(most):
+        who = f"pod {clean(names[reason, message], 253)}"
+        who = who if count == 1 else f"{count} pods, such as {clean(names[reason, message], 253)}"
+        lines.append(f"{who}: {reason}" + (f": {message}" if message else ""))
+    if len(found) > most:
+        lines.append(f"and {len(found) - most} more causes")
+    return lines
+
+
+def _state(pod: PodState) -> str:
+    if pod.succeeded:
+        return "done"
+    if pod.failed:
+        return "failed"
+    if pod.deleting:
+        return "ending"
+    if pod.ready:
+        return "ready"
+    if not pod.scheduled:
+        return "waiting"
+    return "stuck" if pod.waiting else "starting"
+
+
+def _ended_at(pod: PodState) -> tuple[float, int]:
+    ended = pod.exit.finished.timestamp() if pod.exit and pod.exit.finished else float("inf")
+    return ended, pod.identity.index

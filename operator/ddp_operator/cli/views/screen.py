@@ -1,0 +1,168 @@
+"""One job on one screen."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Final
+
+from ddp_operator.api.status import Failure
+from ddp_operator.cli.seen import SeenJob
+from ddp_operator.cli.text import clean, counted, duration, facts, number
+from ddp_operator.cli.views import pace
+from ddp_operator.cli.views.advice import operator_missing
+from ddp_operator.cli.views.pods import Pods, rows, waits
+from ddp_operator.job.failure import records
+from ddp_operator.job.pods import ranks
+from ddp_operator.job.status import goodput
+
+_FAILURES: Final = 3
+_NAMED: Final = 5
+
+Fact = tuple[str, str]
+
+
+def screen(seen: SeenJob, pods: Pods, now: datetime, *, width: int = 80) -> list[str]:
+    """All that is to be said of a job now."""
+    title = f"{clean(seen.name)} in namespace {clean(seen.key.namespace)}"
+    age = duration((now - seen.created).total_seconds())
+    return [
+        f"{title}, {age} old",
+        "",
+        *facts(
+            [
+                *_state(seen, now),
+                *_progress(seen, now),
+                *_ranks(seen, pods),
+                *_waits(seen, pods, now),
+                *_attempts(seen),
+                *_time(seen, now),
+                *_checkpoint(seen, now),
+                *_place(seen),
+                *_failures(seen, now),
+            ],
+            width,
+        ),
+    ]
+
+
+def _state(seen: SeenJob, now: datetime) -> Iterator[Fact]:
+    status = seen.status
+    phase: str = "being deleted" if seen.deleting else status.phase
+    named = seen.since(status.phase)
+    if named is not None and not seen.deleting:
+        how_long = duration((now - named).total_seconds())
+        phase += f" {how_long} ago" if status.finished else f" for {how_long}"
+    yield "phase", phase
+    if status.reason:
+        yield "reason", clean(f"{status.reason}: {status.message}".rstrip(": "))
+    if seen.problem:
+        yield "spec", clean(f"this release cannot read it: {seen.problem}")
+    if missing := operator_missing(seen, now):
+        yield "operator", missing
+
+
+def _progress(seen: SeenJob, now: datetime) -> Iterator[Fact]:
+    progress = seen.status.progress
+    if progress is None:
+        return
+    said = f"step {progress.step}"
+    if progress.total_steps:
+        said += f" of {progress.total_steps} ({min(progress.step / progress.total_steps, 1):.0%})"
+    if progress.epoch is not None:
+        said += f", epoch {progress.epoch}"
+    if progress.loss is not None:
+        said += f", loss {number(progress.loss)}"
+    if progress.samples_per_second is not None:
+        said += f", {number(progress.samples_per_second)} samples/s"
+    left = pace.remaining_seconds(seen, now)
+    if left is not None:
+        said += f", about {duration(left)} left"
+    yield "progress", said
+    at = progress.last_step_time or progress.updated_at
+    if not seen.status.finished:
+        yield "", f"last step {duration((now - at).total_seconds())} ago"
+    if progress.slowest_rank is not None:
+        yield "", f"rank {progress.slowest_rank} holds the others up"
+
+
+def _ranks(seen: SeenJob, pods: Pods) -> Iterator[Fact]:
+    if not pods.current and (seen.suspend or seen.status.finished):
+        yield "pods", "none"
+        return
+    sizes = ranks.pod_sizes(seen.job.spec) if seen.job else ""
+    each = ranks.local_world_size(seen.job.spec, 0) if seen.job else 1
+    processes = f"{sizes} processes" if sizes else f"{each} ranks each" if each > 1 else ""
+    for number_, line in enumerate(rows(pods)):
+        yield ("" if number_ else "pods" if processes else "ranks"), line
+    if processes:
+        yield "", processes
+
+
+def _waits(seen: SeenJob, pods: Pods, now: datetime) -> Iterator[Fact]:
+    if seen.status.finished:
+        return
+    next_start = seen.status.next_start_time
+    lines = waits(pods)
+    if next_start is not None and next_start > now:
+        seconds = duration((next_start - now).total_seconds())
+        lines = [f"the pause before the next start, {seconds} more", *lines]
+    for at, line in enumerate(lines):
+        yield ("" if at else "waits for"), line
+
+
+def _attempts(seen: SeenJob) -> Iterator[Fact]:
+    status = seen.status
+    allowed = f" of {seen.job.spec.restart.max_restarts}" if seen.job else ""
+    yield (
+        "attempt",
+        f"{status.attempt}; restarts {status.restarts}{allowed}, "
+        f"disruptions {status.disruptions} (not charged)",
+    )
+
+
+def _time(seen: SeenJob, now: datetime) -> Iterator[Fact]:
+    spent = pace.spent(seen, now)
+    if not sum(spent.values()):
+        return
+    parts = [f"{kind} {duration(spent[kind])}" for kind in goodput.KINDS if spent[kind]]
+    ratio = pace.training_ratio(seen, now)
+    said = f"{ratio:.0%} training: " if ratio is not None else ""
+    books = seen.status.goodput
+    lost = f"; {counted(books.steps_lost, 'step')} lost" if books and books.steps_lost else ""
+    yield "goodput", f"{said}{', '.join(parts)}{lost}"
+
+
+def _checkpoint(seen: SeenJob, now: datetime) -> Iterator[Fact]:
+    saved = seen.status.checkpoint
+    if saved is None:
+        return
+    age = f", {duration((now - saved.time).total_seconds())} ago" if saved.time else ""
+    path = f", {clean(saved.path)}" if saved.path else ""
+    yield "checkpoint", f"step {saved.step}{age}{path}"
+
+
+def _place(seen: SeenJob) -> Iterator[Fact]:
+    if seen.status.placement:
+        yield "placement", clean(seen.status.placement)
+    accelerator = seen.job.spec.accelerator if seen.job else None
+    if accelerator:
+        what = accelerator.type or f"compute class {accelerator.compute_class}"
+        yield "GPUs", clean(f"{accelerator.count} x {what} a pod, {accelerator.provisioning}")
+    queue = seen.job.spec.scheduling.queue_name if seen.job and seen.job.spec.scheduling else None
+    if queue:
+        yield "queue", clean(queue)
+    if avoided := seen.status.excluded_nodes:
+        more = f" and {len(avoided) - _NAMED} more" if len(avoided) > _NAMED else ""
+        yield "avoids", clean(", ".join(avoided[:_NAMED]), 400) + more
+
+
+def _failures(seen: SeenJob, now: datetime) -> Iterator[Fact]:
+    latest = seen.status.failures[-_FAILURES:]
+    for at, failure in enumerate(reversed(latest)):
+        yield ("" if at else "failures"), in_words(failure, now)
+
+
+def in_words(failure: Failure, now: datetime) -> str:
+    """One failure: when, who, how, and what was done about it."""
+    ago = duration((now - failure.time).total_seconds())
+    charged = ", charged" if failure.charged else ""
+    return f"{ago} ago: {clean(records.in_words(failure))} [{failure.action}{charged}]"

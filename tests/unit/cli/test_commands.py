@@ -1,0 +1,276 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
+from ddp_operator.cli import app
+from ddp_operator.cli.commands import look
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
+
+from tests.good_manifests import Json
+from tests.unit.cli.conftest import Ddp
+from tests.unit.cli.jobs import ESCAPES, stored, training
+from tests.unit.job.builders import NAME, fresh_job
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+
+JOB = ("ddpjobs", "research", NAME)
+_GENTLE = "application/merge-patch+json"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "POLL_SECONDS", 0.01)
+
+
+def renamed(manifest: Json, name: str, namespace: str = "research") -> Json:
+    return {**manifest, "metadata": {**manifest["metadata"], "name": name, "namespace": namespace}}
+
+
+class TestList:
+    async def test_the_contexts_namespace(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        server.create("ddpjobs", renamed(training(), "elsewhere", "other"))
+        result = await ddp("list")
+        assert result.exit_code == 0
+        heading, row = result.stdout.splitlines()
+        assert heading.split()[:3] == ["NAME", "PHASE", "READY"]
+        assert row.split()[:3] == ["digits", "Running", "2/2"]
+        assert len(server.requests) == 1
+
+    @pytest.mark.parametrize("arguments", [("list", "-n", "other"), ("-n", "other", "list")])
+    async def test_another_namespace(
+        self, ddp: Ddp, server: FakeApiServer, arguments: tuple[str, ...]
+    ) -> None:
+        server.create("ddpjobs", renamed(training(), "elsewhere", "other"))
+        assert "elsewhere" in (await ddp(*arguments)).stdout
+
+    async def test_all_namespaces(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        server.create("ddpjobs", renamed(training(), "elsewhere", "other"))
+        lines = (await ddp("list", "-A", "-o", "wide")).stdout.splitlines()
+        assert [line.split()[:2] for line in lines] == [
+            *(["NAMESPACE", "NAME"], ["research", "digits"], ["other", "elsewhere"])
+        ]
+
+    async def test_many_are_read_page_by_page(self, ddp: Ddp, server: FakeApiServer) -> None:
+        for number in range(600):
+            server.create("ddpjobs", renamed(training(), f"job-{number}"))
+        assert len((await ddp("list")).stdout.splitlines()) == 601
+        assert len(server.requests) == 3
+
+    async def test_as_json_yaml_and_names(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        as_json = json.loads((await ddp("list", "-o", "json")).stdout)
+        assert yaml.safe_load((await ddp("list", "-o", "yaml")).stdout) == as_json
+        assert [item["kind"] for item in as_json["items"]] == ["DDPJob"]
+        names = (await ddp("list", "-o", "name")).stdout
+        assert names == "ddpjob.ddp-operator.io/digits\n"
+
+    async def test_none(self, ddp: Ddp) -> None:
+        result = await ddp("list")
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert result.stderr == "There are no DDPJobs in namespace research.\n"
+
+
+class TestStatus:
+    async def test_a_screen_with_its_pods(self, ddp: Ddp, server: FakeApiServer) -> None:
+        uid = server.create("ddpjobs", training())["metadata"]["uid"]
+        pod = manifests.pod(fresh_job(), Identity(0, 0))
+        pod["metadata"]["ownerReferences"][0]["uid"] = uid
+        server.create("pods", pod)
+        server.create("pods", {**pod, "metadata": {**pod["metadata"], "labels": {}, "name": "x"}})
+        result = await ddp("status", NAME)
+        assert result.exit_code == 0, result.output
+        assert "ranks       w.  1 waiting (w), 1 missing (.)" in result.stdout
+
+    async def test_pods_that_are_none_are_left_out(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        pod = manifests.pod(fresh_job(), Identity(0, 0))
+        pod["metadata"]["labels"]["ddp-operator.io/replica-index"] = "first"
+        server.create("pods", pod)
+        assert "2 missing" in (await ddp("status", NAME)).stdout
+
+    async def test_nothing_hostile_reaches_the_terminal(
+        self, ddp: Ddp, server: FakeApiServer
+    ) -> None:
+        server.create("ddpjobs", stored("Failed", ESCAPES, ESCAPES, placement=ESCAPES))
+        for form in (["status"], ["why"], ["status", "-o", "json"], ["status", "-o", "yaml"]):
+            text = (await ddp(*form, NAME)).output
+            assert text.replace("\n", "").isprintable(), form
+
+    async def test_as_yaml(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        server.objects[JOB]["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+        shown = yaml.safe_load((await ddp("status", NAME, "-o", "yaml")).stdout)
+        assert shown["status"]["progress"]["step"] == 500
+        assert "managedFields" not in shown["metadata"]
+
+    @pytest.mark.parametrize("command", ["status", "why", "wait", "stop", "delete"])
+    async def test_no_such_job(self, ddp: Ddp, command: str) -> None:
+        result = await ddp(command, "nobody")
+        assert result.exit_code == 1
+        assert result.stderr.startswith("Error: there is no job nobody in namespace research")
+        assert "Traceback" not in result.output
+
+
+async def test_why(ddp: Ddp, server: FakeApiServer) -> None:
+    server.create("ddpjobs", training())
+    assert (await ddp("why", f"ddp/{NAME}")).stdout.startswith("digits ")
+
+
+class TestWait:
+    @pytest.mark.parametrize(
+        ("phase", "goal", "code"),
+        [("Succeeded", "succeeded", 0), ("Failed", "succeeded", 3), ("Failed", "failed", 0)],
+    )
+    async def test_a_job_that_has_ended(
+        self, ddp: Ddp, server: FakeApiServer, phase: str, goal: str, code: int
+    ) -> None:
+        server.create("ddpjobs", stored(phase, "Because"))
+        result = await ddp("wait", NAME, f"--for={goal}")
+        assert result.exit_code == code
+        assert f"digits is {phase} (Because)" in result.output
+
+    async def test_the_time_is_over(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        result = await ddp("wait", NAME, "--for=succeeded", "--timeout=0.05s")
+        assert result.exit_code == 124
+        assert "digits is still Running (PodsReady), not succeeded" in result.stderr
+
+    async def test_a_server_that_is_away_for_a_while_only_takes_time(
+        self, ddp: Ddp, server: FakeApiServer
+    ) -> None:
+        created = server.create("ddpjobs", training())
+        server.faults = [Fault("GET", 200, created), Fault("GET", 503, {}, times=5)]
+        server.update(*JOB, {"status": stored("Succeeded")["status"]})
+        assert (await ddp("wait", NAME, "--timeout=1m")).exit_code == 0
+        assert not server.faults[1].times
+
+    async def test_another_job_of_the_name_is_not_the_one(
+        self, ddp: Ddp, server: FakeApiServer
+    ) -> None:
+        server.create("ddpjobs", stored("Succeeded"))
+        server.faults = [Fault("GET", 200, training())]
+        assert (await ddp("wait", NAME, "--for=succeeded")).exit_code == 3
+
+    async def test_a_job_that_is_gone_is_deleted(self, ddp: Ddp) -> None:
+        assert (await ddp("wait", NAME, "--for=deleted")).exit_code == 0
+
+    @pytest.mark.parametrize("timeout", ["soon", "-1s", "1x", ""])
+    async def test_no_duration(self, ddp: Ddp, timeout: str) -> None:
+        result = await ddp("wait", NAME, f"--timeout={timeout}")
+        assert result.exit_code == 2
+        assert "90s, 5m or 1h30m" in result.stderr
+
+
+class TestChanges:
+    @pytest.mark.parametrize(
+        ("command", "suspended", "patch"),
+        [
+            (["stop"], False, {"spec": {"suspend": True}}),
+            (["resume"], True, {"spec": {"suspend": False}}),
+            (["scale", "--replicas=5"], True, {"spec": {"replicas": 5}}),
+        ],
+    )
+    async def test_a_merge_patch_of_this_very_job(
+        self, ddp: Ddp, server: FakeApiServer, command: list[str], suspended: bool, patch: Json
+    ) -> None:
+        server.create("ddpjobs", training(spec={"suspend": suspended}))
+        result = await ddp(*command, NAME, "--yes")
+        assert result.exit_code == 0, result.output
+        request = server.requests[-1]
+        assert (request.method, request.headers["Content-Type"]) == ("PATCH", _GENTLE)
+        uid = server.objects[JOB]["metadata"]["uid"]
+        assert request.body == {**patch, "metadata": {"uid": uid}}
+        assert result.stdout.startswith("ddpjob.ddp-operator.io/digits ")
+
+    async def test_restart(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        assert (await ddp("restart", NAME, "-y")).exit_code == 0
+        metadata = server.objects[JOB]["metadata"]
+        assert metadata["annotations"][ANNOTATION_RESTART_REQUESTED].startswith("20")
+
+    async def test_delete(self, ddp: Ddp, server: FakeApiServer) -> None:
+        created = server.create("ddpjobs", training())
+        result = await ddp("delete", NAME, "--yes")
+        assert result.stdout == "ddpjob.ddp-operator.io/digits deleted\n"
+        assert JOB not in server.objects
+        body = server.requests[-1].body
+        assert body["preconditions"] == {"uid": created["metadata"]["uid"]}
+        assert body["propagationPolicy"] == "Background"
+
+    @pytest.mark.parametrize("command", ["stop", "restart", "delete"])
+    async def test_without_a_terminal_nothing_is_changed_unasked(
+        self, ddp: Ddp, server: FakeApiServer, command: str
+    ) -> None:
+        server.create("ddpjobs", training())
+        result = await ddp(command, NAME)
+        assert result.exit_code == 2
+        assert "its 2 pods" in result.stderr
+        assert "add --yes" in result.stderr
+        assert {request.method for request in server.requests} == {"GET"}
+
+    @pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("\n", 1), ("y\n", 0)])
+    async def test_a_person_is_asked(
+        self,
+        ddp: Ddp,
+        server: FakeApiServer,
+        monkeypatch: pytest.MonkeyPatch,
+        answer: str,
+        code: int,
+    ) -> None:
+        monkeypatch.setattr(app, "may_ask", lambda: True)
+        server.create("ddpjobs", training())
+        result = await ddp("stop", NAME, input=answer)
+        assert result.exit_code == code
+        assert bool(server.count("PATCH")) is (code == 0)
+        assert ("nothing was changed" in result.stderr) is (code == 1)
+
+    async def test_what_is_refused_is_not_sent(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        result = await ddp("scale", NAME, "--replicas=3", "--yes")
+        assert result.exit_code == 1
+        assert "can only change while it is stopped" in result.stderr
+        assert not server.count("PATCH")
+
+    @pytest.mark.parametrize("replicas", ["0", "10001", "many"])
+    async def test_no_number_of_pods(self, ddp: Ddp, replicas: str) -> None:
+        assert (await ddp("scale", NAME, f"--replicas={replicas}")).exit_code == 2
+
+
+class TestClusters:
+    async def test_without_the_crd_there_is_a_remedy(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.resource_lists.clear()
+        server.faults = [Fault("GET", 404, {"message": "not found"}, path_part="?limit")]
+        for command in (["list"], ["status", NAME], ["wait", NAME], ["delete", NAME]):
+            result = await ddp(*command)
+            assert result.exit_code == 1
+            assert "this cluster has no DDPJobs: install the CRD" in result.stderr
+
+    async def test_the_servers_own_words(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.faults = [Fault("GET", 403, {"message": f"{ESCAPES} is forbidden"})]
+        result = await ddp("list")
+        assert (result.exit_code, result.stderr) == (1, "Error: red end is forbidden\n")
+
+    async def test_an_unknown_context(self, ddp: Ddp) -> None:
+        result = await ddp("list", "--context", "mars")
+        assert result.exit_code == 1
+        assert "mars" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+    async def test_no_kubeconfig_there(self, ddp: Ddp, tmp_path: Path) -> None:
+        result = await ddp("list", "--kubeconfig", str(tmp_path / "missing"))
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert "no kubeconfig at" in result.stderr
+
+    async def test_objects_however_deep(self, ddp: Ddp, server: FakeApiServer) -> None:
+        job = training()
+        deep: Json = {}
+        for _ in range(150):
+            deep = {"a": deep}
+        job["spec"]["template"]["metadata"] = {"annotations": deep}
+        server.create("ddpjobs", job)
+        assert "digits" in (await ddp("list")).stdout
+        assert "Running" in (await ddp("status", NAME)).stdout
