@@ -8,6 +8,7 @@ import click
 from ddp_operator import __version__
 from ddp_operator.cli.app import connection_options
 from ddp_operator.cli.commands import act, look
+from ddp_operator.cli.commands.logs import logs
 from ddp_operator.kube.client import RECURSION
 
 
@@ -19,7 +20,7 @@ def program() -> None:
 
 
 for _command in (
-    *(look.list_jobs, look.status, look.why, look.wait),
+    *(look.list_jobs, look.status, look.why, look.wait, logs),
     *(act.stop, act.resume, act.restart, act.scale, act.delete),
 ):
     program.add_command(_command)

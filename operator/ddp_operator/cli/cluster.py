@@ -1,6 +1,7 @@
 """What this program asks of the API server."""
 
-from collections.abc import AsyncIterator, Mapping
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Final
 
 from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
@@ -72,6 +73,19 @@ class Cluster:
                 except MalformedError:
                     continue
         return found
+
+    async def log(
+        self, pod: Key, container: str, options: Mapping[str, str], *, idle_seconds: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield a container's log piece by piece, each line with its time; as long as it runs with
+        the option `follow`.
+        """
+        path = PODS.path(namespace=pod.namespace, name=pod.name, subresource="log")
+        params = {"container": container, "timestamps": "true", **options}
+        pieces = self.client.stream(path, params=params, idle_timeout_seconds=idle_seconds)
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                yield piece
 
     async def patch(self, key: Key, uid: str, patch: Mapping[str, Any]) -> None:
         """Change a job, if it is still the one with this UID; the server refuses it of another."""

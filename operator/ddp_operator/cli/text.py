@@ -17,12 +17,28 @@ _MOST_SECONDS: Final = 100 * 365 * 86400
 
 def clean(text: object, limit: int = SENTENCE) -> str:
     """A text on one line, without what a terminal would obey, and not longer than `limit`."""
-    said = str(text)[: 4 * limit]  # escapes and spaces take room that is given back
-    if not said.isprintable():
-        said = _ESCAPE.sub("", said)
-        said = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in said)
-    said = " ".join(said.split())
-    return said if len(said) <= limit else f"{said[: limit - 1]}…"
+    # Escapes and spaces take room that is given back.
+    said = " ".join(_obeyed_by_nobody(str(text)[: 4 * limit]).split())
+    return _cut(said, limit)
+
+
+def clean_output(line: str, limit: int) -> str:
+    """A line that a program printed, its spaces kept; of a bar that it drew again and again over
+    itself, the last state.
+    """
+    shown = line[: 4 * limit].rstrip("\r\n").rpartition("\r")[2]
+    return _cut(_obeyed_by_nobody(shown.expandtabs()), limit)
+
+
+def _obeyed_by_nobody(text: str) -> str:
+    if text.isprintable():
+        return text
+    text = _ESCAPE.sub("", text)
+    return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def clean_lines(text: str, *, last: int, limit: int) -> list[str]:

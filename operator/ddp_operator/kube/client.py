@@ -230,7 +230,21 @@ class ApiClient:
     async def stream_lines(
         self, path: str, *, params: Mapping[str, str], idle_timeout_seconds: float
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of an endless answer, a watch, until the server ends it.
+        """Yield the lines of an endless answer, a watch; it ends and fails as `stream` does."""
+        # Not `readline`: aiohttp's is limited to lines far shorter than a large object.
+        rest = b""
+        chunks = self.stream(path, params=params, idle_timeout_seconds=idle_timeout_seconds)
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+                for line in lines:
+                    if line:
+                        yield line
+
+    async def stream(
+        self, path: str, *, params: Mapping[str, str], idle_timeout_seconds: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield an endless answer, piece by piece as it comes, until the server ends it.
 
         Raises `UnavailableError` when the stream breaks or stays silent for longer than
         `idle_timeout_seconds`, and the fitting `ClusterError` when the server refuses it.
@@ -244,13 +258,8 @@ class ApiClient:
                 read_timeout_seconds=idle_timeout_seconds,
             ) as response:
                 _keep_alive(response)
-                # Not `readline`: aiohttp's is limited to lines far shorter than a large object.
-                rest = b""
                 async for chunk in response.content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
-                    for line in lines:
-                        if line:
-                            yield line
+                    yield chunk
         except _FAILURES as error:
             raise self._counted(error, "GET", path) from error
 

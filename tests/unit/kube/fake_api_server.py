@@ -67,6 +67,8 @@ class FakeApiServer:
         self.extra_line = b""
         # Called between the pages of a list, for what happens while one is being read.
         self.before_page: Callable[[int], None] = lambda _page: None
+        # What pods have printed, by their names.
+        self.logs: dict[str, bytes] = {}
         self.resource_lists: dict[str, list[str]] = {}
         self.denied: set[tuple[str, str]] = set()
         # Who bears a token, and who may get which path.
@@ -185,18 +187,21 @@ class FakeApiServer:
         parts = parts[2:] if parts[0] == "api" else parts[3:]
         if not parts:
             return self._discovery(request)
-        if parts == ["selfsubjectaccessreviews"]:
-            return self._review(body)
-        if parts == ["tokenreviews"]:
-            return self._token_review(body)
-        if parts == ["subjectaccessreviews"]:
-            return self._access_review(body)
+        reviews = {
+            "selfsubjectaccessreviews": self._review,
+            "tokenreviews": self._token_review,
+            "subjectaccessreviews": self._access_review,
+        }
+        if review := reviews.get(parts[0]):
+            return review(body)
         namespace = None
         if parts[0] == "namespaces":
             namespace, parts = parts[1], parts[2:]
         if len(parts) == 1:
             return await self._answer_collection(request, parts[0], namespace, body)
         assert namespace is not None
+        if parts[2:] == ["log"]:
+            return self._log(parts[1])
         return self._answer_object(request, (parts[0], namespace, parts[1]), body)
 
     async def _answer_collection(
@@ -220,6 +225,11 @@ class FakeApiServer:
         if request.method == "DELETE":
             return self._delete(key, body or {})
         return web.json_response(self.objects[key])
+
+    def _log(self, pod: str) -> web.Response:
+        if pod not in self.logs:
+            return _status(400, "BadRequest", "the container is waiting to start")
+        return web.Response(body=self.logs[pod])
 
     def _discovery(self, request: web.Request) -> web.Response:
         names = self.resource_lists.get(request.path)

@@ -43,6 +43,13 @@ def read_duration(_: click.Context, option: click.Parameter, value: str | None) 
     return math.fsum(float(part[1]) * _SECONDS[part[2]] for part in parts)
 
 
+async def fetch(cluster: Cluster, key: Key) -> tuple[SeenJob, Pods]:
+    """Return a job and its pods."""
+    manifest, pods = await asyncio.gather(cluster.job(key), cluster.pods(key))
+    seen = SeenJob.read(manifest)
+    return seen, Pods.of(seen, pods)
+
+
 @click.command("list")
 @connection_options
 @click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces.")
@@ -50,7 +57,7 @@ def read_duration(_: click.Context, option: click.Parameter, value: str | None) 
 def list_jobs(all_namespaces: bool, form: str | None) -> None:
     """Show the jobs of a namespace, or of all."""
 
-    async def fetch(
+    async def read(
         cluster: Cluster, namespace: str
     ) -> tuple[str, list[Manifest], list[Sequence[str]]]:
         now, wide = datetime.now(UTC), form == "wide"
@@ -64,7 +71,7 @@ def list_jobs(all_namespaces: bool, form: str | None) -> None:
                 items.append(item)
         return namespace, items, rows
 
-    namespace, items, rows = on_cluster(fetch)
+    namespace, items, rows = on_cluster(read)
     if form in ("name", "json", "yaml"):
         if items or form != "name":
             click.echo(output.listed(items, form))
@@ -90,7 +97,7 @@ def status(name: str, form: str | None) -> None:
         item = on_cluster(lambda cluster, namespace: cluster.job(job_key(namespace, name)))
         click.echo(output.single(item, form))
         return
-    seen, pods = on_cluster(lambda cluster, namespace: _seen(cluster, job_key(namespace, name)))
+    seen, pods = on_cluster(lambda cluster, namespace: fetch(cluster, job_key(namespace, name)))
     print_lines(screen(seen, pods, datetime.now(UTC), width=width()))
 
 
@@ -99,7 +106,7 @@ def status(name: str, form: str | None) -> None:
 @job_argument
 def why(name: str) -> None:
     """Say why a job waits, restarts, is slow or has failed, and what to do."""
-    seen, pods = on_cluster(lambda cluster, namespace: _seen(cluster, job_key(namespace, name)))
+    seen, pods = on_cluster(lambda cluster, namespace: fetch(cluster, job_key(namespace, name)))
     print_lines(diagnose(seen, pods, datetime.now(UTC)).lines(width()))
 
 
@@ -118,7 +125,7 @@ def wait(context: click.Context, name: str, goal: waiting.Goal, timeout: float |
     Exit codes: 0    it is
                 1    the cluster could not be asked
                 2    wrong usage
-                3    it cannot be any more: the job has ended otherwise, or is gone
+                3    it cannot be any more: the job ended otherwise, or is gone
                 124  the time is over
     """
 
@@ -126,12 +133,6 @@ def wait(context: click.Context, name: str, goal: waiting.Goal, timeout: float |
         return await _until(cluster, job_key(namespace, name), goal, timeout)
 
     context.exit(on_cluster(watch))
-
-
-async def _seen(cluster: Cluster, key: Key) -> tuple[SeenJob, Pods]:
-    manifest, pods = await asyncio.gather(cluster.job(key), cluster.pods(key))
-    seen = SeenJob.read(manifest)
-    return seen, Pods.of(seen, pods)
 
 
 async def _until(cluster: Cluster, key: Key, goal: waiting.Goal, timeout: float | None) -> int:

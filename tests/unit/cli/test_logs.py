@@ -1,0 +1,228 @@
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from ddp_operator.cli.commands import logs, look
+from ddp_operator.cli.logs import MOST_BYTES, Lines, read_line
+from ddp_operator.cli.text import clean_output
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
+
+from tests.good_manifests import Json
+from tests.unit.cli.conftest import Ddp
+from tests.unit.cli.jobs import ESCAPES, at, stored, training
+from tests.unit.job.builders import NAME, fresh_job, pod
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+
+JOB = ("ddpjobs", "research", NAME)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.02)
+
+
+def printed(*lines: tuple[int, str]) -> bytes:
+    return b"".join(f"2026-03-01T12:00:{second:02}Z {text}\n".encode() for second, text in lines)
+
+
+def started(server: FakeApiServer, index: int, *, attempt: int = 0, ended: bool = False) -> str:
+    """A pod of the stored job that runs, or has run; returns its name."""
+    made = manifests.pod(fresh_job(), Identity(index, attempt))
+    uid = server.objects[JOB]["metadata"]["uid"]
+    made["metadata"]["ownerReferences"][0]["uid"] = uid
+    name: str = made["metadata"]["name"]
+    server.create("pods", made | {"status": _status(ended=ended)})
+    return name
+
+
+def _status(*, ended: bool) -> Json:
+    state = {"terminated": {"exitCode": 0, "finishedAt": at(60)}}
+    running = {"running": {"startedAt": at(0)}}
+    return {
+        "phase": "Succeeded" if ended else "Running",
+        "containerStatuses": [{"name": "trainer", "state": state if ended else running}],
+    }
+
+
+class TestLines:
+    def test_pieces_are_cut_into_lines(self) -> None:
+        lines = Lines()
+        assert lines.feed(b"a\nb") == [b"a"]
+        assert lines.feed(b"c") == []
+        assert lines.feed(b"\n\nd\n") == [b"bc", b"", b"d"]
+        assert lines.end() == []
+        assert lines.feed(b"e") == []
+        assert lines.end() == [b"e"]
+
+    def test_a_line_without_end_takes_no_memory(self) -> None:
+        lines = Lines()
+        for _ in range(10):
+            assert lines.feed(b"x" * MOST_BYTES) == []
+        assert lines.feed(b"y\nz\n") == [b"x" * MOST_BYTES, b"z"]
+
+    @pytest.mark.parametrize(
+        ("raw", "second", "text"),
+        [
+            (b"2026-03-01T12:00:05.123456789Z step 1", 5, "step 1"),
+            (b"2026-03-01T14:00:05.5+02:00   indented", 5, "  indented"),
+            (b"no time at all", 1, "no time at all"),
+            (b"2026-03-01T12:00:07Z \xff", 7, "\ufffd"),
+        ],
+    )
+    def test_each_has_its_time(self, raw: bytes, second: int, text: str) -> None:
+        before = datetime(2026, 3, 1, 12, 0, 1, tzinfo=UTC)
+        line = read_line(pod(fresh_job()), raw, before)
+        assert line.time.replace(microsecond=0) == before.replace(second=second)
+        assert line.text == text
+
+    def test_spaces_stay_and_bars_show_their_last_state(self) -> None:
+        assert clean_output("  a   b\tc", 80) == "  a   b c"
+        assert clean_output("10%|#   \r 50%|##  \r100%|####\r", 80) == "100%|####"
+        assert clean_output(ESCAPES.replace("\r", ""), 80) == "red end"
+        assert len(clean_output("x" * 1000, 80)) == 80
+
+
+class TestLogs:
+    async def test_all_ranks_in_the_order_of_time(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        server.logs[started(server, 0)] = printed((1, "one"), (3, "three"))
+        server.logs[started(server, 1)] = printed((2, f"two {ESCAPES}"), (4, "four"))
+        result = await ddp("logs", NAME, "--tail", "7", "--since", "1m")
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines()[:1] + result.stdout.splitlines()[2:] == [
+            *("0 | one", "0 | three", "1 | four")
+        ]
+        assert result.stdout.replace("\n", "").isprintable()
+        asked = [request for request in server.requests if request.path.endswith("/log")]
+        for request in asked:
+            assert request.query == {
+                "container": "trainer",
+                "timestamps": "true",
+                "tailLines": "7",
+                "sinceSeconds": "60",
+            }
+
+    async def test_one_rank(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        server.logs[started(server, 0)] = printed((1, "one"))
+        server.logs[started(server, 1)] = printed((2, "two"))
+        assert (await ddp("logs", NAME, "--rank", "1")).stdout == "1 | two\n"
+        refused = await ddp("logs", NAME, "--rank", "2")
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert "the job has ranks 0 to 1 only" in refused.stderr
+
+    async def test_a_pod_of_several_ranks(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training(spec={"nprocPerNode": 8}))
+        server.logs[started(server, 0)] = printed((1, "one"))
+        server.logs[started(server, 1)] = printed((2, "two"))
+        text = (await ddp("logs", NAME)).stdout
+        assert text == "  0-7 | one\n 8-15 | two\n"
+        assert (await ddp("logs", NAME, "--rank", "9")).stdout == " 8-15 | two\n"
+
+    async def test_a_log_that_cannot_be_read_costs_no_other(
+        self, ddp: Ddp, server: FakeApiServer
+    ) -> None:
+        server.create("ddpjobs", training())
+        started(server, 0)
+        server.logs[started(server, 1)] = printed((2, "two"))
+        result = await ddp("logs", NAME)
+        assert (result.exit_code, result.stdout) == (0, "1 | two\n")
+        assert result.stderr == "0 ! no log: the container is waiting to start\n"
+
+    async def test_connections_are_bounded(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training(spec={"replicas": 5}))
+        for index in range(5):
+            server.logs[started(server, index)] = printed((index, "said"))
+        result = await ddp("logs", NAME, "--max-pods=2")
+        assert result.stdout == "0 | said\n1 | said\n"
+        assert "The logs of 3 more pods are left out" in result.stderr
+        assert server.count("GET", "/log") == 2
+
+    @pytest.mark.parametrize("count", ["0", "61"])
+    async def test_more_connections_than_there_are_is_no_bound(self, ddp: Ddp, count: str) -> None:
+        result = await ddp("logs", NAME, f"--max-pods={count}")
+        assert result.exit_code == 2
+        assert "1<=x<=60" in result.stderr
+
+    async def test_before_any_pod_has_started(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        result = await ddp("logs", NAME)
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert "No pod has started yet" in result.stderr
+
+
+class Script:
+    """Changes the world at the moment when the follower has looked for the n-th time."""
+
+    def __init__(self, *steps: Any) -> None:
+        self.steps = list(steps)
+        self._fetch = look.fetch
+
+    async def __call__(self, cluster: Any, key: Any) -> Any:
+        found = await self._fetch(cluster, key)
+        if self.steps:
+            self.steps.pop(0)()
+        return found
+
+
+class TestFollow:
+    async def test_until_the_end(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", stored("Succeeded"))
+        server.logs[started(server, 0, ended=True)] = printed((1, "one"), (3, "three"))
+        result = await ddp("logs", NAME, "-f")
+        assert (result.exit_code, result.stdout) == (0, "0 | one\n0 | three\n")
+        assert server.count("GET", "/log") == 1
+
+    async def test_a_log_is_gone_on_with_where_it_broke_off(
+        self, ddp: Ddp, server: FakeApiServer
+    ) -> None:
+        server.create("ddpjobs", stored("Succeeded"))
+        name = started(server, 0, ended=False)
+        server.logs[name] = printed((1, "one"), (2, "two"), (3, "three"))
+        begun = printed((1, "one"), (2, "two")).decode()
+        server.faults = [
+            Fault("GET", 200, begun, path_part="/log"),
+            Fault("GET", None, path_part="/log"),
+        ]
+        result = await ddp("logs", NAME, "-f")
+        assert result.stdout == "0 | one\n0 | two\n0 | three\n"
+        reread = [r.query for r in server.requests if "sinceTime" in r.query]
+        assert reread[0]["sinceTime"] == "2026-03-01T12:00:02Z"
+        assert "tailLines" not in reread[0]
+
+    async def test_a_log_that_stays_away_is_told_of_once(
+        self, ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.create("ddpjobs", training())
+        started(server, 0)
+        steps = [lambda: None, lambda: None, lambda: server.delete(*JOB)]
+        monkeypatch.setattr(logs, "fetch", Script(*steps))
+        result = await ddp("logs", NAME, "-f")
+        assert result.stderr == "0 ! no log: the container is waiting to start\n"
+        assert server.count("GET", "/log") > 1
+
+    async def test_pods_that_take_others_places_are_followed(
+        self, ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.create("ddpjobs", training())
+        server.logs[started(server, 0, ended=True)] = printed((1, "before"))
+
+        def anew() -> None:
+            server.update(*JOB, {"status": {"attempt": 1}})
+            server.logs[started(server, 0, attempt=1, ended=True)] = printed((30, "after"))
+
+        def end() -> None:
+            server.update(*JOB, {"status": stored("Succeeded")["status"] | {"attempt": 1}})
+
+        monkeypatch.setattr(logs, "fetch", Script(anew, lambda: None, end))
+        result = await ddp("logs", NAME, "-f")
+        assert (result.exit_code, result.stdout) == (0, "0 | before\n0 | after\n")
+
+    async def test_it_ends_when_the_job_is_gone(
+        self, ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.create("ddpjobs", training())
+        server.logs[started(server, 0, ended=True)] = printed((1, "said"))
+        monkeypatch.setattr(logs, "fetch", Script(lambda: server.delete(*JOB)))
+        assert (await ddp("logs", NAME, "-f")).stdout == "0 | said\n"

@@ -1,0 +1,39 @@
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from ddp_operator.cli import __main__ as entry
+
+PROJECT = Path(__file__).parents[3] / "operator" / "pyproject.toml"
+
+
+def test_both_names_are_the_same_program() -> None:
+    scripts = tomllib.loads(PROJECT.read_text())["project"]["scripts"]
+    assert scripts.keys() == {"ddp", "kubectl-ddp"}
+    for name, value in scripts.items():
+        assert EntryPoint(name, value, "console_scripts").load() is entry.main
+
+
+@pytest.mark.parametrize(
+    ("called", "usage"), [("ddp", "ddp"), ("kubectl-ddp", "kubectl ddp"), ("x", "kubectl ddp")]
+)
+def test_help_calls_it_as_its_user_does(
+    called: str, usage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [f"/usr/bin/{called}", "--help"])
+    monkeypatch.setattr("sys.setrecursionlimit", lambda _: None)
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"Usage: {usage} ")
+
+
+@pytest.mark.parametrize("command", entry.program.commands)
+def test_each_command_says_what_it_does_in_80_columns(command: str) -> None:
+    result = CliRunner().invoke(entry.program, [command, "--help"])
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert len(lines[2]) > 20
+    assert max(map(len, lines)) <= 80
