@@ -9,6 +9,7 @@ from typing import Self
 
 from pydantic import ValidationError
 
+from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.ports import Key, Manifest
@@ -45,7 +46,7 @@ class SeenJob:
             generation=metadata.get("generation", 0),
             created=datetime.fromisoformat(metadata["creationTimestamp"]),
             deleting="deletionTimestamp" in metadata,
-            replicas=replicas if isinstance(replicas, int) else 1,
+            replicas=min(max(replicas, 1), MAX_REPLICAS) if isinstance(replicas, int) else 1,
             suspend=bool(spec.get("suspend")),
             status=status,
         )

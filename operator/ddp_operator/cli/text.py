@@ -42,8 +42,8 @@ def _cut(text: str, limit: int) -> str:
 
 
 def clean_lines(text: str, *, last: int, limit: int) -> list[str]:
-    """The last lines of a text that say something, each of them clean."""
-    lines = (clean(line, limit) for line in text[-4 * last * limit :].splitlines())
+    """The last lines that a program printed and that say something."""
+    lines = (clean_output(line, limit).rstrip() for line in text[-4 * last * limit :].split("\n"))
     return [line for line in lines if line][-last:]
 
 

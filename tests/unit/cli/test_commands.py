@@ -133,6 +133,12 @@ class TestWait:
         assert result.exit_code == code
         assert f"digits is {phase} (Because)" in result.output
 
+    async def test_unless_said_otherwise_it_is_for_success(
+        self, ddp: Ddp, server: FakeApiServer
+    ) -> None:
+        server.create("ddpjobs", stored("Failed", "Because"))
+        assert (await ddp("wait", NAME)).exit_code == 3
+
     async def test_the_time_is_over(self, ddp: Ddp, server: FakeApiServer) -> None:
         server.create("ddpjobs", training())
         result = await ddp("wait", NAME, "--for=succeeded", "--timeout=0.05s")

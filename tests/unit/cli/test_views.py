@@ -207,13 +207,13 @@ class TestWhy:
             failures=[failure(pod="earlier"), failure()],
             completionTime=at(1140),
         )
-        text = told(manifest)
+        text = told(manifest, builders.ended(parsed(manifest), 1, code=1))
         assert text.startswith(
             "digits failed 1m ago, BackoffLimitExceeded: all 3 restarts are used up"
         )
         assert "pod digits-0-1 (node rank 1) exited with code 1 (Error) on" in text
         assert "earlier" not in text
-        assert "last words\n  Traceback\n  File x\n  ValueError: bad batch" in text
+        assert "last words\n  Traceback\n    File x\n  ValueError: bad batch" in text
         assert "kubectl logs digits-0-1" in text
 
     @pytest.mark.parametrize(
@@ -223,6 +223,8 @@ class TestWhy:
             ({"exitCode": 64, "class": "Configuration"}, "correct the command"),
             ({"class": "Infrastructure", "reason": "XID"}, "have the node looked at"),
             ({"class": "Disruption", "reason": "Evicted"}, "nothing: the cluster took"),
+            ({"message": "torch.OutOfMemoryError: CUDA out of memory"}, "train on smaller batches"),
+            ({"pod": "digits-0-7"}, "its pod is gone, and its log with it"),
         ],
     )
     def test_what_to_do_depends_on_the_failure(self, changes: Json, remedy: str) -> None:

@@ -114,7 +114,7 @@ def why(name: str) -> None:
 @connection_options
 @job_argument
 @click.option(
-    "--for", "goal", type=click.Choice(waiting.GOALS), default="finished", show_default=True
+    "--for", "goal", type=click.Choice(waiting.GOALS), default="succeeded", show_default=True
 )
 @click.option("--timeout", callback=read_duration, metavar="DURATION", help="Default: no end.")
 @click.pass_context

@@ -44,6 +44,8 @@ _FAILED: Final = {
     "DeadlineExceeded": "raise spec.activeDeadlineSeconds in a new job",
     "InvalidSpec": "correct the fields that the message names, and apply the job again",
 }
+_OUT_OF_GPU_MEMORY: Final = ("OutOfMemoryError", "CUDA out of memory")
+"""As torch says it."""
 _BY_CLASS: Final = {
     "Disruption": "nothing: the cluster took the pod away, which is not charged",
     "Configuration": "correct the command, its arguments or the image; starting anew cannot help",
@@ -61,15 +63,19 @@ def for_ended(reason: str) -> str:
     return _FAILED.get(reason, "") or for_waiting(reason)
 
 
-def for_failure(failure: Failure) -> str:
-    """What to do about what ended an attempt."""
+def for_failure(failure: Failure, *, has_log: bool) -> str:
+    """What to do about what ended an attempt; `has_log`: its pod is still there."""
     if known := for_ended(failure.reason):
         return known
     if failure.exit_code == EXIT_CONFIGURATION:
         return _BY_CLASS["Configuration"]
     if failure.class_ in _BY_CLASS:
         return _BY_CLASS[failure.class_]
-    return f"read the end of its log: kubectl logs {clean(failure.pod)}"
+    if any(words in failure.message for words in _OUT_OF_GPU_MEMORY):
+        return "train on smaller batches, or accumulate gradients: the GPU's memory was full"
+    if has_log:
+        return f"read the end of its log: kubectl logs {clean(failure.pod)}"
+    return "its pod is gone, and its log with it: keep the next one's by kubectl ddp logs -f"
 
 
 def operator_missing(seen: SeenJob, now: datetime) -> str:

@@ -55,18 +55,20 @@ def diagnose(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
         )
     if missing := advice.operator_missing(seen, now):
         return Diagnosis(f"{name} is not looked after: {missing}.", _problem(seen))
-    by_phase = {"Succeeded": _succeeded, "Failed": _failed, "Suspended": _suspended}
-    if tell := by_phase.get(seen.status.phase):
-        return tell(seen, now)
-    tell_more = _running if seen.status.phase == "Running" else _waiting
-    return tell_more(seen, pods, now)
+    by_phase = {
+        "Succeeded": _succeeded,
+        "Failed": _failed,
+        "Suspended": _suspended,
+        "Running": _running,
+    }
+    return by_phase.get(seen.status.phase, _waiting)(seen, pods, now)
 
 
-def _succeeded(seen: SeenJob, now: datetime) -> Diagnosis:
+def _succeeded(seen: SeenJob, _: Pods, now: datetime) -> Diagnosis:
     return Diagnosis(f"{clean(seen.name)} has succeeded{_ago(seen, now)}: {_message(seen)}.")
 
 
-def _suspended(seen: SeenJob, now: datetime) -> Diagnosis:
+def _suspended(seen: SeenJob, _: Pods, now: datetime) -> Diagnosis:
     name = clean(seen.name)
     found = Diagnosis(f"{name} is stopped: spec.suspend is true, and there are no pods.")
     if not seen.suspend:
@@ -77,10 +79,10 @@ def _suspended(seen: SeenJob, now: datetime) -> Diagnosis:
     return found
 
 
-def _failed(seen: SeenJob, now: datetime) -> Diagnosis:
+def _failed(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
     name, reason = clean(seen.name), clean(seen.status.reason, 64)
     found = Diagnosis(f"{name} failed{_ago(seen, now)}, {reason}: {_message(seen)}")
-    _blame(found, _latest(seen), now)
+    _blame(found, _latest(seen), pods, now)
     if known := advice.for_ended(seen.status.reason):
         found.remedies.insert(0, known)
     found.remedies.append(
@@ -134,20 +136,20 @@ def _waiting(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
     found.remedies += [known for each in sorted(reasons) if (known := advice.for_waiting(each))]
     failed = pods.first_failed
     if failed is not None and seen.job is not None:
-        _blame(found, records.of_pod(seen.job, failed, now), now)
+        _blame(found, records.of_pod(seen.job, failed, now), pods, now)
     elif status.phase == "Restarting":
-        _blame(found, _latest(seen), now)
+        _blame(found, _latest(seen), pods, now)
     found.evidence += _problem(seen)
     return found
 
 
-def _blame(found: Diagnosis, failure: Failure | None, now: datetime) -> None:
+def _blame(found: Diagnosis, failure: Failure | None, pods: Pods, now: datetime) -> None:
     """Add who failed, its last words, and what to do about that."""
     if failure is None:
         return
     found.evidence.append(in_words(failure, now))
     found.last_words = clean_lines(failure.message, last=_LAST_WORDS, limit=_LINE)
-    found.remedies.append(advice.for_failure(failure))
+    found.remedies.append(advice.for_failure(failure, has_log=failure.pod in pods.names))
 
 
 def _latest(seen: SeenJob) -> Failure | None:

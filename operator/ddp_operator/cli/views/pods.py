@@ -34,6 +34,8 @@ class Pods:
     """By index: one of the words that have a mark."""
     old: int
     """Pods of before that are still there."""
+    names: frozenset[str] = frozenset()
+    """Of all pods that are there, whose logs can be read."""
 
     @classmethod
     def of(cls, seen: SeenJob, pods: Iterable[PodState]) -> "Pods":
@@ -49,7 +51,8 @@ class Pods:
             _state(current[index]) if index in current else ("done" if index in done else "missing")
             for index in range(seen.replicas)
         ]
-        return cls(current=current, states=states, old=len(own) - len(current))
+        names = frozenset(pod.key.name for pod in own)
+        return cls(current=current, states=states, old=len(own) - len(current), names=names)
 
     @property
     def first_failed(self) -> PodState | None:
