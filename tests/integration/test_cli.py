@@ -65,6 +65,11 @@ async def test_looking(ddp: Ddp, jobs: Jobs, kubelet: FakeKubelet) -> None:
     screen = (await ddp("status", "job")).out
     assert "R!  1 ready (R), 1 stuck (!)" in screen
     assert "pod job-0-1: ErrImagePull: no such image" in screen
+    # There is no kubelet to ask: the server has understood what for, and says so.
+    logs = await ddp("logs", "job")
+    assert (logs.code, logs.out) == (0, "")
+    assert logs.err.startswith("0 ! ")
+    assert "node-1" in logs.err
     why = await ddp("why", "job")
     assert (why.code, why.err) == (0, "")
     assert "check the image's name and tag" in why.out
