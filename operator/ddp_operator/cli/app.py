@@ -1,6 +1,7 @@
 """What all commands have in common: kubectl's options, the connection, errors in one line."""
 
 import asyncio
+import re
 import shutil
 import sys
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,8 @@ from ddp_operator.ports import ClusterError, Key
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""As the API server has it; nothing else may become part of a request's path."""
 _WIDEST: Final = 110
 _TIMEOUT_SECONDS: Final = 15.0
 """A person waits for the answer; an operator would wait for longer."""
@@ -47,6 +50,8 @@ def connection_options(command: CommandT) -> CommandT:
 
 def _keep(context: click.Context, option: click.Parameter, value: str | None) -> None:
     settings = context.ensure_object(Settings)
+    if option.name == "namespace" and value is not None:
+        value = _checked(context, option, value)
     if value is not None:
         setattr(settings, str(option.name), value)
 
@@ -74,13 +79,21 @@ def on_cluster(action: Callable[[Cluster, str], Awaitable[T]]) -> T:
 
 
 def job_key(namespace: str, name: str) -> Key:
-    """The job that a command names; kubectl's `ddp/NAME` is understood, too."""
-    return Key(namespace, name.rpartition("/")[2])
+    """The job that a command names."""
+    return Key(namespace, name)
 
 
 def job_argument(command: CommandT) -> CommandT:
-    """Give a command the job's name."""
-    return click.argument("name")(command)
+    """Give a command the job's name; kubectl's `ddp/NAME` is understood, too."""
+    return click.argument("name", callback=_checked)(command)
+
+
+def _checked(_: click.Context, option: click.Parameter, value: str) -> str:
+    name = value.rpartition("/")[2]
+    if not _NAME.fullmatch(name):
+        said = f"{clean(value, 80)!r} is no name of an object"
+        raise click.BadParameter(f"{said}: lower-case letters, digits, - and .", param=option)
+    return name
 
 
 def width() -> int:

@@ -164,7 +164,8 @@ class Follower:
                     continue
                 if last is None or line.time > last:
                     await self.lines.put(line)
-                self._last[pod.key] = max(line.time, self._last.get(pod.key, _LONG_AGO))
+                if line.time > self._last.get(pod.key, _LONG_AGO):
+                    self._last[pod.key] = line.time
         if pod.exit is not None and not broken:
             self._done.add(pod.key)
 

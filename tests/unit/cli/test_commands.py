@@ -280,3 +280,16 @@ class TestClusters:
         server.create("ddpjobs", job)
         assert "digits" in (await ddp("list")).stdout
         assert "Running" in (await ddp("status", NAME)).stdout
+
+    @pytest.mark.parametrize(
+        "name", ["Upper", "a?watch=1", "a b", "%2e%2e", "..", "", "-", "x" * 254]
+    )
+    async def test_what_is_no_name_is_no_path(
+        self, ddp: Ddp, server: FakeApiServer, name: str
+    ) -> None:
+        for command in (["status", "--", name], ["delete", "--yes", "--", name]):
+            result = await ddp(*command)
+            assert result.exit_code == 2
+            assert "is no name of an object" in result.stderr
+        assert (await ddp("list", f"--namespace={name}")).exit_code == 2
+        assert not server.requests
