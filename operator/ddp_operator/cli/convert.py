@@ -1,0 +1,107 @@
+"""`ddp convert`: other projects' manifests, or a torchrun command line, to DDPJobs."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import yaml
+
+from ddp_operator.convert import (
+    MAX_BYTES,
+    Conversion,
+    ConversionError,
+    of_command_line,
+    of_manifests,
+)
+
+_NOTHING = 2
+_SOME = 1
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes manifests as people do."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write out what occurs twice."""
+        del data
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    style = "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+@click.command(
+    short_help="Make DDPJobs of PyTorchJobs, TrainJobs, JobSets or a torchrun command line."
+)
+@click.argument("source", nargs=-1, required=True, type=click.UNPROCESSED, metavar="FILE")
+@click.option(
+    "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True
+)
+@click.option("--image", help="The image, of a command line alone.")
+def convert(source: tuple[str, ...], output: str, image: str | None) -> None:
+    """Make DDPJobs of the PyTorchJobs, TrainJobs (with their runtimes) and JobSets in FILE.
+
+    FILE may be -, for standard input. A command line goes in its place:
+
+        ddp convert -- torchrun --nnodes 2 train.py --lr 1
+
+    Manifests go to standard output. Notes go to standard error: what means something else now, and
+    what could not be carried over. Exit codes: 0, also with notes; 1 when something of the file
+    could not be converted; 2 when nothing could.
+    """
+    try:
+        if len(source) == 1 and source[0] != "torchrun":
+            if image is not None:
+                raise ConversionError("--image: goes with a command line; manifests have their own")
+            found = of_manifests(_read(source[0]))
+        else:
+            found = [of_command_line(source, image=image)]
+    except ConversionError as error:
+        _say(f"error: {error}")
+        sys.exit(_NOTHING)
+    manifests = [one.manifest for one in found if one.manifest is not None]
+    _tell(found)
+    if not manifests:
+        if not any(one.problem for one in found):
+            _say("error: there is no PyTorchJob, TrainJob or JobSet in the file")
+        sys.exit(_NOTHING)
+    click.echo(_written(manifests, output), nl=False)
+    sys.exit(_SOME if any(one.problem for one in found) else 0)
+
+
+def _read(path: str) -> str:
+    try:
+        with click.open_file(path, "rb") as file:
+            data: bytes = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConversionError(f"{path}: has more than {MAX_BYTES} bytes; split it")
+        return data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConversionError(f"{path}: cannot be read: {error}") from None
+
+
+def _tell(found: Sequence[Conversion]) -> None:
+    for one in found:
+        for note in one.notes:
+            _say(f"{one.source}: {note}")
+        if one.problem:
+            _say(f"error: {one.source}: {one.problem}")
+
+
+def _say(text: str) -> None:
+    # What a file says must not steer the terminal.
+    click.echo("".join(c if c.isprintable() else "?" for c in text), err=True)
+
+
+def _written(manifests: Sequence[dict[str, Any]], output: str) -> str:
+    if output == "json":
+        items = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        return json.dumps(manifests[0] if len(manifests) == 1 else items, indent=2) + "\n"
+    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)

@@ -1,0 +1,213 @@
+"""What all kinds of jobs have in common: metadata, queues, GPUs, processes, and the check that what
+comes out is a DDPJob.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ddp_operator.api.accelerator import Accelerator
+from ddp_operator.api.constants import (
+    API_VERSION,
+    GKE_ACCELERATOR_LABEL,
+    GKE_FLEX_START_LABEL,
+    GKE_PARTITION_LABEL,
+    GKE_SHARING_LABEL,
+    GKE_SPOT_LABEL,
+    GPU_RESOURCE,
+    KIND,
+)
+from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.api.rules import trainer_container
+from ddp_operator.convert.notes import ConversionError, Notes
+from ddp_operator.convert.pods import Pods, speaks_of_ranks
+from ddp_operator.convert.source import Source
+
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+_GROUP_LABEL: Final = "kueue.x-k8s.io/pod-group-name"
+_KUEUE: Final = "kueue.x-k8s.io/"
+_FOREIGN: Final = ("jobset.sigs.k8s.io/", "kubeflow.org/", "batch.kubernetes.io/")
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+MAX_RESTARTS: Final = 1000
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a job is called, and what it has for its pods."""
+
+    fields: dict[str, Any]
+    queue: str | None
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    """Those of Kueue, which reads them of pods here."""
+
+
+def metadata(source: Source, notes: Notes) -> Metadata:
+    """Take a job's metadata."""
+    meta = source.at("metadata")
+    # What the API server writes into an object that it stores.
+    meta.forget("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields")
+    meta.forget("selfLink")
+    name, prefix = meta.word("name"), meta.word("generateName")
+    if not name:
+        if not prefix:
+            raise ConversionError("metadata.name: is missing; give the job a name")
+        name = prefix.rstrip("-")
+        notes.changed("metadata.generateName", f"the name is {name}; give each job one of its own")
+    fields: dict[str, Any] = {"name": name}
+    if namespace := meta.word("namespace"):
+        fields["namespace"] = namespace
+    labels, of_pods = _sorted_out(meta.fields("labels"), "metadata.labels", notes)
+    annotations, pods_annotations = _sorted_out(
+        meta.fields("annotations"), "metadata.annotations", notes
+    )
+    queue = of_pods.pop(QUEUE_LABEL, None)
+    if labels:
+        fields["labels"] = labels
+    if annotations:
+        fields["annotations"] = annotations
+    return Metadata(fields, queue, of_pods, pods_annotations)
+
+
+def with_metadata(template: dict[str, Any], meta: Metadata, path: str, notes: Notes) -> str | None:
+    """Give a template what its job has for pods; return the queue that its own labels name."""
+    own = template.setdefault("metadata", {})
+    for name, values in (("labels", meta.labels), ("annotations", meta.annotations)):
+        if values:
+            own[name] = {**values, **own.get(name, {})}
+    labels = own.get("labels") or {}
+    queue: str | None = labels.pop(QUEUE_LABEL, None)
+    if labels.pop(_GROUP_LABEL, None) is not None:
+        notes.dropped(f"{path}.metadata.labels", f"{_GROUP_LABEL} is the operator's to set")
+    if "labels" in own and not labels:
+        del own["labels"]
+    if not own:
+        del template["metadata"]
+    return queue
+
+
+def queued(spec: dict[str, Any], queue: str | None, notes: Notes) -> None:
+    """Put a job into a queue of Kueue's."""
+    if not queue:
+        return
+    spec.setdefault("scheduling", {}).setdefault("queueName", queue)
+    if spec.pop("suspend", None):
+        notes.changed(
+            "spec.suspend", "Kueue held the whole job until it admitted it; here it holds the pods"
+        )
+
+
+def restarts(limit: int, field: str, notes: Notes) -> dict[str, Any]:
+    """Say how many failures are forgiven."""
+    if limit > MAX_RESTARTS:
+        notes.changed(field, f"{limit} is more than a DDPJob's most, {MAX_RESTARTS}")
+    return {"maxRestarts": min(limit, MAX_RESTARTS)}
+
+
+def managed(source: Source, own: str, notes: Notes) -> None:
+    """Take who reconciles the job; there is only the operator here."""
+    who = source.word("managedBy")
+    if who and who != own:
+        notes.dropped(source.field("managedBy"), f"{who} manages no DDPJobs")
+
+
+def processes(pods: Pods, asked: int | str | None, field: str, notes: Notes) -> int | str:
+    """Return how many processes each pod has."""
+    found = pods.processes if asked in (None, "auto") and pods.processes else asked
+    if isinstance(found, int):
+        count: int | str = found
+    elif pods.by_launcher:
+        count = "auto"
+        if not pods.gpus:
+            notes.changed(
+                field,
+                "torchrun starts one process for each CPU where there is no GPU; here auto is one "
+                "a pod, set spec.nprocPerNode if you want more",
+            )
+    else:
+        count = "auto" if pods.gpus <= 1 else 1
+        if pods.gpus > 1:
+            notes.changed(
+                field,
+                f"a command without torchrun is one process for {pods.gpus} GPUs, as before; start "
+                "it by torchrun and leave spec.nprocPerNode out for one for each GPU",
+            )
+    many = count > 1 if isinstance(count, int) else pods.gpus > 1
+    if many and speaks_of_ranks(trainer_container(pods.template)):
+        notes.changed(
+            field,
+            "with several processes a pod WORLD_SIZE counts processes, and RANK is each one's own; "
+            "say PET_NNODES and PET_NODE_RANK where the command means pods",
+        )
+    return count
+
+
+def accelerator(templates: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Make an accelerator of GKE's node selectors, where all templates agree and it is plain."""
+    asked = [_accelerator(template) for template in templates]
+    if asked[0] is None or any(one != asked[0] for one in asked):
+        return None  # they say it as well as they stand
+    for template in templates:
+        selector = template["spec"]["nodeSelector"]
+        for label in (GKE_ACCELERATOR_LABEL, GKE_SPOT_LABEL, GKE_FLEX_START_LABEL):
+            selector.pop(label, None)
+        if not selector:
+            del template["spec"]["nodeSelector"]
+    return asked[0]
+
+
+def checked(meta: Metadata, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the manifest.
+
+    Raises:
+        ConversionError: the operator would refuse it.
+    """
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta.fields, "spec": spec}
+    stored = {"namespace": "default", **meta.fields, "uid": ""}
+    stored["creationTimestamp"] = "1970-01-01T00:00:00Z"
+    try:
+        DDPJob.parse({**manifest, "metadata": stored})
+    except InvalidJobError as error:
+        raise ConversionError(f"the operator would refuse the {KIND} of it: {error}") from None
+    return manifest
+
+
+def _sorted_out(
+    values: dict[str, Any], path: str, notes: Notes
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what stays with the job, and what goes to its pods."""
+    values.pop(_LAST_APPLIED, None)
+    stay, go = {}, {}
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise ConversionError(f"{path}[{name}]: has to be a text; put it into quotes")
+        if name.startswith(_KUEUE):
+            go[name] = value
+        elif any(domain in name for domain in _FOREIGN):
+            notes.dropped(f"{path}[{name}]", "nothing reads it on a DDPJob")
+        else:
+            stay[name] = value
+    return stay, go
+
+
+def _accelerator(template: dict[str, Any]) -> dict[str, Any] | None:
+    selector = template["spec"].get("nodeSelector") or {}
+    limits = (trainer_container(template).get("resources") or {}).get("limits") or {}
+    count = str(limits.get(GPU_RESOURCE, ""))
+    told = (
+        {"type": selector.get(GKE_ACCELERATOR_LABEL), "count": int(count or 0)}
+        if (count == "" or (count.isdecimal() and len(count) < 4))
+        else {}
+    )
+    if not told.get("count") or {GKE_SHARING_LABEL, GKE_PARTITION_LABEL} & set(selector):
+        return None
+    ways = {GKE_SPOT_LABEL: "spot", GKE_FLEX_START_LABEL: "flex-start"}
+    found = [way for label, way in ways.items() if selector.get(label) == "true"]
+    if len(found) > 1 or any(selector.get(label, "true") != "true" for label in ways):
+        return None
+    told |= {"provisioning": found[0]} if found else {}
+    try:
+        Accelerator.model_validate(told)
+    except ValueError:
+        return None
+    return told if told["type"] else None

@@ -1,0 +1,59 @@
+"""How one template becomes another."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_KEYS: Final = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "schedulingGates": "name",
+    "volumeMounts": "mountPath",
+}
+"""Lists of what has names, and by what it is known."""
+_MERGED: Final = ("containers", "initContainers")
+"""Those whose elements are merged; of the others one takes another's place."""
+
+
+def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON merge patch (RFC 7386) that makes the one of the other."""
+    patch: dict[str, Any] = {name: None for name in before if name not in after}
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            if inner := merge_patch(old, value):
+                patch[name] = inner
+        elif name not in before or old != value or type(old) is not type(value):
+            patch[name] = value
+    return patch
+
+
+def merged(target: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge as Kubernetes does (strategic merge): lists of what has names element by element."""
+    result = dict(target)
+    for name, value in changes.items():
+        old = result.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            result[name] = merged(old, value)
+        elif name in _KEYS and isinstance(old, list) and isinstance(value, list):
+            result[name] = _by_key(old, value, name)
+        else:
+            result[name] = value
+    return result
+
+
+def _by_key(old: list[Any], new: list[Any], field: str) -> list[Any]:
+    key = _KEYS[field]
+    if not all(isinstance(one, dict) for one in (*old, *new)):
+        return new  # whatever it is, it is looked at where it is used
+    changes = {str(one.get(key)): one for one in new}
+    kept = []
+    for one in old:
+        change = changes.pop(str(one.get(key)), None)
+        if change is None:
+            kept.append(one)
+        else:
+            kept.append(merged(one, change) if field in _MERGED else change)
+    return [*kept, *changes.values()]

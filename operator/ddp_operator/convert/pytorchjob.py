@@ -1,0 +1,192 @@
+"""Kubeflow's PyTorchJob (`kubeflow.org/v1`): a master and its workers."""
+
+from typing import Any, Final
+
+from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.convert import job
+from ddp_operator.convert.notes import ConversionError, Notes
+from ddp_operator.convert.patch import merge_patch
+from ddp_operator.convert.pods import Pods, pods
+from ddp_operator.convert.source import Source
+
+_CONTAINER: Final = "pytorch"
+_PORT_NAME: Final = "pytorchjob-port"
+_MASTER, _WORKER = "Master", "Worker"
+_RENDEZVOUS: Final = "the operator tells torchrun where the group is; nothing is to be done"
+_HINTS: Final = {
+    "elasticPolicy": "pods stay as many as they are; failed and lost ones are replaced",
+    **dict.fromkeys(("rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf"), _RENDEZVOUS),
+    "standalone": _RENDEZVOUS,
+    "minResources": "a gang has what its pods ask for",
+    "priorityClass": "set priorityClassName in spec.template.spec",
+    "metadata": "the API server, or another controller, has to set it on the DDPJob anew",
+}
+_PERMANENT: Final = (range(1, 65), range(65, 128))
+"""Exit codes that ExitCode takes for final; a rule has room for 64."""
+
+
+def convert(source: Source, notes: Notes) -> dict[str, Any]:
+    """Convert one job; what is left in the source is not carried over."""
+    source.forget("status")
+    meta = job.metadata(source, notes)
+    spec = source.at("spec")
+    replicas = _replicas(spec)
+    counts = {kind: _count(kind, replica) for kind, replica in replicas.items()}
+    kinds = [kind for kind in (_MASTER, _WORKER) if counts.get(kind)]
+    if not kinds:
+        raise ConversionError(f"{spec.field('pytorchReplicaSpecs')}: has no pods; give it some")
+    result: dict[str, Any] = {"replicas": sum(counts.values())}
+    if result["replicas"] > MAX_REPLICAS:
+        raise ConversionError(f"{spec.field('pytorchReplicaSpecs')}: more than {MAX_REPLICAS} pods")
+    run = spec.at("runPolicy")
+    if restart := _restart(run, [replicas[kind] for kind in kinds], spec, notes):
+        result["restart"] = restart
+    _run_policy(run, result, notes)
+    host = f"{meta.fields['name']}-{kinds[0].lower()}-0"
+    queue = meta.queue
+    found: dict[str, Pods] = {}
+    for kind in kinds:
+        path = replicas[kind].field("template")
+        template = replicas[kind].fields("template")
+        queue = job.with_metadata(template, meta, path, notes) or queue
+        if isinstance(template.get("spec"), dict):
+            template["spec"].pop("restartPolicy", None)  # the replica's own takes its place
+        found[kind] = pods(template, path, notes, trainer=_CONTAINER, master=host, indexes={})
+    _processes(spec, found, result, notes)
+    if port := _port(found[kinds[0]]):
+        result["masterPort"] = port
+    templates = [found[kind].template for kind in kinds]
+    if accelerator := job.accelerator(templates):
+        result["accelerator"] = accelerator
+    _gang(run, templates[-1], result, notes)
+    job.queued(result, queue, notes)
+    result["template"] = templates[-1]
+    _override(templates, result)
+    notes.rest(source.rest(), _HINTS)
+    return job.checked(meta, result)
+
+
+def _replicas(spec: Source) -> dict[str, Source]:
+    """Return the kinds of replicas; their names may be written in any case."""
+    specs = spec.at("pytorchReplicaSpecs")
+    found = {}
+    for kind in (_MASTER, _WORKER):
+        for name in (kind, kind.lower(), kind.upper()):
+            if specs.has(name):
+                found[kind] = specs.at(name)
+                break
+    return found
+
+
+def _count(kind: str, replica: Source) -> int:
+    count = replica.integer("replicas")
+    count = 1 if count is None else count
+    if kind == _MASTER and count > 1:
+        raise ConversionError(f"{replica.field('replicas')}: there can be one master only")
+    if count == 0:
+        replica.forget("template", "restartPolicy")  # of no pod
+    return count
+
+
+def _restart(run: Source, replicas: list[Source], spec: Source, notes: Notes) -> dict[str, Any]:
+    """Say which failures are forgiven, and how often."""
+    limit = run.integer("backoffLimit")
+    elastic = spec.at("elasticPolicy")
+    most = elastic.integer("maxRestarts")
+    policies = [(one.field("restartPolicy"), one.word("restartPolicy")) for one in replicas]
+    field, policy = policies[-1]
+    masters, workers = policies[0][1] or "OnFailure", policy or "OnFailure"
+    if masters != workers:
+        notes.changed(policies[0][0], f"{masters}; all pods have the workers' policy, {workers}")
+    if policy == "Never":
+        if limit:
+            notes.dropped(run.field("backoffLimit"), "goes with restartPolicy: Never, as before")
+        return {"maxRestarts": 0}
+    asked = limit if limit is not None else most
+    asked_by = run.field("backoffLimit") if limit is not None else elastic.field("maxRestarts")
+    if limit is not None and most is not None:
+        notes.dropped(elastic.field("maxRestarts"), f"{run.field('backoffLimit')} is the limit")
+    restart: dict[str, Any] = {}
+    if asked is not None:
+        restart = job.restarts(asked, asked_by, notes)
+    how_often = f"{restart['maxRestarts']} times" if restart else "3 times without progress"
+    notes.changed(
+        field,
+        f"{policy or 'OnFailure'} starts a failed pod's container anew by itself; here all pods "
+        f"start anew, {how_often} (spec.restart.maxRestarts)",
+    )
+    if policy == "ExitCode":
+        restart["rules"] = [
+            {"exitCodes": list(codes), "classes": ["Application"], "action": "FailJob"}
+            for codes in _PERMANENT
+        ]
+    elif policy not in (None, "OnFailure", "Always"):
+        raise ConversionError(f"{field}: is {policy}; choose Never, OnFailure, Always or ExitCode")
+    return restart
+
+
+def _run_policy(run: Source, result: dict[str, Any], notes: Notes) -> None:
+    # There the default is to leave all pods.
+    result["cleanPodPolicy"] = run.word("cleanPodPolicy") or "None"
+    for name in ("ttlSecondsAfterFinished", "activeDeadlineSeconds"):
+        if (seconds := run.integer(name)) is not None:
+            result[name] = seconds
+    if run.flag("suspend"):
+        result["suspend"] = True
+    job.managed(run, "kubeflow.org/training-operator", notes)
+
+
+def _processes(spec: Source, found: dict[str, Pods], result: dict[str, Any], notes: Notes) -> None:
+    field = spec.field("nprocPerNode")
+    text = spec.word("nprocPerNode")
+    elastic = spec.at("elasticPolicy").integer("nProcPerNode", least=1)
+    asked: int | str | None = int(text) if text and text.isdecimal() and len(text) < 5 else text
+    if text == "cpu":
+        notes.changed(field, "cpu: a pod's CPUs cannot be counted here; set spec.nprocPerNode")
+    elif isinstance(asked, str) and asked not in ("auto", "gpu"):
+        raise ConversionError(f"{field}: is {text}; choose a number, auto, gpu or cpu")
+    if elastic is not None and text is not None:
+        notes.dropped(spec.at("elasticPolicy").field("nProcPerNode"), f"{field} wins")
+    asked = elastic if text is None else "auto" if isinstance(asked, str) else asked
+    counts = {kind: job.processes(one, asked, field, notes) for kind, one in found.items()}
+    main = counts.get(_WORKER, counts.get(_MASTER, "auto"))
+    if main != "auto":
+        result["nprocPerNode"] = main
+    if len(counts) > 1 and counts[_MASTER] != main:
+        result["overrides"] = [{"indexes": ["0"], "nprocPerNode": counts[_MASTER]}]
+
+
+def _port(master: Pods) -> int | None:
+    """Return the port of rank 0's store, which the master's container names."""
+    for port in master.template["spec"]["containers"][0].get("ports") or []:
+        if isinstance(port, dict) and port.get("name") == _PORT_NAME:
+            number = port.get("containerPort")
+            return number if isinstance(number, int) else None
+    return master.master_port
+
+
+def _gang(run: Source, template: dict[str, Any], result: dict[str, Any], notes: Notes) -> None:
+    """Pods all together: which scheduler sees to that only the training operator's flags say."""
+    policy = run.at("schedulingPolicy")
+    if seconds := policy.integer("scheduleTimeoutSeconds"):
+        result["schedulingTimeoutSeconds"] = seconds
+        field = policy.field("scheduleTimeoutSeconds")
+        notes.changed(field, "pods of which only a part has nodes are all given up, and come again")
+    available = policy.integer("minAvailable")
+    if available is not None and available < result["replicas"]:
+        notes.changed(policy.field("minAvailable"), "a gang has all pods of the job")
+    scheduler = template["spec"].get("schedulerName")
+    queue = policy.word("queue")
+    if scheduler == "volcano" and (queue or available is not None):
+        result["scheduling"] = {"gang": "volcano", **({"queueName": queue} if queue else {})}
+    elif queue or available is not None:
+        field = policy.field("queue" if queue else "minAvailable")
+        notes.dropped(field, "set spec.scheduling.gang to the gang scheduler, queueName to a queue")
+
+
+def _override(templates: list[dict[str, Any]], result: dict[str, Any]) -> None:
+    """Say where the master is another than the workers."""
+    patch = merge_patch(templates[-1], templates[0])
+    if patch:
+        override = result.setdefault("overrides", [{"indexes": ["0"]}])[0]
+        override["template"] = patch

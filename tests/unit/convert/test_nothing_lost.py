@@ -1,0 +1,164 @@
+"""Whatever a source says is in the result, or in a note."""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from ddp_operator.convert import Conversion
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.convert.examples import (
+    JOBSET,
+    PYTORCHJOB,
+    RUNTIME,
+    TRAINJOB,
+    convert_object,
+    load,
+)
+
+EXAMPLES = {
+    "PyTorchJob": [load(PYTORCHJOB)],
+    "JobSet": [load(JOBSET)],
+    "TrainJob": [load(TRAINJOB), load(RUNTIME)],
+}
+_STEP_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
+Path = tuple[str | int, ...]
+REWRITTEN = ("MASTER_PORT", "POD")
+"""Variables of which something else is made, and which may say nothing besides."""
+TRAINERS: Path = (
+    *(1, "spec", "template", "spec", "replicatedJobs", 1),
+    *("template", "spec", "template", "spec"),
+)
+
+MEANINGLESS: dict[str, tuple[Path, ...]] = {
+    "PyTorchJob": (
+        # What the API server wrote.
+        (0, "status"),
+        (0, "metadata", "uid"),
+        # The default.
+        (0, "spec", "pytorchReplicaSpecs", "Master", "replicas"),
+    ),
+    "JobSet": (
+        # One group starts at once, and has indexes.
+        (0, "spec", "startupPolicy"),
+        (0, "spec", "replicatedJobs", 0, "template", "spec", "completionMode"),
+        # As many as run at a time, as they have to be.
+        (0, "spec", "replicatedJobs", 0, "template", "spec", "completions"),
+    ),
+    "TrainJob": (
+        (0, "spec", "runtimePatches", 0, "manager"),
+        # The TrainJob's own come in their place.
+        (1, "spec", "mlPolicy", "numNodes"),
+        (1, "spec", "mlPolicy", "torch", "numProcPerNode"),
+        (*TRAINERS, "containers", 0, "image"),
+        (*TRAINERS, "containers", 0, "env", 0, "value"),
+        # Two ways to say which job trains, each of them enough.
+        (1, "spec", "template", "spec", "replicatedJobs", 1, "name"),
+        (*TRAINERS[:-4], "template", "metadata", "labels", _STEP_LABEL),
+        # Of a job that is said to be gone.
+        (0, "spec", "podTemplateOverrides", 1, "spec"),
+        (1, "spec", "template", "spec", "replicatedJobs", 0, "template"),
+    ),
+}
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
+    children: Any = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    if not children:
+        yield path
+    for name, inner in children:
+        yield from leaves(inner, (*path, name))
+
+
+def objects(value: Any, path: Path = ()) -> Iterator[Path]:
+    if isinstance(value, dict):
+        yield path
+        for name, inner in value.items():
+            yield from objects(inner, (*path, name))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from objects(inner, (*path, number))
+
+
+def at(value: Any, path: Path) -> Any:
+    for part in path:
+        value = value[part]
+    return value
+
+
+def without(documents: list[Any], path: Path) -> list[Any]:
+    changed = deepcopy(documents)
+    del at(changed, path[:-1])[path[-1]]
+    return changed
+
+
+def is_meaningless(kind: str, path: Path) -> bool:
+    return any(path[: len(known)] == known for known in MEANINGLESS[kind])
+
+
+def is_told(found: Conversion, path: Path) -> bool:
+    """Whether a field, or a whole that it is part of, is said to be gone."""
+    if path[1:4] == ("spec", "trainer", "env"):  # told of where the pods have it
+        name = at(EXAMPLES["TrainJob"], path[:5])["name"]
+        return any(note.field.endswith(f".env[{name}]") for note in found.notes)
+    spelled = "runtime" if path[0] == 1 else ""
+    for depth in range(1, len(path)):
+        part = path[depth]
+        if path[depth - 1] in ("containers", "env"):
+            part = at(EXAMPLES[found.source.split()[0]], path[: depth + 1])["name"]
+            spelled += f"[{part}]"
+        else:
+            spelled += f"[{part}]" if isinstance(part, int) else f".{part}"
+    spelled = spelled.lstrip(".")
+    return any(not note.carried and spelled.startswith(note.field) for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        pytest.param(kind, path, id=f"{kind}-{'.'.join(map(str, path[1:]))}")
+        for kind, documents in EXAMPLES.items()
+        for path in leaves(documents)
+        if path[1] not in ("apiVersion", "kind")
+    ],
+)
+def test_each_leaf_makes_a_difference(kind: str, path: Path) -> None:
+    documents = EXAMPLES[kind]
+    whole, less = convert_object(*documents), convert_object(*without(documents, path))
+    assert whole.manifest is not None, whole.problem
+    same = (whole.manifest, whole.notes) == (less.manifest, less.notes)
+    assert not same or is_told(whole, path) or is_meaningless(kind, path)
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_what_is_meaningless_is_there_and_makes_none(kind: str) -> None:
+    documents = EXAMPLES[kind]
+    for path in MEANINGLESS[kind]:
+        whole, less = convert_object(*documents), convert_object(*without(documents, path))
+        assert (whole.manifest, whole.notes) == (less.manifest, less.notes), path
+
+
+@given(data=st.data())
+def test_what_nobody_thought_of_is_kept_or_told(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(sorted(EXAMPLES)))
+    documents = deepcopy(EXAMPLES[kind])
+    path = data.draw(st.sampled_from([p for p in objects(documents) if p]))
+    if is_meaningless(kind, path) or (path[0], path[1:2]) == (1, ("metadata",)):
+        return  # the metadata of a runtime is its own
+    if "env" in path:
+        name = at(documents, path[: path.index("env") + 2])["name"]
+        if name in REWRITTEN or (path[0], name) == (1, "A"):  # the TrainJob's own comes instead
+            return
+    value = data.draw(st.sampled_from(["7", {"deep": "7"}, [{"deep": "7"}]]))
+    text_alone = path[-1] in ("labels", "annotations", "nodeSelector", "limits")
+    at(documents, path)["surprise"] = "7" if text_alone else value
+    found = convert_object(*documents)
+    kept = "surprise" in json.dumps(found.manifest) or "surprise" in found.problem
+    assert kept or is_told(found, (*path, "surprise"))

@@ -1,0 +1,120 @@
+from typing import Any
+
+from tests.unit.convert.examples import PYTORCHJOB, convert, convert_object, fields, load, spec_of
+
+
+def job(**spec: object) -> dict[str, object]:
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "digits"},
+        "spec": spec,
+    }
+
+
+def replica(replicas: int = 1, **container: object) -> dict[str, object]:
+    trainer = {"name": "pytorch", "image": "i", **container}
+    return {"replicas": replicas, "template": {"spec": {"containers": [trainer]}}}
+
+
+def test_the_whole_example() -> None:
+    spec = spec_of(convert(PYTORCHJOB))
+    assert spec["replicas"] == 4
+    assert spec["nprocPerNode"] == 2
+    assert spec["masterPort"] == 23457
+    assert spec["cleanPodPolicy"] == "All"
+    assert spec["ttlSecondsAfterFinished"] == 600
+    assert spec["activeDeadlineSeconds"] == 7200
+    assert spec["schedulingTimeoutSeconds"] == 300
+    assert spec["scheduling"] == {"gang": "volcano", "queueName": "night"}
+    assert spec["accelerator"] == {"type": "nvidia-l4", "count": 2, "provisioning": "spot"}
+    assert spec["restart"]["maxRestarts"] == 5
+    codes = [code for rule in spec["restart"]["rules"] for code in rule["exitCodes"]]
+    assert codes == list(range(1, 128))
+    assert {rule["action"] for rule in spec["restart"]["rules"]} == {"FailJob"}
+
+
+def test_the_master_is_the_pod_of_index_0() -> None:
+    spec = spec_of(convert(PYTORCHJOB))
+    (override,) = spec["overrides"]
+    assert override["indexes"] == ["0"]
+    master = override["template"]["spec"]
+    trainer, board = master["containers"]
+    assert trainer["image"] == "registry.example.com/digits:1"
+    assert board["name"] == "tensorboard"
+    assert trainer["command"] == ["torchrun", "--log-dir=/logs", "train.py"]
+    assert trainer["env"] == [
+        {"name": "NCCL_DEBUG", "value": "INFO"},
+        {"name": "PEER", "value": "http://$(MASTER_ADDR):9000/x"},
+    ]
+    assert master["serviceAccountName"] == "trains"
+    assert "hostname" not in spec["template"]["spec"]
+    assert spec["template"]["spec"]["containers"][0]["image"] == "registry.example.com/digits:2"
+
+
+def test_equal_master_and_workers_are_equal_pods() -> None:
+    specs = {"Master": replica(), "Worker": replica(3)}
+    spec = spec_of(convert_object(job(pytorchReplicaSpecs=specs)))
+    assert spec["replicas"] == 4
+    assert "overrides" not in spec
+
+
+def test_workers_alone_as_elastic_jobs_have_them() -> None:
+    found = convert_object(
+        job(
+            pytorchReplicaSpecs={"Worker": replica(2)},
+            elasticPolicy={"minReplicas": 1, "maxReplicas": 3, "maxRestarts": 7},
+        )
+    )
+    assert spec_of(found)["replicas"] == 2
+    assert spec_of(found)["restart"] == {"maxRestarts": 7}
+    assert {"spec.elasticPolicy.minReplicas", "spec.elasticPolicy.maxReplicas"} <= fields(found)
+
+
+def test_never_forgives_no_failure() -> None:
+    specs = {"Master": {**replica(), "restartPolicy": "Never"}}
+    assert spec_of(convert_object(job(pytorchReplicaSpecs=specs)))["restart"] == {"maxRestarts": 0}
+
+
+def test_a_plain_script_stays_one_process_of_a_pod_with_many_gpus() -> None:
+    eight: dict[str, Any] = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
+    specs = {"Master": replica(command=["python", "train.py"], **eight)}
+    plain = convert_object(job(pytorchReplicaSpecs=specs))
+    assert spec_of(plain)["nprocPerNode"] == 1
+    assert "spec.nprocPerNode" in fields(plain)
+    specs = {"Master": replica(command=["torchrun", "train.py"], **eight)}
+    assert "nprocPerNode" not in spec_of(convert_object(job(pytorchReplicaSpecs=specs)))
+
+
+def test_a_shell_that_takes_ranks_for_pods_is_told_of() -> None:
+    line = "torchrun --nproc_per_node=4 --node_rank=$RANK --nnodes=$WORLD_SIZE train.py"
+    specs = {"Master": replica(), "Worker": replica(2, command=["sh", "-c", line])}
+    found = convert_object(job(pytorchReplicaSpecs=specs))
+    assert spec_of(found)["nprocPerNode"] == 4
+    assert spec_of(found)["overrides"][0]["nprocPerNode"] == "auto"
+    assert any("PET_NODE_RANK" in note.text for note in found.notes)
+
+
+def test_kueue_holds_the_pods_and_nobody_the_job() -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "gpus", "kueue.x-k8s.io/priority-class": "high"}
+    document = job(pytorchReplicaSpecs={"Master": replica()}, runPolicy={"suspend": True}) | {
+        "metadata": {"name": "digits", "labels": labels}
+    }
+    found = convert_object(document)
+    spec = spec_of(found)
+    assert spec["scheduling"] == {"queueName": "gpus"}
+    assert "suspend" not in spec
+    assert "spec.suspend" in fields(found)
+    assert spec["template"]["metadata"]["labels"] == {"kueue.x-k8s.io/priority-class": "high"}
+
+
+def test_what_no_ddpjob_can_be_says_the_field() -> None:
+    document = load(PYTORCHJOB)
+    document["metadata"]["name"] = "x" * 60
+    found = convert_object(document)
+    assert found.manifest is None
+    assert "metadata.name: at most 50" in found.problem
+    found = convert_object(job(pytorchReplicaSpecs={"Master": replica(2)}))
+    assert found.problem.startswith("spec.pytorchReplicaSpecs.Master.replicas: ")
+    found = convert_object(job(pytorchReplicaSpecs={"Master": {"replicas": "2"}}))
+    assert found.problem.startswith("spec.pytorchReplicaSpecs.Master.replicas: ")

@@ -1,0 +1,91 @@
+from ddp_operator.convert import of_manifests
+
+from tests.unit.convert.examples import (
+    RUNTIME,
+    TRAINJOB,
+    convert,
+    convert_object,
+    fields,
+    load,
+    spec_of,
+)
+
+
+def test_the_whole_example() -> None:
+    found = convert(TRAINJOB + "---" + RUNTIME)
+    spec = spec_of(found)
+    assert spec["replicas"] == 2
+    assert spec["nprocPerNode"] == 4
+    assert spec["restart"] == {"maxRestarts": 3}
+    assert spec["suspend"] is True
+    assert spec["activeDeadlineSeconds"] == 50
+    assert spec["ttlSecondsAfterFinished"] == 30
+    assert spec["scheduling"] == {"gang": "volcano", "queueName": "night"}
+    assert spec["template"] == {
+        "metadata": {"labels": {"tier": "gold"}},
+        "spec": {
+            "serviceAccountName": "trains",
+            "nodeSelector": {"disk": "fast"},
+            "containers": [
+                {
+                    "name": "node",
+                    "image": "registry.example.com/words:1",
+                    "command": ["torchrun"],
+                    "args": ["train.py", "--peer", "$(MASTER_ADDR):1"],
+                    "env": [{"name": "A", "value": "mine"}, {"name": "B", "value": "b"}],
+                    "resources": {"requests": {"cpu": "3"}},
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                }
+            ],
+            "volumes": [
+                {"name": "scratch", "emptyDir": {}},
+                {"name": "data", "emptyDir": {"sizeLimit": "1Gi"}},
+            ],
+        },
+    }
+    assert "spec.initializer" in fields(found)
+
+
+def test_the_runtimes_own_numbers_where_the_job_says_none() -> None:
+    job = load(TRAINJOB)
+    del job["spec"]["trainer"]["numNodes"]
+    del job["spec"]["trainer"]["numProcPerNode"]
+    spec = spec_of(convert_object(job, load(RUNTIME)))
+    assert (spec["replicas"], spec["nprocPerNode"]) == (5, 3)
+
+
+def test_torchrun_without_gpus_starts_a_process_for_each_cpu() -> None:
+    job, runtime = load(TRAINJOB), load(RUNTIME)
+    del job["spec"]["trainer"]["numProcPerNode"]
+    runtime["spec"]["mlPolicy"]["torch"] = {}
+    assert spec_of(convert_object(job, runtime))["nprocPerNode"] == 3
+    job["spec"]["trainer"]["resourcesPerNode"] = {"limits": {"cpu": "1500m"}}
+    assert spec_of(convert_object(job, runtime))["nprocPerNode"] == 2
+    job["spec"]["trainer"]["resourcesPerNode"] = {"limits": {"cpu": 8, "nvidia.com/gpu": 4}}
+    assert "nprocPerNode" not in spec_of(convert_object(job, runtime))
+
+
+def test_the_built_in_runtime_is_known_and_said_to_be_assumed() -> None:
+    job = load(TRAINJOB)
+    job["spec"]["runtimeRef"] = {"name": "torch-distributed"}
+    found = convert_object(job)
+    assert spec_of(found)["replicas"] == 2
+    assert "spec.runtimeRef.name" in fields(found)
+
+
+def test_any_other_runtime_has_to_be_in_the_file() -> None:
+    found = convert(TRAINJOB)
+    assert found.problem.startswith("spec.runtimeRef.name: TrainingRuntime ours is not in the file")
+
+
+def test_another_framework_is_refused() -> None:
+    runtime = load(RUNTIME)
+    runtime["spec"]["mlPolicy"]["mpi"] = {"numProcPerNode": 2}
+    found = convert_object(load(TRAINJOB), runtime)
+    assert found.problem.startswith("runtime.spec.mlPolicy.mpi: ")
+
+
+def test_two_jobs_may_share_a_runtime() -> None:
+    found = of_manifests("---".join([TRAINJOB, RUNTIME, TRAINJOB]))
+    assert [one.source for one in found] == ["TrainJob words", "TrainJob words"]
+    assert found[0].manifest == found[1].manifest is not None
