@@ -18,6 +18,8 @@ __all__ = ["MAX_BYTES", "Conversion", "ConversionError", "Note", "of_command_lin
 _PYTORCHJOB: Final = ("kubeflow.org/v1", "PyTorchJob")
 _GROUPS: Final = {"TrainJob": trainjob.GROUP, "JobSet": "jobset.x-k8s.io"}
 
+_KNOWN: Final = f"{_PYTORCHJOB[0]} PyTorchJob, {trainjob.GROUP} TrainJob, jobset.x-k8s.io JobSet"
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -76,7 +78,8 @@ def _converted(document: dict[str, Any], runtimes: Sequence[dict[str, Any]]) -> 
 
 def _other(title: str, kind: str, version: str, notes: Notes) -> Conversion:
     if kind.endswith("Job") or "kubeflow.org" in version:
-        already = "it is one already" if kind == KIND else "there is no way from it to a DDPJob"
-        return Conversion(title, None, (), f"{version} {kind}: {already}")
+        known = f"cannot be converted; {_KNOWN} can"
+        why = "it is one already" if kind == KIND else known
+        return Conversion(title, None, (), f"{version} {kind}: {why}")
     notes.dropped(f"{version} {kind}", "no job of training; apply it as it is, if the job needs it")
     return Conversion(title, None, notes.all())

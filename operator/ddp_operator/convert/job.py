@@ -70,27 +70,38 @@ def metadata(source: Source, notes: Notes) -> Metadata:
 
 
 def with_metadata(template: dict[str, Any], meta: Metadata, path: str, notes: Notes) -> str | None:
-    """Give a template what its job has for pods; return the queue that its own labels name."""
+    """Give a template what its job has for pods; return the job's queue, if any."""
     own = template.setdefault("metadata", {})
     for name, values in (("labels", meta.labels), ("annotations", meta.annotations)):
         if values:
             own[name] = {**values, **own.get(name, {})}
     labels = own.get("labels") or {}
     queue: str | None = labels.pop(QUEUE_LABEL, None)
+    if queue and meta.queue and queue != meta.queue:
+        field = f"{path}.metadata.labels[{QUEUE_LABEL}]"
+        notes.dropped(field, f"the job's own label counts, {meta.queue}")
     if labels.pop(_GROUP_LABEL, None) is not None:
         notes.dropped(f"{path}.metadata.labels", f"{_GROUP_LABEL} is the operator's to set")
     if "labels" in own and not labels:
         del own["labels"]
     if not own:
         del template["metadata"]
-    return queue
+    return meta.queue or queue
 
 
 def queued(spec: dict[str, Any], queue: str | None, notes: Notes) -> None:
     """Put a job into a queue of Kueue's."""
     if not queue:
         return
-    spec.setdefault("scheduling", {}).setdefault("queueName", queue)
+    scheduling = spec.setdefault("scheduling", {})
+    if scheduling.get("gang") == "volcano":
+        notes.dropped(
+            f"metadata.labels[{QUEUE_LABEL}]",
+            f"a job is in one queue, and with Volcano in Volcano's; for {queue} set "
+            "spec.scheduling.queueName and take gang out",
+        )
+        return
+    scheduling["queueName"] = queue
     if spec.pop("suspend", None):
         notes.changed(
             "spec.suspend", "Kueue held the whole job until it admitted it; here it holds the pods"

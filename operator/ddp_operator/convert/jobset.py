@@ -60,7 +60,7 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
     host = _master(jobs[0], spec, meta.fields["name"], notes)
     result: dict[str, Any] = {"replicas": found.jobs * found.pods_of_job}
     limits(spec, jobs[0], result, notes)
-    queue = job.with_metadata(found.template, meta, found.path, notes) or meta.queue
+    queue = job.with_metadata(found.template, meta, found.path, notes)
     one = pods(found.template, found.path, notes, trainer=None, master=host, indexes=found.indexes)
     _index_variable(one, found, notes)
     processes = job.processes(one, None, f"{found.path}.spec.containers", notes)

@@ -174,7 +174,7 @@ def _gang(run: Source, template: dict[str, Any], result: dict[str, Any], notes: 
         notes.changed(field, "pods of which only a part has nodes are all given up, and come again")
     available = policy.integer("minAvailable")
     if available is not None and available < result["replicas"]:
-        notes.changed(policy.field("minAvailable"), "a gang has all pods of the job")
+        notes.changed(policy.field("minAvailable"), f"{available}; a gang has all pods of the job")
     scheduler = template["spec"].get("schedulerName")
     queue = policy.word("queue")
     if scheduler == "volcano" and (queue or available is not None):

@@ -36,7 +36,8 @@ def convert(source: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) ->
     meta = job.metadata(source, notes)
     spec = source.at("spec")
     trainer = spec.at("trainer")
-    runtime = _runtime(spec, runtimes, notes)
+    whole_runtime = _runtime(spec, runtimes, notes)
+    runtime = whole_runtime.at("spec")
     policy = runtime.at("mlPolicy")
     for other in _OTHER_POLICIES:
         if policy.has(other):
@@ -55,7 +56,7 @@ def convert(source: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) ->
     template = _patched(found.template, spec, name, notes)
     _trainer(template, trainer, found.path)
     _gang(runtime, result, notes)
-    queue = job.with_metadata(template, meta, found.path, notes) or meta.queue
+    queue = job.with_metadata(template, meta, found.path, notes)
     host = f"{meta.fields['name']}-{name}-0-0.{meta.fields['name']}"
     one = pods(template, found.path, notes, trainer=_CONTAINER, master=host, indexes=found.indexes)
     asked = trainer.number_or_word("numProcPerNode")
@@ -68,35 +69,37 @@ def convert(source: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) ->
     field = trainer.field("numProcPerNode")
     jobset.finish(result, one, job.processes(one, asked, field, notes), queue, notes)
     notes.rest(source.rest(), _HINTS)
-    notes.rest(runtime.rest(), _HINTS)
+    notes.rest(whole_runtime.rest(), _HINTS)
     return job.checked(meta, result)
 
 
 def _runtime(spec: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) -> Source:
-    """Find the runtime among those of the file; return its spec."""
+    """Find the runtime among those of the file."""
     ref = spec.at("runtimeRef")
     ref.forget("apiGroup")
     kind, name = ref.word("kind") or RUNTIMES[0], ref.word("name") or ""
     for one in runtimes:
         metadata = one.get("metadata")
         if one.get("kind") == kind and isinstance(metadata, dict) and metadata.get("name") == name:
-            return Source(deepcopy(one.get("spec", {})), "runtime.spec")
+            found = Source(deepcopy(one), "runtime")
+            found.forget("apiVersion", "kind", "metadata", "status")  # its own
+            return found
     if (kind, name) != (RUNTIMES[0], _BUILT_IN):
         raise ConversionError(
-            f"{ref.field('name')}: {kind} {name} is not in the file; add it: kubectl get "
-            f"{kind.lower()} {name} -o yaml"
+            f"{ref.field('name')}: {kind} {name} is not in the file; add what kubectl get "
+            f"{kind.lower()} {name} -o yaml prints, behind a line ---"
         )
     has_image = isinstance(spec.at("trainer").peek("image"), str)
     image = f"; set the image, too, it is {_IMAGE} now" * (not has_image)
     notes.changed(
         ref.field("name"),
-        f"{name} is taken to be as Kubeflow ships it, for it is not in the file; add it to be "
-        f"sure: kubectl get {kind.lower()} {name} -o yaml{image}",
+        f"{name} is taken to be as Kubeflow ships it, for it is not in the file; to be sure add "
+        f"what kubectl get {kind.lower()} {name} -o yaml prints{image}",
     )
     container = {"name": _CONTAINER, "image": _IMAGE}
     pod = {"template": {"spec": {"containers": [container]}}}
     jobs = [{"name": _CONTAINER, "template": {"spec": pod}}]
-    return Source({"template": {"spec": {"replicatedJobs": jobs}}}, "runtime.spec")
+    return Source({"spec": {"template": {"spec": {"replicatedJobs": jobs}}}}, "runtime")
 
 
 def _training(runtime: Source, notes: Notes) -> Source:

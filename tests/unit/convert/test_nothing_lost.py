@@ -108,16 +108,15 @@ def is_told(found: Conversion, path: Path) -> bool:
     if path[1:4] == ("spec", "trainer", "env"):  # told of where the pods have it
         name = at(EXAMPLES["TrainJob"], path[:5])["name"]
         return any(note.field.endswith(f".env[{name}]") for note in found.notes)
-    spelled = "runtime" if path[0] == 1 else ""
+    spelled = ["runtime"] if path[0] == 1 else []
     for depth in range(1, len(path)):
-        part = path[depth]
-        if path[depth - 1] in ("containers", "env"):
-            part = at(EXAMPLES[found.source.split()[0]], path[: depth + 1])["name"]
-            spelled += f"[{part}]"
-        else:
-            spelled += f"[{part}]" if isinstance(part, int) else f".{part}"
-    spelled = spelled.lstrip(".")
-    return any(not note.carried and spelled.startswith(note.field) for note in found.notes)
+        by_name = path[depth - 1] in ("containers", "env")
+        inner = at(EXAMPLES[found.source.split()[0]], path[: depth + 1]) if by_name else None
+        spelled.append(inner["name"] if inner else str(path[depth]))
+    whole = f"{'.'.join(spelled)}."
+    dotted = str.maketrans({"[": ".", "]": None})
+    told = [f"{note.field.translate(dotted)}." for note in found.notes if not note.carried]
+    return any(whole.startswith(field) for field in told)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +133,25 @@ def test_each_leaf_makes_a_difference(kind: str, path: Path) -> None:
     whole, less = convert_object(*documents), convert_object(*without(documents, path))
     assert whole.manifest is not None, whole.problem
     same = (whole.manifest, whole.notes) == (less.manifest, less.notes)
+    assert not same or is_told(whole, path) or is_meaningless(kind, path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        pytest.param(kind, path, id=f"{kind}-{'.'.join(map(str, path[1:]))}")
+        for kind, documents in EXAMPLES.items()
+        for path in leaves(documents)
+        if isinstance(at(documents, path), str | int) and path[1] not in ("apiVersion", "kind")
+    ],
+)
+def test_each_value_makes_a_difference(kind: str, path: Path) -> None:
+    documents, changed = EXAMPLES[kind], deepcopy(EXAMPLES[kind])
+    value = at(documents, path)
+    other = not value if isinstance(value, bool) else value + (1 if isinstance(value, int) else "x")
+    at(changed, path[:-1])[path[-1]] = other
+    whole, with_other = convert_object(*documents), convert_object(*changed)
+    same = (whole.manifest, whole.notes) == (with_other.manifest, with_other.notes)
     assert not same or is_told(whole, path) or is_meaningless(kind, path)
 
 
