@@ -20,7 +20,7 @@ from ddp_operator.api.constants import (
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.convert.notes import ConversionError, Notes
-from ddp_operator.convert.pods import Pods, speaks_of_ranks
+from ddp_operator.convert.pods import Pods, check, speaks_of_ranks
 from ddp_operator.convert.source import Source
 
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
@@ -71,6 +71,7 @@ def metadata(source: Source, notes: Notes) -> Metadata:
 
 def with_metadata(template: dict[str, Any], meta: Metadata, path: str, notes: Notes) -> str | None:
     """Give a template what its job has for pods; return the job's queue, if any."""
+    check(template, path)
     own = template.setdefault("metadata", {})
     for name, values in (("labels", meta.labels), ("annotations", meta.annotations)):
         if values:

@@ -99,9 +99,12 @@ def check(template: dict[str, Any], path: str) -> None:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConversionError(f"{path}.{where}: {first['msg']}; correct it") from None
+    inits = template["spec"].get("initContainers", [])
+    if not isinstance(inits, list):
+        raise ConversionError(f"{path}.spec.initContainers: has to be a list; correct it")
     for container in template["spec"]["containers"]:
         for name in ("command", "args"):
-            texts = container.get(name) or []
+            texts = container.get(name, [])
             if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
                 raise ConversionError(
                     f"{path}.spec.containers[{container['name']}].{name}: has to be a list of "

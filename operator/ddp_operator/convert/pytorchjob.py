@@ -49,8 +49,7 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
         path = replicas[kind].field("template")
         template = replicas[kind].fields("template")
         queue = job.with_metadata(template, meta, path, notes) or queue
-        if isinstance(template.get("spec"), dict):
-            template["spec"].pop("restartPolicy", None)  # the replica's own takes its place
+        template["spec"].pop("restartPolicy", None)  # the replica's own takes its place
         found[kind] = pods(template, path, notes, trainer=_CONTAINER, master=host, indexes={})
     _processes(spec, found, result, notes)
     if port := _port(found[kinds[0]]):
@@ -158,7 +157,8 @@ def _processes(spec: Source, found: dict[str, Pods], result: dict[str, Any], not
 
 def _port(master: Pods) -> int | None:
     """Return the port of rank 0's store, which the master's container names."""
-    for port in master.template["spec"]["containers"][0].get("ports") or []:
+    ports = master.template["spec"]["containers"][0].get("ports")
+    for port in ports if isinstance(ports, list) else []:
         if isinstance(port, dict) and port.get("name") == _PORT_NAME:
             number = port.get("containerPort")
             return number if isinstance(number, int) else None

@@ -200,7 +200,8 @@ def _cpus(template: dict[str, Any]) -> int:
     """Return the CPUs that the trainer asks for, as Kubeflow counts them."""
     resources = template["spec"]["containers"][0].get("resources") or {}
     for kind in ("requests", "limits"):
-        text = str((resources.get(kind) or {}).get("cpu", ""))
+        amounts = resources.get(kind)
+        text = str(amounts.get("cpu", "")) if isinstance(amounts, dict) else ""
         if match := re.fullmatch(r"(\d{1,6})(m?)", text):
             return max(1, ceil(int(match[1]) / (1000 if match[2] else 1)))
     return 1
