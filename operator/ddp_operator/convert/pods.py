@@ -77,8 +77,9 @@ def pods(
     if any(re.search(rf"{re.escape(master)}\b|MASTER_ADDR", str(other)) for other in others):
         notes.changed(
             f"{path}.spec",
-            "another container than the trainer speaks of the group's master, whose name and port "
-            "only the trainer is told; give it the host <name>-0-0.<name> of the DDPJob's name",
+            "another container than the trainer speaks of the group's master, of whom only the "
+            "trainer is told, and whose host has another name with each attempt; where it waits "
+            "for the master, take it out: torchrun waits by itself",
         )
     limits = (container.get("resources") or {}).get("limits") or {}
     gpus = sum(int(n) for k, n in limits.items() if is_gpu(k) and str(n).isdecimal())

@@ -118,3 +118,22 @@ def test_what_no_ddpjob_can_be_says_the_field() -> None:
     assert found.problem.startswith("spec.pytorchReplicaSpecs.Master.replicas: ")
     found = convert_object(job(pytorchReplicaSpecs={"Master": {"replicas": "2"}}))
     assert found.problem.startswith("spec.pytorchReplicaSpecs.Master.replicas: ")
+
+
+def test_others_who_look_for_the_master_are_told_of() -> None:
+    worker: dict[str, Any] = replica(2)
+    wait = {"name": "wait", "image": "i", "command": ["nslookup", "digits-master-0"]}
+    worker["template"]["spec"]["initContainers"] = [wait]
+    specs = {"Master": replica(), "Worker": worker}
+    found = convert_object(job(pytorchReplicaSpecs=specs))
+    assert "spec.pytorchReplicaSpecs.Worker.template.spec" in fields(found)
+    assert spec_of(found)["template"]["spec"]["initContainers"] == [wait]
+    assert spec_of(found)["overrides"] == [
+        {"indexes": ["0"], "template": {"spec": {"initContainers": None}}}
+    ]
+
+
+def test_volcanos_queue_and_kueues_are_not_confused() -> None:
+    found = convert(PYTORCHJOB)
+    assert "metadata.labels[kueue.x-k8s.io/queue-name]" in fields(found)
+    assert spec_of(found)["suspend"] is True
