@@ -8,6 +8,7 @@ import click
 from ddp_operator import __version__
 from ddp_operator.cli.app import connection_options
 from ddp_operator.cli.commands import act, look
+from ddp_operator.cli.commands.convert import convert
 from ddp_operator.cli.commands.logs import logs
 from ddp_operator.kube.client import RECURSION
 
@@ -22,6 +23,7 @@ def program() -> None:
 for _command in (
     *(look.list_jobs, look.status, look.why, look.wait, logs),
     *(act.stop, act.resume, act.restart, act.scale, act.delete),
+    convert,
 ):
     program.add_command(_command)
 

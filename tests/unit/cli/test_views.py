@@ -11,7 +11,7 @@ from ddp_operator.cli.views.pods import Pods
 from ddp_operator.cli.views.screen import screen
 from ddp_operator.job.pods.state import PodState
 
-from tests.good_manifests import Json
+from tests.good_manifests import Json, container, template
 from tests.unit.cli.jobs import ESCAPES, at, failure, seen, stored, training
 from tests.unit.job import builders
 from tests.unit.job.builders import later
@@ -323,6 +323,12 @@ class TestChanges:
         text = " ".join(change(SeenJob.read(training(spec=kept)), NOW).says)
         assert "lost" not in text
         assert "of step 450, 1m40s ago" in text
+
+    @pytest.mark.parametrize("where", ["/checkpoints", "/checkpoints/", "/"])
+    def test_checkpoints_on_a_volume_of_the_template_stay(self, where: str) -> None:
+        mounted = container(volumeMounts=[{"name": "shared", "mountPath": where}])
+        job = SeenJob.read(training(spec={"template": template(mounted)}))
+        assert "lost" not in " ".join(changes.stop(job, NOW).says)
 
     def test_resume(self) -> None:
         stopped = seen("Suspended", spec={"suspend": True})

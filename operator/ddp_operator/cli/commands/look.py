@@ -105,7 +105,7 @@ def status(name: str, form: str | None) -> None:
 @connection_options
 @job_argument
 def why(name: str) -> None:
-    """Say why a job waits, restarts, is slow or has failed, and what to do."""
+    """Say why a job is as it is, and what to do."""
     seen, pods = on_cluster(lambda cluster, namespace: fetch(cluster, job_key(namespace, name)))
     print_lines(diagnose(seen, pods, datetime.now(UTC)).lines(width()))
 

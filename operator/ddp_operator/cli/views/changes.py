@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import Any
 
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
@@ -142,5 +143,5 @@ def _dies_with_its_pods(job: DDPJob) -> bool:
     if where.persistent_volume_claim or where.gcs_bucket or where.host_path:
         return False
     mounts = trainer_container(job.spec.template).get("volumeMounts") or []
-    path = where.path.rstrip("/")
-    return not any(mount.get("mountPath", "").rstrip("/") == path for mount in mounts)
+    above = {str(path) for path in (PurePosixPath(where.path), *PurePosixPath(where.path).parents)}
+    return not any(str(PurePosixPath(mount.get("mountPath", ""))) in above for mount in mounts)

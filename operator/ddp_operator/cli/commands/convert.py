@@ -3,11 +3,12 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 import yaml
 
+from ddp_operator.cli.text import clean
 from ddp_operator.convert import (
     MAX_BYTES,
     Conversion,
@@ -16,8 +17,10 @@ from ddp_operator.convert import (
     of_manifests,
 )
 
-_NOTHING = 2
-_SOME = 1
+_NOTHING: Final = 2
+_SOME: Final = 1
+_LONGEST: Final = 1024
+"""Characters of a note: it names a path, and says a sentence."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -96,8 +99,7 @@ def _tell(found: Sequence[Conversion]) -> None:
 
 
 def _say(text: str) -> None:
-    # What a file says must not steer the terminal.
-    click.echo("".join(c if c.isprintable() else "?" for c in text), err=True)
+    click.echo(clean(text, _LONGEST), err=True)
 
 
 def _written(manifests: Sequence[dict[str, Any]], output: str) -> str:
