@@ -10,6 +10,7 @@ from typing import Final
 
 import yaml
 from ddp_operator import startup
+from ddp_operator.handlers import JOBS
 from ddp_operator.kube import (
     CUSTOM_RESOURCE_DEFINITIONS,
     LEASES,
@@ -18,7 +19,6 @@ from ddp_operator.kube import (
     load_credentials,
 )
 from ddp_operator.ports import ClusterError, Key, Manifest
-from ddp_operator.replica import JOBS
 
 from tests.good_manifests import job
 from tests.integration.http_proxy import HttpProxy, Seen, write
