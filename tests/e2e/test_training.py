@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,25 @@ def test_kubectl_shows_a_job_in_one_line_and_tells_its_story(jobs: dict[str, Job
     reasons = re.findall(r"^\s+Normal\s+(\w+)", story, flags=re.MULTILINE)
     assert reasons == ["PodsCreated", "Running", "Succeeded"], story
     assert "ddp-operator" in story
+
+
+def test_kubectl_ddp_shows_what_all_ranks_print_until_the_job_ends(jobs: dict[str, Job]) -> None:
+    job = jobs[DIGITS]
+    job.log_with("digits-gloo-0-0", "group of 2 ranks formed")
+    where = ("--kubeconfig", str(job.kubectl.kubeconfig), "-n", job.kubectl.namespace)
+
+    def logs(*options: str) -> list[str]:
+        command = (sys.executable, "-m", "ddp_operator.cli", *where, "logs", DIGITS, *options)
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        return shown.stdout.splitlines()
+
+    followed = logs("--follow")
+    job.wait_until("Succeeded")
+    for lines in (followed, logs()):
+        assert {line[:4] for line in lines} <= {"0 | ", "1 | "}
+        for rank in ("0", "1"):
+            printed = [line[4:] for line in lines if line.startswith(rank)]
+            assert printed == job.log(f"digits-gloo-0-{rank}").splitlines()
 
 
 def test_pods_of_one_rank_and_of_two_form_one_group_whatever_the_name_of_rank_0_means(
