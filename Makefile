@@ -4,6 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+PROGRAMS := $(VENV)/.programs
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -11,20 +12,24 @@ STAMP := $(VENV)/.installed
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
-# A virtual environment with both distributions (editable) and the tools, at the locked versions. pip
+# A virtual environment with both distributions (editable), then the tools, at the locked versions. pip
 # wants hashes of all requirements or of none, and only the operator's have them.
-$(STAMP): requirements/operator.txt requirements/trainer.txt requirements/dev.txt operator/pyproject.toml trainer-image/pyproject.toml
+$(PROGRAMS): requirements/operator.txt requirements/trainer.txt operator/pyproject.toml trainer-image/pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet -r requirements/operator.txt
-	$(PY) -m pip install --quiet -r requirements/trainer.txt -r requirements/dev.txt
+	$(PY) -m pip install --quiet -r requirements/trainer.txt setuptools
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e operator -e trainer-image
+	touch $@
+
+$(STAMP): $(PROGRAMS) requirements/dev.txt
+	$(PY) -m pip install --quiet -r requirements/trainer.txt -r requirements/dev.txt
 	touch $@
 
 .PHONY: venv
 venv: $(STAMP) ## Create .venv with everything the other targets need
 
 .PHONY: demo
-demo: $(STAMP) ## Train on this machine, lose a rank on purpose, see it recover
+demo: $(PROGRAMS) ## Train on this machine, lose a rank on purpose, see it recover
 	$(PY) -m ddp_operator local manifests/examples/digits-gloo.yaml --kill-rank 1@step100
 
 .PHONY: prepare test test-unit test-integration test-e2e
