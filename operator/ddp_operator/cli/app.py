@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from ddp_operator.cli.cluster import Cluster, NoSuchJobError, NotInstalledError
-from ddp_operator.cli.text import clean
-from ddp_operator.cli.views.changes import RefusedError
+from ddp_operator.client.cluster import Cluster, NoSuchJobError, NotInstalledError
+from ddp_operator.client.text import clean
 from ddp_operator.kube import ApiClient, CredentialsError, load_credentials
 from ddp_operator.ports import ClusterError, Key
+from ddp_operator.views.changes import RefusedError
 
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])

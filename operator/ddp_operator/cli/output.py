@@ -8,7 +8,7 @@ import click
 import yaml
 
 from ddp_operator.api.constants import API_VERSION, GROUP, SINGULAR
-from ddp_operator.cli.text import clean
+from ddp_operator.client.text import clean
 from ddp_operator.ports import Manifest
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from ddp_operator.cli.__main__ import program
-from ddp_operator.cli.cluster import JOBS
+from ddp_operator.client.cluster import JOBS
 
 from tests.unit.kube.conftest import kubeconfig, server
 from tests.unit.kube.fake_api_server import FakeApiServer

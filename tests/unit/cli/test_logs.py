@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 from ddp_operator.cli.commands import logs, look
-from ddp_operator.cli.logs import MOST_BYTES, Lines, read_line
-from ddp_operator.cli.text import clean_output
+from ddp_operator.client.logs import MOST_BYTES, Lines, read_line
+from ddp_operator.client.text import clean_output
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 import yaml
 
-from ddp_operator.cli.text import clean
+from ddp_operator.client.text import clean
 from ddp_operator.convert import (
     MAX_BYTES,
     Conversion,

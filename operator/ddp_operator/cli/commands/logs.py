@@ -9,16 +9,16 @@ from typing import Final
 import click
 
 from ddp_operator.cli.app import connection_options, job_argument, job_key, on_cluster
-from ddp_operator.cli.cluster import Cluster, NoSuchJobError
 from ddp_operator.cli.commands.look import fetch, read_duration
-from ddp_operator.cli.logs import Follower, Line, Wanted, printed
-from ddp_operator.cli.seen import SeenJob
-from ddp_operator.cli.text import clean_output, counted
-from ddp_operator.cli.views.changes import RefusedError
-from ddp_operator.cli.views.pods import Pods
+from ddp_operator.client.cluster import Cluster, NoSuchJobError
+from ddp_operator.client.logs import Follower, Line, Wanted, printed
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean_output, counted
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key, UnavailableError
+from ddp_operator.views.changes import RefusedError
+from ddp_operator.views.pods import Pods
 
 LOOK_SECONDS: Final = 2.0
 """Between two looks at which pods there are."""

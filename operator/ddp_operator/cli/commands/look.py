@@ -18,14 +18,14 @@ from ddp_operator.cli.app import (
     print_lines,
     width,
 )
-from ddp_operator.cli.cluster import Cluster, NoSuchJobError
-from ddp_operator.cli.seen import SeenJob
-from ddp_operator.cli.text import clean, columns
-from ddp_operator.cli.views import listing, waiting
-from ddp_operator.cli.views.diagnosis import diagnose
-from ddp_operator.cli.views.pods import Pods
-from ddp_operator.cli.views.screen import screen
+from ddp_operator.client.cluster import Cluster, NoSuchJobError
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean, columns
 from ddp_operator.ports import Key, Manifest, UnavailableError
+from ddp_operator.views import listing, waiting
+from ddp_operator.views.diagnosis import diagnose
+from ddp_operator.views.pods import Pods
+from ddp_operator.views.screen import screen
 
 POLL_SECONDS: Final = 2.0
 """Between two looks of `wait`: one small read."""

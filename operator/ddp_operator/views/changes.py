@@ -9,8 +9,8 @@ from typing import Any
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import trainer_container
-from ddp_operator.cli.seen import SeenJob
-from ddp_operator.cli.text import clean, counted, duration
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean, counted, duration
 
 
 class RefusedError(Exception):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from ddp_operator.cli.cluster import Cluster
-from ddp_operator.cli.text import clean
+from ddp_operator.client.cluster import Cluster
+from ddp_operator.client.text import clean
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import ClusterError, Key, UnavailableError
 

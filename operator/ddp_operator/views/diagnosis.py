@@ -6,12 +6,12 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.status import Failure
-from ddp_operator.cli.seen import SeenJob
-from ddp_operator.cli.text import clean, clean_lines, duration, folded
-from ddp_operator.cli.views import advice
-from ddp_operator.cli.views.pods import Pods, waits
-from ddp_operator.cli.views.screen import in_words
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean, clean_lines, duration, folded
 from ddp_operator.job.failure import records
+from ddp_operator.views import advice
+from ddp_operator.views.pods import Pods, waits
+from ddp_operator.views.screen import in_words
 
 _SILENT_SECONDS: Final = 600.0
 """Without a step for so long a training is worth a look; evaluations and checkpoints take minutes.

@@ -5,8 +5,8 @@ from typing import Final
 
 from ddp_operator.api.constants import EXIT_CONFIGURATION
 from ddp_operator.api.status import Failure
-from ddp_operator.cli.seen import SeenJob
-from ddp_operator.cli.text import clean, duration
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean, duration
 from ddp_operator.job.pods.state import CRASH_LOOP, GATED
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUED
 

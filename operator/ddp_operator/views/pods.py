@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ddp_operator.cli.seen import SeenJob
-from ddp_operator.cli.text import clean, counted
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean, counted
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import PodState
 

@@ -4,7 +4,7 @@ from collections import Counter
 from datetime import datetime
 from typing import Final
 
-from ddp_operator.cli.seen import SeenJob
+from ddp_operator.client.seen import SeenJob
 from ddp_operator.job.status import goodput
 
 _TOO_SHORT: Final = 30.0

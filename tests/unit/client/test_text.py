@@ -1,5 +1,5 @@
 import pytest
-from ddp_operator.cli.text import clean, clean_lines, columns, duration, facts
+from ddp_operator.client.text import clean, clean_lines, columns, duration, facts
 
 from tests.unit.cli.jobs import ESCAPES
 

@@ -5,14 +5,14 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.status import Failure
-from ddp_operator.cli.seen import SeenJob
-from ddp_operator.cli.text import clean, counted, duration, facts, number
-from ddp_operator.cli.views import pace
-from ddp_operator.cli.views.advice import operator_missing
-from ddp_operator.cli.views.pods import Pods, rows, waits
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean, counted, duration, facts, number
 from ddp_operator.job.failure import records
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.status import goodput
+from ddp_operator.views import pace
+from ddp_operator.views.advice import operator_missing
+from ddp_operator.views.pods import Pods, rows, waits
 
 _FAILURES: Final = 3
 _NAMED: Final = 5

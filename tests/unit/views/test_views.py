@@ -2,14 +2,14 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
-from ddp_operator.cli.seen import SeenJob
-from ddp_operator.cli.text import columns
-from ddp_operator.cli.views import changes, listing, waiting
-from ddp_operator.cli.views.changes import RefusedError
-from ddp_operator.cli.views.diagnosis import diagnose
-from ddp_operator.cli.views.pods import Pods
-from ddp_operator.cli.views.screen import screen
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import columns
 from ddp_operator.job.pods.state import PodState
+from ddp_operator.views import changes, listing, waiting
+from ddp_operator.views.changes import RefusedError
+from ddp_operator.views.diagnosis import diagnose
+from ddp_operator.views.pods import Pods
+from ddp_operator.views.screen import screen
 
 from tests.good_manifests import Json, container, template
 from tests.unit.cli.jobs import ESCAPES, at, failure, seen, stored, training

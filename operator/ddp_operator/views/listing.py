@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from ddp_operator.cli.seen import SeenJob
-from ddp_operator.cli.text import clean, duration, number
-from ddp_operator.cli.views import pace
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean, duration, number
+from ddp_operator.views import pace
 
 _HEADINGS = ("NAME", "PHASE", "READY", "RESTARTS", "STEP", "LEFT", "AGE")
 _WIDE = ("LOSS", "TRAINING", "REASON", "ACCELERATOR", "PLACEMENT")
