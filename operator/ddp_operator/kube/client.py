@@ -11,7 +11,7 @@ import json
 import random
 import socket
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
@@ -54,6 +54,8 @@ _LONGEST_RETRY_AFTER_SECONDS = 10.0
 # Dead peers of a silent watch are found by the kernel after about 15 + 3 * 5 seconds.
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 _CONNECT_TIMEOUT_SECONDS = 10.0
+# A connection to a pod may be silent for hours; what answers no ping for half of this is gone.
+_HEARTBEAT_SECONDS = 30.0
 
 
 class ApiClient:
@@ -187,9 +189,7 @@ class ApiClient:
         read_timeout_seconds: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One successful answer; refused credentials are loaded again and tried once more."""
-        if self._session is None:
-            raise RuntimeError("ApiClient is used outside its `async with` block")
-        credentials = self.credentials
+        session, credentials = self._open_session(), self.credentials
         options: dict[str, Any] = {}
         if read_timeout_seconds is not None:
             options["timeout"] = aiohttp.ClientTimeout(
@@ -202,18 +202,15 @@ class ApiClient:
             if authorization is not None:
                 headers["Authorization"] = authorization
             # Read anew in each round: a refresh may bring other certificates.
-            if credentials.ssl_context is not None:
-                options["ssl"] = credentials.ssl_context
-                options["server_hostname"] = credentials.tls_server_name
+            options |= _way_there(credentials)
             if self._before_write is not None and method != "GET":
                 self._before_write()
-            async with self._session.request(
+            async with session.request(
                 method,
                 URL(credentials.server + path, encoded=True),
                 params=params,
                 data=data,
                 headers=headers,
-                proxy=credentials.proxy_url,
                 allow_redirects=False,
                 **options,
             ) as response:
@@ -226,6 +223,62 @@ class ApiClient:
                         response.status, content, retry_after=response.headers.get("Retry-After")
                     )
             await credentials.refresh(refused=authorization)
+
+    @contextlib.asynccontextmanager
+    async def websocket(
+        self, path: str, *, params: Sequence[tuple[str, str]], protocols: Sequence[str]
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A connection that speaks one of these subprotocols; a parameter may occur many times.
+
+        Raises the `ClusterError` that fits the answer, or `UnavailableError`.
+        """
+        session, credentials = self._open_session(), self.credentials
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                for refreshed in (False, True):
+                    authorization = await credentials.authorization()
+                    try:
+                        socket_ = await session.ws_connect(
+                            URL(credentials.server + path, encoded=True).with_query(params),
+                            headers={"Authorization": authorization} if authorization else None,
+                            protocols=protocols,
+                            heartbeat=_HEARTBEAT_SECONDS,
+                            **_way_there(credentials),
+                        )
+                        break
+                    except aiohttp.WSServerHandshakeError as error:
+                        if error.status != HTTPStatus.UNAUTHORIZED or refreshed:
+                            raise
+                    await credentials.refresh(refused=authorization)
+        except aiohttp.WSServerHandshakeError as error:
+            raise await self._refusal(error, path, params) from error
+        except (*_FAILURES, TimeoutError) as error:
+            raise self._counted(error, "GET", path) from error
+        async with socket_:
+            if socket_.protocol is None:
+                raise UnavailableError(f"GET {path}: the server speaks none of {protocols}")
+            yield socket_
+
+    async def _refusal(
+        self, error: aiohttp.WSServerHandshakeError, path: str, params: Sequence[tuple[str, str]]
+    ) -> ClusterError:
+        """Why there is no connection. The answer's text is lost in the handshake: an ordinary
+        request is refused for the same reason, and told why.
+        """
+        if error.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+            try:
+                async with self._send("GET", path, params=dict(params), headers={}):
+                    pass
+            except _FAILURES as refused:
+                if getattr(refused, "status", None) == error.status:
+                    return self._counted(refused, "GET", path)
+        said = f"GET {path}: no connection, HTTP {error.status}".encode()
+        return error_from_response(error.status, said, retry_after=None)
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("ApiClient is used outside its `async with` block")
+        return self._session
 
     async def stream_lines(
         self, path: str, *, params: Mapping[str, str], idle_timeout_seconds: float
@@ -268,6 +321,14 @@ class ApiClient:
         if not isinstance(failure, NotLeaderError):  # was not sent
             self.errors[str(failure.status or "none")] += 1
         return failure
+
+
+def _way_there(credentials: Credentials) -> dict[str, Any]:
+    options: dict[str, Any] = {"proxy": credentials.proxy_url}
+    if credentials.ssl_context is not None:
+        options["ssl"] = credentials.ssl_context
+        options["server_hostname"] = credentials.tls_server_name
+    return options
 
 
 async def read_at_most(max_bytes: int | None, response: aiohttp.ClientResponse) -> bytes:

@@ -15,6 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.unit.kube.fake_channels import FakePort, FakeProgram, serve_port, serve_program
+
 Object = dict[str, Any]
 
 
@@ -69,6 +71,10 @@ class FakeApiServer:
         self.before_page: Callable[[int], None] = lambda _page: None
         # What pods have printed, by their names.
         self.logs: dict[str, bytes] = {}
+        # What runs in pods when it is asked for, and who listens on their ports; by their names.
+        self.programs: dict[str, FakeProgram] = {}
+        self.ports: dict[tuple[str, int], FakePort] = {}
+        self.exec_protocols: tuple[str, ...] = ("v5.channel.k8s.io", "v4.channel.k8s.io")
         self.resource_lists: dict[str, list[str]] = {}
         self.denied: set[tuple[str, str]] = set()
         # Who bears a token, and who may get which path.
@@ -202,6 +208,8 @@ class FakeApiServer:
         assert namespace is not None
         if parts[2:] == ["log"]:
             return self._log(parts[1])
+        if parts[2:] in (["exec"], ["portforward"]):
+            return await self._connect(request, parts[1], parts[2])
         return self._answer_object(request, (parts[0], namespace, parts[1]), body)
 
     async def _answer_collection(
@@ -230,6 +238,19 @@ class FakeApiServer:
         if pod not in self.logs:
             return _status(400, "BadRequest", "the container is waiting to start")
         return web.Response(body=self.logs[pod])
+
+    async def _connect(self, request: web.Request, pod: str, how: str) -> web.StreamResponse:
+        verdict = _status(404, "NotFound", f'pods "{pod}" not found')
+        if ("get", f"pods/{how}") in self.denied:
+            return _status(403, "Forbidden", f"you cannot get resource pods/{how}")
+        if how == "exec" and pod in self.programs:
+            verdict = _status(400, "BadRequest", "Upgrade request required")
+            if request.headers.get("Upgrade", "").lower() == "websocket":
+                return await serve_program(request, self.programs[pod], self.exec_protocols)
+        if how == "portforward":
+            port = self.ports.get((pod, int(request.query["ports"])))
+            return await serve_port(request, port) if port else verdict
+        return verdict
 
     def _discovery(self, request: web.Request) -> web.Response:
         names = self.resource_lists.get(request.path)
