@@ -54,6 +54,8 @@ _LONGEST_RETRY_AFTER_SECONDS = 10.0
 # Dead peers of a silent watch are found by the kernel after about 15 + 3 * 5 seconds.
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 _CONNECT_TIMEOUT_SECONDS = 10.0
+# What an ordinary request is told where a connection would have come about.
+_NOT_REFUSED = "Upgrade request required"
 # A connection to a pod may be silent for hours; what answers no ping for half of this is gone.
 _HEARTBEAT_SECONDS = 30.0
 
@@ -265,12 +267,13 @@ class ApiClient:
         """Why there is no connection. The answer's text is lost in the handshake: an ordinary
         request is refused for the same reason, and told why.
         """
-        if error.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+        if error.status != HTTPStatus.UNAUTHORIZED and error.status < 500:
             try:
                 async with self._send("GET", path, params=dict(params), headers={}):
                     pass
             except _FAILURES as refused:
-                if getattr(refused, "status", None) == error.status:
+                told = refused.message if isinstance(refused, ClusterError) else ""
+                if told and told != _NOT_REFUSED:
                     return self._counted(refused, "GET", path)
         said = f"GET {path}: no connection, HTTP {error.status}".encode()
         return error_from_response(error.status, said, retry_after=None)

@@ -13,7 +13,7 @@ from ddp_operator.ports import (
     UnavailableError,
 )
 
-from tests.unit.kube.fake_api_server import FakeApiServer
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 from tests.unit.kube.fake_channels import FakePort, ProgramRun
 
 POD = Key("ns", "job-0-0")
@@ -121,6 +121,20 @@ async def test_the_server_says_why_it_refuses(client: ApiClient, server: FakeApi
         await ran(client, "ls")
     server.denied.add(("get", "pods/exec"))
     with pytest.raises(ForbiddenError, match="you cannot get resource pods/exec"):
+        await ran(client, "ls")
+
+
+async def test_a_container_that_is_not_there(client: ApiClient, server: FakeApiServer) -> None:
+    said = {"message": "container nobody is not valid for pod job-0-0"}
+    server.faults = [Fault("GET", 400, body=said, times=2, path_part="/exec")]
+    with pytest.raises(InvalidError, match="container nobody is not valid"):
+        await ran(client, "ls")
+
+
+async def test_a_proxy_that_knows_no_websockets(client: ApiClient, server: FakeApiServer) -> None:
+    server.programs[POD.name] = says_hello
+    server.faults = [Fault("GET", 400, body={"message": "Bad Request"}, path_part="/exec")]
+    with pytest.raises(InvalidError, match="pods/job-0-0/exec: no connection, HTTP 400"):
         await ran(client, "ls")
 
 
