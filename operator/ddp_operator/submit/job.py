@@ -1,0 +1,196 @@
+"""The job that a person asks for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Self
+
+from ddp_operator.api.constants import API_VERSION, GKE_GCSFUSE_ANNOTATION, KIND
+from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.job.pods import ranks
+from ddp_operator.ports import Manifest
+from ddp_operator.submit.gpus import GpuRequest
+from ddp_operator.submit.mounts import Mount
+from ddp_operator.submit.scripts import PATH, VOLUME, Scripts
+from ddp_operator.submit.words import WishError, object_name
+
+Launcher = Literal["auto", "bundled", "torchrun", "none"]
+LAUNCHERS: Final[tuple[Launcher, ...]] = ("auto", "bundled", "torchrun", "none")
+_PYTHONS: Final = ("python", "python3")
+
+
+@dataclass(frozen=True)
+class CheckpointPlace:
+    """Where checkpoints live."""
+
+    field: str
+    """Of `spec.checkpoint`."""
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `pvc/NAME` or `gs://BUCKET`.
+
+        Raises:
+            WishError: it is neither.
+        """
+        if text.startswith("gs://"):
+            return cls("gcsBucket", object_name(text[5:].rstrip("/"), "bucket"))
+        if text.startswith("pvc/"):
+            return cls("persistentVolumeClaim", object_name(text[4:], "claim"))
+        raise WishError(f"checkpoint {text[:120]!r}: say it as pvc/NAME or gs://BUCKET")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """A job in a few words; all else is the schema's default."""
+
+    name: str
+    image: str
+    command: Sequence[str] = ()
+    """As on this machine; empty: the image's own."""
+    namespace: str | None = None
+    replicas: int = 1
+    gpus: GpuRequest | None = None
+    spot: bool = False
+    cpu: str | None = None
+    memory: str | None = None
+    queue: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    env_from: Sequence[str] = ()
+    """`secret/NAME` and `configmap/NAME`: all their keys are variables."""
+    mounts: Sequence[Mount] = ()
+    checkpoint: CheckpointPlace | None = None
+    max_restarts: int | None = None
+    scripts: Scripts | None = None
+    launcher: Launcher = "auto"
+    """Who starts a pod's processes: the bundled launcher, torchrun, or the command itself; `auto`:
+    torchrun where a pod has several, for a command that is Python's."""
+
+
+def job(wish: Wish) -> Manifest:
+    """The manifest of a job, whose spec is as short as the wish.
+
+    Raises:
+        WishError: it would not be a valid job; the text names the field.
+    """
+    container: dict[str, Any] = {"name": "trainer", "image": wish.image}
+    if command := commanded(wish):
+        container["command"] = command
+    if wish.env:
+        container["env"] = [{"name": name, "value": value} for name, value in wish.env.items()]
+    if wish.env_from:
+        container["envFrom"] = [_env_from(text) for text in wish.env_from]
+    if requests := {k: v for k, v in (("cpu", wish.cpu), ("memory", wish.memory)) if v}:
+        container["resources"] = {"requests": requests}
+    pod: dict[str, Any] = {"containers": [container]}
+    template: dict[str, Any] = {"spec": pod}
+    _mount(wish, template, container)
+    spec: dict[str, Any] = {"replicas": wish.replicas}
+    if wish.gpus:
+        spec["accelerator"] = {"type": wish.gpus.type, "count": wish.gpus.count}
+        if wish.spot:
+            spec["accelerator"]["provisioning"] = "spot"
+    elif wish.spot:
+        raise WishError("spot: goes with GPUs; for CPU nodes name them in a manifest's template")
+    if wish.queue:
+        spec["scheduling"] = {"queueName": wish.queue}
+    if wish.checkpoint:
+        spec["checkpoint"] = {wish.checkpoint.field: wish.checkpoint.name}
+    if wish.max_restarts is not None:
+        spec["restart"] = {"maxRestarts": wish.max_restarts}
+    metadata = {"name": object_name(wish.name, "name")}
+    if wish.namespace:
+        metadata["namespace"] = wish.namespace
+    found: Manifest = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": {**spec, "template": template},
+    }
+    parsed(found)
+    return found
+
+
+def parsed(manifest: Manifest) -> DDPJob:
+    """The same as the operator will see it.
+
+    Raises:
+        WishError: it would refuse it.
+    """
+    known = {"namespace": "default", "uid": "", "creationTimestamp": "1970-01-01T00:00:00Z"}
+    try:
+        return DDPJob.parse({**manifest, "metadata": known | manifest["metadata"]})
+    except InvalidJobError as error:
+        raise WishError(str(error)) from None
+
+
+def ranks_per_pod(wish: Wish) -> int:
+    """Processes of each pod: one for each GPU."""
+    return wish.gpus.count if wish.gpus else 1
+
+
+def commanded(wish: Wish) -> list[str]:
+    """What runs in each pod.
+
+    Raises:
+        WishError: nothing would start as many processes as a pod has GPUs.
+    """
+    command = list(wish.command)
+    if wish.scripts:
+        first = next(iter(wish.scripts.files))
+        command = wish.scripts.in_pods(command or ["python", first])
+    several = ranks_per_pod(wish) > 1
+    launcher = wish.launcher
+    if launcher == "auto":
+        launcher = "torchrun" if several and command and command[0] in _PYTHONS else "none"
+    if launcher == "none":
+        return command
+    if launcher == "bundled":
+        start = ["python", "-m", "ddp_trainer.launch"]
+        return [*start, "--", *command] if command else start
+    if not command or command[0] not in _PYTHONS:
+        raise WishError("launcher torchrun: the command must be Python's, such as python train.py")
+    return _under_torchrun(command)
+
+
+def _under_torchrun(command: Sequence[str]) -> list[str]:
+    """`python -u train.py` becomes `python -u -m torch.distributed.run train.py`; torchrun reads
+    how many processes, and who else, from the environment that pods have.
+    """
+    at = 1
+    while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
+        at += 2 if command[at] in ("-W", "-X") else 1
+    if at >= len(command) or command[at] == "-c":
+        raise WishError("launcher torchrun: the command must run a script or a module (-m)")
+    return [*command[:at], "-m", "torch.distributed.run", *command[at:]]
+
+
+def _env_from(text: str) -> dict[str, Any]:
+    kind, _, name = text.partition("/")
+    kinds = {"secret": "secretRef", "configmap": "configMapRef"}
+    if kind not in kinds:
+        raise WishError(f"env-from {text[:120]!r}: say it as secret/NAME or configmap/NAME")
+    return {kinds[kind]: {"name": object_name(name, "env-from")}}
+
+
+def _mount(wish: Wish, template: dict[str, Any], container: dict[str, Any]) -> None:
+    volumes: list[dict[str, Any]] = []
+    mounts: list[dict[str, Any]] = []
+    for number, mount in enumerate(wish.mounts):
+        name = f"mount-{number}"
+        volumes.append({"name": name, **mount.source})
+        seen = {"name": name, "mountPath": mount.path}
+        mounts.append(seen | ({"readOnly": True} if mount.read_only else {}))
+    if wish.scripts:
+        volumes.append({"name": VOLUME, "configMap": {"name": wish.scripts.name(wish.name)}})
+        mounts.append({"name": VOLUME, "mountPath": PATH, "readOnly": True})
+    if volumes:
+        container["volumeMounts"] = mounts
+        template["spec"]["volumes"] = volumes
+    if any(mount.bucket for mount in wish.mounts):
+        template["metadata"] = {"annotations": {GKE_GCSFUSE_ANNOTATION: "true"}}
+
+
+def world_size(manifest: Manifest) -> int:
+    """Ranks of the job."""
+    return ranks.world_size(parsed(manifest).spec)

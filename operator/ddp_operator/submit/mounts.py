@@ -1,0 +1,52 @@
+"""`pvc/data:/data:ro`: what a pod sees of the world's storage."""
+
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from ddp_operator.api.constants import GKE_GCSFUSE_DRIVER
+from ddp_operator.submit.words import WishError, absolute, object_name
+
+FORMS: Final = (
+    "pvc/NAME:/path, gs://BUCKET:/path, configmap/NAME:/path, secret/NAME:/path or "
+    "/host/path:/path, each with :ro where it is only read"
+)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A volume, and where it is seen."""
+
+    source: dict[str, Any]
+    """As a pod's volume has it."""
+    path: str
+    read_only: bool = False
+    bucket: bool = False
+    """Whether it is a bucket of Cloud Storage, which pods must ask for."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read one of `FORMS`.
+
+        Raises:
+            WishError: it is none of them.
+        """
+        place, read_only = text.removesuffix(":ro"), text.endswith(":ro")
+        source, colon, path = place.rpartition(":")
+        if not colon or not source:
+            raise WishError(f"mount {text[:120]!r}: say it as {FORMS}")
+        path = absolute(path, "mount")
+        if source.startswith("gs://"):
+            bucket = object_name(source.removeprefix("gs://").rstrip("/"), "bucket")
+            attributes = {"driver": GKE_GCSFUSE_DRIVER, "volumeAttributes": {"bucketName": bucket}}
+            return cls({"csi": attributes}, path, read_only, bucket=True)
+        if source.startswith("/"):
+            return cls({"hostPath": {"path": absolute(source, "mount")}}, path, read_only)
+        kind, _, name = source.partition("/")
+        name = object_name(name, f"mount {text[:120]!r}:")
+        if kind == "pvc":
+            return cls({"persistentVolumeClaim": {"claimName": name}}, path, read_only)
+        if kind == "configmap":
+            return cls({"configMap": {"name": name}}, path, read_only=True)
+        if kind == "secret":
+            return cls({"secret": {"secretName": name}}, path, read_only=True)
+        raise WishError(f"mount {text[:120]!r}: say it as {FORMS}")

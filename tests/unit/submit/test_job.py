@@ -1,0 +1,177 @@
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.machines import GPUS
+from ddp_operator.submit import CheckpointPlace, GpuRequest, Mount, Scripts, Wish, WishError, job
+from ddp_operator.submit.gpus import SHORT_NAMES
+from ddp_operator.submit.job import commanded, world_size
+from ddp_operator.submit.scripts import MAX_BYTES
+
+WISH = Wish(name="resnet", image="me/train:1", command=("python", "train.py", "--lr", "1"))
+
+
+def test_a_short_wish_is_a_short_manifest() -> None:
+    assert job(WISH) == {
+        "apiVersion": "ddp-operator.io/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": "resnet"},
+        "spec": {
+            "replicas": 1,
+            "template": {
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "trainer",
+                            "image": "me/train:1",
+                            "command": ["python", "train.py", "--lr", "1"],
+                        }
+                    ]
+                }
+            },
+        },
+    }
+
+
+def test_a_long_wish() -> None:
+    wish = replace(
+        WISH,
+        namespace="research",
+        replicas=4,
+        gpus=GpuRequest("nvidia-h100-80gb", 8),
+        spot=True,
+        cpu="8",
+        memory="32Gi",
+        queue="team",
+        env={"A": "b=c"},
+        env_from=("secret/wandb", "configmap/settings"),
+        mounts=(Mount.parse("pvc/data:/data:ro"), Mount.parse("gs://bucket:/bucket")),
+        checkpoint=CheckpointPlace.parse("gs://saves/"),
+        max_restarts=50,
+    )
+    made = job(wish)
+    assert made["metadata"] == {"name": "resnet", "namespace": "research"}
+    spec = made["spec"]
+    assert spec["accelerator"] == {"type": "nvidia-h100-80gb", "count": 8, "provisioning": "spot"}
+    assert spec["scheduling"] == {"queueName": "team"}
+    assert spec["checkpoint"] == {"gcsBucket": "saves"}
+    assert spec["restart"] == {"maxRestarts": 50}
+    assert spec["template"]["metadata"] == {"annotations": {"gke-gcsfuse/volumes": "true"}}
+    [container] = spec["template"]["spec"]["containers"]
+    assert container["env"] == [{"name": "A", "value": "b=c"}]
+    assert container["envFrom"] == [
+        {"secretRef": {"name": "wandb"}},
+        {"configMapRef": {"name": "settings"}},
+    ]
+    assert container["resources"] == {"requests": {"cpu": "8", "memory": "32Gi"}}
+    assert container["volumeMounts"] == [
+        {"name": "mount-0", "mountPath": "/data", "readOnly": True},
+        {"name": "mount-1", "mountPath": "/bucket"},
+    ]
+    assert spec["template"]["spec"]["volumes"] == [
+        {"name": "mount-0", "persistentVolumeClaim": {"claimName": "data"}},
+        {
+            "name": "mount-1",
+            "csi": {
+                "driver": "gcsfuse.csi.storage.gke.io",
+                "volumeAttributes": {"bucketName": "bucket"},
+            },
+        },
+    ]
+    assert world_size(made) == 32
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus", "launcher", "started"),
+    [
+        ("python train.py", 1, "auto", "python train.py"),
+        ("python train.py -x", 8, "auto", "python -m torch.distributed.run train.py -x"),
+        ("python -u -X dev t.py", 2, "auto", "python -u -X dev -m torch.distributed.run t.py"),
+        ("python3 -m my.train", 2, "auto", "python3 -m torch.distributed.run -m my.train"),
+        ("torchrun train.py", 8, "auto", "torchrun train.py"),
+        ("bash start.sh", 8, "auto", "bash start.sh"),
+        ("python train.py", 8, "none", "python train.py"),
+        ("python train.py", 1, "torchrun", "python -m torch.distributed.run train.py"),
+        ("python a.py", 1, "bundled", "python -m ddp_trainer.launch -- python a.py"),
+        ("", 8, "bundled", "python -m ddp_trainer.launch"),
+        ("", 8, "auto", ""),
+    ],
+)
+def test_who_starts_a_pods_processes(command: str, gpus: int, launcher: Any, started: str) -> None:
+    request = GpuRequest("nvidia-l4", gpus)
+    wish = replace(WISH, command=command.split(), gpus=request, launcher=launcher)
+    assert commanded(wish) == started.split()
+
+
+def test_files_are_called_as_pods_call_them() -> None:
+    scripts = Scripts({"code/train.py": b"import model\n", "model.py": b"\xff\xfe"})
+    wish = replace(WISH, scripts=scripts, command=("python", "./model.py", "code/train.py", "x"))
+    made = job(wish)
+    pod = made["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"] == [
+        *("python", "/ddp-scripts/model.py", "/ddp-scripts/train.py", "x")
+    ]
+    stored = scripts.config_map("resnet", namespace="research")
+    [volume] = pod["volumes"]
+    assert volume["configMap"]["name"] == stored["metadata"]["name"]
+    assert stored["data"] == {"train.py": "import model\n"}
+    assert stored["binaryData"] == {"model.py": "//4="}
+    assert stored["immutable"] is True
+    assert commanded(replace(wish, command=())) == ["python", "/ddp-scripts/train.py"]
+
+
+def test_other_files_are_another_config_map() -> None:
+    names = {
+        Scripts(files).name("a")
+        for files in ({"x": b"1"}, {"x": b"2"}, {"y": b"1"}, {"x": b"1", "y": b""}, {"x": b"1y"})
+    }
+    assert len(names) == 5
+    assert Scripts({"a/x": b"1", "y": b"2"}).name("a") == Scripts({"y": b"2", "x": b"1"}).name("a")
+
+
+def test_every_gpu_has_a_short_name_and_means_itself() -> None:
+    assert set(SHORT_NAMES.values()) == set(GPUS)
+    assert GpuRequest.parse("A100") == GpuRequest("nvidia-tesla-a100", 1)
+    assert GpuRequest.parse("a100-80gb:8") == GpuRequest("nvidia-a100-80gb", 8)
+    assert GpuRequest.parse("h100:8") == GpuRequest("nvidia-h100-80gb", 8)
+    assert GpuRequest.parse("t4") == GpuRequest("nvidia-tesla-t4", 1)
+    assert GpuRequest.parse("nvidia-l4:2") == GpuRequest("nvidia-l4", 2)
+    assert GpuRequest.parse("nvidia-next-1tb:2") == GpuRequest("nvidia-next-1tb", 2)
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda: GpuRequest.parse("h100:x"), "say it as h100:8"),
+        (lambda: GpuRequest.parse("h100:0"), "say it as h100:8"),
+        (lambda: GpuRequest.parse("h1000"), "none of a100, a100-80gb"),
+        (lambda: GpuRequest.parse("nvidia-L4 --x"), "none of"),
+        (lambda: Mount.parse("data"), "say it as pvc/NAME:/path"),
+        (lambda: Mount.parse("pvc/data:data"), "absolute path"),
+        (lambda: Mount.parse("pvc/:/data"), "a name has lower-case"),
+        (lambda: Mount.parse("disk/a:/data"), "say it as pvc/NAME:/path"),
+        (lambda: Mount.parse("gs://Bad:/data"), "a name has lower-case"),
+        (lambda: CheckpointPlace.parse("/mnt"), "say it as pvc/NAME or gs://BUCKET"),
+        (lambda: Scripts({"a b.py": b""}), "its name may have"),
+        (lambda: Scripts({"a/x.py": b"", "b/x.py": b""}), "pods see both as /ddp-scripts/x.py"),
+        (lambda: Scripts({"x": bytes(MAX_BYTES + 1)}), "more than the 1048576"),
+        (lambda: job(replace(WISH, name="Res Net")), "a name has lower-case"),
+        (lambda: job(replace(WISH, replicas=0)), "spec.replicas"),
+        (lambda: job(replace(WISH, spot=True)), "goes with GPUs"),
+        (lambda: job(replace(WISH, env_from=("vault/x",))), "secret/NAME or configmap/NAME"),
+        (lambda: job(replace(WISH, env={"RANK": "1"})), "RANK"),
+        (lambda: job(replace(WISH, gpus=GpuRequest("nvidia-l4", 16))), "spec.accelerator"),
+        (
+            lambda: job(replace(WISH, launcher="torchrun", command=("bash", "x"))),
+            "the command must be Python's",
+        ),
+        (
+            lambda: job(replace(WISH, launcher="torchrun", command=("python", "-c", "1"))),
+            "a script or a module",
+        ),
+    ],
+)
+def test_what_cannot_be_had(ask: Callable[[], object], said: str) -> None:
+    with pytest.raises(WishError, match=said):
+        ask()
