@@ -7,9 +7,10 @@ import click
 
 from ddp_operator import __version__
 from ddp_operator.cli.app import connection_options
-from ddp_operator.cli.commands import act, look
+from ddp_operator.cli.commands import act, inside, look
 from ddp_operator.cli.commands.convert import convert
 from ddp_operator.cli.commands.logs import logs
+from ddp_operator.cli.commands.run import run
 from ddp_operator.kube.client import RECURSION
 
 
@@ -17,11 +18,13 @@ from ddp_operator.kube.client import RECURSION
 @click.version_option(__version__, message="ddp-operator %(version)s")
 @connection_options
 def program() -> None:
-    """Look at DDPJobs, and act on them."""
+    """Run DDPJobs, look at them, and act on them."""
 
 
 for _command in (
+    run,
     *(look.list_jobs, look.status, look.why, look.wait, logs),
+    *(inside.exec_, inside.port_forward),
     *(act.stop, act.resume, act.restart, act.scale, act.delete),
     convert,
 ):

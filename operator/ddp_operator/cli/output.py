@@ -45,3 +45,31 @@ def _written(document: Manifest, form: str) -> str:
     except RecursionError:
         raise click.ClickException(f"a job is nested too deep to be shown as {form}") from None
     return text.rstrip("\n")
+
+
+def documents(manifests: Sequence[Manifest], form: str) -> str:
+    """Manifests as people write them, of one file."""
+    if form == "json":
+        items = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        return json.dumps(manifests[0] if len(manifests) == 1 else items, indent=2)
+    text: str = yaml.dump_all(
+        manifests, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True
+    )
+    return text.rstrip("\n")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes manifests as people do."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write out what occurs twice."""
+        del data
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    style = "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)

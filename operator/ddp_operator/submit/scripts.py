@@ -24,6 +24,9 @@ class Scripts:
     """Files by the paths under which a command line names them on this machine."""
 
     files: Mapping[str, bytes]
+    token: str = ""
+    """Makes the ConfigMap's name that of one submission: one that goes with a job of before, which
+    is being deleted, must not be met again."""
 
     def __post_init__(self) -> None:
         """Check what a ConfigMap can hold.
@@ -61,7 +64,7 @@ class Scripts:
 
     def name(self, job: str) -> str:
         """Of the ConfigMap."""
-        return f"{job}-scripts-{self.digest}"
+        return f"{job}-scripts-{self.digest}{self.token and '-'}{self.token}"
 
     def in_pods(self, command: Sequence[str]) -> list[str]:
         """The command as pods can run it: files are called as they are called there."""

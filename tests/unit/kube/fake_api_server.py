@@ -216,6 +216,10 @@ class FakeApiServer:
         self, request: web.Request, plural: str, namespace: str | None, body: Any
     ) -> web.StreamResponse:
         if request.method == "POST":
+            body["metadata"].setdefault("namespace", namespace)
+            if "dryRun" in request.query:
+                return web.json_response(body, status=201)
+            body["metadata"].setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
             return self._post(plural, body)
         if "watch" in request.query:
             return await self._watch(request, plural, namespace)

@@ -75,12 +75,17 @@ def _carry_out(name: str, plan: Callable[[SeenJob, datetime], Change], *, yes: b
     for line in change.says:
         click.echo(line, err=True)
     if not yes:
-        _ask()
+        ask()
     on_cluster(act)
     click.echo(f"{output.named(seen.manifest)} {change.done}")
 
 
-def _ask() -> None:
+def ask() -> None:
+    """Let a person say whether to go on.
+
+    Raises:
+        click.ClickException: not so, or there is nobody.
+    """
     if not app.may_ask():
         raise click.UsageError("there is no terminal to ask on; nothing was changed: add --yes")
     if not click.confirm("Go on?", err=True):

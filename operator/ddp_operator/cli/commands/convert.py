@@ -1,13 +1,12 @@
 """`ddp convert`: other projects' manifests, or a torchrun command line, to DDPJobs."""
 
-import json
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import click
-import yaml
 
+from ddp_operator.cli.output import documents
 from ddp_operator.client.text import clean
 from ddp_operator.convert import (
     MAX_BYTES,
@@ -21,23 +20,6 @@ _NOTHING: Final = 2
 _SOME: Final = 1
 _LONGEST: Final = 1024
 """Characters of a note: it names a path, and says a sentence."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes manifests as people do."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Write out what occurs twice."""
-        del data
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    style = "|" if "\n" in value else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-
-_Dumper.add_representer(str, _text)
 
 
 @click.command(
@@ -75,7 +57,7 @@ def convert(source: tuple[str, ...], output: str, image: str | None) -> None:
         if not any(one.problem for one in found):
             _say("error: there is no PyTorchJob, TrainJob or JobSet in the file")
         sys.exit(_NOTHING)
-    click.echo(_written(manifests, output), nl=False)
+    click.echo(documents(manifests, output))
     sys.exit(_SOME if any(one.problem for one in found) else 0)
 
 
@@ -100,10 +82,3 @@ def _tell(found: Sequence[Conversion]) -> None:
 
 def _say(text: str) -> None:
     click.echo(clean(text, _LONGEST), err=True)
-
-
-def _written(manifests: Sequence[dict[str, Any]], output: str) -> str:
-    if output == "json":
-        items = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
-        return json.dumps(manifests[0] if len(manifests) == 1 else items, indent=2) + "\n"
-    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)

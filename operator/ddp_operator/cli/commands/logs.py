@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 import click
@@ -73,7 +73,7 @@ def logs(
 
     async def act(cluster: Cluster, namespace: str) -> None:
         key = job_key(namespace, name)
-        show = _show_followed if follow else _show_printed
+        show = follow_logs if follow else _show_printed
         await show(cluster, key, wanted, frozenset(wanted_ranks), max_pods)
 
     on_cluster(act)
@@ -83,7 +83,7 @@ async def _show_printed(
     cluster: Cluster, key: Key, wanted: Wanted, only: Collection[int], most: int
 ) -> None:
     seen, pods = await fetch(cluster, key)
-    chosen = [pod for pod in _chosen(seen, pods, only) if pod.started or pod.exit]
+    chosen = [pod for pod in chosen_pods(seen, pods, only) if pod.started or pod.exit]
     if not chosen:
         click.echo("No pod has started yet; kubectl ddp why says what they wait for.", err=True)
     _tell_left_out(len(chosen) - most)
@@ -91,16 +91,26 @@ async def _show_printed(
         _print(seen, line)
 
 
-async def _show_followed(
-    cluster: Cluster, key: Key, wanted: Wanted, only: Collection[int], most: int
+async def follow_logs(
+    cluster: Cluster,
+    key: Key,
+    wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+    only: Collection[int] = (),
+    most: int = _MOST_PODS,
+    *,
+    on_look: Callable[[SeenJob], None] = lambda _: None,
 ) -> None:
+    """Print what all ranks print until the job ends; `on_look` is told of it whenever it was
+    looked at.
+    """
     follower = Follower(cluster, wanted)
     clock = asyncio.get_running_loop().time
     left_out, ends = 0, False
     seen, pods = await fetch(cluster, key)
     try:
         while True:
-            before, left_out = left_out, follower.look(_chosen(seen, pods, only), most)
+            on_look(seen)
+            before, left_out = left_out, follower.look(chosen_pods(seen, pods, only), most)
             if left_out > before:
                 _tell_left_out(left_out)
             until = clock() + LOOK_SECONDS
@@ -122,7 +132,7 @@ async def _show_followed(
         await follower.close()
 
 
-def _chosen(seen: SeenJob, pods: Pods, only: Collection[int]) -> list[PodState]:
+def chosen_pods(seen: SeenJob, pods: Pods, only: Collection[int]) -> list[PodState]:
     """The pods of those ranks, or all, in their order.
 
     Raises:

@@ -130,12 +130,12 @@ def wait(context: click.Context, name: str, goal: waiting.Goal, timeout: float |
     """
 
     async def watch(cluster: Cluster, namespace: str) -> int:
-        return await _until(cluster, job_key(namespace, name), goal, timeout)
+        return await until(cluster, job_key(namespace, name), goal, timeout)
 
     context.exit(on_cluster(watch))
 
 
-async def _until(cluster: Cluster, key: Key, goal: waiting.Goal, timeout: float | None) -> int:
+async def until(cluster: Cluster, key: Key, goal: waiting.Goal, timeout: float | None) -> int:
     """Look again and again; a server that is away for a while only takes time."""
     clock = asyncio.get_running_loop().time
     end = math.inf if timeout is None else clock() + timeout

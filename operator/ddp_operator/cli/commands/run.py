@@ -1,0 +1,221 @@
+"""The command `run`: from a few words to a job, and along with it to its end."""
+
+import secrets
+import tempfile
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.cli import output
+from ddp_operator.cli.app import connection_options, on_cluster, width
+from ddp_operator.cli.commands.act import ask
+from ddp_operator.cli.commands.logs import follow_logs
+from ddp_operator.cli.commands.look import until
+from ddp_operator.client.cluster import Cluster
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.submission import NameTakenError, submit
+from ddp_operator.client.text import clean
+from ddp_operator.ports import Key, Manifest
+from ddp_operator.submit import CheckpointPlace, GpuRequest, Mount, Scripts, Wish, WishError, job
+from ddp_operator.submit.job import LAUNCHERS
+from ddp_operator.submit.scripts import MAX_BYTES
+from ddp_operator.views.plan import plan
+
+_INTERRUPTED = 130
+"""Exit code of what a person ends with Ctrl-C, as shells have it."""
+
+
+@click.command()
+@connection_options
+@click.argument("name")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.option("--image", help="The image; with --local it means nothing.")
+@click.option("--replicas", type=click.IntRange(1, MAX_REPLICAS), default=1, show_default=True)
+@click.option("--gpus", metavar="TYPE:COUNT", help="GPUs of each pod, such as h100:8 or l4.")
+@click.option("--spot", is_flag=True, help="On nodes that cost less and may go at any time.")
+@click.option("--cpu", metavar="QUANTITY", help="Processors that each pod asks for, such as 4.")
+@click.option("--memory", metavar="QUANTITY", help="What each pod asks for, such as 16Gi.")
+@click.option("--queue", metavar="NAME", help="Kueue's LocalQueue.")
+@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="A variable; repeatable.")
+@click.option("--env-from", multiple=True, metavar="secret/NAME", help="All keys as variables.")
+@click.option("--mount", multiple=True, metavar="pvc/NAME:/PATH", help="A volume; repeatable.")
+@click.option("--checkpoint", metavar="gs://BUCKET", help="Where to save; or pvc/NAME.")
+@click.option("--max-restarts", type=click.IntRange(0), help="Failures that are forgiven.")
+@click.option(
+    "--script",
+    "scripts",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="A file of this machine that pods shall have; repeatable.",
+)
+@click.option(
+    "--launcher",
+    type=click.Choice(LAUNCHERS),
+    default="auto",
+    show_default=True,
+    help="Who starts a pod's processes; bundled: ddp_trainer, where the image has it.",
+)
+@click.option("--local", is_flag=True, help="Run it here, as processes, without a cluster.")
+@click.option(
+    "--dry-run",
+    is_flag=False,
+    flag_value="client",
+    type=click.Choice(["client", "server"]),
+    help="Only print the manifests; server: after the API server has checked them.",
+)
+@click.option("-o", "--output", "form", type=click.Choice(["yaml", "json"]), default="yaml")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-d", "--detach", is_flag=True, help="Do not wait for its end.")
+@click.option("--wait", "quietly", is_flag=True, help="Wait for its end without its logs.")
+@click.pass_context
+def run(context: click.Context, /, name: str, **given: Any) -> None:
+    """Make a job of a command, show its logs, and end as it ends.
+
+    \b
+        ddp run resnet --image me/train:1 --gpus h100:8 --replicas 4 -- python a.py
+        ddp run try --image pytorch/pytorch --script a.py -- python a.py --lr 1
+
+    \b
+    Exit codes: 0    it succeeded
+                1    the cluster could not be asked, or refused
+                2    wrong usage
+                3    it did not succeed
+                130  interrupted; the job goes on
+    """
+    try:
+        wish = _wish(name, given)
+        if given["local"]:
+            context.exit(_locally(wish, given["scripts"]))
+        manifests = _manifests(wish)
+    except WishError as error:
+        raise click.UsageError(clean(error, 1024)) from None
+    if given["dry_run"]:
+        if given["dry_run"] == "server":
+            _submit(wish, manifests, dry_run=True)
+        click.echo(output.documents(manifests, given["form"]))
+        return
+    on_cluster(_tell(wish))
+    if not given["yes"]:
+        ask()
+    key = _submit(wish, manifests, dry_run=False)
+    click.echo(f"{output.named(manifests[-1])} created")
+    if given["detach"]:
+        return
+    context.exit(_follow(key, quietly=given["quietly"]))
+
+
+def _wish(name: str, given: dict[str, Any]) -> Wish:
+    image = given["image"] or ("local" if given["local"] else None)
+    if image is None:
+        raise WishError("--image: name the image, or add --local to run it here")
+    read = {path: _read(path) for path in given["scripts"]}
+    gpus, checkpoint = given["gpus"], given["checkpoint"]
+    return Wish(
+        name=name,
+        image=image,
+        command=given["command"],
+        replicas=given["replicas"],
+        gpus=GpuRequest.parse(gpus) if gpus else None,
+        spot=given["spot"],
+        cpu=given["cpu"],
+        memory=given["memory"],
+        queue=given["queue"],
+        env=dict(_variable(text) for text in given["env"]),
+        env_from=given["env_from"],
+        mounts=[Mount.parse(text) for text in given["mount"]],
+        checkpoint=CheckpointPlace.parse(checkpoint) if checkpoint else None,
+        max_restarts=given["max_restarts"],
+        scripts=Scripts(read, token=secrets.token_hex(2)) if read else None,
+        launcher=given["launcher"],
+    )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise WishError(f"--env {text[:80]!r}: say it as NAME=VALUE")
+    return name, value
+
+
+def _read(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise WishError(f"--script {path}: cannot be read: {error.strerror}") from None
+
+
+def _manifests(wish: Wish) -> list[Manifest]:
+    made = job(wish)
+    return [wish.scripts.config_map(wish.name), made] if wish.scripts else [made]
+
+
+def _tell(wish: Wish) -> Any:
+    async def tell(_: Cluster, namespace: str) -> None:
+        for line in plan(wish, namespace, width=width()):
+            click.echo(line, err=True)
+
+    return tell
+
+
+def _submit(wish: Wish, manifests: list[Manifest], *, dry_run: bool) -> Key:
+    *scripts, made = manifests
+
+    async def act(cluster: Cluster, namespace: str) -> Key:
+        before = scripts[0] if scripts else None
+        await submit(cluster, namespace, made, before, dry_run=dry_run)
+        return Key(namespace, wish.name)
+
+    try:
+        return on_cluster(act)
+    except NameTakenError as error:
+        raise click.ClickException(clean(error, 1024)) from None
+
+
+def _follow(key: Key, *, quietly: bool) -> int:
+    told: list[str] = []
+
+    def on_look(seen: SeenJob) -> None:
+        said = f"{seen.status.phase}: {clean(seen.status.message or seen.status.reason)}"
+        if told[-1:] != [said]:
+            told[:] = [said]
+            click.echo(f"-- {said}", err=True)
+
+    async def follow(cluster: Cluster, _: str) -> int:
+        if not quietly:
+            await follow_logs(cluster, key, on_look=on_look)
+        return await until(cluster, key, "succeeded", None)
+
+    try:
+        return on_cluster(follow)
+    except KeyboardInterrupt:
+        name = clean(key.name)
+        click.echo(
+            f"\n{name} goes on: `kubectl ddp logs -f {name}` shows it again, "
+            f"`kubectl ddp stop {name}` ends it",
+            err=True,
+        )
+        return _INTERRUPTED
+
+
+def _locally(wish: Wish, scripts: tuple[str, ...]) -> int:
+    """Run it by the same planner and reconciler, its pods processes of this machine."""
+    # Half a second that no other command shall wait for.
+    from ddp_operator.local.run.command import run as run_here  # noqa: PLC0415
+
+    here = {path: str(Path(path).resolve()) for path in scripts}
+    command = list(wish.command) or (["python", scripts[0]] if scripts else [])
+    found = [here.get(word, here.get(word.removeprefix("./"), word)) for word in command]
+    made = job(replace(wish, scripts=None, command=found))
+    # It stays: what is shown in the end says how to run it again.
+    place = Path(tempfile.mkdtemp(prefix="ddpjob-"))
+    file = place / f"{wish.name}.yaml"
+    file.write_text(output.documents([made], "yaml"))
+    arguments = Namespace(
+        file=file, workdir=place / "run", kill_rank=[], progress_poll_seconds=1.0, plain=False
+    )
+    return run_here(arguments)

@@ -1,0 +1,97 @@
+"""Brings a job, and the ConfigMap with its scripts, to the cluster."""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ddp_operator.api.constants import API_VERSION, KIND
+from ddp_operator.client.cluster import JOBS, Cluster, NotInstalledError
+from ddp_operator.kube import CONFIG_MAPS, Resource, check_served
+from ddp_operator.kube.client import MERGE_PATCH
+from ddp_operator.ports import AlreadyExistsError, ClusterError, Key, Manifest, NotFoundError
+
+_ONLY_CHECKED: Final = {"dryRun": "All"}
+
+
+class NameTakenError(Exception):
+    """There is a job of that name already."""
+
+    def __init__(self, job: Key) -> None:
+        super().__init__(
+            f"there is a job {job.name} in namespace {job.namespace} already: choose another name, "
+            f"or look at it with `kubectl ddp status {job.name}`"
+        )
+
+
+async def submit(
+    cluster: Cluster,
+    namespace: str,
+    job: Manifest,
+    scripts: Manifest | None = None,
+    *,
+    dry_run: bool = False,
+) -> Manifest:
+    """Create a job, and before it what its pods need; returns it as stored.
+
+    The ConfigMap comes first, for no pod shall wait for it, and is the job's as soon as there is a
+    job. A program that is cut off between the two leaves a ConfigMap that nobody uses; its name
+    must be one that no other submission has. With `dry_run` the server only checks.
+
+    Raises:
+        NameTakenError, NotInstalledError: the job cannot be created.
+        ClusterError: the server refuses one of the two; then neither is left.
+    """
+    made = await _create_scripts(cluster, namespace, scripts, dry_run=dry_run) if scripts else ""
+    try:
+        stored = await _create(cluster, JOBS, namespace, job, dry_run=dry_run)
+    except ClusterError as error:
+        if made and not dry_run:
+            with contextlib.suppress(ClusterError):
+                path = CONFIG_MAPS.path(namespace=namespace, name=made)
+                await cluster.client.request("DELETE", path)
+        if isinstance(error, AlreadyExistsError):
+            raise NameTakenError(Key(namespace, job["metadata"]["name"])) from None
+        if isinstance(error, NotFoundError) and not await check_served(cluster.client, JOBS):
+            raise NotInstalledError from None
+        raise
+    if made and not dry_run:
+        path = CONFIG_MAPS.path(namespace=namespace, name=made)
+        await cluster.client.request(
+            "PATCH", path, body=_owned_by(stored), content_type=MERGE_PATCH
+        )
+    return stored
+
+
+async def _create_scripts(
+    cluster: Cluster, namespace: str, scripts: Manifest, *, dry_run: bool
+) -> str:
+    # An answer that was lost makes the second attempt meet what the first has made.
+    with contextlib.suppress(AlreadyExistsError):
+        await _create(cluster, CONFIG_MAPS, namespace, scripts, dry_run=dry_run)
+    name: str = scripts["metadata"]["name"]
+    return name
+
+
+async def _create(
+    cluster: Cluster, kind: Resource, namespace: str, manifest: Manifest, *, dry_run: bool
+) -> Manifest:
+    stored: Manifest = await cluster.client.request(
+        "POST",
+        kind.path(namespace=namespace),
+        body=manifest,
+        params=_ONLY_CHECKED if dry_run else None,
+    )
+    return stored
+
+
+def _owned_by(job: Manifest) -> Mapping[str, Any]:
+    metadata = job["metadata"]
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+    return {"metadata": {"ownerReferences": [owner]}}

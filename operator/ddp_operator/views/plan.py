@@ -1,0 +1,40 @@
+"""What will be made of a wish, told before it is."""
+
+import shlex
+from typing import Final
+
+from ddp_operator.client.text import clean, counted, facts, folded
+from ddp_operator.submit import Wish, ranks_per_pod
+from ddp_operator.submit.job import commanded
+
+_LONGEST: Final = 400
+
+
+def plan(wish: Wish, namespace: str, *, width: int) -> list[str]:
+    """A screen of what is asked for, what it takes, and what may be lost."""
+    pods, each = wish.replicas, ranks_per_pod(wish)
+    what = f"{counted(pods, 'pod')} with {each} {'process' if each == 1 else 'processes'}"
+    pairs = [("image", clean(wish.image)), ("command", _command(wish))]
+    if wish.gpus:
+        what += f" each: {pods * wish.gpus.count} GPUs {clean(wish.gpus.type)} in all"
+        pairs.append(("nodes", "spot: they may go at any time" if wish.spot else "standard"))
+    if wish.queue:
+        pairs.append(("queue", f"{clean(wish.queue)}: starts when it has quota for all pods"))
+    if wish.scripts:
+        size = f"{wish.scripts.size / 1024:.1f} KiB"
+        names = ", ".join(clean(path, 80) for path in wish.scripts.files)
+        pairs.append(("scripts", f"{names}: {size} in a ConfigMap, no image is built"))
+    pairs += [("mount", f"{clean(mount.path)}") for mount in wish.mounts]
+    if wish.checkpoint:
+        pairs.append(("saves to", f"{clean(wish.checkpoint.name)} ({wish.checkpoint.field})"))
+    else:
+        pairs.append(
+            ("saves to", "the pods' own disks: what is saved goes with them (--checkpoint)")
+        )
+    head = f"DDPJob {clean(wish.name)} in namespace {clean(namespace)}: {what}"
+    return [*folded(head, width), *facts(((f"  {label}", said) for label, said in pairs), width)]
+
+
+def _command(wish: Wish) -> str:
+    command = commanded(wish)
+    return clean(shlex.join(command), _LONGEST) if command else "the image's own"

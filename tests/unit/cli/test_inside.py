@@ -1,0 +1,125 @@
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
+
+from tests.unit.cli.conftest import Ddp
+from tests.unit.cli.jobs import training
+from tests.unit.job.builders import NAME, fresh_job
+from tests.unit.kube.fake_api_server import FakeApiServer
+from tests.unit.kube.fake_channels import FakePort, ProgramRun
+
+
+@pytest.fixture
+async def pods(server: FakeApiServer) -> list[str]:
+    """The names of a running job's two pods."""
+    uid = server.create("ddpjobs", training())["metadata"]["uid"]
+    names: list[str] = []
+    for index in range(2):
+        pod = manifests.pod(fresh_job(), Identity(index, 0))
+        pod["metadata"]["ownerReferences"][0]["uid"] = uid
+        running = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "name": "trainer"}
+        pod["status"] = {"phase": "Running", "containerStatuses": [{**running, "ready": True}]}
+        server.create("pods", pod)
+        names.append(pod["metadata"]["name"])
+    return names
+
+
+async def test_a_program_in_the_pod_of_a_rank(
+    ddp: Ddp, server: FakeApiServer, pods: list[str]
+) -> None:
+    async def program(run: ProgramRun) -> int:
+        await run.print(" ".join(run.command).encode() + b"\n")
+        await run.print(b"careful\n", error=True)
+        return 17
+
+    server.programs[pods[1]] = program
+    result = await ddp("exec", NAME, "--rank", "1", "--", "ls", "-l", "--all")
+    assert (result.exit_code, result.stdout, result.stderr) == (17, "ls -l --all\n", "careful\n")
+    assert server.requests[-1].query["container"] == "trainer"
+
+
+@pytest.mark.usefixtures("pods")
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--rank", "2", "--", "ls"), 1, "the job has ranks 0 to 1 only"),
+        (("--", "ls"), 1, 'pods "digits-0-0" not found'),
+        ((), 2, "Missing argument"),
+        (("-t", "--", "ls"), 2, "there is no terminal here"),
+    ],
+)
+async def test_what_cannot_be_run(
+    ddp: Ddp, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    result = await ddp("exec", NAME, *arguments)
+    assert result.exit_code == code
+    assert said in result.stderr
+
+
+async def test_a_pod_that_does_not_run(ddp: Ddp, server: FakeApiServer, pods: list[str]) -> None:
+    server.delete("pods", "research", pods[0])
+    result = await ddp("exec", NAME, "--", "ls")
+    assert result.exit_code == 1
+    assert "no pod of rank 0 runs now: `kubectl ddp status digits` shows them" in result.stderr
+
+
+@pytest.fixture
+async def forwarding(
+    server: FakeApiServer, pods: list[str], kubeconfig: Path
+) -> AsyncIterator[int]:
+    """A port here that is port 29501 of rank 1's pod."""
+    server.ports[pods[1], 29501] = FakePort()
+    server.resource_lists["/apis/ddp-operator.io/v1alpha1"] = ["ddpjobs"]
+    # A process of its own: only a signal ends it.
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ddp_operator.cli", "--kubeconfig", str(kubeconfig)),
+        *("port-forward", NAME, "--rank", "1", ":29501"),
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ,
+    )
+    assert program.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            line = (await program.stdout.readline()).decode()
+        match = re.fullmatch(r"127\.0\.0\.1:(\d+) is port 29501 of rank 1's pod\n", line)
+        assert match, line
+        yield int(match[1])
+    finally:
+        program.terminate()
+        await program.wait()
+
+
+async def ask(port: int, text: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(text)
+    async with asyncio.timeout(60):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_a_port_here_is_one_of_the_pod(
+    server: FakeApiServer, pods: list[str], forwarding: int
+) -> None:
+    assert await ask(forwarding, b"good bye") == b"GOOD BYE"
+    answers = await asyncio.gather(*(ask(forwarding, b"%d bye" % n) for n in range(40)))
+    assert answers == [b"%d BYE" % n for n in range(40)]
+    # A connection that finds nobody ends alone; the next one finds the pod that is there then.
+    del server.ports[pods[1], 29501]
+    assert await ask(forwarding, b"bye") == b""
+    server.ports[pods[1], 29501] = FakePort()
+    assert await ask(forwarding, b"bye") == b"BYE"
+
+
+@pytest.mark.parametrize("ports", ["http", "1:2:3", "70000:80", "80:0"])
+async def test_what_is_no_port(ddp: Ddp, ports: str) -> None:
+    result = await ddp("port-forward", NAME, ports)
+    assert result.exit_code == 2
+    assert "say it as LOCAL:REMOTE" in result.stderr

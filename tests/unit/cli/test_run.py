@@ -1,0 +1,193 @@
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from ddp_operator.cli import app
+from ddp_operator.cli.commands import logs, look
+
+from tests.unit.cli.conftest import Ddp
+from tests.unit.cli.jobs import ESCAPES, condition
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+from tests.waiting import eventually
+
+SHORT = ("run", "try", "--image", "me/train:1")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.02)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("print('hello')\n")
+    return str(path)
+
+
+def made(server: FakeApiServer, plural: str) -> list[str]:
+    return [name for kind, _, name in server.objects if kind == plural]
+
+
+async def test_a_job_is_made_and_nobody_waits(ddp: Ddp, server: FakeApiServer) -> None:
+    result = await ddp(*SHORT, "--yes", "--detach", "--", "python", "-c", "print(1)")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "ddpjob.ddp-operator.io/try created\n"
+    stored = server.objects["ddpjobs", "research", "try"]
+    [container] = stored["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-c", "print(1)"]
+    assert [request.method for request in server.requests] == ["POST"]
+
+
+async def test_the_plan_is_told_before_anything_is_made(ddp: Ddp, server: FakeApiServer) -> None:
+    result = await ddp(
+        *(*SHORT, "--gpus", "h100:8", "--replicas", "4", "--spot", "--queue", "team"),
+        *("--", "python", "train.py"),
+    )
+    assert result.exit_code == 2
+    assert "there is no terminal to ask on; nothing was changed: add --yes" in result.stderr
+    assert "DDPJob try in namespace research: 4 pods with 8 processes each: 32 GPUs" in (
+        " ".join(result.stderr.split())
+    )
+    for said in ("spot", "team", "python -m torch.distributed.run train.py", "goes with them"):
+        assert said in " ".join(result.stderr.split())
+    assert max(map(len, result.stderr.splitlines())) <= 80
+    assert server.requests == []
+
+
+async def test_whoever_says_no_gets_nothing(
+    ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "may_ask", lambda: True)
+    result = await ddp(*SHORT, input="n\n")
+    assert (result.exit_code, server.requests) == (1, [])
+    assert "nothing was changed" in result.stderr
+
+
+async def test_manifests_alone(ddp: Ddp, server: FakeApiServer, script: str) -> None:
+    line = (*SHORT, "--script", script, "--dry-run", "--", "python", script, "--lr", "1")
+    result = await ddp(*line)
+    assert result.exit_code == 0, result.output
+    scripts, job = yaml.safe_load_all(result.stdout)
+    assert scripts["data"] == {"train.py": "print('hello')\n"}
+    pod = job["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["configMap"]["name"] == scripts["metadata"]["name"]
+    assert pod["containers"][0]["command"] == ["python", "/ddp-scripts/train.py", "--lr", "1"]
+    assert server.requests == []
+    as_json = json.loads((await ddp(*SHORT, "--dry-run", "-o", "json")).stdout)
+    assert as_json["kind"] == "DDPJob"
+
+
+async def test_the_server_checks_what_is_not_made(
+    ddp: Ddp, server: FakeApiServer, script: str
+) -> None:
+    line = (*SHORT, "--script", script, "--dry-run=server")
+    assert (await ddp(*line)).exit_code == 0
+    assert [request.query for request in server.requests] == [{"dryRun": "All"}] * 2
+    assert made(server, "configmaps") == made(server, "ddpjobs") == []
+    said = {"message": "admission webhook denied it", "reason": "Forbidden"}
+    server.faults = [Fault("POST", 403, body=said, path_part="ddpjobs")]
+    result = await ddp(*line)
+    assert result.exit_code == 1
+    assert "admission webhook denied it" in result.stderr
+
+
+async def test_scripts_go_with_their_job(ddp: Ddp, server: FakeApiServer, script: str) -> None:
+    assert (await ddp(*SHORT, "-y", "-d", "--script", script)).exit_code == 0
+    [name] = made(server, "configmaps")
+    job = server.objects["ddpjobs", "research", "try"]
+    [owner] = server.objects["configmaps", "research", name]["metadata"]["ownerReferences"]
+    assert owner["uid"] == job["metadata"]["uid"]
+    assert not owner["blockOwnerDeletion"]  # which nobody but admins may say, on some clusters
+    assert [(r.method, r.path.split("/")[-1]) for r in server.requests] == [
+        ("POST", "configmaps"),
+        ("POST", "ddpjobs"),
+        ("PATCH", name),
+    ]
+    [mount] = job["spec"]["template"]["spec"]["volumes"]
+    assert mount["configMap"]["name"] == name
+
+
+async def test_two_submissions_share_no_scripts(
+    ddp: Ddp, server: FakeApiServer, script: str
+) -> None:
+    """That of a job which is being deleted goes with it, at a time of its own."""
+    assert (await ddp(*SHORT, "-y", "-d", "--script", script)).exit_code == 0
+    server.delete("ddpjobs", "research", "try")
+    assert (await ddp(*SHORT, "-y", "-d", "--script", script)).exit_code == 0
+    assert len(made(server, "configmaps")) == 2
+
+
+@pytest.mark.parametrize("lost", ["configmaps", "ddpjobs"])
+async def test_an_answer_that_is_lost(
+    ddp: Ddp, server: FakeApiServer, script: str, lost: str
+) -> None:
+    """Of a creation that took effect: the scripts are ours; the job may be somebody else's."""
+    server.faults = [Fault("POST", None, path_part=lost, after_effect=True)]
+    result = await ddp(*SHORT, "-y", "-d", "--script", script)
+    assert result.exit_code == (0 if lost == "configmaps" else 1)
+    assert made(server, "ddpjobs") == ["try"]
+
+
+async def test_a_name_that_is_taken_leaves_nothing_behind(
+    ddp: Ddp, server: FakeApiServer, script: str
+) -> None:
+    assert (await ddp(*SHORT, "-y", "-d")).exit_code == 0
+    result = await ddp(*SHORT, "-y", "--script", script)
+    assert result.exit_code == 1
+    assert "there is a job try in namespace research already" in result.stderr
+    assert made(server, "configmaps") == []
+
+
+async def test_a_cluster_without_ddpjobs(ddp: Ddp, server: FakeApiServer) -> None:
+    server.resource_lists.clear()
+    server.faults = [Fault("POST", 404, body={"message": "page not found"}, path_part="ddpjobs")]
+    result = await ddp(*SHORT, "-y")
+    assert result.exit_code == 1
+    assert "this cluster has no DDPJobs: install" in result.stderr
+
+
+@pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 3)])
+@pytest.mark.parametrize("quietly", [False, True])
+async def test_it_ends_as_the_job_ends(
+    ddp: Ddp, server: FakeApiServer, phase: str, code: int, quietly: bool
+) -> None:
+    running = asyncio.ensure_future(ddp(*SHORT, "-y", *(["--wait"] if quietly else [])))
+    await eventually(lambda: made(server, "ddpjobs") == ["try"])
+    await eventually(lambda: server.count("GET", "ddpjobs/try") >= 1)
+    status = {
+        "observedGeneration": 0,
+        "phase": phase,
+        "message": ESCAPES,
+        "conditions": [condition(phase, "Because")],
+    }
+    server.update("ddpjobs", "research", "try", {"status": status})
+    result = await running
+    assert result.exit_code == code, result.output
+    assert (f"-- {phase}: red" in result.stderr) == (not quietly)
+    assert result.output.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("run", "try"), "--image: name the image"),
+        ((*SHORT, "--gpus", "h99"), "none of a100"),
+        ((*SHORT, "--env", "A"), "say it as NAME=VALUE"),
+        ((*SHORT, "--env", "RANK=1"), "RANK"),
+        ((*SHORT, "--mount", "x"), "say it as pvc/NAME:/path"),
+        ((*SHORT, "--script", "/nowhere.py"), "does not exist"),
+        (("run", "Try", "--image", "x"), "a name has lower-case letters"),
+        ((*SHORT, "--replicas", "0"), "0 is not in the range"),
+    ],
+)
+async def test_what_cannot_be_asked_for(
+    ddp: Ddp, server: FakeApiServer, given: tuple[str, ...], said: str
+) -> None:
+    result = await ddp(*given, "--yes")
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.split())
+    assert server.requests == []
