@@ -76,7 +76,7 @@ def run(context: click.Context, /, name: str, **given: Any) -> None:
     """Make a job of a command, show its logs, and end as it ends.
 
     \b
-        ddp run resnet --image me/train:1 --gpus h100:8 --replicas 4 -- python a.py
+        ddp run resnet --image me/train:1 --gpus h100:8 --replicas 4
         ddp run try --image pytorch/pytorch --script a.py -- python a.py --lr 1
 
     \b
