@@ -72,6 +72,11 @@ generate: $(STAMP) ## Write the CRD, and the chart's values and schema, from the
 check-generated: generate ## Fail when what is stored of them is not what the models say
 	git diff --exit-code -- crds/ddpjobs.yaml manifests/chart
 
+.PHONY: docs
+docs: $(STAMP) ## Build the documentation to build/docs; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@echo "open build/docs/index.html"
+
 .PHONY: release
 release: $(STAMP) ## Write chart, ddp-operator.yaml and checksums to dist/; REGISTRY=… has the images
 	$(PY) -m tests.chart release --registry "$(REGISTRY)"

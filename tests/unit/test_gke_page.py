@@ -18,7 +18,7 @@ from ddp_operator.job.pods.state import Identity
 from tests.unit.job.builders import fresh_job
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
-PAGE = (MANIFESTS / "GKE.md").read_text()
+PAGE = (MANIFESTS.parent / "docs/how-to/gke.md").read_text()
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
 OBJECTS: list[dict[str, Any]] = [one for block in BLOCKS for one in yaml.safe_load_all(block)]
 OBJECTS.append(yaml.safe_load((MANIFESTS / "examples" / "gpu-gke.yaml").read_text()))
@@ -102,4 +102,4 @@ def test_it_makes_as_many_networks_as_pods_ask_for() -> None:
 
 
 def test_readme_leads_to_it() -> None:
-    assert "(manifests/GKE.md)" in (MANIFESTS.parent / "README.md").read_text()
+    assert "(docs/how-to/gke.md)" in (MANIFESTS.parent / "README.md").read_text()

@@ -1,19 +1,19 @@
-"""README shows the table of GPUs as it is."""
+"""The documentation shows the table of GPUs as it is."""
 
 import re
 from pathlib import Path
 
 from ddp_operator.api.machines import GPUS
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/spec.md"
 _ROW = re.compile(
     r"\| `(?P<type>nvidia-[^`]+)` \| (?P<machines>[^|(]+?)(?P<arm> \(arm64\))? \| (?P<counts>[^|]+)"
     r" \| (?P<memory>\d+) GB \| (?P<fabric>[^|]+) \|"
 )
 
 
-def test_readme_has_every_gpu_as_it_is() -> None:
-    shown = {row["type"]: row for row in _ROW.finditer(README.read_text())}
+def test_the_page_has_every_gpu_as_it_is() -> None:
+    shown = {row["type"]: row for row in _ROW.finditer(PAGE.read_text())}
     assert list(shown) == list(GPUS)
     for name, gpu in GPUS.items():
         row = shown[name]

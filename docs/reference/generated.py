@@ -1,0 +1,144 @@
+"""Pages that are written from the code whenever the documentation is built (a hook of MkDocs).
+
+They are nowhere stored, so none can be out of date.
+"""
+
+import ast
+import inspect
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout, suppress
+from typing import Any
+
+import click
+from ddp_operator.__main__ import main as operator_main
+from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.cli.__main__ import program
+from ddp_operator.engine.census import Census
+from ddp_operator.engine.metrics import Metrics
+from ddp_trainer import exit_codes, launch
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+_WIDTH = 96
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add them to the pages."""
+    for name, text in pages().items():
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """Their texts by name."""
+    return {
+        "fields": _fields(),
+        "commands": _commands(),
+        "exit-codes": _exit_codes(),
+        "metrics": _metrics(),
+    }
+
+
+def _fields() -> str:
+    [version] = custom_resource_definition()["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]["properties"]
+    parts = ["# All fields", "From the CustomResourceDefinition, `crds/ddpjobs.yaml`."]
+    for name in ("spec", "status"):
+        parts += [f"## {name}", "| field | type | default | meaning |\n|---|---|---|---|"]
+        parts[-1] += "".join(f"\n{row}" for row in _rows(schema[name], ""))
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    for name, field in schema.get("properties", {}).items():
+        here = f"{path}.{name}" if path else name
+        inner, kind = field, field.get("type", "integer or string")
+        if kind == "array":
+            inner, here = field["items"], f"{here}[]"
+            kind = f"list of {inner.get('type', 'any')}s"
+        if "enum" in inner:
+            kind = " or ".join(f"`{word}`" for word in inner["enum"])
+        bounds = [field[bound] for bound in ("minimum", "maximum") if bound in field]
+        if bounds:
+            kind += f", {' to '.join(f'{bound:g}' for bound in bounds)}"
+        default = f"`{field['default']}`" if "default" in field else ""
+        cells = (f"`{here}`", kind, default, field.get("description", ""))
+        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+        if here != "template":  # Kubernetes' own
+            yield from _rows(inner, here)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _commands() -> str:
+    parts = ["# Commands", "`kubectl ddp` and `ddp` are the same program."]
+    for name, command in program.commands.items():
+        context = click.Context(
+            command,
+            info_name=f"kubectl ddp {name}",
+            max_content_width=_WIDTH,
+            terminal_width=_WIDTH,
+        )
+        parts += [f"## {name}", _block(command.get_help(context))]
+    parts += ["## python -m ddp_operator run", "The operator itself."]
+    parts += [_block(_printed(operator_main, ["run", "--help"]))]
+    parts += ["## python -m ddp_operator local", "One job on this machine, without a cluster."]
+    parts += [_block(_printed(operator_main, ["local", "--help"]))]
+    parts += ["## python -m ddp_trainer.launch", "The trainer image's entrypoint."]
+    parts += [_block(_printed(launch.LaunchPlan.parse, ["--help"]))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _printed(main: Any, arguments: list[str]) -> str:
+    text = io.StringIO()
+    with redirect_stdout(text), suppress(SystemExit):
+        main(arguments)
+    return text.getvalue()
+
+
+def _block(text: str) -> str:
+    return f"```text\n{text.rstrip()}\n```"
+
+
+def _exit_codes() -> str:
+    """Of the enumeration's members, each with the text below it."""
+    [kind] = [
+        node
+        for node in ast.parse(inspect.getsource(exit_codes)).body
+        if isinstance(node, ast.ClassDef) and node.name == exit_codes.ExitCode.__name__
+    ]
+    rows: dict[str, str] = {}
+    last = ""
+    for node in kind.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            last = node.targets[0].id
+            rows[last] = "All ranks trained to the end." if last == "DONE" else ""
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and last:
+            rows[last] = _cell(str(node.value.value))
+    table = "".join(
+        f"\n| {exit_codes.ExitCode[name].value} | {name} | {said} |" for name, said in rows.items()
+    )
+    return (
+        "# Exit codes of the trainer\n\nWhat the operator makes of them is told in "
+        "[What a failure is](../concepts/recovery.md#what-a-failure-is); 128 + n stands for a "
+        f"death by signal n.\n\n| code | name | meaning |\n|---|---|---|{table}\n"
+    )
+
+
+def _metrics() -> str:
+    text = Metrics().text(Census(), queued=0, leading=True)
+    types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
+    rows = [
+        line.removeprefix("# HELP ").split(" ", 1)
+        for line in text.splitlines()
+        if line.startswith("# HELP")
+    ]
+    table = "".join(f"\n| `{name}` | {types[name]} | {_cell(said)} |" for name, said in rows)
+    return (
+        "# Metrics of the operator\n\nAt `/metrics` of port 8081. Those of a training are at its "
+        "pods' [status port](../concepts/progress.md#progress-from-any-script).\n\n"
+        f"| name | type | meaning |\n|---|---|---|{table}\n"
+    )
