@@ -74,7 +74,7 @@ check-generated: generate ## Fail when what is stored of them is not what the mo
 
 .PHONY: docs
 docs: $(STAMP) ## Build the documentation to build/docs; a dead link is an error
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "open build/docs/index.html"
 
 .PHONY: release

@@ -1,0 +1,62 @@
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+_FETCHED = re.compile(
+    r"<(?:script|img|iframe)[^>]* src=\"(https?:[^\"]+)|<link[^>]* href=\"(https?:[^\"]+)"
+)
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--config-file", config, "--site-dir", site],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "COLUMNS": "96"},
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = build(ROOT / "mkdocs.yml", folder)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
+    pages = [*site.rglob("*.html")]
+    assert len(pages) > 20
+    found = {str(page): _FETCHED.findall(page.read_text()) for page in pages}
+    assert {page: links for page, links in found.items() if links} == {}
+
+
+def test_the_reference_is_that_of_the_code(site: Path) -> None:
+    fields = (site / "reference/fields.html").read_text()
+    for name in ("accelerator.provisioning", "restart.rules[].exitCodes[]", "goodput.stepsLost"):
+        assert f"<code>{name}</code>" in fields
+    assert "<code>template.spec</code>" not in fields  # Kubernetes' own
+    assert "--since DURATION" in (site / "reference/commands.html").read_text()
+    assert re.search(
+        r"<td>75</td>\s*<td>LOST_PEER</td>", (site / "reference/exit-codes.html").read_text()
+    )
+    assert "ddp_operator_jobs" in (site / "reference/metrics.html").read_text()
+
+
+def test_a_dead_link_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text("# A\n\n[b](b.md), [c](#c)\n")
+    own = (ROOT / "mkdocs.yml").read_text()
+    kept = [part for part in own.split("\n\n") if not part.startswith(("nav:", "hooks:"))]
+    (tmp_path / "mkdocs.yml").write_text("\n\n".join(kept))
+    built = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert built.returncode == 1
+    assert "'b.md'" in built.stderr
+    assert "'#c'" in built.stderr
