@@ -76,9 +76,13 @@ def _path_with(folder: Path) -> str:
 
 
 def history(of: Job) -> list[tuple[int, float]]:
-    """Step, and loss or accuracy, of each line of metrics.jsonl."""
+    """Step, and loss or accuracy, of each line of metrics.jsonl that has one."""
     lines = map(json.loads, (of.checkpoints / "metrics.jsonl").read_text().splitlines())
-    return [(line["step"], line.get("loss", line.get("accuracy"))) for line in lines]
+    return [
+        (line["step"], line.get("loss", line.get("accuracy")))
+        for line in lines
+        if line["kind"] in ("training", "evaluation")
+    ]
 
 
 def random_step(ranks: int = 2) -> int:

@@ -474,9 +474,32 @@ def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.Mon
     assert told() == (2, "2026-11-21T03:00:32.062Z")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["kind"], line["lastStepTime"]) for line in lines] == [
+        ("start", "2026-11-21T03:00:01.062Z"),
         ("training", "2026-11-21T03:00:01.062Z"),
         ("evaluation", "2026-11-21T03:00:01.062Z"),
+        ("start", "2026-11-21T03:00:32.062Z"),
     ]
+    starts = [line["formedTime"] for line in lines if line["kind"] == "start"]
+    assert starts == ["2026-11-21T03:00:00.000Z", "2026-11-21T03:00:31.062Z"]
+
+
+def test_the_history_tells_what_a_checkpoint_took_and_who_was_slowest(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    publisher = Publisher(None, History(path), StepTimer(moments_of(torch.device("cpu"))))
+    publisher.begin(0, total_steps=9)
+    publisher.saved(CheckpointStatus(step=0))  # by the process before: it took none of this one
+    publisher.step(1)
+    publisher.step(2)
+    publisher.interval(step=2, epoch=1, loss=0.5, samples_per_second=1.0, pace=pace([0.1, 0.3]))
+    publisher.saved(CheckpointStatus(step=1, time="2026-11-21T03:00:00Z"), seconds=0.25)
+    publisher.close()
+    start, training, checkpoint = map(json.loads, path.read_text().splitlines())
+    assert start["kind"] == "start"
+    assert (training["paceRank"], training["paceSeconds"]) == (1, 0.3)
+    assert training["othersPaceSeconds"] == 0.1
+    assert 0 <= training["longestStepSeconds"] < 10
+    assert (checkpoint["savedStep"], checkpoint["seconds"]) == (1, 0.25)
+    assert checkpoint["savedTime"] == "2026-11-21T03:00:00Z"
 
 
 def test_the_first_step_of_a_group_is_told_at_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import logging
 import math
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,11 +54,13 @@ class Checkpoint:
     step: int
     time: datetime
     """When it was written."""
+    seconds: float | None = None
+    """How long that took; None: another process did."""
 
     @classmethod
-    def of(cls, path: Path, manifest: Manifest) -> Checkpoint:
+    def of(cls, path: Path, manifest: Manifest, *, seconds: float | None = None) -> Checkpoint:
         """The checkpoint at `path`, which has this manifest."""
-        return cls(path=path, step=manifest.step, time=manifest.time)
+        return cls(path=path, step=manifest.step, time=manifest.time, seconds=seconds)
 
     def __str__(self) -> str:
         return f"{self.path} (step {self.step})"
@@ -149,6 +152,7 @@ class CheckpointDirectory:
     def _write(
         self, write_state: Callable[[Recorder], object], *, step: int, transfer: Transfer
     ) -> Checkpoint:
+        begin = time.monotonic()
         self._root.mkdir(parents=True, exist_ok=True)
         path = self._make_directory(step)
         try:
@@ -172,7 +176,7 @@ class CheckpointDirectory:
         except BaseException:
             _delete(path)
             raise
-        return Checkpoint.of(path, manifest)
+        return Checkpoint.of(path, manifest, seconds=time.monotonic() - begin)
 
     def _paths(self) -> list[Path]:
         """Directories that look like checkpoints, newest first."""

@@ -155,7 +155,7 @@ class Progress:
         checkpoint = CheckpointStatus(step=found.step, path=str(found.path), time=saved_at)
         self._report.update(checkpoint=checkpoint)
         if self._publisher is not None:
-            self._publisher.saved(checkpoint)
+            self._publisher.saved(checkpoint, seconds=found.seconds)
 
     def _of_all(self, step: int) -> str:
         return f"{step}/{self.total_steps}" if self.total_steps is not None else str(step)

@@ -61,6 +61,9 @@ class Publisher:
         self._told_phases = dict(timer.seconds)
         self._step = 0
         self._step_began = 0.0
+        self._longest_step = 0.0
+        self._formed_at: float | None = None
+        """In Unix time; None once the group's first step was told."""
         self._last_step_at: float | None = None
         """In Unix time; None: no step was completed by this process."""
         self._due = 0.0
@@ -79,6 +82,7 @@ class Publisher:
             self._reform_seconds += now - self._paused_at
             self._paused_at = None
         self._step_began = now
+        self._formed_at = time.time()
         if self._history is not None:
             self._history.rewind(step)
         self._step = step
@@ -93,10 +97,12 @@ class Publisher:
         """A step is complete."""
         now = time.monotonic()
         self._histogram.observe(now - self._step_began)
+        self._longest_step = max(self._longest_step, now - self._step_began)
         self._step_began = now
         self._write_logged()
         self._step = step
         self._last_step_at = time.time()
+        self._tell_start()
         if now >= self._due:
             self._publish(now)
 
@@ -125,6 +131,7 @@ class Publisher:
                 for phase, seconds in self._timer.seconds.items()
             }
             self._told_phases = dict(self._timer.seconds)
+            longest, self._longest_step = self._longest_step, 0.0
             self._history.append(
                 "training",
                 step=step,
@@ -133,6 +140,10 @@ class Publisher:
                 samplesPerSecond=round(samples_per_second, 3),
                 lastStepTime=self._last_step_time(),
                 **phases,
+                longestStepSeconds=round(longest, 6),
+                paceRank=pace.slowest_rank,
+                paceSeconds=round(pace.slowest_seconds, 6),
+                othersPaceSeconds=round(pace.others_seconds, 6),
                 **({} if slowest_rank is None else {"slowestRank": slowest_rank}),
             )
 
@@ -155,11 +166,19 @@ class Publisher:
         self._logged.update(islice(metrics.items(), _LARGEST_COUNT))
         self._logged_at = step
 
-    def saved(self, checkpoint: CheckpointStatus) -> None:
-        """A checkpoint is complete."""
+    def saved(self, checkpoint: CheckpointStatus, *, seconds: float | None = None) -> None:
+        """A checkpoint is complete; writing it took so long, None: another process wrote it."""
         self._write_logged()
         self._status = replace(self._status, checkpoint=checkpoint)
         if self._history is not None:
+            if seconds is not None:
+                self._history.append(
+                    "checkpoint",
+                    step=self._step,
+                    savedStep=checkpoint.step,
+                    savedTime=checkpoint.time,
+                    seconds=round(seconds, 6),
+                )
             self._history.close()
 
     def close(self) -> None:
@@ -174,6 +193,20 @@ class Publisher:
             finite = {name: v if isfinite(v) else None for name, v in self._logged.items()}
             self._history.append("metrics", step=self._logged_at, values=finite)
         self._logged.clear()
+
+    def _tell_start(self) -> None:
+        """The first step of a group that formed: how long it took belongs to its start."""
+        if self._formed_at is None:
+            return
+        formed, self._formed_at = self._formed_at, None
+        self._longest_step = 0.0
+        if self._history is not None:
+            self._history.append(
+                "start",
+                step=self._step,
+                formedTime=utc_to_the_millisecond(formed),
+                lastStepTime=self._last_step_time(),
+            )
 
     def _compare(self, pace: Pace) -> None:
         before, self._straggler = self._straggler, self._watch.compare(pace)
