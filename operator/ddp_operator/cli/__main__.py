@@ -10,6 +10,7 @@ from ddp_operator.cli.app import connection_options
 from ddp_operator.cli.commands import act, inside, look
 from ddp_operator.cli.commands.convert import convert
 from ddp_operator.cli.commands.logs import logs
+from ddp_operator.cli.commands.report import report
 from ddp_operator.cli.commands.run import run
 from ddp_operator.kube.client import RECURSION
 
@@ -26,6 +27,7 @@ for _command in (
     *(look.list_jobs, look.status, look.why, look.wait, logs),
     *(inside.exec_, inside.port_forward),
     *(act.stop, act.resume, act.restart, act.scale, act.delete),
+    report,
     convert,
 ):
     program.add_command(_command)

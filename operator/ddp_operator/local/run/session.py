@@ -15,6 +15,7 @@ from ddp_operator.local.machine import LocalCluster, Workdir
 from ddp_operator.local.run.display import Display
 from ddp_operator.local.run.kills import KillRequest
 from ddp_operator.local.run.manifest import JobFile
+from ddp_operator.local.run.record import Record
 from ddp_operator.local.run.story import Story
 from ddp_operator.ports import Event, Key, Manifest
 from ddp_operator.trainers import HttpTrainers
@@ -41,6 +42,8 @@ class Session:
         self._story = story
         self._display = display
         self._kills = kills
+        self._workdir = workdir
+        self._record = Record()
         self._stopped_by: signal.Signals | None = None
         self._stop_order = asyncio.Event()
         self._kill_order = asyncio.Event()
@@ -74,6 +77,7 @@ class Session:
                 await self._engine.stop()
                 await self._end_pods()
         finally:
+            self._record.write(self._workdir.path)
             for killer in killers:
                 killer.cancel()
             await asyncio.gather(*killers, return_exceptions=True)
@@ -88,6 +92,7 @@ class Session:
     def job_changed(self, job: Manifest) -> None:
         """See `local.Listener`."""
         self._engine.job_changed(job)
+        self._record.job(job)
         self._story.job_changed(DDPJob.parse(job))
         self._display.refresh()
 
@@ -99,6 +104,7 @@ class Session:
         """See `local.Listener`."""
         if not self._over:  # what is cleared away after the end is no news
             self._story.pods_changed(self._cluster.pods_of(job))
+            self._record.pods(self._cluster.pod_manifests(job))
         self._engine.pods_changed(job)
         self._display.refresh()
 
@@ -107,8 +113,9 @@ class Session:
         self._story.logged(line)
         self._display.log(self._story.pod(pod), line)
 
-    def event_emitted(self, job: Key, event: Event) -> None:  # noqa: ARG002 - there is one job
+    def event_emitted(self, job: Key, event: Event) -> None:
         """See `local.Listener`."""
+        self._record.event(job, event)
         self._display.event(event.reason, event.message, warning=event.warning)
 
     # What happens around it.

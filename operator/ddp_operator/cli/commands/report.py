@@ -1,0 +1,122 @@
+"""report: one file that tells what became of a job."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ddp_operator import report as reports
+from ddp_operator.cli.app import connection_options, job_argument, job_key, on_cluster
+from ddp_operator.client.evidence import gather
+from ddp_operator.client.text import clean
+from ddp_operator.report.files import UnreadableError, read_metrics, read_run
+
+_MISSING: Final = (
+    "pictures need packages that are not installed: pip install 'ddp-operator[report]', or ask "
+    "for -o md"
+)
+
+
+def _read_prices(
+    _: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> dict[str, float]:
+    """Prices by kind of GPU."""
+    prices: dict[str, float] = {}
+    for value in values:
+        kind, _equals, amount = value.rpartition("=")
+        try:
+            price = float(amount)
+        except ValueError:
+            price = math.nan
+        if not kind or not 0 <= price < 1e6:
+            said = f"{clean(value, 60)!r}: say it as nvidia-h100-80gb=3.5, or gpu=3.5 for all"
+            raise click.BadParameter(said, param=option)
+        prices[kind] = price
+    return prices
+
+
+@click.command()
+@connection_options
+@job_argument
+@click.option("-o", "--output", "form", type=click.Choice(["html", "md", "json"]), default="html")
+@click.option("--file", metavar="FILE", help="Default: NAME.html, .md or .json; - is stdout.")
+@click.option(
+    "--metrics",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="FILE",
+    help="The trainer's metrics.jsonl, or the directory of checkpoints that it is in, once no "
+    "pod runs that it could be read in.",
+)
+@click.option(
+    "--local",
+    "workdir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Report a run of `python -m ddp_operator local --workdir DIR`, and ask no cluster.",
+)
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    callback=_read_prices,
+    metavar="KIND=AMOUNT",
+    help="What a GPU of this kind (accelerator.type) costs an hour; gpu=AMOUNT: any other.",
+)
+def report(
+    name: str,
+    form: str,
+    file: str | None,
+    metrics: Path | None,
+    workdir: Path | None,
+    prices: Mapping[str, float],
+) -> None:
+    """Write what became of a job into one file that can be forwarded.
+
+    Attempts and failures, recoveries by what they took, loss and throughput, step times, slow
+    ranks, goodput, checkpoints, GPU hours. It may run still, or have ended: then its metrics.jsonl
+    comes from --metrics. The page needs no network to be read.
+    """
+    made = reports.build(_facts(name, metrics, workdir), prices=prices)
+    try:
+        text = _written(made, form)
+    except ImportError:
+        raise click.ClickException(_MISSING) from None
+    if file == "-":
+        click.echo(text, nl=not text.endswith("\n"))
+        return
+    path = Path(file) if file else Path(f"{name}.{form}")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from None
+    click.echo(f"wrote {path} ({max(len(text.encode()) // 1000, 1)} kB)", err=True)
+
+
+def _facts(name: str, metrics: Path | None, workdir: Path | None) -> reports.Facts:
+    try:
+        history = read_metrics(metrics) if metrics else None
+        if workdir is None:
+            return on_cluster(
+                lambda cluster, namespace: gather(
+                    cluster, job_key(namespace, name), history=history
+                )
+            )
+        facts = read_run(workdir, history=history)
+    except UnreadableError as error:
+        raise click.ClickException(clean(error)) from None
+    if facts.job.name != name:
+        raise click.ClickException(
+            f"the run in {workdir} was of job {clean(facts.job.name, 253)}, not {name}"
+        )
+    return facts
+
+
+def _written(made: reports.Report, form: str) -> str:
+    if form == "html":
+        return reports.as_html(made)
+    if form == "md":
+        return reports.as_markdown(made)
+    return json.dumps(reports.as_dict(made), indent=2, allow_nan=False) + "\n"

@@ -1,0 +1,58 @@
+"""What is left of a run for reports: its job, its pods and what happened, without any secret."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from ddp_operator.api.bounded import format_time
+from ddp_operator.ports import Event, Key, Manifest
+
+FILE_NAME: Final = "run.json"
+_MOST: Final = 1000
+"""Pods, and events, that are kept: the newest."""
+
+
+class Record:
+    """Grows as the run goes; also of pods that are gone by its end."""
+
+    def __init__(self) -> None:
+        self._job: Manifest = {}
+        self._pods: dict[str, Manifest] = {}
+        self._events: list[Manifest] = []
+
+    def job(self, manifest: Manifest) -> None:
+        """Take in the job's new state."""
+        self._job = manifest
+
+    def pods(self, manifests: list[Manifest]) -> None:
+        """Take in the pods that there are."""
+        for manifest in manifests:
+            self._pods[manifest["metadata"]["name"]] = _slim(manifest)
+        while len(self._pods) > _MOST:
+            del self._pods[next(iter(self._pods))]
+
+    def event(self, job: Key, event: Event) -> None:
+        """Take in what the operator says."""
+        about = {"kind": "DDPJob", "namespace": job.namespace, "name": job.name}
+        entry = {
+            "involvedObject": about,
+            "reason": event.reason,
+            "message": event.message,
+            "type": "Warning" if event.warning else "Normal",
+            "lastTimestamp": format_time(datetime.now(UTC)),
+        }
+        self._events = [*self._events[1 - _MOST :], entry]
+
+    def write(self, directory: Path) -> None:
+        """Put it where reports find it."""
+        record = {"job": self._job, "pods": [*self._pods.values()], "events": self._events}
+        (directory / FILE_NAME).write_text(json.dumps(record))
+
+
+def _slim(pod: Manifest) -> dict[str, Any]:
+    """What a report needs of a pod: its environment, in which there are tokens, is not part."""
+    containers = [{"name": c.get("name")} for c in pod["spec"].get("containers") or ()]
+    spec = {"containers": containers, "nodeName": pod["spec"].get("nodeName", "")}
+    # Its own states replace each other: nothing of it changes later.
+    return {"metadata": pod["metadata"], "spec": spec, "status": pod.get("status")}

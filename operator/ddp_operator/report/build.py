@@ -1,0 +1,222 @@
+"""From facts to a report. Pure; whatever is not among the facts is not known."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Final
+
+from ddp_operator import __version__
+from ddp_operator.api.overrides import kinds
+from ddp_operator.api.rules import gpu_limit, trainer_container
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean
+from ddp_operator.job.pods import ranks
+from ddp_operator.report import curves
+from ddp_operator.report.facts import Facts, PodFacts
+from ddp_operator.report.model import GpuUse, NodeRow, PodSpan, Recovery, Report
+from ddp_operator.report.recoveries import recoveries
+from ddp_operator.views import pace
+
+_MOST_PODS: Final = 200
+_MOST_EVENTS: Final = 100
+_OCCUPIED: Final = ("starting", "training", "lost")
+"""What a job's time is spent on while it has its GPUs."""
+ANY_GPU: Final = "gpu"
+"""Names GPUs of which no kind is known."""
+
+
+def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
+    """Make a report; `prices`: of one GPU for an hour, by kind."""
+    seen, history = facts.job, facts.history
+    status = seen.status
+    ended = status.completion_time or (
+        (seen.since("Succeeded") or seen.since("Failed")) if status.finished else None
+    )
+    now = min(ended, facts.now) if ended else facts.now
+    spent = pace.spent(seen, now)
+    progress = status.progress
+    last = history.intervals[-1] if history.intervals else None
+    failed = recoveries(facts)
+    pods = sorted(_spans(facts, failed), key=_order)
+    step = max((progress.step if progress else -1), (last.step if last and not progress else -1))
+    return Report(
+        name=clean(seen.name, 253),
+        namespace=clean(seen.key.namespace, 253),
+        uid=clean(seen.uid, 64),
+        made_at=facts.now,
+        version=__version__,
+        phase=status.phase,
+        reason=clean(status.reason, 64),
+        message=clean(status.message),
+        created=seen.created,
+        ended=ended,
+        step=step if step >= 0 else None,
+        total_steps=progress.total_steps if progress else None,
+        epoch=progress.epoch if progress else last.epoch if last else None,
+        loss=progress.loss if progress else last.loss if last else None,
+        accuracy=history.scores[-1].accuracy if history.scores else None,
+        samples_per_second=last.samples_per_second if last else None,
+        attempts=status.attempt + 1,
+        restarts=status.restarts,
+        disruptions=status.disruptions,
+        goodput=tuple((kind, seconds) for kind, seconds in spent.items()),
+        training_ratio=pace.training_ratio(seen, now),
+        steps_lost=status.goodput.steps_lost if status.goodput else None,
+        pods=tuple(pods[-_MOST_PODS:]),
+        pods_left_out=max(len(pods) - _MOST_PODS, 0),
+        recoveries=failed,
+        starts=tuple((s.step, s.formed, s.first_step) for s in history.starts[-curves.MOST_ROWS :]),
+        points=curves.points(history),
+        scores=tuple((s.step, s.accuracy) for s in history.scores[-curves.MOST_ROWS :]),
+        phase_seconds=curves.phase_seconds(history),
+        step_times=curves.step_times(history),
+        ranks=curves.ranks(history),
+        saves=curves.saves(history),
+        gpus=tuple(_gpus(seen, spent, prices or {})),
+        nodes=tuple(_nodes(seen)),
+        events=tuple((e.time, e.reason, e.message) for e in facts.events[-_MOST_EVENTS:]),
+        configuration=tuple(_configuration(seen)),
+        gaps=tuple(_gaps(facts)),
+    )
+
+
+def _spans(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[PodSpan]:
+    """Pods that are there, and those that only a failure tells of."""
+    there = {pod.name for pod in facts.pods}
+    for pod in facts.pods:
+        yield _span(facts, pod)
+    for recovery in failed:
+        if recovery.pod not in there:
+            there.add(recovery.pod)
+            yield PodSpan(
+                name=recovery.pod,
+                index=recovery.index,
+                ranks=_ranks(facts.job, recovery.index),
+                attempt=recovery.attempt,
+                node=recovery.node,
+                created=None,
+                scheduled=None,
+                started=None,
+                ended=recovery.time,
+                end=recovery.cause,
+                is_there=False,
+            )
+
+
+def _span(facts: Facts, pod: PodFacts) -> PodSpan:
+    state = pod.state
+    ended = state.exit.finished if state.exit else None
+    failure = next((f for f in facts.job.status.failures if f.pod == pod.name), None)
+    end = state.phase
+    if state.succeeded:
+        end = "ended well"
+    elif state.failed or failure:
+        code = state.exit.code if state.exit else None
+        said = (
+            failure.reason if failure else state.reason or (state.exit.reason if state.exit else "")
+        )
+        end = f"exit code {code} ({said})" if code is not None else said or "failed"
+        ended = ended or (failure.time if failure else None)
+    elif state.deleting:
+        end = "being deleted"
+    elif state.waiting:
+        end = state.waiting
+    return PodSpan(
+        name=clean(pod.name, 253),
+        index=state.identity.index,
+        ranks=_ranks(facts.job, state.identity.index),
+        attempt=state.identity.attempt,
+        node=clean(state.node, 253),
+        created=pod.created,
+        scheduled=pod.scheduled,
+        started=pod.started,
+        ended=ended,
+        end=clean(end, 200),
+        is_there=True,
+    )
+
+
+def _order(pod: PodSpan) -> tuple[int, int, float, str]:
+    when: datetime | None = pod.created or pod.ended
+    return pod.attempt, pod.index, when.timestamp() if when else 0.0, pod.name
+
+
+def _ranks(seen: SeenJob, index: int) -> str:
+    if seen.job is None:
+        return ""
+    own = ranks.ranks(seen.job.spec, index)
+    return str(own.start) if len(own) == 1 else f"{own.start}-{own.stop - 1}"
+
+
+def _gpus(seen: SeenJob, spent: Mapping[str, int], prices: Mapping[str, float]) -> Iterator[GpuUse]:
+    if seen.job is None:
+        return
+    hours = sum(spent.get(kind, 0) for kind in _OCCUPIED) / 3600
+    lost = spent.get("lost", 0) / 3600
+    counts: dict[str, int] = {}
+    for spec, where in kinds(seen.job.spec):
+        accelerator = spec.accelerator
+        kind = (accelerator.type if accelerator else None) or ANY_GPU
+        counts[kind] = counts.get(kind, 0) + gpu_limit(spec) * sum(map(len, where))
+    for kind, count in counts.items():
+        if count:
+            price = prices.get(kind, prices.get(ANY_GPU))
+            yield GpuUse(clean(kind, 64), count, count * hours, count * lost, price)
+
+
+def _nodes(seen: SeenJob) -> Iterator[NodeRow]:
+    status = seen.status
+    signalled = set(status.bookkeeping.signalled_nodes)
+    for name in sorted({*status.node_failures, *status.excluded_nodes}):
+        yield NodeRow(
+            name=clean(name, 253),
+            failures=status.node_failures.get(name, 0),
+            is_avoided=name in status.excluded_nodes,
+            says_so=name in signalled,
+        )
+
+
+def _configuration(seen: SeenJob) -> Iterator[tuple[str, str]]:
+    job = seen.job
+    if job is not None:
+        spec, restart = job.spec, job.spec.restart
+        trainer = trainer_container(spec.template)
+        yield "image", clean(trainer.get("image") or "not said")
+        words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
+        if words:
+            yield "command", clean(" ".join(map(str, words)))
+        yield "pods", str(spec.replicas)
+        yield "ranks", str(ranks.world_size(spec))
+        yield "backend", ranks.backend(spec)
+        if spec.accelerator:
+            what = spec.accelerator.type or f"compute class {spec.accelerator.compute_class}"
+            yield "GPUs of a pod", clean(f"{spec.accelerator.count} x {what}")
+            yield "provisioning", clean(spec.accelerator.provisioning)
+        yield "restarts allowed", f"{restart.max_restarts}, scope {restart.scope}"
+    if seen.status.placement:
+        yield "placement", clean(seen.status.placement)
+    checkpoint = seen.status.checkpoint
+    if checkpoint is not None and checkpoint.path:
+        yield "newest checkpoint", clean(checkpoint.path)
+    yield "generation of the spec", str(seen.generation)
+    yield "API version", clean(seen.manifest.get("apiVersion") or "not said", 64)
+
+
+def _gaps(facts: Facts) -> Iterator[str]:
+    yield from (clean(gap) for gap in facts.gaps)
+    history = facts.history
+    if facts.job.problem:
+        yield clean(f"this release cannot read the job's spec: {facts.job.problem}")
+    if history.is_cut:
+        yield "metrics.jsonl is long: its older part was not read, and is not in the pictures"
+    if history.unread:
+        yield f"{history.unread} lines of metrics.jsonl could not be read, and are left out"
+    if history.intervals and not history.starts:
+        yield (
+            "the trainer does not tell when its group had formed: an older image; recoveries are "
+            "known up to the start of its pods"
+        )
+    if any(recovery.parts[0] is None for recovery in recoveries(facts)):
+        yield (
+            "some recoveries are known in part: pods that were replaced since are gone, and what "
+            "they knew with them"
+        )

@@ -1,0 +1,136 @@
+"""What a report is made from, as far as it could be had: nothing here is derived, or guessed."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Self
+
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean
+from ddp_operator.job.pods.projection import project
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import MalformedError, Manifest
+from ddp_operator.report.history import History
+
+_BROKEN = (MalformedError, KeyError, TypeError, ValueError, AttributeError)
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    """A pod, and when it came how far."""
+
+    state: PodState
+    created: datetime | None = None
+    scheduled: datetime | None = None
+    started: datetime | None = None
+    """When its trainer was, whether or not it still runs."""
+    ready: datetime | None = None
+
+    @classmethod
+    def read(cls, manifest: Manifest) -> Self | None:
+        """Read a pod as the API server has it; None for what only looks like a job's."""
+        try:
+            state = project(manifest)
+            status = manifest.get("status") or {}
+            conditions = {c["type"]: c for c in status.get("conditions") or ()}
+            containers = {c["name"]: c for c in status.get("containerStatuses") or ()}
+            now: Mapping[str, Any] = containers.get(state.container, {}).get("state") or {}
+            began = now.get("running") or now.get("terminated") or {}
+            return cls(
+                state=state,
+                created=read_time(manifest["metadata"].get("creationTimestamp")),
+                scheduled=_since(conditions.get("PodScheduled")),
+                started=read_time(began.get("startedAt")),
+                ready=_since(conditions.get("Ready")),
+            )
+        except _BROKEN:
+            return None
+
+    @property
+    def name(self) -> str:
+        """Of the pod object."""
+        return self.state.key.name
+
+
+@dataclass(frozen=True)
+class EventFacts:
+    """Something that the operator said of the job."""
+
+    time: datetime
+    reason: str
+    message: str
+    warning: bool
+
+    @classmethod
+    def read(cls, manifest: Manifest) -> Self | None:
+        """Read an Event; None for one without a time."""
+        try:
+            series = manifest.get("series") or {}
+            last = series.get("lastObservedTime") or manifest.get("lastTimestamp")
+            time = read_time(manifest.get("firstTimestamp") or last or manifest.get("eventTime"))
+            if time is None:
+                return None
+            return cls(
+                time=time,
+                reason=clean(manifest.get("reason") or "", 64),
+                message=clean(manifest.get("message") or ""),
+                warning=manifest.get("type") == "Warning",
+            )
+        except _BROKEN:
+            return None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All of it. What is missing is empty, and `gaps` says why."""
+
+    job: SeenJob
+    now: datetime
+    pods: tuple[PodFacts, ...] = ()
+    events: tuple[EventFacts, ...] = ()
+    history: History = field(default_factory=History)
+    gaps: tuple[str, ...] = ()
+    """What could not be had, in sentences."""
+
+    @classmethod
+    def of(
+        cls,
+        job: Manifest,
+        *,
+        now: datetime,
+        pods: Iterable[PodFacts | None] = (),
+        events: Iterable[EventFacts | None] = (),
+        history: History | None = None,
+        gaps: Iterable[str] = (),
+    ) -> Self:
+        """Take a job as the API server has it; no content of it is an error.
+
+        Pods of another job that had the same name are left out, and what could not be read.
+        """
+        seen = SeenJob.read(job)
+        told = [event for event in events if event is not None]
+        return cls(
+            job=seen,
+            now=now,
+            pods=tuple(pod for pod in pods if pod and pod.state.owner_uid == seen.uid),
+            events=tuple(sorted(told, key=lambda event: event.time)),
+            history=history or History(),
+            gaps=tuple(gaps),
+        )
+
+
+def read_time(value: object) -> datetime | None:
+    """A time as Kubernetes and the trainer write it; None for anything else."""
+    if not isinstance(value, str):
+        return None
+    try:
+        time = datetime.fromisoformat(value[:40])
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else None
+
+
+def _since(condition: Mapping[str, Any] | None) -> datetime | None:
+    if condition is None or condition.get("status") != "True":
+        return None
+    return read_time(condition.get("lastTransitionTime"))

@@ -1,0 +1,94 @@
+"""A drawing of matplotlib's as an SVG for a page: colours by CSS, text as text, named for those who
+do not see it.
+"""
+
+import re
+from html import escape
+from io import StringIO
+from typing import Any, Final
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+COLORS: Final = {
+    "ink": "#010203",
+    "faint": "#010204",
+    "grid": "#010205",
+    "blue": "#010206",
+    "orange": "#010207",
+    "green": "#010208",
+    "red": "#010209",
+    "violet": "#01020a",
+    "grey": "#01020b",
+}
+"""Names of the page's CSS variables, and what stands for each in a drawing: no other use."""
+_STYLE: Final[Any] = {  # matplotlib's types name each key there is
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 9,
+    "text.color": COLORS["ink"],
+    "axes.edgecolor": COLORS["faint"],
+    "axes.labelcolor": COLORS["ink"],
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.formatter.useoffset": False,
+    "grid.color": COLORS["grid"],
+    "grid.linewidth": 0.6,
+    "xtick.color": COLORS["faint"],
+    "ytick.color": COLORS["faint"],
+    "xtick.labelcolor": COLORS["ink"],
+    "ytick.labelcolor": COLORS["ink"],
+    "legend.frameon": False,
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "path.simplify": True,
+}
+_HEAD: Final = re.compile(r"^.*?<svg [^>]*?viewBox=\"([^\"]+)\"[^>]*>", re.DOTALL)
+_METADATA: Final = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
+_IDS: Final = re.compile(r"(\bid=\"|xlink:href=\"#|url\(#)")
+_TAGS: Final = re.compile(r"<[^>]*>")
+_DIGITS: Final = re.compile(r"(\.\d{2})\d+")
+
+
+def styled() -> Any:
+    """The context in which all is drawn."""
+    return rc_context(_STYLE)
+
+
+def write(figure: Figure, *, name: str, title: str, description: str) -> str:
+    """Write it as an element of a page; `name` is not used twice there."""
+    file = StringIO()
+    with rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure.savefig(
+            file,
+            format="svg",
+            bbox_inches="tight",
+            pad_inches=0.05,
+            metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")),
+        )
+    drawn = _METADATA.sub("", file.getvalue())
+    head = _HEAD.match(drawn)
+    if head is None:
+        raise RuntimeError("matplotlib wrote no SVG that has a viewBox")
+    rest = _TAGS.sub(lambda tag: _themed(tag[0], name), drawn[head.end() :])
+    return (
+        f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{head[1]}" role="img" '
+        f'aria-labelledby="{name}-title {name}-desc">'
+        f'<title id="{name}-title">{escape(title)}</title>'
+        f'<desc id="{name}-desc">{escape(description)}</desc>{rest}'
+    )
+
+
+def _themed(tag: str, name: str) -> str:
+    """One tag: names of its own in the page, its theme's colours, no needless digits."""
+    if tag.startswith("</"):
+        return tag
+    tag = _IDS.sub(rf"\1{name}-", tag)
+    for color, stands in COLORS.items():
+        tag = tag.replace(stands, f"var(--{color})")
+    return _DIGITS.sub(r"\1", tag)

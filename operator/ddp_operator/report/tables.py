@@ -1,0 +1,231 @@
+"""A report in words: the sections that HTML and Markdown have in common. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ddp_operator.client.text import duration, number
+from ddp_operator.report.curves import MOST_ROWS
+from ddp_operator.report.model import PARTS, Report
+
+UNKNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One heading: a picture where there is one, and what it shows as a table."""
+
+    name: str
+    """Of the picture."""
+    title: str
+    note: str
+    heading: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    is_detail: bool = False
+    """The picture tells it: the table is for whoever opens it."""
+
+
+def sections(report: Report) -> list[Section]:
+    """All that there is something to say about."""
+    return [section for section in _all(report) if section.rows]
+
+
+def headline(report: Report) -> list[tuple[str, str]]:
+    """What one wants to know first: a number, and of what."""
+    facts: list[tuple[str, str]] = []
+    if report.step is not None:
+        of = f" of {report.total_steps}" if report.total_steps else ""
+        facts.append(("steps", f"{report.step}{of}"))
+    if report.loss is not None:
+        facts.append(("loss", number(report.loss)))
+    if report.accuracy is not None:
+        facts.append(("test accuracy", f"{report.accuracy:.1%}"))
+    if report.training_ratio is not None:
+        facts.append(("goodput", f"{report.training_ratio:.0%}"))
+    age = ((report.ended or report.made_at) - report.created).total_seconds()
+    facts.append(("took" if report.is_over else "age", duration(age)))
+    facts.append(("restarts", f"{report.restarts + report.disruptions}"))
+    costs = [use.cost for use in report.gpus if use.cost is not None]
+    if costs:
+        facts.append(("cost of GPUs", f"{sum(costs):,.2f}"))
+    return facts
+
+
+def _all(report: Report) -> Iterator[Section]:
+    yield from _story(report)
+    yield from _progress(report)
+    yield from _cost(report)
+    yield Section(
+        "", "Configuration", f"Reported by ddp-operator {report.version}.",
+        ("setting", "value"), report.configuration,
+    )  # fmt: skip
+    yield Section(
+        "", "Events", "The newest that the API server still has: it forgets them after an hour.",
+        ("time", "reason", "message"),
+        [(clock(time), reason, message) for time, reason, message in report.events],
+        is_detail=True,
+    )  # fmt: skip
+
+
+def _story(report: Report) -> Iterator[Section]:
+    more = f" {report.pods_left_out} older pods are left out." if report.pods_left_out else ""
+    yield Section(
+        "timeline", "Attempts and pods",
+        f"{report.attempts} attempt{'s' * (report.attempts != 1)}, {report.restarts} restarts "
+        f"charged, {report.disruptions} not charged.{more}",
+        ("pod", "rank", "attempt", "node", "created", "had a node", "trainer started", "ended",
+         "end"),
+        [
+            (
+                pod.name, pod.ranks or UNKNOWN, str(pod.attempt), pod.node or UNKNOWN,
+                clock(pod.created), clock(pod.scheduled), clock(pod.started),
+                clock(pod.ended, "-" if pod.is_there else UNKNOWN), pod.end,
+            )
+            for pod in report.pods
+        ],
+        is_detail=True,
+    )  # fmt: skip
+    yield Section(
+        "recoveries", "Failures and recoveries",
+        "Each failure on record, with the seconds until its pod was replaced, had a node, ran its "
+        "trainer, the ranks had formed their group, and had completed a step.",
+        ("time", "what happened", "rank", "node", "what was done", *PARTS, "in all"),
+        [
+            (
+                clock(r.time), r.cause, UNKNOWN if r.rank is None else str(r.rank),
+                r.node or UNKNOWN, f"{r.action}, {'charged' if r.charged else 'not charged'}",
+                *map(seconds, r.parts), seconds(r.seconds),
+            )
+            for r in reversed(report.recoveries)
+        ],
+    )  # fmt: skip
+    total = sum(spent for _, spent in report.goodput) or 1
+    lost = f" {report.steps_lost} steps had to be done again." if report.steps_lost else ""
+    yield Section(
+        "goodput", "Goodput",
+        f"What the job's time was spent on.{lost}",
+        ("spent on", "time", "share"),
+        [(kind, duration(s), f"{s / total:.1%}") for kind, s in report.goodput if s],
+    )  # fmt: skip
+
+
+def _progress(report: Report) -> Iterator[Section]:
+    every = max(len(report.points) // MOST_ROWS, 1)
+    some = report.points[::-1][::every][::-1]
+    rows = [
+        (str(p.step), clock(p.time), *(_value(v) for v in (p.loss, p.samples_per_second)))
+        for p in some
+    ]
+    heading = ("step", "time", "loss", "samples per second")
+    without = "A loss that is no number leaves a gap." if any(p.loss is None for p in some) else ""
+    yield Section("loss", "Loss", without, heading, rows, is_detail=True)
+    yield Section(
+        "throughput", "Throughput", "Samples of all ranks together.", heading, rows, is_detail=True
+    )
+    yield Section(
+        "", "Accuracy on the test set", "The newest evaluations.", ("step", "accuracy"),
+        [(str(step), f"{score:.2%}") for step, score in report.scores], is_detail=True,
+    )  # fmt: skip
+    times = report.step_times
+    if times is not None:
+        longest = f", the longest single step {seconds(times.longest)}" if times.longest else ""
+        note = f"Of {times.steps} steps, by the means of the trainer's intervals{longest}."
+        rows = [
+            ("median", seconds(times.median)),
+            ("95 % within", seconds(times.p95)),
+            ("99 % within", seconds(times.p99)),
+        ]
+        yield Section("steps", "Step times", note, ("step time", "seconds"), rows)
+    yield Section(
+        "", "Slowest ranks",
+        "How often a rank took longest by itself, before it waits for others. A rank that leads "
+        "far more often than by chance, or by a large factor, holds the others up.",
+        ("rank", "slowest", "mean factor", "worst factor", "held the others up"),
+        [
+            (
+                str(rank.rank), f"{rank.share:.0%}", _factor(rank.mean_ratio),
+                _factor(rank.worst_ratio), f"{rank.held_up} of {rank.times} intervals",
+            )
+            for rank in report.ranks
+        ],
+    )  # fmt: skip
+    whole = sum(spent for _, spent in report.phase_seconds) or 1.0
+    yield Section(
+        "phases", "Data wait and other time of rank 0",
+        "data: waiting for the next batch. communication: waiting for other ranks, too.",
+        ("spent on", "seconds", "share"),
+        [(kind, f"{s:,.1f}", f"{s / whole:.1%}") for kind, s in report.phase_seconds],
+    )  # fmt: skip
+    yield Section(
+        "", "Starts", "Each time that a group formed, as far as its steps still count.",
+        ("first step", "group formed", "first step complete", "seconds between"),
+        [
+            (str(step), clock(formed), clock(first), seconds(max(first - formed, 0)))
+            for step, formed, first in report.starts
+        ],
+        is_detail=True,
+    )  # fmt: skip
+
+
+def _cost(report: Report) -> Iterator[Section]:
+    saves = report.saves
+    if saves is not None:
+        note = f"{saves.known} written in what is known of the run; "
+        note += f"training waited for them {seconds(saves.held_up_seconds)} in all."
+        yield Section(
+            "checkpoints", "Checkpoints", note, ("step", "complete at", "seconds to write"),
+            [
+                (str(row.step), clock(row.time), seconds(row.seconds))
+                for row in saves.rows[-MOST_ROWS:]
+            ]
+            or [("none", UNKNOWN, UNKNOWN)],
+            is_detail=True,
+        )  # fmt: skip
+    yield Section(
+        "", "GPUs",
+        "All GPUs of the job times its time: starting, training and recovering. Lost: recovering, "
+        "and steps that were done again.",
+        ("kind", "GPUs", "hours", "of these lost", "price of an hour", "cost", "of this lost"),
+        [
+            (
+                use.kind, str(use.count), f"{use.used_hours:,.2f}", f"{use.lost_hours:,.2f}",
+                *("no price given" if v is None else f"{v:,.2f}" for v in
+                  (use.price, use.cost, use.lost_cost)),
+            )
+            for use in report.gpus
+        ],
+    )  # fmt: skip
+    yield Section(
+        "", "Nodes to look at", "Those that failed the job's pods, or that its next pods avoid.",
+        ("node", "failures", "avoided", "why"),
+        [
+            (
+                node.name, str(node.failures), "yes" if node.is_avoided else "no",
+                "it says so itself" if node.says_so else "its failures",
+            )
+            for node in report.nodes
+        ],
+    )  # fmt: skip
+
+
+def clock(moment: datetime | float | None, otherwise: str = UNKNOWN) -> str:
+    """A time in UTC."""
+    if moment is None:
+        return otherwise
+    time = moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def seconds(value: float | None) -> str:
+    """Seconds, as exact as they are worth."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.3g} s" if value < 100 else f"{value:,.0f} s"
+
+
+def _value(value: float | None) -> str:
+    return UNKNOWN if value is None else number(value)
+
+
+def _factor(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f} times"
