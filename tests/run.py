@@ -41,16 +41,18 @@ LOST_RANKS = ("tests/trainer/library", "tests/trainer/stream_device")
 
 CRD_RULES = "tests/integration/test_crd_rules.py"
 MONITORING = "tests/integration/monitoring"
+PAGES = "tests/integration/pages"
 
 TESTS: Mapping[str, Sequence[Part]] = {
     "decisions": (Part(("tests/unit",), None),),
     "histories": (Part(("tests/simulation",), None),),
     "API server": (
         Part(
-            ("tests/integration", *(f"--ignore={part}" for part in (MONITORING, CRD_RULES))),
+            ("tests/integration", *(f"--ignore={part}" for part in (MONITORING, PAGES, CRD_RULES))),
             Stage.API_SERVER,
         ),
         Part((MONITORING,), Stage.MONITORING),
+        Part((PAGES,), Stage.BROWSER),
         Part((CRD_RULES,), Stage.CRD_SERVER),
     ),
     # They need nothing, but a build beside them would take the two cores from ranks that wait for

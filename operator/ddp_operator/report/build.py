@@ -46,7 +46,8 @@ def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
         version=__version__,
         phase=status.phase,
         reason=clean(status.reason, 64),
-        message=clean(status.message),
+        # The trainer's last words in JSON are numbers that the report tells better.
+        message=clean(status.message.partition("; rank 0 says: {")[0]),
         created=seen.created,
         ended=ended,
         step=step if step >= 0 else None,

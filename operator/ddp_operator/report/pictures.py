@@ -177,7 +177,7 @@ def _curves(report: Report, scale: Scale, what: str) -> str:
         axes.plot(*gap, color=COLORS["blue"], linewidth=1.4, marker="." if len(xs) == 1 else "")
         axes.set_ylabel("loss" if is_loss else "samples per second")
         if not is_loss:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.1 * max((y for y in ys if not math.isnan(y)), default=1) or 1)
     upper.set_xlabel("step")
     lower.set_xlabel(scale.label)
     for recovery in report.recoveries:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ddp_operator.client.text import duration, number
+from ddp_operator.client.text import counted, duration, number
 from ddp_operator.report.curves import MOST_ROWS
 from ddp_operator.report.model import PARTS, Report
 
@@ -71,8 +71,8 @@ def _story(report: Report) -> Iterator[Section]:
     more = f" {report.pods_left_out} older pods are left out." if report.pods_left_out else ""
     yield Section(
         "timeline", "Attempts and pods",
-        f"{report.attempts} attempt{'s' * (report.attempts != 1)}, {report.restarts} restarts "
-        f"charged, {report.disruptions} not charged.{more}",
+        f"{counted(report.attempts, 'attempt')}, {counted(report.restarts, 'restart')} charged, "
+        f"{report.disruptions} not charged.{more}",
         ("pod", "rank", "attempt", "node", "created", "had a node", "trainer started", "ended",
          "end"),
         [
@@ -88,7 +88,8 @@ def _story(report: Report) -> Iterator[Section]:
     yield Section(
         "recoveries", "Failures and recoveries",
         "Each failure on record, with the seconds until its pod was replaced, had a node, ran its "
-        "trainer, the ranks had formed their group, and had completed a step.",
+        "trainer, the ranks had formed their group, and had completed a step. Kubernetes tells "
+        "times to the second, so that is how exact the first of them is.",
         ("time", "what happened", "rank", "node", "what was done", *PARTS, "in all"),
         [
             (
@@ -220,7 +221,8 @@ def seconds(value: float | None) -> str:
     """Seconds, as exact as they are worth."""
     if value is None:
         return UNKNOWN
-    return f"{value:.3g} s" if value < 100 else f"{value:,.0f} s"
+    digits = next((digits for least, digits in ((100, 0), (10, 1), (1, 2)) if value >= least), 3)
+    return f"{value:,.{digits}f} s"
 
 
 def _value(value: float | None) -> str:

@@ -30,6 +30,7 @@ KUBERNETES_BUILD = {
     "dpkg-source": "dpkg-dev",
     "/usr/share/gocode/src/github.com/modern-go/reflect2": "golang-github-modern-go-reflect2-dev",
 }
+BROWSER = {"chromium": "chromium", "chromedriver": "chromium-driver"}
 IMAGES = {"buildah": "buildah", "debootstrap": "debootstrap"}
 
 APT_GET = ("apt-get", "-o", "DPkg::Lock::Timeout=300", "-o", "APT::Sandbox::User=root")

@@ -42,6 +42,7 @@ class Stage(Enum):
     NODE = "node"
     IMAGES = "images"
     MONITORING = "Prometheus"
+    BROWSER = "Chromium"
     CRD_SERVER = "API server for CRDs"
     """Last, and of lowest priority: the few tests that need it can wait, and nothing waits for
     them."""
@@ -123,6 +124,7 @@ def _all_steps() -> list[Step]:
             run=prometheus.fetch,
             is_optional=True,
         ),
+        _packages("Chromium", Stage.BROWSER, packages.BROWSER, is_optional=True),
         _crd_server(),
     ]
 
@@ -178,7 +180,9 @@ def _do(step: Step, label: str, *, after: Sequence[Step]) -> None:
     say(f"{label}: {step.name}, done in {in_words(time.monotonic() - began)}")
 
 
-def _packages(name: str, stage: Stage, programs: Mapping[str, str]) -> Step:
+def _packages(
+    name: str, stage: Stage, programs: Mapping[str, str], *, is_optional: bool = False
+) -> Step:
     return Step(
         name=name,
         stage=stage,
@@ -186,6 +190,7 @@ def _packages(name: str, stage: Stage, programs: Mapping[str, str]) -> Step:
         is_done=lambda: not packages.missing(programs),
         run=partial(packages.install, programs),
         found=f"{name} ({', '.join(sorted(set(programs.values())))})",
+        is_optional=is_optional,
     )
 
 

@@ -1,0 +1,264 @@
+"""What a report says, and that it says nothing else, whatever it is made from."""
+
+import json
+import math
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from ddp_operator import report as reports
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.report import Facts, as_dict, as_html, as_markdown, build, pictures
+from ddp_operator.report.curves import MOST_ROWS
+from ddp_operator.report.facts import PodFacts
+from ddp_operator.report.history import History, read, read_bytes
+from ddp_operator.report.tables import sections
+
+from tests.unit.cli.jobs import ESCAPES, at, condition, failure
+from tests.unit.job.builders import later, stored_job
+from tests.unit.report.runs import facts, job, line, metrics, pod
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}$\\frac{1}{0}$"
+
+
+def history(lines: Any) -> History:
+    return read(one.encode() for one in lines)
+
+
+class TestRecoveries:
+    def test_each_part_is_told(self) -> None:
+        [recovery] = build(facts()).recoveries
+        # The gang's last pod was created, placed and started 2, 3 and 5 seconds after the failure.
+        assert recovery.parts == (2.0, 1.0, 2.0, 1.0, 2.0)
+        assert recovery.seconds == 8.0
+        assert (recovery.rank, recovery.node, recovery.charged) == (1, "node-b", True)
+        assert "ValueError: bad batch" in recovery.cause
+
+    def test_what_no_pod_tells_any_more_is_not_known(self) -> None:
+        made = build(facts(pods=[]))
+        [recovery] = made.recoveries
+        assert recovery.parts == (None, None, None, None, 2.0)
+        assert any("known in part" in gap for gap in made.gaps)
+
+    def test_a_trainer_that_tells_nothing_leaves_the_rest_unknown(self) -> None:
+        old = [one for one in metrics() if '"kind": "start"' not in one]
+        made = build(facts(lines=old))
+        assert made.recoveries[0].parts == (2.0, 1.0, 2.0, None, None)
+        assert made.recoveries[0].seconds is None
+        assert any("older image" in gap for gap in made.gaps)
+
+    def test_what_came_after_the_next_failure_is_its_own(self) -> None:
+        twice = job(failures=[failure(time=at(120)), failure(time=at(150))])
+        first, second = build(facts(twice)).recoveries
+        assert first.parts == (None,) * 5
+        assert second.seconds == 8.0
+
+    def test_the_failure_that_ends_a_job_has_no_recovery(self) -> None:
+        last = job(failures=[failure(time=at(150), action="FailJob")])
+        assert build(facts(last)).recoveries[0].parts == (None,) * 5
+
+    def test_one_pod_alone_is_replaced(self) -> None:
+        alone = job(attempt=0, failures=[failure(time=at(150), action="RestartPod")])
+        new = pod(1, attempt=0, begins=155, name="digits-0-1-r1")
+        old = pod(0, attempt=0, begins=2)
+        made = build(facts(alone, pods=[PodFacts.read(new), PodFacts.read(old)]))
+        assert made.recoveries[0].parts[:2] == (5.0, 1.0)
+
+    def test_clocks_that_differ_make_no_negative_times(self) -> None:
+        early = [PodFacts.read(pod(index, begins=149.5)) for index in range(2)]
+        assert build(facts(pods=early)).recoveries[0].parts[0] == 0.0
+
+
+class TestCurves:
+    def test_a_million_steps_are_few_points_and_a_small_page(self) -> None:
+        lines = [one.encode() for one in metrics(1_000_000, every=10)]
+        made = build(facts(history=read(lines)))
+        assert made.points[-1].step == 1_000_000
+        assert 250 < len(made.points) <= 500
+        page = as_html(made)
+        assert len(page) < 1_000_000
+        assert len(as_markdown(made)) < 100_000
+
+    def test_a_spike_between_points_is_seen(self) -> None:
+        lines = list(metrics(20_000))
+        lines[1000] = lines[1000].replace('"loss": ', '"loss": 77, "was": ')
+        made = build(facts(lines=lines))
+        assert max(point.loss_high or 0 for point in made.points) == 77
+
+    def test_step_times_are_the_trainers_own(self) -> None:
+        times = build(facts()).step_times
+        assert times is not None
+        # 5 seconds of phases in 10 steps; of 40 intervals two are of a start's.
+        assert (times.median, times.p99, times.longest) == (0.5, 0.5, 0.9)
+        assert times.steps == sum(times.counts) == 380
+
+    def test_ranks_by_how_often_they_were_slowest(self) -> None:
+        first, second = build(facts()).ranks
+        assert (first.rank, first.times, second.rank, second.times) == (1, 30, 0, 10)
+        assert first.mean_ratio == pytest.approx(1.5)
+        assert first.held_up == 7
+
+    def test_checkpoints_and_what_they_cost(self) -> None:
+        saves = build(facts()).saves
+        assert saves is not None
+        assert (saves.known, saves.mean_seconds, saves.held_up_seconds) == (4, 1.5, 10.0)
+        assert [row.step for row in saves.rows] == [100, 200, 300, 400]
+
+    def test_a_loss_that_is_no_number_is_a_gap(self) -> None:
+        lines = [
+            line("training", step, loss=loss, samplesPerSecond=1.0)
+            for step, loss in ((1, 1.0), (2, None), (3, 0.5))
+        ]
+        made = build(facts(lines=lines))
+        assert [point.loss for point in made.points] == [1.0, None, 0.5]
+        assert "NaN" not in json.dumps(as_dict(made), allow_nan=False)
+        assert "<svg" in as_html(made)
+
+    def test_all_that_is_drawn_is_xml_and_has_a_name_for_those_who_do_not_see(self) -> None:
+        drawn = pictures.draw(build(facts()))
+        assert set(drawn) == {
+            *("timeline", "recoveries", "goodput", "loss", "throughput", "steps", "phases"),
+            "checkpoints",
+        }
+        ids: list[str] = []
+        for name, svg in drawn.items():
+            tree = ElementTree.fromstring(svg.replace("<svg ", "<svg xmlns='' ", 1))
+            assert [child.tag for child in tree][:2] == ["title", "desc"]
+            assert all(child.text for child in list(tree)[:2])
+            ids += [found.get("id", "") for found in tree.iter() if found.get("id")]
+            assert "#0102" not in svg, f"a colour of {name} is not the theme's"
+        assert len(ids) == len(set(ids))
+
+
+class TestMoney:
+    def test_hours_and_prices(self) -> None:
+        with_gpus = stored_job(
+            status=job()["status"],
+            backend="nccl",
+            accelerator={"type": "nvidia-h100-80gb", "count": 8},
+        )
+        made = build(facts(with_gpus, after=300), prices={"nvidia-h100-80gb": 3.5})
+        [use] = made.gpus
+        # 300 s since it was made, 5 of them pending; 10 were lost.
+        assert (use.count, use.used_hours) == (16, pytest.approx(16 * 295 / 3600))
+        assert use.lost_hours == pytest.approx(16 * 10 / 3600)
+        assert use.cost == pytest.approx(16 * 295 / 3600 * 3.5)
+        without = build(facts(with_gpus), prices={"nvidia-l4": 1.0})
+        assert without.gpus[0].cost is None
+        assert "no price given" in as_markdown(without)
+
+    def test_no_gpus_no_hours(self) -> None:
+        assert build(facts()).gpus == ()
+
+
+class TestWhatever:
+    def test_nothing_but_a_new_job(self) -> None:
+        made = build(Facts.of(stored_job(), now=later(5)))
+        assert (made.step, made.loss, made.points, made.recoveries) == (None, None, (), ())
+        assert "Pending" in as_html(made)
+        assert "Pending" in as_markdown(made)
+        json.dumps(as_dict(made), allow_nan=False)
+
+    def test_an_ended_job_goes_on_no_longer(self) -> None:
+        over = job(
+            phase="Succeeded",
+            conditions=[condition("Succeeded", "Completed", since=200)],
+            completionTime=at(200),
+        )
+        made = build(facts(over, after=90_000))
+        assert made.ended == later(200)
+        assert dict(made.goodput)["training"] == 140
+
+    def test_a_spec_of_another_release(self) -> None:
+        other = job()
+        other["spec"]["replicas"] = "many"
+        made = build(facts(other))
+        assert SeenJob.read(other).job is None
+        assert any("cannot read the job's spec" in gap for gap in made.gaps)
+        assert "<svg" in as_html(made)
+
+    def test_words_of_others_mean_nothing_in_html_nor_markdown(self) -> None:
+        hostile = job(
+            reason="Bad",
+            message=HOSTILE + ESCAPES,
+            failures=[failure(time=at(150), node=HOSTILE, message=HOSTILE, pod=HOSTILE)],
+            nodeFailures={HOSTILE: 2},
+            placement=HOSTILE,
+        )
+        hostile["spec"]["template"]["spec"]["containers"][0]["image"] = HOSTILE
+        made = build(facts(hostile, gaps=[HOSTILE]))
+        page = as_html(made)
+        assert "&lt;script&gt;" in page
+        assert "<script" not in page
+        assert "<img" not in page
+        assert "\x1b" not in page
+        assert "49" not in page.split("&lt;script&gt;")[1][:200], "it was taken for a template"
+        text = as_markdown(made)
+        assert "<script" not in text
+        assert "\x1b" not in text
+
+    def test_broken_lines_are_counted_and_bounded(self) -> None:
+        broken = [
+            "",
+            "{",
+            "[]",
+            "7",
+            '{"kind": "training"}',
+            '{"kind": "training", "step": -1}',
+            '{"kind": "training", "step": true, "time": "2026-03-01T12:00:00Z"}',
+            '{"kind": "training", "step": 1, "time": "soon"}',
+            '{"kind": "start", "step": 1}',
+            '{"kind": "other", "step": 1}',
+            '{"kind": "training", "step": 1, "x": "' + "x" * 20_000 + '"}',
+            '{"kind": "training", "step": 1e400}',
+            "[" * 100_000,
+        ]
+        found = history(broken)
+        assert not found
+        assert found.unread == len(broken) - 1
+        hostile = line(
+            "training", 1, loss=1e308, samplesPerSecond=-5, dataSeconds="much", paceRank=1.5,
+            lastStepTime="9999-12-31T23:59:59.999999Z",
+        )  # fmt: skip
+        [interval] = history([hostile]).intervals
+        assert (interval.loss, interval.samples_per_second, interval.phases) == (None, None, None)
+        assert interval.time == later(0).timestamp(), "the line's own time is sane"
+
+    def test_the_end_of_a_long_file_begins_with_a_whole_line(self) -> None:
+        lines = "\n".join(metrics()).encode()
+        cut = read_bytes(lines[-2000:], is_cut=True)
+        assert cut.is_cut
+        assert cut.unread == 0
+        assert cut.intervals[-1].step == 400
+        assert any("older part" in gap for gap in build(facts(history=cut)).gaps)
+
+    def test_pods_of_others_and_of_no_shape(self) -> None:
+        stranger = pod(0)
+        stranger["metadata"]["ownerReferences"][0]["uid"] = "another"
+        shapeless: Any = {"metadata": {"name": 7}, "status": []}
+        given = [PodFacts.read(one) for one in (stranger, shapeless, pod(1))]
+        assert [one.name for one in build(facts(pods=given)).pods if one.is_there] == ["digits-1-1"]
+
+    def test_thousands_of_pods_and_saves_stay_few(self) -> None:
+        many = job()
+        many["spec"]["replicas"] = 3000
+        pods = [PodFacts.read(pod(index)) for index in range(3000)]
+        lines = [line("checkpoint", step, savedStep=step, seconds=1.0) for step in range(1, 5000)]
+        made = build(facts(many, pods=pods, lines=lines))
+        assert (len(made.pods), made.pods_left_out) == (200, 2801)
+        assert all(len(section.rows) <= 200 for section in sections(made))
+        assert len(as_html(made)) < 1_000_000
+        rows = next(s.rows for s in sections(made) if s.name == "checkpoints")
+        assert len(rows) == MOST_ROWS
+
+    def test_times_that_do_not_fit_together_are_drawn_all_the_same(self) -> None:
+        strange = [line("training", 5, loss=1.0, time=at(-9e6), samplesPerSecond=0)]
+        assert "<svg" in as_html(build(facts(lines=strange, after=-50)))
+
+
+def test_what_the_others_call() -> None:
+    made = reports.build(facts())
+    assert as_dict(made)["recoveries"][0]["time"] == "2026-03-01T12:02:30.000Z"
+    assert as_dict(made)["step"] == 400
+    assert math.isclose(as_dict(made)["training_ratio"], 280 / 300)
+    assert as_markdown(made).startswith("# Report of job digits\n")
