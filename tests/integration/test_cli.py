@@ -1,6 +1,7 @@
 """`kubectl ddp` as its user calls it: a process of its own, with a real operator and API server."""
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Callable, Coroutine
@@ -88,6 +89,30 @@ async def test_waiting_for_the_end(ddp: Ddp, jobs: Jobs, kubelet: FakeKubelet) -
     assert why.startswith("job failed ")
     assert "pod job-0-1 (node rank 1) exited with code 1" in why
     assert "last words\n  ValueError: bad batch\n" in why
+
+
+async def test_report_of_a_failure(ddp: Ddp, jobs: Jobs, kubelet: FakeKubelet) -> None:
+    await start(jobs, kubelet)
+    await kubelet.fail("job-0-1", message="ValueError: bad <b>batch</b>")
+    await jobs.until_pods("job-1-0", "job-1-1")
+    await run_all(jobs, kubelet)
+    await jobs.until(lambda status: status.restarts == 1 and status.phase == "Running")
+
+    told = await ddp("report", "job", "-o", "json", "--file", "-")
+    assert (told.code, told.err) == (0, "")
+    report = json.loads(told.out)
+    [recovery] = report["recoveries"]
+    assert (recovery["pod"], recovery["rank"], recovery["charged"]) == ("job-0-1", 1, True)
+    replaced, scheduled, started, formed, first_step = recovery["parts"]
+    assert None not in (replaced, scheduled, started)
+    assert (formed, first_step) == (None, None), "no trainer has told"
+    assert {pod["name"] for pod in report["pods"]} >= {"job-0-1", "job-1-0", "job-1-1"}
+    assert any(reason == "Restarting" for _, reason, _ in report["events"]), report["events"]
+    # There is no kubelet to run anything in a pod.
+    assert any("metrics.jsonl could not be read in pod job-1-0" in gap for gap in report["gaps"])
+    page = (await ddp("report", "job", "--file", "-")).out
+    assert "bad &lt;b&gt;batch&lt;/b&gt;" in page
+    assert page.count("<svg") == 3
 
 
 async def test_stop_scale_resume_restart_delete(ddp: Ddp, jobs: Jobs, kubelet: FakeKubelet) -> None:

@@ -6,6 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from ddp_operator import report
+from ddp_operator.report.files import RUN, read_run
 from ddp_trainer import workloads
 
 from tests.local.command import processes_of, running
@@ -33,6 +35,20 @@ async def test_digits_loses_a_rank_and_finishes_all_the_same(tmp_path: Path) -> 
     assert float(trained[1]) >= 97.0
     assert "1 of 3 allowed" in command.output
     assert processes_of(tmp_path) == []
+
+    made = report.build(read_run(tmp_path))
+    assert (made.phase, made.step, made.gaps) == ("Succeeded", 276, ())
+    assert [pod.name for pod in made.pods] == [
+        *("digits-gloo-0-0", "digits-gloo-0-1", "digits-gloo-0-1-r1"),
+    ]
+    [recovery] = made.recoveries
+    assert (recovery.rank, recovery.pod) == (1, "digits-gloo-0-1")
+    assert all(part is not None for part in recovery.parts), recovery.parts
+    assert len(made.points) == 28
+    assert made.saves is not None
+    assert {save.step for save in made.saves.rows} >= {20, 260, 276}
+    assert sum(rank.times for rank in made.ranks) == 28
+    assert "DDP_TOKEN" not in (tmp_path / RUN).read_text()
 
 
 async def test_a_stopped_run_has_saved_and_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def page(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[webdriver.Chrome
 
 
 def ask(page: webdriver.Chrome, script: str) -> Any:
-    return page.execute_script(script)  # type: ignore[no-untyped-call]
+    return page.execute_script(script)
 
 
 def contrasts(page: webdriver.Chrome, mode: str) -> list[float]:

@@ -1,0 +1,200 @@
+"""`kubectl ddp report`, from what is asked of a cluster to the file."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ddp_operator.client import evidence
+
+from tests.good_manifests import Json
+from tests.unit.cli.conftest import Ddp, ddp, kubeconfig, server
+from tests.unit.job.builders import NAME, NAMESPACE
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+from tests.unit.kube.fake_channels import ProgramRun
+from tests.unit.report.runs import event, job, metrics, pod
+
+__all__ = ["ddp", "kubeconfig", "server"]
+
+POD = f"{NAME}-1-0"
+
+
+@pytest.fixture
+async def running(server: FakeApiServer) -> FakeApiServer:
+    """A cluster with the job, its two pods, an event and a trainer's metrics."""
+    uid = server.create("ddpjobs", job())["metadata"]["uid"]
+    for index in range(2):
+        one = pod(index)
+        one["metadata"]["ownerReferences"][0]["uid"] = uid
+        server.create("pods", one)
+    about = {"kind": "DDPJob", "namespace": NAMESPACE, "name": NAME, "uid": uid}
+    told = event("Restarting", "pod digits-0-1 failed", seconds=151)
+    named = {"metadata": {"name": "e1", "namespace": NAMESPACE}, "involvedObject": about}
+    server.create("events", {**told, **named})
+    content = "\n".join(metrics()).encode() + b"\n"
+
+    async def tail(run: ProgramRun) -> int:
+        await run.print(f"{len(content)}\n".encode())
+        await run.print(content)
+        return 0
+
+    server.programs[POD] = tail
+    return server
+
+
+async def made(ddp: Ddp, *arguments: str) -> Json:
+    result = await ddp("report", NAME, "-o", "json", "--file", "-", *arguments)
+    assert result.exit_code == 0, result.output
+    report: Json = json.loads(result.stdout)
+    return report
+
+
+@pytest.mark.usefixtures("running")
+async def test_all_of_it_from_a_cluster(ddp: Ddp) -> None:
+    report = await made(ddp)
+    assert report["step"] == 400
+    assert len(report["points"]) == 40
+    assert [one["name"] for one in report["pods"]] == ["digits-0-1", "digits-1-0", "digits-1-1"]
+    assert report["events"][0][1:] == ["Restarting", "pod digits-0-1 failed"]
+    assert report["recoveries"][0]["seconds"] == 8.0
+    assert report["gaps"] == []
+
+
+async def test_it_asks_little(ddp: Ddp, running: FakeApiServer) -> None:
+    await made(ddp)
+    assert len(running.requests) == 4, "job, pods, events, and one program in one pod"
+
+
+async def test_only_the_newest_part_of_a_long_file(
+    ddp: Ddp, running: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "_MAX_METRICS", 1000)
+
+    async def tail(run: ProgramRun) -> int:
+        assert run.command[:2] == ["sh", "-c"]
+        content = "\n".join(metrics()).encode() + b"\n"
+        await run.print(f"{len(content)}\n".encode() + content[-1000:])
+        return 0
+
+    running.programs[POD] = tail
+    report = await made(ddp)
+    assert report["points"][-1]["step"] == 400
+    assert any("older part" in gap for gap in report["gaps"])
+
+
+async def test_a_pod_that_prints_without_end_is_a_gap(ddp: Ddp, running: FakeApiServer) -> None:
+    async def endless(run: ProgramRun) -> int:
+        for _ in range(20):
+            await run.print(b"9" * 1024 * 1024)
+        return 0
+
+    running.programs[POD] = endless
+    report = await made(ddp)
+    assert report["points"] == []
+    assert any(f"could not be read in pod {POD}" in gap for gap in report["gaps"])
+
+
+async def test_a_pod_without_metrics_is_a_gap(ddp: Ddp, running: FakeApiServer) -> None:
+    async def missing(run: ProgramRun) -> int:
+        await run.print(b"sh: DDP_CHECKPOINT_DIR: is not \x1b[31mset\n", error=True)
+        return 2
+
+    running.programs[POD] = missing
+    [gap] = (await made(ddp))["gaps"]
+    assert gap.startswith(f"pod {POD} has no metrics.jsonl to read: sh: DDP_CHECKPOINT_DIR")
+    assert "--metrics FILE" in gap
+    assert gap.isprintable()
+
+
+async def test_without_the_right_to_look_it_says_so(ddp: Ddp, running: FakeApiServer) -> None:
+    running.denied |= {("get", "pods/exec")}
+    forbidden = {"kind": "Status", "message": "you cannot list resource events", "code": 403}
+    running.faults.append(Fault("GET", 403, forbidden, path_part="/events"))
+    gaps = (await made(ddp))["gaps"]
+    assert any("metrics.jsonl could not be read" in gap for gap in gaps)
+    assert any("events could not be read" in gap for gap in gaps)
+
+
+async def test_after_the_end_metrics_come_from_a_file(
+    ddp: Ddp, server: FakeApiServer, tmp_path: Path
+) -> None:
+    server.create("ddpjobs", job())
+    [gap, *_] = (await made(ddp))["gaps"]
+    assert "pod 0 does not run" in gap
+    (tmp_path / "metrics.jsonl").write_text("\n".join(metrics()))
+    for given in (tmp_path, tmp_path / "metrics.jsonl"):
+        assert (await made(ddp, "--metrics", str(given)))["points"][-1]["step"] == 400
+
+
+@pytest.mark.usefixtures("running")
+async def test_files_have_the_jobs_name(
+    ddp: Ddp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for form in ("html", "md", "json"):
+        result = await ddp("report", NAME, "-o", form)
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert f"wrote {NAME}.{form}" in result.stderr
+    assert (tmp_path / f"{NAME}.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / f"{NAME}.md").read_text().startswith("# Report")
+
+
+@pytest.mark.usefixtures("running")
+async def test_what_cannot_be_done_is_one_line(ddp: Ddp, tmp_path: Path) -> None:
+    for arguments, said in (
+        (("report", "other"), "there is no job other"),
+        (("report", NAME, "--price", "h100=-1"), "say it as nvidia-h100-80gb=3.5"),
+        (("report", NAME, "--price", "3.5"), "say it as nvidia-h100-80gb=3.5"),
+        (("report", NAME, "--price", "h100=nan"), "say it as nvidia-h100-80gb=3.5"),
+        (("report", NAME, "--metrics", str(tmp_path)), "give a metrics.jsonl"),
+        (("report", NAME, "--local", str(tmp_path)), "--workdir of a `python -m ddp_operator"),
+        (("report", NAME, "--file", str(tmp_path / "no" / "r.html")), "cannot write"),
+    ):
+        result = await ddp(*arguments)
+        assert result.exit_code != 0
+        assert said in result.stderr, result.stderr
+        assert "Traceback" not in result.output
+
+
+async def test_a_run_on_this_machine(ddp: Ddp, tmp_path: Path) -> None:
+    pods = [pod(0), pod(1)]
+    record = {"job": job(), "pods": pods, "events": [event("Started", "x", seconds=1)]}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    folder = tmp_path / "volumes" / "checkpoints" / "of-it"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("\n".join(metrics()))
+    report = await made(ddp, "--local", str(tmp_path))
+    assert report["recoveries"][0]["seconds"] == 8.0
+    result = await ddp("report", "other", "--local", str(tmp_path))
+    assert "was of job digits, not other" in result.stderr
+    for broken in ("{", "[]", '{"job": 7}', '{"job": {}}', "[" * 100_000):
+        (tmp_path / "run.json").write_text(broken)
+        result = await ddp("report", NAME, "--local", str(tmp_path))
+        assert "not written by a local run" in result.stderr
+
+
+def test_only_pictures_need_more_than_the_operator_has() -> None:
+    """A process of its own, in which neither matplotlib nor jinja2 can be imported."""
+    code = """
+import sys
+from importlib.abc import MetaPathFinder
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] in ("matplotlib", "jinja2", "markupsafe", "rich"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+from click.testing import CliRunner
+from ddp_operator.cli.__main__ import program
+from ddp_operator.cli.commands import report
+from tests.unit.report.runs import facts
+report._facts = lambda *given: facts()
+for form in ("md", "json", "html"):
+    result = CliRunner().invoke(program, ["report", "digits", "-o", form, "--file", "-"])
+    print(form, result.exit_code, len(result.stdout) > 100, result.stderr.strip(), sep="|")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    markdown, plain, html = done.stdout.splitlines() or [done.stderr] * 3
+    assert (markdown, plain) == ("md|0|True|", "json|0|True|")
+    assert html.startswith("html|1|False|Error: ")
+    assert "pip install 'ddp-operator[report]'" in html
