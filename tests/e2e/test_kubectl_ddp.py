@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.jobs import TRAINER_IMAGE, Job
-from tests.e2e.kubectl import Kubectl
+from tests.e2e.environment import Environment
+from tests.e2e.jobs import SLOW_STEPS, TRAINER_IMAGE, Job, digits_job, is_training, kill_rank
+from tests.e2e.kubectl import Kubectl, wait_for
 
 SCRIPT = """\
 import http.server, pathlib, sys, threading, time
@@ -99,3 +102,38 @@ def test_a_script_is_submitted_looked_into_and_shown(
         == kubectl.get("ddp", "hello")["metadata"]["uid"]
     )
     assert ddp("delete", "hello", "--yes").returncode == 0
+
+
+def test_report_of_a_job_that_lost_a_rank(
+    environment: Environment, kubectl: Kubectl, ddp: Ddp
+) -> None:
+    claim = environment.make_claim(kubectl, "reported")
+    kubectl.apply(
+        digits_job(
+            "reported",
+            *SLOW_STEPS,
+            "--checkpoint-every-steps=20",
+            "--max-restarts=0",
+            checkpoint={"persistentVolumeClaim": claim},
+            restart={"scope": "Pod"},
+        )
+    )
+    job = Job(kubectl, "reported")
+    wait_for(lambda: is_training(job), what="training")
+    kill_rank(job, "reported-0-1")
+    told: dict[str, Any] = {}
+
+    def has_recovered() -> bool:
+        made = ddp("report", "reported", "-o", "json", "--file", "-")
+        assert made.returncode == 0, made.stderr
+        told.update(json.loads(made.stdout))
+        return any(recovery["seconds"] is not None for recovery in told["recoveries"])
+
+    wait_for(has_recovered, what="the first step after the loss", describe=lambda: told)
+    [recovery] = told["recoveries"]
+    assert (recovery["pod"], recovery["rank"]) == ("reported-0-1", 1)
+    assert None not in recovery["parts"], "all of it is known while the pods are there"
+    assert told["gaps"] == []
+    assert told["points"][0]["loss"] > 0
+    assert told["starts"]
+    assert ddp("delete", "reported", "--yes").returncode == 0

@@ -43,7 +43,9 @@ def step_times(history: History) -> StepTimes | None:
     if total == 0:
         return None
     longest = [i.longest_step for i in history.intervals if i.longest_step is not None]
-    low, high = found[0][0], found[-1][0]
+    p99 = _quantile(found, total, 0.99)
+    # A single long interval would make one bar of all others: it counts in the last one.
+    low, high = found[0][0], min(found[-1][0], 2 * p99)
     width = (high - low) / _BINS or max(high, 1e-9) / _BINS
     bounds = tuple(low + number * width for number in range(_BINS + 1))
     counts = [0] * _BINS
@@ -53,7 +55,7 @@ def step_times(history: History) -> StepTimes | None:
         steps=total,
         median=_quantile(found, total, 0.5),
         p95=_quantile(found, total, 0.95),
-        p99=_quantile(found, total, 0.99),
+        p99=p99,
         longest=max(longest, default=None),
         bounds=bounds,
         counts=tuple(counts),

@@ -80,7 +80,7 @@ class StepTimes:
     """Of a single step, the first ones after a start left out."""
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
-    """Steps between one bound and the next."""
+    """Steps between one bound and the next; in the last one also those that took longer."""
 
 
 @dataclass(frozen=True)

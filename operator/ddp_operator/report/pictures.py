@@ -217,10 +217,10 @@ def _step_times(report: Report) -> str:
     unit, said = (1e3, "milliseconds") if times.bounds[-1] < 1 else (1.0, "seconds")
     edges = [bound * unit for bound in times.bounds]
     axes.stairs(times.counts, edges, fill=True, color=COLORS["blue"])
-    for value, name in ((times.median, "median"), (times.p99, "99 %")):
+    for value, name, side in ((times.median, "median", "right"), (times.p99, "99 %", "left")):
         axes.axvline(value * unit, color=COLORS["ink"], linewidth=0.8, linestyle=":")
         axes.annotate(name, (value * unit, 1), xycoords=("data", "axes fraction"), fontsize=8,
-                      rotation=90, va="top", ha="right")  # fmt: skip
+                      rotation=90, va="top", ha=side)  # fmt: skip
     axes.set_xlabel(f"{said} a step")
     axes.set_ylabel("steps")
     shown = report.ranks[:8]
