@@ -1,3 +1,16 @@
-"""Kubernetes operator for PyTorch DistributedDataParallel jobs."""
+"""Kubernetes operator for PyTorch DistributedDataParallel jobs, and its Python client."""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+# What else there is stands in __init__.pyi: an import here would have the operator load the client.
+_CLIENTS = ("AsyncClient", "AsyncLocalClient", "Client", "LocalClient")
+__all__ = [*_CLIENTS, "__version__"]  # noqa: PLE0604 - they are words
+
+
+def __getattr__(name: str) -> Any:
+    """Load the client when somebody asks for it."""
+    if name not in _CLIENTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("ddp_operator.sdk"), name)

@@ -27,11 +27,10 @@ class NotInstalledError(Exception):
 class NoSuchJobError(Exception):
     """There is no job of that name."""
 
-    def __init__(self, job: Key) -> None:
-        super().__init__(
-            f"there is no job {job.name} in namespace {job.namespace}: "
-            "`kubectl ddp list -A` shows those of all namespaces"
-        )
+    def __init__(
+        self, job: Key, hint: str = "`kubectl ddp list -A` shows those of all namespaces"
+    ) -> None:
+        super().__init__(f"there is no job {job.name} in namespace {job.namespace}: {hint}")
 
 
 class Cluster:

@@ -7,12 +7,11 @@ connection that breaks, a pod that starts late and one that takes another's plac
 import asyncio
 import contextlib
 import heapq
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Protocol
 
-from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.text import clean
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import ClusterError, Key, UnavailableError
@@ -23,6 +22,15 @@ _SILENT_SECONDS: Final = 3600.0
 """Without output for so long the connection is made anew; the kernel finds dead ones sooner."""
 _ANSWER_SECONDS: Final = 30.0
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
+
+
+class LogSource(Protocol):
+    """Where logs are read: `client.cluster.Cluster`, or what looks like it."""
+
+    def log(
+        self, pod: Key, container: str, options: Mapping[str, str], *, idle_seconds: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield a container's log piece by piece, each line with its time."""
 
 
 class Lines:
@@ -83,7 +91,7 @@ class Wanted:
 
 
 async def printed(
-    cluster: Cluster, pods: Iterable[PodState], wanted: Wanted
+    cluster: LogSource, pods: Iterable[PodState], wanted: Wanted
 ) -> AsyncIterator[Line]:
     """Yield what pods have printed until now, in the order of time; one line of each is held."""
     async with contextlib.AsyncExitStack() as stack:
@@ -111,7 +119,7 @@ async def _next(source: AsyncGenerator[Line, None]) -> Line | None:
 class Follower:
     """Reads the logs of whatever pods there are, and goes on where it was."""
 
-    def __init__(self, cluster: Cluster, wanted: Wanted) -> None:
+    def __init__(self, cluster: LogSource, wanted: Wanted) -> None:
         self.lines: asyncio.Queue[Line] = asyncio.Queue(maxsize=1000)
         self._cluster = cluster
         self._wanted = wanted
@@ -171,7 +179,7 @@ class Follower:
 
 
 async def _lines(
-    cluster: Cluster, pod: PodState, options: dict[str, str], *, idle_seconds: float
+    cluster: LogSource, pod: PodState, options: dict[str, str], *, idle_seconds: float
 ) -> AsyncGenerator[Line, None]:
     """A pod's lines; a log that cannot be read is a note, and no reason to lose the others'."""
     lines, before = Lines(), _LONG_AGO

@@ -8,7 +8,14 @@ from ddp_operator.api.constants import API_VERSION, KIND
 from ddp_operator.client.cluster import JOBS, Cluster, NotInstalledError
 from ddp_operator.kube import CONFIG_MAPS, Resource, check_served
 from ddp_operator.kube.client import MERGE_PATCH
-from ddp_operator.ports import AlreadyExistsError, ClusterError, Key, Manifest, NotFoundError
+from ddp_operator.ports import (
+    AlreadyExistsError,
+    ClusterError,
+    Key,
+    Manifest,
+    NotFoundError,
+    UnavailableError,
+)
 
 _ONLY_CHECKED: Final = {"dryRun": "All"}
 
@@ -16,10 +23,11 @@ _ONLY_CHECKED: Final = {"dryRun": "All"}
 class NameTakenError(Exception):
     """There is a job of that name already."""
 
-    def __init__(self, job: Key) -> None:
+    def __init__(self, job: Key, hint: str = "") -> None:
+        hint = hint or f"look at it with `kubectl ddp status {job.name}`"
         super().__init__(
             f"there is a job {job.name} in namespace {job.namespace} already: choose another name, "
-            f"or look at it with `kubectl ddp status {job.name}`"
+            f"or {hint}"
         )
 
 
@@ -40,12 +48,14 @@ async def submit(
     Raises:
         NameTakenError, NotInstalledError: the job cannot be created.
         ClusterError: the server refuses one of the two; then neither is left.
+        UnavailableError: no answer came; the job, and its scripts with it, may be there.
     """
     made = await _create_scripts(cluster, namespace, scripts, dry_run=dry_run) if scripts else ""
     try:
-        stored = await _create(cluster, JOBS, namespace, job, dry_run=dry_run)
+        # Once: a second attempt after a lost answer would take its own job for another's.
+        stored = await _create(cluster, JOBS, namespace, job, dry_run=dry_run, max_attempts=1)
     except ClusterError as error:
-        if made and not dry_run:
+        if made and not dry_run and not isinstance(error, UnavailableError):
             with contextlib.suppress(ClusterError):
                 path = CONFIG_MAPS.path(namespace=namespace, name=made)
                 await cluster.client.request("DELETE", path)
@@ -73,13 +83,20 @@ async def _create_scripts(
 
 
 async def _create(
-    cluster: Cluster, kind: Resource, namespace: str, manifest: Manifest, *, dry_run: bool
+    cluster: Cluster,
+    kind: Resource,
+    namespace: str,
+    manifest: Manifest,
+    *,
+    dry_run: bool,
+    max_attempts: int | None = None,
 ) -> Manifest:
     stored: Manifest = await cluster.client.request(
         "POST",
         kind.path(namespace=namespace),
         body=manifest,
         params=_ONLY_CHECKED if dry_run else None,
+        max_attempts=max_attempts,
     )
     return stored
 

@@ -30,6 +30,9 @@ class Diagnosis:
     """The end of what the failing pod said, line by line."""
     remedies: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines(80))
+
     def lines(self, width: int) -> list[str]:
         """As text."""
         found = folded(self.sentence, width)

@@ -110,9 +110,32 @@ class LocalCluster(Generic[PodT]):
         """The job as stored; None for one that does not exist."""
         return deepcopy(self._jobs.get(key))
 
+    def jobs(self) -> list[Manifest]:
+        """All jobs as stored, oldest first."""
+        return deepcopy([*self._jobs.values()])
+
+    def patch_job(self, key: Key, patch: Mapping[str, Any], *, uid: str) -> Manifest:
+        """Merge a user's change into a job; of its status nothing.
+
+        Raises:
+            NotFoundError: there is no such job any more.
+        """
+        stored = self._jobs.get(key)
+        if stored is None or stored["metadata"]["uid"] != uid:
+            raise NotFoundError(f"ddpjob {key} does not exist", status=404)
+        changed = merged(stored, {name: patch[name] for name in patch if name != "status"})
+        if changed["spec"] != stored["spec"]:
+            changed["metadata"]["generation"] += 1
+        return self._store(key, changed)
+
     def pod_manifests(self, job: Key) -> list[Manifest]:
         """The job's pods, oldest first."""
         return [pod.manifest for pod in self._pods.values() if pod.job == job]
+
+    def may_print(self, pod: Key) -> bool:
+        """Whether a pod has not ended yet."""
+        found = self._pods.get(pod)
+        return found is not None and found.manifest["status"]["phase"] in ("Pending", "Running")
 
     def kill_pod(self, pod: Key) -> bool:
         """Kill a pod's processes with SIGKILL, as a crash would; False where none run."""

@@ -28,7 +28,7 @@ class Workdir:
         self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
 
     def claim(self) -> None:
-        """Keep other runs out for as long as this process lives.
+        """Keep other runs out for as long as this process lives, or until `release`.
 
         Raises:
             WorkdirInUseError: one is here already.
@@ -37,6 +37,10 @@ class Workdir:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise WorkdirInUseError(f"{self.path} is in use by another run") from None
+
+    def release(self) -> None:
+        """Let others in; nothing of it may be used any more."""
+        os.close(self._lock)
 
     def log_of(self, pod: Key) -> Path:
         """The file of a pod's output."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddp_operator.api.constants import EXIT_CONFIGURATION
+from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import kinds
 from ddp_operator.api.rules import gpu_limit, trainer_container
 from ddp_operator.job.pods import ranks
@@ -31,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     kills: list[KillRequest] = arguments.kill_rank
     try:
         file = read_job_file(arguments.file)
-        _refuse_what_cannot_run(file, kills)
+        refuse_what_cannot_run(file.job)
+        _refuse_kills(file.job, kills)
         workdir = Workdir(arguments.workdir or Path(tempfile.mkdtemp(prefix="ddpjob-")))
         workdir.claim()
     except (ManifestError, WorkdirInUseError, OSError) as error:
@@ -56,13 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _refuse_what_cannot_run(file: JobFile, kills: Sequence[KillRequest]) -> None:
+def refuse_what_cannot_run(job: DDPJob) -> None:
     """Say at once what would otherwise only be seen as a job that waits for ever.
 
     Raises:
         ManifestError: this job cannot run on this machine.
     """
-    job = file.job
     if sys.platform != "linux":
         raise ManifestError("local runs need Linux, whose process control stands in for containers")
     if job.spec.suspend:
@@ -79,6 +80,9 @@ def _refuse_what_cannot_run(file: JobFile, kills: Sequence[KillRequest]) -> None
             "spec.accelerator and the nvidia.com/gpu limit and set spec.backend to gloo to train "
             "on the CPU, or apply it to a cluster with GPUs"
         )
+
+
+def _refuse_kills(job: DDPJob, kills: Sequence[KillRequest]) -> None:
     world_size = ranks.world_size(job.spec)
     for kill in kills:
         if kill.rank >= world_size:

@@ -1,6 +1,6 @@
 """Reads the file that `kubectl apply -f` would take, and finds the job in it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,15 +36,22 @@ def read_job_file(path: Path) -> JobFile:
     Raises:
         ManifestError: the file cannot be read, or its job is not valid.
     """
-    documents = _documents(path)
+    return job_file(_documents(path), where=str(path))
+
+
+def job_file(documents: Sequence[Manifest], *, where: str) -> JobFile:
+    """Sort out the documents of a file with one DDPJob; `where` is what errors call it.
+
+    Raises:
+        ManifestError: the job is not valid.
+    """
     jobs = [document for document in documents if document.get("kind") == KIND]
     if len(jobs) != 1:
         names = ", ".join(str(_metadata(job).get("name")) for job in jobs) or "none"
         raise ManifestError(
-            f"{path}: a local run takes a file with exactly one {KIND}, this one has {len(jobs)} "
-            f"({names})"
+            f"{where}: a run takes exactly one {KIND}, this one has {len(jobs)} ({names})"
         )
-    manifest, job = _checked(path, jobs[0])
+    manifest, job = _checked(where, jobs[0])
     others = [document for document in documents if document.get("kind") != KIND]
     maps = [other for other in others if other.get("kind") == "ConfigMap"]
     return JobFile(
@@ -72,18 +79,18 @@ def _documents(path: Path) -> list[dict[str, Any]]:
     return documents
 
 
-def _checked(path: Path, document: Manifest) -> tuple[Manifest, DDPJob]:
+def _checked(where: str, document: Manifest) -> tuple[Manifest, DDPJob]:
     """The job with its defaults, as the API server would store it."""
     if document.get("apiVersion") != API_VERSION:
         raise ManifestError(
-            f"{path}: apiVersion is {document.get('apiVersion')!r}; set it to {API_VERSION}"
+            f"{where}: apiVersion is {document.get('apiVersion')!r}; set it to {API_VERSION}"
         )
     metadata = _metadata(document)
     if not isinstance(metadata.get("name"), str):
-        raise ManifestError(f"{path}: metadata.name is missing; give the job a name")
+        raise ManifestError(f"{where}: metadata.name is missing; give the job a name")
     spec = document.get("spec") or {}
     if not isinstance(spec, dict):
-        raise ManifestError(f"{path}: spec must hold fields, not {str(spec)[:60]!r}")
+        raise ManifestError(f"{where}: spec must hold fields, not {str(spec)[:60]!r}")
     manifest = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -99,7 +106,7 @@ def _checked(path: Path, document: Manifest) -> tuple[Manifest, DDPJob]:
     try:
         job = DDPJob.parse(manifest)
     except InvalidJobError as error:
-        raise ManifestError(f"{path}: {KIND} {metadata['name']} is not valid: {error}") from None
+        raise ManifestError(f"{where}: {KIND} {metadata['name']} is not valid: {error}") from None
     defaulted = job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {**manifest, "spec": defaulted}, job
 

@@ -1,0 +1,146 @@
+"""The clients for code that awaits: of a cluster, and of this machine."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self, Unpack
+
+from ddp_operator.api.constants import KIND
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean
+from ddp_operator.kube import load_credentials
+from ddp_operator.ports import Key, Manifest
+from ddp_operator.sdk import wishes
+from ddp_operator.sdk.errors import ClientError, ManifestError
+from ddp_operator.sdk.job import AsyncJob
+from ddp_operator.sdk.places.kubernetes import KubernetesPlace
+from ddp_operator.sdk.places.place import Place
+from ddp_operator.sdk.wishes import Options
+from ddp_operator.submit.words import object_name
+
+
+class AsyncClient:
+    """Runs jobs on a cluster and looks at them, as an asynchronous context manager.
+
+    Like kubectl it reads $KUBECONFIG or ~/.kube/config, or is a pod's own account.
+    """
+
+    _default_image: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        *,
+        namespace: str | None = None,
+        context: str | None = None,
+        kubeconfig: str | Path | None = None,
+    ) -> None:
+        given = None if kubeconfig is None else str(kubeconfig)
+        credentials = load_credentials(kubeconfig=given, context=context)
+        self._place: Place = KubernetesPlace(
+            credentials, namespace or credentials.default_namespace
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._place.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._place.__aexit__(kind, error, traceback)
+
+    async def run(
+        self,
+        function: Callable[..., object] | None = None,
+        *,
+        command: Sequence[str] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncJob:
+        """Submit a job that runs a function of a notebook, or a command, on each of its ranks.
+
+        Of a function its text is sent, and its `arguments` as JSON. It imports what it needs
+        itself. `options` are those of `wishes.Options`: image, replicas, gpus and so on.
+
+        Raises:
+            FunctionError: the function cannot run by itself; says what to change.
+            WishError: an option that cannot be had.
+        """
+        job, scripts = wishes.manifests(
+            function, command, arguments, options, default_image=self._default_image
+        )
+        return await self._submit(job, scripts)
+
+    async def apply(self, manifest: Manifest) -> AsyncJob:
+        """Submit a DDPJob as it stands in a manifest; what it refers to must be there already.
+
+        Raises:
+            ManifestError, InvalidError: it is none; names the field.
+        """
+        metadata = manifest.get("metadata")
+        if manifest.get("kind") != KIND or not isinstance(metadata, Mapping):
+            raise ManifestError(
+                f"manifest: a {KIND} with metadata can be submitted, not kind "
+                f"{clean(manifest.get('kind'), 80)}; kubectl apply -f takes anything"
+            )
+        return await self._submit(manifest, None)
+
+    async def _submit(self, job: Manifest, scripts: Manifest | None) -> AsyncJob:
+        metadata = {"namespace": self._place.namespace, **job["metadata"]}
+        return self._job(await self._place.create({**job, "metadata": metadata}, scripts))
+
+    async def job(self, name: str) -> AsyncJob:
+        """Return a job by its name.
+
+        Raises:
+            NoSuchJobError: there is none.
+        """
+        return self._job(
+            await self._place.job(Key(self._place.namespace, object_name(name, "name")))
+        )
+
+    async def jobs(self, *, all_namespaces: bool = False) -> list[AsyncJob]:
+        """Return the jobs of the namespace, or of all that one may see."""
+        where = None if all_namespaces else self._place.namespace
+        return [self._job(item) async for item in self._place.jobs(where)]
+
+    def _job(self, manifest: Manifest) -> AsyncJob:
+        seen = SeenJob.read(manifest)
+        return AsyncJob(self._place, seen.key, seen.uid)
+
+
+class AsyncLocalClient(AsyncClient):
+    """Runs jobs as processes of this machine, decided by the same code as on a cluster.
+
+    Nothing of them outlives its context but what `workdir` holds: logs, and volumes with
+    checkpoints. Linux only.
+
+    >>> async def main() -> None:
+    ...     async with AsyncLocalClient() as client:
+    ...         job = await client.run(command=["sh", "-c", "echo $RANK"], name="who", replicas=2)
+    ...         await job.wait(timeout=60)
+    ...         print(sorted([line.text async for line in job.logs()]))
+    >>> asyncio.run(main())
+    ['0', '1']
+    """
+
+    _default_image = "this-machine"  # which has no images, and a pod must have one
+
+    def __init__(self, *, workdir: str | Path | None = None) -> None:
+        if sys.platform != "linux":
+            raise ClientError(
+                "local runs need Linux, whose process control stands in for containers"
+            )
+        from ddp_operator.sdk.places.local import LocalPlace  # noqa: PLC0415 - Linux alone has it
+
+        self._local = LocalPlace(None if workdir is None else Path(workdir))
+        self._place = self._local
+
+    @property
+    def workdir(self) -> Path:
+        """Where logs and volumes are."""
+        return self._local.workdir.path

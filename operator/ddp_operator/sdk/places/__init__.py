@@ -1,0 +1,1 @@
+"""The places where jobs live: a cluster, or this machine."""

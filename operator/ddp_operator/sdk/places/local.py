@@ -1,0 +1,201 @@
+"""This machine as a place for jobs: the same engine, and pods as processes."""
+
+import asyncio
+import secrets
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.client.cluster import NoSuchJobError
+from ddp_operator.client.submission import NameTakenError
+from ddp_operator.engine.engine import Engine
+from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
+from ddp_operator.job.pods.projection import project
+from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.local.machine import LocalCluster, Workdir
+from ddp_operator.local.run.command import refuse_what_cannot_run
+from ddp_operator.local.run.manifest import job_file
+from ddp_operator.local.run.record import Record
+from ddp_operator.ports import AlreadyExistsError, Event, Key, Manifest
+from ddp_operator.report import Facts
+from ddp_operator.report.files import UnreadableError, read_metrics, read_run
+from ddp_operator.report.history import History
+from ddp_operator.sdk.places.printed import PrintedLines
+from ddp_operator.trainers import HttpTrainers
+
+NAMESPACE: Final = "default"
+_PROGRESS_SECONDS: Final = 1.0
+_END_SECONDS: Final = 10.0
+
+
+class LocalPlace:
+    """Implements `Place` and `local.Listener`; no process outlives its context."""
+
+    def __init__(self, workdir: Path | None) -> None:
+        self._asked_for = workdir
+        self._config_maps: dict[str, Manifest] = {}
+        self._records: dict[Key, Record] = defaultdict(Record)
+        self._news = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self.workdir = Workdir(self._asked_for or Path(tempfile.mkdtemp(prefix="ddpjobs-")))
+        self.workdir.claim()
+        self._printed = PrintedLines(lambda pod: self.workdir.path / "pods" / pod.name / "printed")
+        self._cluster: LocalCluster[PodState] = LocalCluster(
+            project=project,
+            workdir=self.workdir,
+            listener=self,
+            config_maps=self._config_maps,
+        )
+        self._engine = Engine(
+            self._cluster,
+            access=Access(secret=secrets.token_bytes(32)),  # no pod outlives the context
+            trainers=HttpTrainers(),
+            progress_seconds=_PROGRESS_SECONDS,
+        )
+        self._engine.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await self._engine.stop(at_once=True)
+        finally:
+            await self._cluster.delete_all_pods(grace_seconds=0)
+            self._tell()
+            self.workdir.release()
+
+    @property
+    def namespace(self) -> str:
+        """See `Place`."""
+        return NAMESPACE
+
+    async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
+        """See `Place`.
+
+        Raises:
+            ManifestError: it is no job, or cannot run here.
+        """
+        file = job_file([job, *([scripts] if scripts else [])], where="manifest")
+        refuse_what_cannot_run(file.job)
+        try:
+            made = self._cluster.create_job(file.manifest)
+        except AlreadyExistsError:
+            raise NameTakenError(file.job.key, "delete it first") from None
+        self._config_maps |= file.config_maps  # before its pods can be looked at
+        return made
+
+    async def job(self, key: Key) -> Manifest:
+        """See `Place`."""
+        found = self._cluster.job(key)
+        if found is None:
+            raise NoSuchJobError(key, "jobs() has those of this machine, as long as it lives")
+        return found
+
+    async def jobs(self, namespace: str | None) -> AsyncIterator[Manifest]:
+        """See `Place`."""
+        for job in self._cluster.jobs():
+            if namespace in (None, job["metadata"]["namespace"]):
+                yield job
+
+    async def changes(self, key: Key) -> AsyncGenerator[Manifest | None, None]:
+        """See `Place`."""
+        version = ""
+        while True:
+            news, job = self._news, self._cluster.job(key)
+            if job is None:
+                yield None
+                return
+            if job["metadata"]["resourceVersion"] != version:
+                version = job["metadata"]["resourceVersion"]
+                yield job
+            else:
+                await news.wait()  # its reader sets the deadline
+
+    async def pods(self, key: Key) -> list[PodState]:
+        """See `Place`."""
+        return self._cluster.pods_of(key)
+
+    def log(
+        self, pod: Key, container: str, options: Mapping[str, str], *, idle_seconds: float
+    ) -> AsyncGenerator[bytes, None]:
+        """See `Place`; a pod has one container here."""
+        del container
+        return self._printed.read(
+            pod, options, idle_seconds=idle_seconds, ended=lambda: not self._cluster.may_print(pod)
+        )
+
+    async def facts(self, key: Key, history: History | None) -> Facts:
+        """See `Place`; metrics lie where the job's checkpoints do."""
+        job = await self.job(key)
+        folder = self.workdir.path / "records" / key.name
+        folder.mkdir(parents=True, exist_ok=True)
+        self._records[key].write(folder)
+        if history is None:
+            try:
+                history = read_metrics(self._checkpoints(DDPJob.parse(job)))
+            except UnreadableError:
+                history = History()  # a gap, which the facts name
+        return read_run(folder, history=history)
+
+    def _checkpoints(self, job: DDPJob) -> Path:
+        where = job.spec.checkpoint
+        if where.host_path:
+            return Path(where.host_path)
+        lasting = where.persistent_volume_claim or where.gcs_bucket
+        if lasting:
+            return self.workdir.volumes / lasting
+        newest = Identity(0, job.status.attempt).pod_name(job.name)
+        return self.workdir.path / "pods" / newest / "volumes" / CHECKPOINT_VOLUME
+
+    async def patch(self, key: Key, uid: str, patch: Mapping[str, Any]) -> None:
+        """See `Place`."""
+        self._cluster.patch_job(key, patch, uid=uid)
+
+    async def delete(self, key: Key, uid: str) -> None:
+        """See `Place`."""
+        await self._cluster.delete_job(key, uid=uid)
+
+    # What the cluster tells.
+
+    def job_changed(self, job: Manifest) -> None:
+        """See `local.Listener`."""
+        self._engine.job_changed(job)
+        self._records[Key(job["metadata"]["namespace"], job["metadata"]["name"])].job(job)
+        self._tell()
+
+    def job_deleted(self, job: Key) -> None:
+        """See `local.Listener`."""
+        self._engine.job_gone(job)
+        self._records.pop(job, None)
+        self._tell()
+
+    def pods_changed(self, job: Key) -> None:
+        """See `local.Listener`."""
+        self._engine.pods_changed(job)
+        if self._cluster.job(job) is not None:
+            self._records[job].pods(self._cluster.pod_manifests(job))
+        self._printed.wake()
+
+    def pod_logged(self, pod: Key, line: str) -> None:
+        """See `local.Listener`."""
+        self._printed.add(pod, line)
+
+    def event_emitted(self, job: Key, event: Event) -> None:
+        """See `local.Listener`."""
+        if self._cluster.job(job) is not None:
+            self._records[job].event(job, event)
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()

@@ -1,0 +1,118 @@
+"""What a person asks for in Python, as manifests."""
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final, TypedDict
+
+from ddp_operator.api.constants import MAX_NAME_LENGTH
+from ddp_operator.client.text import clean
+from ddp_operator.ports import Manifest
+from ddp_operator.sdk.function import script_of
+from ddp_operator.submit import (
+    CheckpointPlace,
+    GpuRequest,
+    Mount,
+    Scripts,
+    Wish,
+    WishError,
+    job,
+)
+from ddp_operator.submit.job import Launcher
+
+_FILE: Final = "ddp_function.py"
+"""Never the function's name: `import random` beside a random.py would find that."""
+_SUFFIX_BYTES: Final = 2
+_NO_PART_OF_A_NAME: Final = re.compile(r"[^a-z0-9]+")
+
+
+class Options(TypedDict, total=False):
+    """What `run` takes besides, as `kubectl ddp run` does; all else is the schema's default."""
+
+    name: str
+    """Default: that of the function or program, and four characters."""
+    image: str
+    """Needed on a cluster: it has Python and what the function imports, or the command."""
+    replicas: int
+    gpus: str
+    """For each pod, such as `h100:8`."""
+    spot: bool
+    cpu: str
+    memory: str
+    queue: str
+    """Kueue's LocalQueue."""
+    env: Mapping[str, str]
+    env_from: Sequence[str]
+    """`secret/NAME` and `configmap/NAME`."""
+    mounts: Sequence[str]
+    """Such as `pvc/data:/data:ro`."""
+    checkpoint: str
+    """`pvc/NAME` or `gs://BUCKET`."""
+    max_restarts: int
+    launcher: Launcher
+
+
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "gpus": GpuRequest.parse,
+    "mounts": lambda mounts: [Mount.parse(mount) for mount in mounts],
+    "checkpoint": CheckpointPlace.parse,
+}
+"""What is said in words."""
+
+
+def manifests(
+    function: Callable[..., object] | None,
+    command: Sequence[str] | None,
+    arguments: Mapping[str, Any] | None,
+    options: Options,
+    *,
+    default_image: str | None,
+) -> tuple[Manifest, Manifest | None]:
+    """The job, and the ConfigMap with its function's script.
+
+    Raises:
+        WishError: that cannot be had; names the argument.
+        FunctionError: the function cannot run by itself.
+    """
+    if unknown := [*options.keys() - Options.__annotations__.keys()]:
+        raise WishError(
+            f"run has no argument {clean(min(unknown), 80)}: what it does not have, a manifest "
+            "has, see apply; a function's own arguments go into arguments={…}"
+        )
+    given = {key: value for key, value in options.items() if value is not None}
+    image = given.get("image", default_image)
+    if image is None:
+        raise WishError("image: name one that has Python and what the function or command needs")
+    scripts, called = None, ""
+    if function is not None:
+        if command is not None:
+            raise WishError("command: give a function or a command, not both")
+        text = script_of(function, arguments or {})
+        scripts = Scripts({_FILE: text.encode()}, token=secrets.token_hex(_SUFFIX_BYTES))
+        command = ["python", _FILE]
+        called = function.__name__
+    elif arguments is not None:
+        raise WishError("arguments: go with a function; those of a command stand in it")
+    elif not command:
+        raise WishError("give run a function, or a command=[…]")
+    elif isinstance(command, str):
+        raise WishError("command: give a list of words, such as ['python', 'train.py']")
+    read = {key: _READ[key](value) for key, value in given.items() if key in _READ}
+    name = options.get("name") or _name(called or _program(command))
+    wish = Wish(**{**given, **read, "name": name, "image": image}, command=command, scripts=scripts)
+    return job(wish), scripts.config_map(name) if scripts else None
+
+
+def _program(command: Sequence[str]) -> str:
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    return PurePosixPath(script).stem
+
+
+def _name(called: str) -> str:
+    """The same as a job can be called, and what makes it another one each time."""
+    stem = _NO_PART_OF_A_NAME.sub("-", called.lower()).strip("-") or "job"
+    if not stem[0].isalpha():
+        stem = f"job-{stem}"
+    stem = stem[: MAX_NAME_LENGTH - 2 * _SUFFIX_BYTES - 1].rstrip("-")
+    return f"{stem}-{secrets.token_hex(_SUFFIX_BYTES)}"

@@ -1,0 +1,317 @@
+"""The client of a cluster, on an API server whose answers the tests choose."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ddp_operator import AsyncClient, Client
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.client.cluster import JOBS, NoSuchJobError, NotInstalledError
+from ddp_operator.ports import ClusterError, UnavailableError
+from ddp_operator.sdk import (
+    JobFailedError,
+    JobGoneError,
+    ManifestError,
+    NameTakenError,
+    WaitTimeoutError,
+    WishError,
+)
+from ddp_operator.sdk.places import kubernetes
+from ddp_operator.views.changes import RefusedError
+
+from tests.unit.cli.jobs import ESCAPES, condition, failure, stored, training
+from tests.unit.job.builders import NAME, NAMESPACE
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+
+JOB = ("ddpjobs", NAMESPACE, NAME)
+CONFIG_MAPS = "configmaps"
+
+
+def train(steps: int) -> None:
+    print(steps)
+
+
+def state(phase: str, **more: Any) -> dict[str, Any]:
+    """A status in a phase."""
+    return {"status": stored(phase, "Because", "it is so", **more)["status"]}
+
+
+class TestSubmitting:
+    async def test_a_function(self, client: AsyncClient, server: FakeApiServer) -> None:
+        job = await client.run(train, arguments={"steps": 7}, image="mine:1", replicas=3)
+        assert job.namespace == NAMESPACE
+        assert job.name.startswith("train-")
+        (made,) = [key for key in server.objects if key[0] == "ddpjobs"]
+        assert made == ("ddpjobs", NAMESPACE, job.name)
+        assert (await job.read()).spec.replicas == 3
+        (config,) = [stored for key, stored in server.objects.items() if key[0] == CONFIG_MAPS]
+        assert "def train(steps: int) -> None:" in str(config["data"])
+        (owner,) = config["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("DDPJob", job.name, job.uid)
+
+    async def test_where_the_job_is_refused_nothing_stays(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
+        refusal = {"kind": "Status", "reason": "Forbidden", "message": "no quota", "code": 403}
+        server.faults = [Fault("POST", 403, refusal, path_part="/ddpjobs")]
+        with pytest.raises(ClusterError, match="no quota"):
+            await client.run(train, arguments={"steps": 7}, image="mine:1")
+        assert not server.objects
+
+    async def test_where_no_answer_comes_the_job_may_be_there_and_finds_its_script(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
+        server.faults = [Fault("POST", None, path_part="/ddpjobs", after_effect=True)]
+        with pytest.raises(UnavailableError):
+            await client.run(train, arguments={"steps": 7}, image="mine:1")
+        assert {key[0] for key in server.objects} == {"ddpjobs", CONFIG_MAPS}
+
+    async def test_the_script_of_a_deleted_job_of_that_name_is_not_taken(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
+        run = partial(client.run, train, arguments={"steps": 7}, image="mine:1", name=NAME)
+        await (await run()).delete()
+        (left,) = server.objects
+        job = await run()
+        server.delete(*left)  # as the garbage collector does
+        (config,) = [stored for key, stored in server.objects.items() if key[0] == CONFIG_MAPS]
+        assert config["metadata"]["ownerReferences"][0]["uid"] == job.uid
+
+    async def test_a_name_that_is_taken(self, client: AsyncClient, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        with pytest.raises(NameTakenError, match="choose another name"):
+            await client.run(command=["true"], image="mine:1", name=NAME)
+
+    async def test_a_cluster_without_ddpjobs(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
+        server.resource_lists.clear()
+        missing = {"kind": "Status", "reason": "NotFound", "message": "page not found"}
+        server.faults = [Fault("POST", 404, missing, path_part="/ddpjobs")]
+        with pytest.raises(NotInstalledError, match="install the CRD and the operator"):
+            await client.run(command=["true"], image="mine:1", name="new")
+
+    @pytest.mark.parametrize(
+        "manifest", [{}, {"kind": "DDPJob"}, {"kind": "Secret", "metadata": {"name": "x"}}]
+    )
+    async def test_what_is_no_job(
+        self, client: AsyncClient, server: FakeApiServer, manifest: dict[str, Any]
+    ) -> None:
+        with pytest.raises(ManifestError, match="a DDPJob with metadata can be submitted"):
+            await client.apply(manifest)
+        assert not server.requests
+
+
+class TestLooking:
+    async def test_jobs(self, client: AsyncClient, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        other = training()
+        other["metadata"] |= {"namespace": "elsewhere", "name": "other"}
+        server.create("ddpjobs", other)
+        assert [job.name for job in await client.jobs()] == [NAME]
+        everywhere = await client.jobs(all_namespaces=True)
+        assert {(job.namespace, job.name) for job in everywhere} == {
+            (NAMESPACE, NAME),
+            ("elsewhere", "other"),
+        }
+
+    async def test_a_job_and_its_models(self, client: AsyncClient, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        job = await client.job(NAME)
+        status = await job.status()
+        assert isinstance(status, DDPJobStatus)
+        assert status.progress is not None
+        assert status.progress.step == 500
+        assert (await job.read()).status == status
+        assert (await job.manifest())["metadata"]["uid"] == job.uid
+
+    async def test_no_such_job(self, client: AsyncClient) -> None:
+        with pytest.raises(NoSuchJobError, match="there is no job missing"):
+            await client.job("missing")
+        with pytest.raises(WishError, match="a name has lower-case letters"):
+            await client.job("../pods")
+
+    async def test_a_spec_of_another_release(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
+        manifest = training()
+        manifest["spec"]["later"] = True
+        server.create("ddpjobs", manifest)
+        job = await client.job(NAME)
+        assert (await job.status()).phase == "Running"
+        with pytest.raises(ManifestError, match=r"spec\.later"):
+            await job.read()
+
+    async def test_another_job_of_that_name_is_not_this_one(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
+        server.create("ddpjobs", training())
+        job = await client.job(NAME)
+        server.delete(*JOB)
+        server.create("ddpjobs", training())
+        for asked in (job.status(), job.wait(timeout=5), job.stop(), job.delete(), job.why()):
+            with pytest.raises(JobGoneError, match=f"{NAME} is gone"):
+                await asked
+        assert JOB in server.objects
+
+    async def test_why_is_text(self, client: AsyncClient, server: FakeApiServer) -> None:
+        server.create("ddpjobs", stored("Failed", "Error", ESCAPES, failures=[failure()]))
+        said = str(await (await client.job(NAME)).why())
+        assert said.startswith(f"{NAME} failed")
+        assert "ValueError: bad batch" in said
+        assert said.replace("\n", "").isprintable()
+
+
+class TestWaiting:
+    async def test_each_state_is_told(self, client: AsyncClient, server: FakeApiServer) -> None:
+        server.create("ddpjobs", stored("Pending"))
+        job = await client.job(NAME)
+        told: list[str] = []
+
+        def progress(status: DDPJobStatus) -> None:
+            told.append(status.phase)
+            following = {"Pending": "Running", "Running": "Succeeded"}.get(status.phase)
+            if following:
+                server.update(*JOB, state(following))
+
+        assert (await job.wait(timeout=30, on_progress=progress)).phase == "Succeeded"
+        assert told == ["Pending", "Running", "Succeeded"]
+        assert server.count("GET", f"/{NAME}") == 2  # by `job` and by `wait`: the rest was watched
+        assert server.count("GET", "/ddpjobs", watch=True) == 1
+
+    async def test_a_failure_says_why(self, client: AsyncClient, server: FakeApiServer) -> None:
+        failed = stored("Failed", "MaxRestartsExceeded", "used up", failures=[failure()])
+        server.create("ddpjobs", failed)
+        with pytest.raises(JobFailedError) as caught:
+            await (await client.job(NAME)).wait(timeout=30)
+        assert "MaxRestartsExceeded: used up" in str(caught.value)
+        assert caught.value.diagnosis.last_words[-1] == "ValueError: bad batch"
+        assert caught.value.name == NAME
+
+    async def test_the_time_is_over(self, client: AsyncClient, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        with pytest.raises(WaitTimeoutError, match=r"it is Running \(PodsReady\) and goes on"):
+            await (await client.job(NAME)).wait(timeout=0.2)
+
+    async def test_it_is_deleted(self, client: AsyncClient, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training())
+        job = await client.job(NAME)
+        with pytest.raises(JobGoneError):
+            await job.wait(timeout=30, on_progress=lambda _: server.delete(*JOB))
+
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            Fault("GET", 403, {"message": "no watch"}, path_part="watch=true", times=9),
+            Fault("GET", None, path_part="watch=true"),
+            Fault("GET", 410, {"message": "too old"}, path_part="watch=true"),
+        ],
+        ids=["forbidden", "broken", "too old"],
+    )
+    async def test_without_a_watch_it_looks(
+        self,
+        client: AsyncClient,
+        server: FakeApiServer,
+        monkeypatch: pytest.MonkeyPatch,
+        fault: Fault,
+    ) -> None:
+        monkeypatch.setattr(kubernetes, "_POLL_SECONDS", 0.01)
+        server.faults = [fault]
+        server.create("ddpjobs", training())
+        job = await client.job(NAME)
+
+        def end(_: DDPJobStatus) -> None:
+            asyncio.get_running_loop().call_later(0.05, server.update, *JOB, state("Succeeded"))
+
+        states = job.watch(timeout=30)
+        end(await anext(states))
+        assert [status.phase async for status in states] == ["Succeeded"]
+        assert fault.times < 9
+
+    async def test_a_server_that_is_away_ends_a_wait_in_the_end(
+        self, client: AsyncClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(kubernetes, "_POLL_SECONDS", 0.01)
+        monkeypatch.setattr(kubernetes, "_PATIENCE_SECONDS", 0.05)
+        server.create("ddpjobs", training())
+        job = await client.job(NAME)
+        server.faults = [Fault("GET", 503, {"message": "away"}, times=1000)]
+        with pytest.raises(ClusterError, match="away"):
+            await job.wait()
+
+
+class TestActing:
+    async def test_stop_resume_restart_delete(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
+        server.create("ddpjobs", training())
+        job = await client.job(NAME)
+        await job.restart()
+        annotations = server.objects[JOB]["metadata"]["annotations"]
+        assert "ddp-operator.io/restart-requested" in annotations
+        await job.stop()
+        assert server.objects[JOB]["spec"]["suspend"] is True
+        with pytest.raises(RefusedError, match="stopped already"):
+            await job.stop()
+        await job.resume()
+        assert server.objects[JOB]["spec"]["suspend"] is False
+        await job.delete()
+        assert JOB not in server.objects
+
+    async def test_a_job_that_has_ended_stays_so(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
+        server.create("ddpjobs", stored("Succeeded", conditions=[condition("Succeeded", "Done")]))
+        with pytest.raises(RefusedError, match="has ended"):
+            await (await client.job(NAME)).restart()
+
+
+class TestSync:
+    """The same for code that does not await, called as a notebook does: beside a running loop."""
+
+    async def test_a_job_from_its_start_to_its_end(
+        self, server: FakeApiServer, kubeconfig: Path
+    ) -> None:
+        server.resource_lists[JOBS.root] = [JOBS.plural]
+        loop = asyncio.get_running_loop()
+
+        def in_a_notebook() -> list[Any]:
+            with Client(kubeconfig=kubeconfig) as client:
+                job = client.run(train, arguments={"steps": 7}, image="mine:1", name=NAME)
+
+                def progress(status: DDPJobStatus) -> None:
+                    # In the caller's thread: it may use the job.
+                    assert job.status.phase == status.phase
+                    loop.call_soon_threadsafe(server.update, *JOB, state("Succeeded"))
+
+                ended = job.wait(timeout=30, on_progress=progress)
+                found = client.job(NAME)
+                return [repr(job), ended.phase, found.name, [j.name for j in client.jobs()]]
+
+        assert await asyncio.to_thread(in_a_notebook) == [
+            f"<Job {NAMESPACE}/{NAME}>",
+            "Succeeded",
+            NAME,
+            [NAME],
+        ]
+
+    async def test_a_closed_client_says_so(self, server: FakeApiServer, kubeconfig: Path) -> None:
+        server.create("ddpjobs", training())
+
+        def closed() -> None:
+            with Client(kubeconfig=kubeconfig) as client:
+                job = client.job(NAME)
+            with pytest.raises(RuntimeError, match="closed"):
+                job.why()
+            client.close()
+
+        await asyncio.to_thread(closed)
+
+    async def test_a_job_keeps_its_client(self, server: FakeApiServer, kubeconfig: Path) -> None:
+        server.create("ddpjobs", training())
+        phase = await asyncio.to_thread(
+            lambda: Client(kubeconfig=kubeconfig).job(NAME).status.phase
+        )
+        assert phase == "Running"

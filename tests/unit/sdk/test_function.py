@@ -1,0 +1,211 @@
+"""What of a notebook can be sent, and what is said of the rest."""
+
+# ruff: noqa: PLC0415 - functions that are sent import what they need
+
+import functools
+import json
+import linecache
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ddp_operator.sdk.errors import FunctionError
+from ddp_operator.sdk.function import MAX_BYTES, script_of
+
+OUTSIDE = 3
+
+
+def result_of(function: Callable[..., object], path: Path, **arguments: Any) -> Any:
+    """What the function writes into the file that it is given, when its script runs."""
+    script, out = path / "script.py", path / "out"
+    script.write_text(script_of(function, {"out": str(out), **arguments}))
+    runpy.run_path(str(script), run_name="__main__")
+    return json.loads(out.read_text())
+
+
+def complete(out: str, factor: float = 2.0, names: list[str] | None = None) -> None:
+    """Has all that it needs."""
+    import json
+    from pathlib import Path
+
+    global counted  # noqa: PLW0603
+    counted = 1  # type: ignore[name-defined]
+
+    def scaled(value: float) -> float:
+        return value * factor
+
+    class Model:
+        size: int = 4
+
+    found = [scaled(x) for x in range(3)]
+    said = [found, names, Model.size, counted, __name__]  # type: ignore[name-defined]
+    Path(out).write_text(json.dumps(said))
+
+
+def test_a_function_that_has_all_it_needs(tmp_path: Path) -> None:
+    names = ['it\'s "quoted"', "\\n", "ü\u2028"]
+    assert result_of(complete, tmp_path, factor=3, names=names) == [
+        *([0, 3, 6], names, 4, 1, "__main__"),
+    ]
+
+
+def test_a_function_within_another_is_dedented(tmp_path: Path) -> None:
+    def inner(out: str) -> None:
+        from pathlib import Path
+
+        text = """
+  as it stands"""
+        Path(out).write_text(f'"{len(text)}"')
+
+    assert result_of(inner, tmp_path) == "15"
+
+
+def test_it_runs_only_as_a_program(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(script_of(complete, {"out": "/nowhere/at/all"}))
+    assert "complete" in runpy.run_path(str(script), run_name="imported")
+
+
+def test_a_cell_of_a_notebook(tmp_path: Path) -> None:
+    cell = "def f(out: str) -> None:\n    with open(out, 'w') as file:\n        file.write('7')\n"
+    name = "/tmp/ipykernel_1/2.py"  # which is nowhere but here
+    linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
+    made: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(cell, name, "exec"), made)
+    assert result_of(made["f"], tmp_path) == 7
+
+
+def test_a_file_that_has_changed_meanwhile(tmp_path: Path) -> None:
+    file = tmp_path / "changing.py"
+    file.write_text("def f() -> None:\n    pass\n")
+    loaded = runpy.run_path(str(file))["f"]
+    file.write_text("def other() -> None:\n    pass\n")
+    with pytest.raises(FunctionError, match="load it anew"):
+        script_of(loaded, {})
+
+
+def test_its_module_decides_how_annotations_are_read(tmp_path: Path) -> None:
+    source = "def f(out: Missing) -> Missing:\n    open(out, 'w').write('1')\n"
+    (tmp_path / "late.py").write_text(f"from __future__ import annotations\n{source}")
+    late = runpy.run_path(str(tmp_path / "late.py"))["f"]
+    assert result_of(late, tmp_path) == 1
+    (tmp_path / "early.py").write_text(f"class Missing: pass\n{source}")
+    early = runpy.run_path(str(tmp_path / "early.py"))["f"]
+    with pytest.raises(FunctionError, match="uses Missing from outside"):
+        script_of(early, {"out": ""})
+
+
+def uses_outside() -> None:
+    print(OUTSIDE, json.dumps(1))
+
+
+def outside_default(value: int = OUTSIDE) -> None:
+    print(value)
+
+
+def deep() -> None:
+    class Model:
+        def forward(self) -> object:
+            return [Path(x) for x in "ab"]
+
+    Model()
+
+
+async def awaited() -> None:
+    pass
+
+
+@functools.cache
+def cached() -> None:
+    pass
+
+
+@functools.wraps(complete)
+def wrapped() -> None:
+    pass
+
+
+def kept(function: Callable[..., object]) -> Callable[..., object]:
+    return function
+
+
+@kept
+def decorated() -> None:
+    pass
+
+
+def closure() -> Callable[..., object]:
+    rate = 0.1
+
+    def train() -> None:
+        print(rate)
+
+    return train
+
+
+class Trainer:
+    def train(self) -> None:
+        pass
+
+
+exec_made: dict[str, Any] = {}
+exec("def typed(): pass", exec_made)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (uses_outside, "uses OUTSIDE, json from outside"),
+        (outside_default, "uses OUTSIDE from outside"),
+        (deep, "uses Path from outside"),
+        (awaited, "write a plain function"),
+        (cached, "only a function that is written with def"),
+        (wrapped, "its decorators would not go with it"),
+        (decorated, "its decorators would not go with it"),
+        (closure(), "a closure over rate of the function around it"),
+        (lambda: None, "a lambda cannot be sent"),
+        (Trainer().train, "no method"),
+        (Trainer.train, "no method"),
+        (Trainer, "no method, class"),
+        (functools.partial(uses_outside), "no method, class, partial"),
+        (print, "only a function that is written with def"),
+        (exec_made["typed"], "its text is not at hand"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_sent(function: Callable[..., object], said: str) -> None:
+    with pytest.raises(FunctionError, match=said):
+        script_of(function, {})
+
+
+def takes(value: object, other: int = 0) -> None:
+    print(value, other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "missing a required argument: 'value'"),
+        ({"value": 1, "third": 2}, "unexpected keyword argument 'third'"),
+        ({"value": (1, 2)}, "argument value would come as something else"),
+        ({"value": {1: 2}}, "argument value would come as something else"),
+        ({"value": Path("x")}, "argument value cannot be written as JSON"),
+        ({"value": float("nan")}, "argument value cannot be written as JSON"),
+        ({"value": "x" * MAX_BYTES}, f"more than {MAX_BYTES}; put what is long"),
+    ],
+)
+def test_arguments_that_cannot_be_sent(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(FunctionError, match=said):
+        script_of(takes, arguments)
+
+
+def test_what_a_notebook_alone_has_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.display", print, raising=False)
+
+    def shows() -> None:
+        display(1)  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(FunctionError, match="uses display from outside"):
+        script_of(shows, {})

@@ -1,0 +1,109 @@
+"""Logs of a cluster's pods, as objects."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ddp_operator import AsyncClient
+from ddp_operator.sdk import logs
+from ddp_operator.views.changes import RefusedError
+
+from tests.unit.cli.jobs import ESCAPES, stored, training
+from tests.unit.cli.test_logs import JOB, printed, started
+from tests.unit.job.builders import NAME
+from tests.unit.kube.fake_api_server import FakeApiServer
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(logs, "_SHORT_LOOK_SECONDS", 0.02)
+
+
+async def test_all_ranks_in_the_order_of_time(client: AsyncClient, server: FakeApiServer) -> None:
+    server.create("ddpjobs", training(spec={"nprocPerNode": 2}))
+    server.logs[started(server, 0)] = printed((1, "one"), (3, f"three {ESCAPES}"))
+    server.logs[started(server, 1)] = printed((2, "two"))
+    job = await client.job(NAME)
+    lines = [line async for line in job.logs(tail=9, since_seconds=0.5)]
+    assert [(line.rank, line.pod) for line in lines] == [
+        (0, f"{NAME}-0-0"),
+        (2, f"{NAME}-0-1"),
+        (0, f"{NAME}-0-0"),
+    ]
+    assert [str(line) for line in lines[:2]] == ["0 | one", "2 | two"]
+    assert lines[2].text.isprintable()
+    assert lines[0].time < lines[1].time < lines[2].time
+    asked = [request.query for request in server.requests if request.path.endswith("/log")]
+    assert {(query["tailLines"], query["sinceSeconds"]) for query in asked} == {("9", "1")}
+    assert [str(line) async for line in job.logs(ranks=[3])] == ["2 | two"]
+
+
+@pytest.mark.parametrize("ranks", [[2], [-1], [0, 7]])
+async def test_ranks_that_there_are_not(
+    client: AsyncClient, server: FakeApiServer, ranks: list[int]
+) -> None:
+    server.create("ddpjobs", training())
+    job = await client.job(NAME)
+    with pytest.raises(RefusedError, match="the job has ranks 0 to 1 only"):
+        await anext(job.logs(ranks=ranks))
+
+
+async def test_a_log_that_cannot_be_read_is_a_note(
+    client: AsyncClient, server: FakeApiServer
+) -> None:
+    server.create("ddpjobs", training())
+    started(server, 0)
+    (line,) = [line async for line in (await client.job(NAME)).logs()]
+    assert line.note
+    assert str(line) == "0 ! no log: the container is waiting to start"
+
+
+@pytest.mark.parametrize("follow", [True, False])
+async def test_connections_are_bounded(
+    client: AsyncClient, server: FakeApiServer, follow: bool
+) -> None:
+    server.create("ddpjobs", training(spec={"replicas": 33}))
+    for index in range(33):
+        server.logs[started(server, index)] = b""
+    job = await client.job(NAME)
+    with pytest.raises(RefusedError, match="the logs of 33 pods are more than the 32"):
+        await anext(job.logs(follow=follow))
+    assert server.count("GET", "/log") == 0
+
+
+class TestFollow:
+    async def followed(self, client: AsyncClient, at: dict[str, Callable[[], object]]) -> list[str]:
+        """What is read; at a line, the world changes."""
+        seen: list[str] = []
+        async with asyncio.timeout(30):
+            async for line in (await client.job(NAME)).logs(follow=True):
+                seen.append(str(line))
+                at.pop(line.text, lambda: None)()
+        assert not at
+        return seen
+
+    async def test_pods_that_take_others_places_are_followed(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
+        server.create("ddpjobs", training())
+        server.logs[started(server, 0, ended=True)] = printed((1, "before"))
+
+        def anew() -> None:
+            server.update(*JOB, {"status": {"attempt": 1}})
+            server.logs[started(server, 0, attempt=1, ended=True)] = printed((30, "after"))
+
+        def end() -> None:
+            status: dict[str, Any] = stored("Succeeded")["status"]
+            server.update(*JOB, {"status": status | {"attempt": 1}})
+
+        seen = await self.followed(client, {"before": anew, "after": end})
+        assert seen == ["0 | before", "0 | after"]
+
+    async def test_it_ends_when_the_job_is_gone(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
+        server.create("ddpjobs", training())
+        server.logs[started(server, 0, ended=True)] = printed((1, "said"))
+        assert await self.followed(client, {"said": lambda: server.delete(*JOB)}) == ["0 | said"]

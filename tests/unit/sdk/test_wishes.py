@@ -1,0 +1,116 @@
+"""What becomes of what `run` is given."""
+
+from typing import Any
+
+import pytest
+from ddp_operator.api.constants import MAX_NAME_LENGTH
+from ddp_operator.sdk import Options, WishError
+from ddp_operator.sdk.wishes import manifests
+
+
+def train(steps: int) -> None:
+    print(steps)
+
+
+def made(
+    function: Any = None,
+    command: Any = None,
+    arguments: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    given: Options = {"image": "mine:1", **options}  # type: ignore[typeddict-item]
+    return manifests(function, command, arguments, given, default_image=None)
+
+
+def test_a_function_with_gpus() -> None:
+    job, config = made(
+        train,
+        arguments={"steps": 3},
+        name="run-1",
+        replicas=4,
+        gpus="h100:8",
+        spot=True,
+        queue="team",
+        env={"A": "b"},
+        mounts=["pvc/data:/data:ro"],
+        checkpoint="pvc/saved",
+        max_restarts=7,
+    )
+    assert job["metadata"]["name"] == "run-1"
+    spec = job["spec"]
+    assert spec["replicas"] == 4
+    assert spec["accelerator"] == {
+        "type": "nvidia-h100-80gb",
+        "count": 8,
+        "provisioning": "spot",
+    }
+    assert spec["scheduling"] == {"queueName": "team"}
+    assert spec["checkpoint"] == {"persistentVolumeClaim": "saved"}
+    assert spec["restart"] == {"maxRestarts": 7}
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["command"][:3] == ["python", "-m", "torch.distributed.run"]
+    assert container["env"] == [{"name": "A", "value": "b"}]
+    data, scripts = container["volumeMounts"]
+    assert data["mountPath"] == "/data"
+    assert container["command"][3] == f"{scripts['mountPath']}/ddp_function.py"
+    (text,) = config["data"].values()
+    assert "def train(steps: int) -> None:" in text
+    volumes = spec["template"]["spec"]["volumes"]
+    assert volumes[1]["configMap"]["name"] == config["metadata"]["name"]
+
+
+def random() -> None:
+    pass
+
+
+def test_a_functions_name_hides_no_module() -> None:
+    job, config = made(random)
+    assert "random.py" not in config["data"]
+    assert job["metadata"]["name"].startswith("random-")
+
+
+def test_a_command() -> None:
+    job, config = made(command=["python", "-u", "a/Big_Model.py"], launcher="bundled", cpu="2")
+    assert config is None
+    assert job["metadata"]["name"].startswith("big-model-")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"][:4] == ["python", "-m", "ddp_trainer.launch", "--"]
+    assert container["resources"] == {"requests": {"cpu": "2"}}
+
+
+@pytest.mark.parametrize(
+    ("program", "begin"),
+    [("x" * 100, "x" * 30), ("/usr/bin/7z", "job-7z-"), ("___", "job-"), ("größe", "gr-e-")],
+)
+def test_a_name_of_its_own(program: str, begin: str) -> None:
+    names = {made(command=[program])[0]["metadata"]["name"] for _ in range(3)}
+    assert len(names) > 1
+    assert all(name.startswith(begin) and len(name) <= MAX_NAME_LENGTH for name in names)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "give run a function, or a command"),
+        ({"command": []}, "give run a function, or a command"),
+        ({"command": "python train.py"}, r"give a list of words, such as \['python', 'train.py'\]"),
+        ({"function": train, "command": ["true"]}, "not both"),
+        ({"command": ["true"], "arguments": {}}, "arguments: go with a function"),
+        ({"command": ["true"], "image": None}, "image: name one that has Python"),
+        ({"command": ["true"], "gpu": "h100"}, "run has no argument gpu: "),
+        ({"command": ["true"], "gpus": "h1000"}, "GPUs 'h1000': none of"),
+        ({"command": ["true"], "mounts": ["data"]}, "mount 'data': say it as"),
+        ({"command": ["true"], "checkpoint": "data"}, "checkpoint 'data': say it as"),
+        ({"command": ["true"], "name": "A"}, "name 'A': a name has lower-case letters"),
+        ({"command": ["true"], "replicas": -1}, r"spec\.replicas"),
+    ],
+)
+def test_what_cannot_be_had(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(WishError, match=said):
+        made(**given)
+
+
+def test_none_is_not_given() -> None:
+    assert made(command=["true"], name="job", gpus=None, mounts=None) == made(
+        command=["true"], name="job"
+    )
