@@ -216,6 +216,7 @@ class FakeApiServer:
         self, request: web.Request, plural: str, namespace: str | None, body: Any
     ) -> web.StreamResponse:
         if request.method == "POST":
+            body = copy.deepcopy(body)  # what was sent is on record
             body["metadata"].setdefault("namespace", namespace)
             if "dryRun" in request.query:
                 return web.json_response(body, status=201)
