@@ -21,6 +21,7 @@ from ddp_operator.sdk.report import JobReport
 from ddp_operator.sdk.sync import Client, Job, LocalClient
 from ddp_operator.sdk.wishes import Options
 from ddp_operator.submit import WishError
+from ddp_operator.views.changes import RefusedError
 
 __all__ = [
     "AsyncClient",
@@ -40,6 +41,7 @@ __all__ = [
     "NoSuchJobError",
     "NotInstalledError",
     "Options",
+    "RefusedError",
     "WaitTimeoutError",
     "WishError",
 ]

@@ -15,7 +15,7 @@ from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import UnavailableError
 from ddp_operator.sdk.errors import JobGoneError
-from ddp_operator.sdk.places.place import Place
+from ddp_operator.sdk.places.place import PATIENCE_SECONDS, Place
 from ddp_operator.views.changes import RefusedError
 from ddp_operator.views.pods import Pods
 
@@ -93,10 +93,15 @@ async def until_now(
 async def followed(
     place: Place, look: Look, wanted: Wanted, only: Sequence[int]
 ) -> AsyncGenerator[LogLine, None]:
-    """Yield what is printed until the job ends, also by pods that take others' places."""
+    """Yield what is printed until the job ends, also by pods that take others' places.
+
+    Raises:
+        UnavailableError: the job could not be looked at for ten minutes.
+    """
     clock = asyncio.get_running_loop().time
     follower, ends, pause = Follower(place, wanted), False, _SHORT_LOOK_SECONDS
     seen, pods = await look()
+    reached = clock()
     _refuse_too_many(len(chosen(seen, pods, only)))
     try:
         while True:
@@ -114,11 +119,14 @@ async def followed(
                 return
             # One more look after the end: what had begun by then is read.
             ends = seen.status.finished or seen.deleting
-            with contextlib.suppress(UnavailableError):
-                try:
-                    seen, pods = await look()
-                except JobGoneError:
-                    ends = True
+            try:
+                seen, pods = await look()
+                reached = clock()
+            except JobGoneError:
+                ends = True
+            except UnavailableError:
+                if clock() - reached > PATIENCE_SECONDS:
+                    raise
     finally:
         await follower.close()
 

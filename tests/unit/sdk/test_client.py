@@ -234,7 +234,7 @@ class TestWaiting:
         self, client: AsyncClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(kubernetes, "_POLL_SECONDS", 0.01)
-        monkeypatch.setattr(kubernetes, "_PATIENCE_SECONDS", 0.05)
+        monkeypatch.setattr(kubernetes, "PATIENCE_SECONDS", 0.05)
         server.create("ddpjobs", training())
         job = await client.job(NAME)
         server.faults = [Fault("GET", 503, {"message": "away"}, times=1000)]

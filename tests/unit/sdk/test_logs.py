@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from ddp_operator import AsyncClient
+from ddp_operator.ports import UnavailableError
 from ddp_operator.sdk import logs
 from ddp_operator.views.changes import RefusedError
 
 from tests.unit.cli.jobs import ESCAPES, stored, training
 from tests.unit.cli.test_logs import JOB, printed, started
 from tests.unit.job.builders import NAME
-from tests.unit.kube.fake_api_server import FakeApiServer
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +108,16 @@ class TestFollow:
         server.create("ddpjobs", training())
         server.logs[started(server, 0, ended=True)] = printed((1, "said"))
         assert await self.followed(client, {"said": lambda: server.delete(*JOB)}) == ["0 | said"]
+
+    async def test_a_server_that_is_away_ends_it_in_the_end(
+        self, client: AsyncClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logs, "PATIENCE_SECONDS", 0.05)
+        server.create("ddpjobs", training())
+        server.logs[started(server, 0, ended=True)] = printed((1, "said"))
+
+        def go_away() -> None:
+            server.faults = [Fault("GET", 503, {"message": "away"}, times=1000)]
+
+        with pytest.raises(UnavailableError, match="away"):
+            await self.followed(client, {"said": go_away})

@@ -12,7 +12,10 @@ from tests.unit.cli.jobs import training
 from tests.unit.job.builders import NAME
 from tests.unit.kube.fake_api_server import FakeApiServer
 
-METRICS = '{"kind": "training", "step": 4, "time": "2026-03-01T12:00:00Z", "loss": 0.5}'
+METRICS = "\n".join(
+    f'{{"kind": "training", "step": {step}, "time": "2026-03-01T12:00:0{step}Z", "loss": 0.5}}'
+    for step in (4, 5)
+)
 
 
 @pytest.mark.parametrize("claim", [True, False])
@@ -22,13 +25,13 @@ def test_of_a_job_of_this_machine(tmp_path: Path, claim: bool) -> None:
     with LocalClient(workdir=tmp_path / "work") as client:
         other = client.run(command=["sh", "-c", "exit"], name="other")
         given = {"checkpoint": "pvc/saved"} if claim else {}
-        job = client.run(command=["sh", "-c", script], name="twice", **given)  # type: ignore[arg-type]
+        job = client.run(command=["sh", "-c", script], name="twice", **given)
         job.wait(timeout=60)
         other.wait(timeout=60)
         found = job.report(prices={"gpu": 1.0})
         assert (found.data.name, found.data.phase, found.data.restarts) == ("twice", "Succeeded", 1)
         assert [pod.name for pod in found.data.pods] == ["twice-0-0", "twice-1-0"]
-        assert [point.loss for point in found.data.points] == [0.5]
+        assert [point.loss for point in found.data.points] == [0.5, 0.5]
         assert any(reason == "Succeeded" for _, reason, _ in found.data.events)
         markdown = found.save(tmp_path / "report.md").read_text()
         assert markdown == found._repr_markdown_()
@@ -51,7 +54,7 @@ async def test_of_a_job_of_a_cluster(
     job = await client.job(NAME)
     found = await job.report(metrics=tmp_path)
     assert (found.data.phase, found.data.step) == ("Running", 500)
-    assert [point.loss for point in found.data.points] == [0.5]
+    assert [point.loss for point in found.data.points] == [0.5, 0.5]
     assert "pod 0 does not run" in " ".join((await job.report()).data.gaps)
     with pytest.raises(UnreadableError, match=r"give a metrics\.jsonl"):
         await job.report(metrics=tmp_path / "missing")

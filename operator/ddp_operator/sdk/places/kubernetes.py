@@ -21,14 +21,13 @@ from ddp_operator.ports import (
 )
 from ddp_operator.report import Facts
 from ddp_operator.report.history import History
+from ddp_operator.sdk.places.place import PATIENCE_SECONDS
 
 _TIMEOUT_SECONDS: Final = 15.0
 _WATCH_SECONDS: Final = 240
 _SLACK_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 2.0
 """Between two looks where watches are not allowed, and after a watch that broke."""
-_PATIENCE_SECONDS: Final = 600.0
-"""A server that is away for longer ends a wait."""
 
 
 class KubernetesPlace(Cluster):
@@ -70,7 +69,7 @@ class KubernetesPlace(Cluster):
                 yield None
                 return
             except UnavailableError:
-                if clock() - reached > _PATIENCE_SECONDS:
+                if clock() - reached > PATIENCE_SECONDS:
                     raise
                 await asyncio.sleep(_POLL_SECONDS)
                 continue

@@ -17,7 +17,7 @@ from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
-from ddp_operator.local.machine import LocalCluster, Workdir
+from ddp_operator.local.machine import LocalCluster, Workdir, WorkdirInUseError
 from ddp_operator.local.run.command import refuse_what_cannot_run
 from ddp_operator.local.run.manifest import job_file
 from ddp_operator.local.run.record import Record
@@ -44,7 +44,11 @@ class LocalPlace:
 
     async def __aenter__(self) -> Self:
         self.workdir = Workdir(self._asked_for or Path(tempfile.mkdtemp(prefix="ddpjobs-")))
-        self.workdir.claim()
+        try:
+            self.workdir.claim()
+        except WorkdirInUseError:
+            self.workdir.release()
+            raise
         self._printed = PrintedLines(lambda pod: self.workdir.path / "pods" / pod.name / "printed")
         self._cluster: LocalCluster[PodState] = LocalCluster(
             project=project,
