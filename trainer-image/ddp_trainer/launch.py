@@ -41,6 +41,7 @@ from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.options import parser as trainer_parser
 from ddp_trainer.system.cores import available_cores
 from ddp_trainer.system.logs import end_process, log_to_stdout
+from ddp_trainer.telemetry.stacks import HOOK
 from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, StatusFile, status_file
 from ddp_trainer.telemetry.termination import TerminationReport, write_termination_message
 
@@ -145,6 +146,9 @@ def _supervise(
 ) -> Verdict:
     if status_path is not None:
         environment = {**environment, STATUS_FILE_VARIABLE: str(status_path)}
+        if plan.is_script:  # ranks of the bundled trainer answer once they are forked
+            folders = [str(HOOK), environment.get("PYTHONPATH", "")]
+            environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     starter: Starter = (
         CommandStarter(plan.command, environment)
         if plan.is_script

@@ -12,6 +12,7 @@ from ddp_operator.cli.commands.convert import convert
 from ddp_operator.cli.commands.logs import logs
 from ddp_operator.cli.commands.report import report
 from ddp_operator.cli.commands.run import run
+from ddp_operator.cli.commands.stacks import stacks
 from ddp_operator.kube.client import RECURSION
 
 
@@ -26,6 +27,7 @@ for _command in (
     run,
     *(look.list_jobs, look.status, look.why, look.wait, logs),
     *(inside.exec_, inside.port_forward),
+    stacks,
     *(act.stop, act.resume, act.restart, act.scale, act.delete),
     report,
     convert,

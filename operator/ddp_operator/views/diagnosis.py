@@ -111,6 +111,7 @@ def _running(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
                 found.remedies.append(
                     "spec.progressDeadlineSeconds would have its stacks shown and start it anew"
                 )
+            found.remedies.append(f"kubectl ddp stacks {name} shows where each rank stands")
             found.remedies.append(f"kubectl ddp restart {name} starts all pods anew")
         elif progress.slowest_rank is not None:
             found.sentence = f"{name} is slow: rank {progress.slowest_rank} holds the others up."

@@ -4,6 +4,7 @@ Written from the description of the subprotocols (k8s.io/apimachinery, package w
 remotecommand's Status, not from what the client expects.
 """
 
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -64,8 +65,9 @@ async def serve_program(
     elif code:
         cause = {"reason": "ExitCode", "message": str(code)}
         end = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [cause]}}
-    if not socket.closed:
-        await socket.send_bytes(b"\x03" + json.dumps(end).encode())
+    with contextlib.suppress(ConnectionError):  # who asked may have had enough
+        if not socket.closed:
+            await socket.send_bytes(b"\x03" + json.dumps(end).encode())
     await socket.close()
     return socket
 

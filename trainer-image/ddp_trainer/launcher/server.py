@@ -1,4 +1,5 @@
-"""Serves a pod's status over HTTP: GET /status, /metrics; POST /dump-stacks, /checkpoint, /rank-0.
+"""Serves a pod's status over HTTP: GET /status, /metrics; POST /stacks, /dump-stacks,
+/checkpoint, /rank-0.
 
 It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
 go wrong here is no reason to end a training. Anybody may read; only the job's own pods and the
@@ -27,7 +28,7 @@ from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.logs import Complaints
 from ddp_trainer.telemetry import prometheus
 from ddp_trainer.telemetry.request import CheckpointRequest
-from ddp_trainer.telemetry.stacks import ask_for_stacks, listening
+from ddp_trainer.telemetry.stacks import ask_for_stacks, listening, read_stacks
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.wire import to_json
 
@@ -87,9 +88,12 @@ class _Server(socketserver.ThreadingTCPServer):
     ) -> None:
         self.pod = pod
         self.placement = placement
+        self.path = path
         self._file = StatusFile(path)
         self.rank_0 = AnnouncedAddress(path)
         self.checkpoint = CheckpointRequest(path)
+        self.stacks = threading.Lock()
+        """Held by who asks for them: each process has one file for its answers."""
         self._complaints = Complaints(_logger, "the status file is of no use")
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
         self.address_family = family
@@ -173,6 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         told = {
+            "/stacks": self._show_stacks,
             "/dump-stacks": self._dump_stacks,
             "/checkpoint": self._ask_for_checkpoint,
             announcement.PATH: self._take_announcement,
@@ -190,6 +195,17 @@ class _Handler(BaseHTTPRequestHandler):
             authorization=self.headers.get("Authorization"),
             client=self.client_address[0],
         )
+
+    def _show_stacks(self) -> None:
+        if not self.server.stacks.acquire(blocking=False):
+            self._refuse(HTTPStatus.CONFLICT, "somebody else is asking for them: try again")
+            return
+        try:
+            found = read_stacks(self.server.pod.rank_processes(), self.server.path)
+        finally:
+            self.server.stacks.release()
+        body = {"ranks": [each.to_json() for each in found]}
+        self._answer(HTTPStatus.OK, json.dumps(body), "application/json")
 
     def _dump_stacks(self) -> None:
         ranks = listening(self.server.pod.rank_processes())
@@ -229,14 +245,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
 
     def _refuse_path(self) -> None:
-        known = ("/status", "/metrics", "/dump-stacks", "/checkpoint", announcement.PATH)
+        told = ("/stacks", "/dump-stacks", "/checkpoint", announcement.PATH)
+        known = ("/status", "/metrics", *told)
         if self.path in known:
             self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
         else:
             self._refuse(
                 HTTPStatus.NOT_FOUND,
-                "there are GET /status, GET /metrics, POST /dump-stacks, POST /checkpoint, "
-                f"POST {announcement.PATH}",
+                f"there are GET /status, GET /metrics, {', '.join(f'POST {p}' for p in told)}",
             )
 
     def _refuse(self, code: HTTPStatus, reason: str) -> None:

@@ -1,0 +1,117 @@
+"""The command `stacks`."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from ddp_operator.cli.app import (
+    connection_options,
+    job_argument,
+    job_key,
+    on_cluster,
+    print_lines,
+    width,
+)
+from ddp_operator.cli.commands.logs import chosen_pods
+from ddp_operator.cli.commands.look import fetch
+from ddp_operator.client.cluster import Cluster
+from ddp_operator.client.launcher import NoAnswerError, ask_launcher
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.job.pods import ranks
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.views import stacks as view
+from ddp_operator.views.changes import RefusedError
+
+_MOST_PODS: Final = 256
+_AT_ONCE: Final = 8
+"""Programs that are started in pods at a time."""
+_SECONDS: Final = 10.0
+"""For a pod to answer; its ranks have two seconds."""
+_MOST_BYTES: Final = 3 * 1024 * 1024
+
+
+@click.command()
+@connection_options
+@job_argument
+@click.option(
+    "--rank",
+    "wanted_ranks",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Only this one; can be given several times.",
+)
+@click.option(
+    "--max-pods",
+    type=click.IntRange(1),
+    default=_MOST_PODS,
+    show_default=True,
+    help="Pods that are asked, eight at a time.",
+)
+@click.option(
+    "-o", "--output", "form", type=click.Choice(["json"]), help="All threads, as an object."
+)
+def stacks(name: str, wanted_ranks: tuple[int, ...], max_pods: int, form: str | None) -> None:
+    """Show where all ranks stand: their Python stacks, those that are equal together.
+
+    The main thread's frames are shown, the innermost first. The job goes on; nothing goes to its
+    log. Its commands must run under the launcher, and you must be allowed to create pods/exec.
+    Exit code 1: no rank could be asked.
+    """
+
+    async def act(cluster: Cluster, namespace: str) -> list[view.Found]:
+        seen, pods = await fetch(cluster, job_key(namespace, name))
+        chosen = chosen_pods(seen, pods, wanted_ranks)
+        if not chosen:
+            raise RefusedError("there are no pods now: kubectl ddp why says what the job waits for")
+        if len(chosen) > max_pods:
+            click.echo(
+                f"{len(chosen) - max_pods} more pods are left out: choose with --rank, or raise "
+                "--max-pods.",
+                err=True,
+            )
+        asked = chosen[:max_pods]
+        if len(asked) > _AT_ONCE:
+            said = f"Asking {len(asked)} pods, {_AT_ONCE} at a time; each has {2 * _SECONDS:g} s."
+            click.echo(said, err=True)
+        return await ask_all(cluster, seen, asked)
+
+    found = on_cluster(act)
+    if wanted_ranks:
+        found = [each for each in found if each.rank in wanted_ranks]
+    if form:
+        click.echo(json.dumps({"ranks": [each.to_json() for each in found]}, indent=2))
+    else:
+        print_lines(view.shown(found, width()))
+    if all(each.problem for each in found):
+        click.get_current_context().exit(1)
+
+
+async def ask_all(cluster: Cluster, seen: SeenJob, pods: Sequence[PodState]) -> list[view.Found]:
+    """The stacks of all ranks of these pods."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(pod: PodState) -> list[view.Found]:
+        async with slots:
+            return await _ask(cluster, seen, pod)
+
+    return [each for found in await asyncio.gather(*map(ask, pods)) for each in found]
+
+
+async def _ask(cluster: Cluster, seen: SeenJob, pod: PodState) -> list[view.Found]:
+    index, name = pod.identity.index, pod.key.name
+    own = ranks.ranks(seen.job.spec, index) if seen.job else range(index, index + 1)
+    if not pod.started:
+        problem = "its pod has ended" if pod.exit else "its pod has not started"
+        return [view.Found(rank, name, problem=problem) for rank in own]
+    try:
+        answer = await ask_launcher(
+            cluster, pod.key, pod.container, "/stacks", limit_bytes=_MOST_BYTES, seconds=_SECONDS
+        )
+        return view.read(json.loads(answer), name, own)
+    except NoAnswerError as error:
+        return [view.Found(rank, name, problem=str(error)) for rank in own]
+    except (ValueError, RecursionError):
+        return view.read(None, name, own)

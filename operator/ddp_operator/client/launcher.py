@@ -1,0 +1,79 @@
+"""What a pod's launcher is asked from outside of its cluster: by a program in the pod, which knows
+the pod's own token and reaches the launcher on its loopback.
+"""
+
+from typing import Final
+
+from ddp_operator.api.constants import ENV_STATUS_PORT, ENV_TOKEN
+from ddp_operator.client.cluster import Cluster
+from ddp_operator.kube.channels import run_in_pod
+from ddp_operator.kube.errors import AnswerTooLargeError
+from ddp_operator.ports import ClusterError, Key
+
+_NO_LAUNCHER: Final = 3
+_OLD: Final = 4
+_REFUSED: Final = 5
+_LINE: Final = 512
+_PROGRAM: Final = f"""
+import http.client, os, sys
+port, token = os.environ.get({ENV_STATUS_PORT!r}, ""), os.environ.get({ENV_TOKEN!r}, "")
+if not port:
+    sys.exit({_NO_LAUNCHER})
+try:
+    asked = http.client.HTTPConnection("127.0.0.1", int(port), timeout=float(sys.argv[2]))
+    asked.request("POST", sys.argv[1], headers={{"Authorization": "Bearer " + token}})
+    answer = asked.getresponse()
+    body = answer.read()
+except ConnectionRefusedError:
+    sys.exit({_NO_LAUNCHER})
+except (OSError, http.client.HTTPException) as error:
+    print(error, file=sys.stderr)
+    sys.exit({_REFUSED})
+if answer.status == 404:
+    sys.exit({_OLD})
+(sys.stdout if answer.status < 300 else sys.stderr).buffer.write(body)
+sys.exit(0 if answer.status < 300 else {_REFUSED})
+"""
+"""Of nothing but the standard library: the image's release may be any, and so its Python."""
+
+
+class NoAnswerError(Exception):
+    """A pod's launcher cannot be asked; the message says why."""
+
+
+async def ask_launcher(
+    cluster: Cluster, pod: Key, container: str, path: str, *, limit_bytes: int, seconds: float
+) -> bytes:
+    """POST to a pod's launcher, and return what it answers.
+
+    Raises:
+        NoAnswerError: it does not, or not in time.
+    """
+    command = ["python3", "-c", _PROGRAM, path, f"{seconds:g}"]
+    try:
+        ran = await run_in_pod(
+            cluster.client,
+            pod,
+            container,
+            command,
+            limit_bytes=limit_bytes,
+            timeout_seconds=2 * seconds,  # Python has to start, too
+        )
+    except AnswerTooLargeError:
+        raise NoAnswerError(f"it answered with more than {limit_bytes} bytes") from None
+    except ClusterError as error:
+        raise NoAnswerError(error.message) from None
+    if ran.exit_code == 0:
+        return ran.stdout
+    said = ran.stderr[:_LINE].decode(errors="replace")
+    raise NoAnswerError(
+        {
+            _NO_LAUNCHER: "its command does not run under the launcher "
+            "(python -m ddp_trainer.launch -- ...), which is who is asked",
+            _OLD: "its launcher is of a release that cannot do this: use a newer trainer image",
+            _REFUSED: f"its launcher did not answer: {said}",
+            # Of the container's runtime, for a program that is not there.
+            126: "its image has no python3 on the PATH",
+            127: "its image has no python3 on the PATH",
+        }.get(ran.exit_code, f"python3 ended with exit code {ran.exit_code}: {said}")
+    )

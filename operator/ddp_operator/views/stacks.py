@@ -1,0 +1,176 @@
+"""Where the ranks of a job stand: their Python stacks, those that are equal together."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ddp_operator.client.text import clean, counted, folded
+
+_THREAD: Final = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*:")
+_FRAME: Final = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_MOST_FRAMES: Final = 24
+_MOST_GROUPS: Final = 16
+_MOST_SPANS: Final = 8
+_MOST_ELSEWHERE: Final = 3
+_TEXT: Final = 300
+"""Characters of a file's or a function's name."""
+
+Frame = tuple[str, str, str]
+"""File, line, function."""
+Stack = tuple[Frame, ...]
+"""The innermost frame first, as Python's own handler writes it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one rank said, or why it said nothing."""
+
+    rank: int
+    pod: str
+    process: int | None = None
+    threads: tuple[Stack, ...] = ()
+    """The main thread first."""
+    problem: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As `-o json` shows it."""
+        threads = [
+            [{"file": file, "line": line, "function": name} for file, line, name in stack]
+            for stack in self.threads
+        ]
+        said: dict[str, Any] = {"rank": self.rank, "pod": self.pod, "process": self.process}
+        return {**said, "problem": self.problem} if self.problem else {**said, "threads": threads}
+
+
+def read(answer: Any, pod: str, ranks: Sequence[int]) -> list[Found]:
+    """What a pod's launcher says of its ranks; nonsense is said to be that."""
+    try:
+        said = {each["rank"]: each for each in answer["ranks"]}
+    except (TypeError, KeyError):
+        return [Found(rank, pod, problem="its launcher's answer makes no sense") for rank in ranks]
+    return [_one(said.get(rank), pod, rank) for rank in ranks]
+
+
+def _one(said: Mapping[str, Any] | None, pod: str, rank: int) -> Found:
+    if not isinstance(said, Mapping):
+        return Found(rank, pod, problem="it does not run now")
+    process = said.get("process")
+    process = process if isinstance(process, int) else None
+    threads = parse(str(said.get("stacks") or ""))
+    if threads:
+        return Found(rank, pod, process, threads)
+    problem = clean(said.get("problem") or "it said nothing that is a stack", 200)
+    return Found(rank, pod, process, problem=problem)
+
+
+def parse(text: str) -> tuple[Stack, ...]:
+    """Stacks as Python's `faulthandler` writes them; the thread that the signal came to, which is
+    the main one, comes first.
+    """
+    threads: list[tuple[bool, list[Frame]]] = []
+    frames: list[Frame] | None = None
+    for line in text.splitlines():
+        if head := _THREAD.fullmatch(line):
+            frames = []
+            threads.append((head[1] == "Thread", frames))
+        elif not line.startswith("  "):
+            frames = None  # stacks of C, which other Pythons add
+        elif frames is not None and (frame := _FRAME.fullmatch(line)):
+            frames.append((clean(frame[1], _TEXT), frame[2], clean(frame[3], _TEXT)))
+    threads.sort(key=lambda each: each[0])
+    return tuple(tuple(frames) for _, frames in threads)
+
+
+def shown(found: Iterable[Found], width: int) -> list[str]:
+    """A sentence on who stands elsewhere, then each place with the ranks that are there."""
+    told = sorted(found, key=lambda each: each.rank)
+    groups: dict[Stack, list[int]] = {}
+    silent: dict[str, list[Found]] = {}
+    for each in told:
+        if each.problem:
+            silent.setdefault(each.problem, []).append(each)
+        else:
+            groups.setdefault(each.threads[0], []).append(each.rank)
+    # Of equal groups the one with the lowest rank; dicts keep the order of ranks.
+    order = sorted(groups.items(), key=lambda group: -len(group[1]))
+    lines = folded(_sentence(order, len(told)), width)
+    for number, (stack, ranks) in enumerate(order[:_MOST_GROUPS]):
+        lines += ["", *folded(in_spans(ranks), width)]
+        lines += _frames(stack, order[0] if number else None, width)
+    if len(order) > _MOST_GROUPS:
+        lines += ["", f"and {len(order) - _MOST_GROUPS} more places: see -o json"]
+    for problem, those in silent.items():
+        lines.append("")
+        who = in_spans([each.rank for each in those]) + (", such as" if len(those) > 1 else ",")
+        who += f" pod {clean(those[0].pod, 253)}: "
+        lines += folded(who + clean(problem), width)
+    return lines
+
+
+def _sentence(order: Sequence[tuple[Stack, list[int]]], total: int) -> str:
+    told = sum(len(ranks) for _, ranks in order)
+    if not order:
+        return f"None of {counted(total, 'rank')} could be asked."
+    rest = f" {counted(total - told, 'rank')} could not be asked." if told < total else ""
+    (most, many), *others = order
+    if not others:
+        if total == 1:
+            return f"The only rank is at {_place(most)}."
+        who = "All" if told == total else "The"
+        return f"{who} {counted(told, 'rank')} {_are(many)} at {_place(most)}.{rest}"
+    first = in_spans(many).capitalize()
+    if len(others) > _MOST_ELSEWHERE:
+        return f"{first} {_are(many)} at {_place(most)}, others at {len(others)} places.{rest}"
+    elsewhere = "; ".join(
+        f"{in_spans(ranks)} {_are(ranks)} elsewhere, at {_place(stack)}" for stack, ranks in others
+    )
+    return f"{first} {_are(many)} at {_place(most)}; {elsewhere}.{rest}"
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _frames(stack: Stack, first: tuple[Stack, list[int]] | None, width: int) -> list[str]:
+    """A stack's lines; what it has in common with the largest group's is not said again."""
+    common = 0
+    if first is not None:
+        for own, other in zip(reversed(stack), reversed(first[0]), strict=False):
+            if own != other:
+                break
+            common += 1
+    own_frames = stack[: len(stack) - common]
+    lines = [f"  {_fitted(frame, width - 2)}" for frame in own_frames[:_MOST_FRAMES]]
+    if len(own_frames) > _MOST_FRAMES:
+        lines.append(f"  and {counted(len(own_frames) - _MOST_FRAMES, 'more frame')}")
+    if common and first is not None:
+        lines.append(f"  called as in {in_spans(first[1])}, from {_place(stack[-common:])}")
+    return lines or ["  no Python frame"]
+
+
+def _fitted(frame: Frame, width: int) -> str:
+    file, line, function = frame
+    where = f":{line} in {function}"
+    room = max(width - len(where), 20)
+    return (file if len(file) <= room else f"…{file[-room + 1 :]}") + where
+
+
+def _place(stack: Stack) -> str:
+    if not stack:
+        return "no Python frame"
+    file, line, function = stack[0]
+    return f"{file.rpartition('/')[2]}:{line} in {function}"
+
+
+def in_spans(ranks: Sequence[int]) -> str:
+    """Such as `rank 5` and `ranks 0-4,6-7`; of many spans the first ones."""
+    spans: list[tuple[int, int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1] = spans[-1][0], rank
+        else:
+            spans.append((rank, rank))
+    said = ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans[:_MOST_SPANS])
+    more = f" and {len(spans) - _MOST_SPANS} more spans" if len(spans) > _MOST_SPANS else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {said}{more}"

@@ -1,0 +1,131 @@
+import faulthandler
+import tempfile
+import threading
+
+import pytest
+from ddp_operator.views.stacks import Found, Stack, in_spans, parse, read, shown
+
+from tests.unit.cli.jobs import ESCAPES
+
+MAIN = ("/app/train.py", "20", "main")
+WAITS: Stack = (("/lib/torch/distributed_c10d.py", "2501", "all_reduce"), MAIN)
+LOADS: Stack = (("/app/data.py", "7", "load"), MAIN)
+
+
+def at(stack: Stack, *ranks: int) -> list[Found]:
+    return [Found(rank, f"digits-0-{rank}", 7, (stack,)) for rank in ranks]
+
+
+def test_what_python_itself_writes_is_read() -> None:
+    started, done = threading.Event(), threading.Event()
+
+    def wait_in_a_thread() -> None:
+        started.set()
+        done.wait()
+
+    other = threading.Thread(target=wait_in_a_thread)
+    other.start()
+    started.wait()
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        done.set()
+        other.join()
+        file.seek(0)
+        threads = parse(file.read())
+    assert [stack[0][2] for stack in threads[:1]] == ["test_what_python_itself_writes_is_read"]
+    assert threads[0][0][0] == __file__
+    assert any("wait_in_a_thread" in {frame[2] for frame in stack} for stack in threads[1:])
+
+
+def test_names_of_threads_and_stacks_of_c_are_no_frames() -> None:
+    text = (
+        "Thread 0x00007f00 [loader] (most recent call first):\n"
+        '  File "a.py", line 3 in b\n'
+        "Current thread 0x00007f01 (most recent call first):\n"
+        '  File "/x y.py", line ??? in <module>\n'
+        "  ...\n\n"
+        "Current thread's C stack trace (most recent call first):\n"
+        '  Binary file "/usr/bin/python", at _Py_Dump+0x1\n'
+    )
+    assert parse(text) == ((("/x y.py", "???", "<module>"),), (("a.py", "3", "b"),))
+
+
+def test_who_is_elsewhere_is_said_first_and_what_is_common_once() -> None:
+    lines = shown([*at(WAITS, 0, 1, 2, 4), *at(LOADS, 3)], 80)
+    assert lines == [
+        "Ranks 0-2,4 are at distributed_c10d.py:2501 in all_reduce; rank 3 is elsewhere,",
+        "at data.py:7 in load.",
+        "",
+        "ranks 0-2,4",
+        "  /lib/torch/distributed_c10d.py:2501 in all_reduce",
+        "  /app/train.py:20 in main",
+        "",
+        "rank 3",
+        "  /app/data.py:7 in load",
+        "  called as in ranks 0-2,4, from train.py:20 in main",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (at(WAITS, 0), "The only rank is at distributed_c10d.py:2501 in all_reduce."),
+        (at(LOADS, 0, 1), "All 2 ranks are at data.py:7 in load."),
+        (at((), 0, 1), "All 2 ranks are at no Python frame."),
+        (
+            [*at(LOADS, 0), Found(1, "p", problem="it is away")],
+            "The 1 rank is at data.py:7 in load. 1 rank could not be asked.",
+        ),
+        ([Found(0, "p", problem="it is away")], "None of 1 rank could be asked."),
+        (
+            [each for rank in range(9) for each in at((("a.py", f"{rank}", "f"),), rank)],
+            "Rank 0 is at a.py:0 in f, others at 8 places.",
+        ),
+    ],
+)
+def test_the_sentence(found: list[Found], sentence: str) -> None:
+    assert shown(found, 200)[0] == sentence
+
+
+def test_a_thousand_different_ranks_fit_on_a_few_screens() -> None:
+    deep = [tuple((f"{rank}.py", f"{depth}", "f") for depth in range(100)) for rank in range(1000)]
+    lines = shown([each for rank in range(1000) for each in at(deep[rank], rank)], 80)
+    assert len(lines) < 500
+    assert "and 984 more places: see -o json" in lines
+    assert "  and 76 more frames" in lines
+
+
+def test_long_paths_keep_their_ends() -> None:
+    [*_, line] = shown(at(((f"/{'x' * 200}/train.py", "20", "main"),), 0), 80)
+    assert len(line) <= 80
+    assert line.endswith("x/train.py:20 in main")
+
+
+def test_those_who_said_nothing_are_told_by_reason() -> None:
+    lines = shown([Found(rank, f"p-{rank}", problem="it is away") for rank in (1, 0)], 80)
+    assert lines[-1] == "ranks 0-1, such as pod p-0: it is away"
+
+
+def test_what_a_pod_says_is_not_believed() -> None:
+    nonsense: list[object] = [
+        None,
+        3,
+        {"ranks": 3},
+        {"ranks": [3]},
+        {"ranks": [{"rank": []}]},
+        {"ranks": {}},
+    ]
+    for answer in nonsense:
+        assert all(each.problem for each in read(answer, "p", range(2)))
+    text = f'Thread 0x1 (most recent call first):\n  File "{ESCAPES}", line 1 in {ESCAPES}\n'
+    said = {"ranks": [{"rank": 0, "process": "x", "stacks": text.replace("\r", "")}]}
+    found = read(said, "p", range(1)) + read(
+        {"ranks": [{"rank": 1, "problem": ESCAPES}]}, "p", range(1, 2)
+    )
+    assert all(line.isprintable() for line in shown(found, 80))
+
+
+def test_spans_of_ranks() -> None:
+    assert in_spans([5]) == "rank 5"
+    assert in_spans([0, 1, 2, 4, 6, 7]) == "ranks 0-2,4,6-7"
+    assert in_spans(range(0, 40, 2)) == "ranks 0,2,4,6,8,10,12,14 and 12 more spans"
