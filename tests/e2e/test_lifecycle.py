@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME
@@ -67,7 +71,20 @@ def test_suspended_job_saves_and_goes_on_from_that_very_step(job: Job, tmp_path:
     assert not status.failures
 
 
-def test_deleted_job_leaves_nothing_behind(job: Job) -> None:
+def _stacks(job: Job) -> list[dict[str, Any]]:
+    where = ("--kubeconfig", str(job.kubectl.kubeconfig), "-n", job.kubectl.namespace)
+    command = (sys.executable, "-m", "ddp_operator.cli", *where, "stacks", job.name, "-o", "json")
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert shown.returncode == 0, shown
+    ranks: list[dict[str, Any]] = json.loads(shown.stdout)["ranks"]
+    return ranks
+
+
+def test_a_job_shows_where_its_ranks_stand_and_leaves_nothing_behind_when_deleted(job: Job) -> None:
+    for number, rank in enumerate(_stacks(job)):
+        assert (rank["rank"], rank["pod"]) == (number, f"train-0-{number}")
+        assert "train" in {frame["function"] for frame in rank["threads"][0]}, rank
+
     selector = ("--selector", f"{LABEL_JOB_NAME}={job.name}")
     assert len(job.kubectl.items("pods,services", *selector)) == 3
 
