@@ -9,6 +9,7 @@ from ddp_operator import __version__
 from ddp_operator.cli.app import connection_options
 from ddp_operator.cli.commands import act, inside, look
 from ddp_operator.cli.commands.convert import convert
+from ddp_operator.cli.commands.doctor import doctor
 from ddp_operator.cli.commands.logs import logs
 from ddp_operator.cli.commands.report import report
 from ddp_operator.cli.commands.run import run
@@ -25,12 +26,22 @@ def program() -> None:
 
 for _command in (
     run,
-    *(look.list_jobs, look.status, look.why, look.wait, logs),
-    *(inside.exec_, inside.port_forward),
+    look.list_jobs,
+    look.status,
+    look.why,
+    look.wait,
+    logs,
+    inside.exec_,
+    inside.port_forward,
     stacks,
-    *(act.stop, act.resume, act.restart, act.scale, act.delete),
     report,
+    act.stop,
+    act.resume,
+    act.restart,
+    act.scale,
+    act.delete,
     convert,
+    doctor,
 ):
     program.add_command(_command)
 

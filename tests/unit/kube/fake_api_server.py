@@ -76,6 +76,8 @@ class FakeApiServer:
         self.ports: dict[tuple[str, int], FakePort] = {}
         self.exec_protocols: tuple[str, ...] = ("v5.channel.k8s.io", "v4.channel.k8s.io")
         self.resource_lists: dict[str, list[str]] = {}
+        # Answers to GET by path, of what is in no namespace.
+        self.documents: dict[str, Object] = {}
         self.denied: set[tuple[str, str]] = set()
         # Who bears a token, and who may get which path.
         self.bearers: dict[str, Object] = {}
@@ -191,7 +193,7 @@ class FakeApiServer:
     async def _answer(self, request: web.Request, body: Any) -> web.StreamResponse:
         parts = request.path.strip("/").split("/")
         parts = parts[2:] if parts[0] == "api" else parts[3:]
-        if not parts:
+        if not parts or request.path in self.documents:
             return self._discovery(request)
         reviews = {
             "selfsubjectaccessreviews": self._review,
@@ -258,6 +260,8 @@ class FakeApiServer:
         return verdict
 
     def _discovery(self, request: web.Request) -> web.Response:
+        if request.path in self.documents:
+            return web.json_response(self.documents[request.path])
         names = self.resource_lists.get(request.path)
         if names is None:
             return _status(404, "NotFound", "the server could not find the resource")

@@ -1,0 +1,148 @@
+"""The command `doctor`."""
+
+from collections.abc import Awaitable
+from typing import Any, Final, TypeVar
+
+import click
+
+from ddp_operator import __version__
+from ddp_operator.api import crd
+from ddp_operator.api.constants import OPERATOR_LABELS
+from ddp_operator.cli.app import connection_options, on_cluster, print_lines, width
+from ddp_operator.client.cluster import JOBS, Cluster
+from ddp_operator.kube import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    EVENTS,
+    NODES,
+    PODS,
+    ApiClient,
+    Permission,
+    Resource,
+    check_access,
+    check_served,
+    list_pages,
+)
+from ddp_operator.ports import ClusterError, ForbiddenError, Manifest
+from ddp_operator.views import checkup
+from ddp_operator.views.checkup import Facts, Unknown
+
+T = TypeVar("T")
+
+_MOST: Final = 5000
+"""Objects of a kind that are looked at."""
+_DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
+_LIMITS: Final = Resource("", "v1", "limitranges")
+_STORAGE: Final = Resource("storage.k8s.io", "v1", "storageclasses")
+_KUEUE: Final = "kueue.x-k8s.io"
+_GROUPS: Final = {
+    "Kueue": _KUEUE,
+    "coscheduling": "scheduling.x-k8s.io",
+    "Volcano": "scheduling.volcano.sh",
+}
+_NATIVE: Final = "Kubernetes' own gangs"
+_NATIVE_GANGS: Final = Resource("scheduling.k8s.io", "v1beta1", "podgroups")
+_RIGHTS: Final = (
+    *((JOBS, verb, "") for verb in ("get", "list", "create", "patch", "delete")),
+    *((PODS, verb, "") for verb in ("get", "list")),
+    (PODS, "get", "log"),
+    *((PODS, verb, sub) for sub in ("exec", "portforward") for verb in ("get", "create")),
+    (EVENTS, "list", ""),
+)
+"""What all commands together ask for: kubectl itself asks for `create` of the same connections."""
+
+
+@click.command()
+@connection_options
+def doctor() -> None:
+    """Say what would go wrong with jobs here, and what to do about it.
+
+    Looks at the cluster, the CRD, the operator, your rights, GPUs, shared memory, schedulers and
+    storage; changes nothing. What you may not look at is not known, which is no failure.
+    Exit code 1: something fails.
+    """
+    facts = on_cluster(gather)
+    findings = checkup.examine(facts)
+    print_lines(checkup.shown(findings, width()))
+    if any(each.level == "fail" for each in findings):
+        click.get_current_context().exit(1)
+
+
+async def gather(cluster: Cluster, namespace: str) -> Facts:
+    """Ask for all of it; what cannot be had is unknown."""
+    client = cluster.client
+    # The first answer tells whether there is a server at all.
+    version: Manifest = await client.request("GET", "/version")
+    groups = await _or_unknown(_groups(client))
+    installed = CUSTOM_RESOURCE_DEFINITIONS.path(name=crd.NAME)
+    schedulers: dict[str, bool | Unknown] = {
+        name: groups if isinstance(groups, Unknown) else group in groups
+        for name, group in _GROUPS.items()
+    }
+    schedulers[_NATIVE] = await _or_unknown(check_served(client, _NATIVE_GANGS))
+    return Facts(
+        namespace=namespace,
+        release=__version__,
+        version=version,
+        served=await _or_unknown(check_served(client, JOBS)),
+        crd=await _or_unknown(client.request("GET", installed)),
+        operators=await _operators(client),
+        missing=await _or_unknown(_missing(client, namespace)),
+        nodes=await _or_unknown(_listed(client, NODES.path())),
+        limits=await _or_unknown(_listed(client, _LIMITS.path(namespace=namespace))),
+        storage=await _or_unknown(_listed(client, _STORAGE.path())),
+        schedulers=schedulers,
+        queues=await _queues(client, groups, namespace),
+    )
+
+
+async def _groups(client: ApiClient) -> dict[str, str]:
+    """The API's groups, each with the version that the server prefers."""
+    found = await client.request("GET", "/apis")
+    return {each["name"]: each["preferredVersion"]["version"] for each in found["groups"]}
+
+
+async def _queues(
+    client: ApiClient, groups: dict[str, str] | Unknown, namespace: str
+) -> list[str] | Unknown:
+    if isinstance(groups, Unknown) or _KUEUE not in groups:
+        return []
+    queues = Resource(_KUEUE, groups[_KUEUE], "localqueues")
+    found = await _or_unknown(_listed(client, queues.path(namespace=namespace)))
+    return found if isinstance(found, Unknown) else [each["metadata"]["name"] for each in found]
+
+
+async def _or_unknown(asked: Awaitable[T]) -> T | Unknown:
+    try:
+        return await asked
+    except ForbiddenError:
+        return Unknown("you may not look at it")
+    except ClusterError as error:
+        return Unknown(error.message)
+
+
+async def _operators(client: ApiClient) -> list[Manifest] | Unknown:
+    """Of all namespaces, or of the usual one for who may not see all."""
+    [(name, value)] = OPERATOR_LABELS.items()
+    params = {"labelSelector": f"{name}={value}"}
+    found = await _or_unknown(_listed(client, _DEPLOYMENTS.path(), params))
+    if not isinstance(found, Unknown):
+        return found
+    usual = await _or_unknown(_listed(client, _DEPLOYMENTS.path(namespace=value), params))
+    # Where it is not in the usual one, who may see no other cannot tell that there is none.
+    return usual or found
+
+
+async def _missing(client: ApiClient, namespace: str) -> list[str]:
+    wanted = [Permission(verb, kind, sub, namespace) for kind, verb, sub in _RIGHTS]
+    return [str(each) for each in await check_access(client, wanted)]
+
+
+async def _listed(
+    client: ApiClient, path: str, params: dict[str, str] | None = None
+) -> list[Manifest]:
+    found: list[Any] = []
+    async for items, _ in list_pages(client, path, params=params):
+        found += items[: _MOST - len(found)]
+        if len(found) >= _MOST:
+            break
+    return found

@@ -1,0 +1,43 @@
+"""What would go wrong with jobs here: findings about a cluster, and what to do about each."""
+
+from collections.abc import Sequence
+
+from ddp_operator.client.text import counted, folded
+from ddp_operator.views.checkup import resources, software
+from ddp_operator.views.checkup.facts import Facts, Finding, Unknown
+
+__all__ = ["Facts", "Finding", "Unknown", "examine", "shown"]
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Find what would go wrong."""
+    found = [
+        software.server(facts),
+        *software.crd(facts),
+        software.operator(facts),
+        software.rights(facts),
+    ]
+    found += [
+        *resources.gpus(facts),
+        resources.shared_memory(facts),
+        *resources.schedulers(facts),
+        resources.storage(facts),
+    ]
+    return found
+
+
+def shown(findings: Sequence[Finding], width: int) -> list[str]:
+    """The findings as text, and the sum of them."""
+    lines: list[str] = []
+    for each in findings:
+        lines += folded(
+            f"{each.subject}: {each.said}", width, first=f"{each.level:<9}  ", rest=" " * 11
+        )
+        if each.remedy:
+            lines += folded(each.remedy, width, first=" " * 11 + "-> ", rest=" " * 14)
+    failed, warned = (sum(f.level == level for f in findings) for level in ("fail", "warn"))
+    unknown = sum(f.level == "not known" for f in findings)
+    parts = [counted(failed, "failure"), counted(warned, "warning")]
+    if unknown:
+        parts.append(f"{unknown} not known")
+    return [*lines, "", ", ".join(parts)]

@@ -1,0 +1,117 @@
+"""The cluster's release, the CRD, the operator, and what the user may do."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from ddp_operator.api.crd_comparison import compare
+from ddp_operator.client.text import clean, counted
+from ddp_operator.views.checkup.facts import (
+    Facts,
+    Finding,
+    Unknown,
+    count,
+    first_few,
+    not_known,
+    path,
+)
+
+_BY_VERSION: Final = (
+    ((1, 29), "network: tcpxo and other side cars that end with the trainer"),
+    ((1, 30), "manifests/components/admission-policy"),
+    ((1, 34), "network cards by claims (manifests/components/dranet)"),
+    ((1, 37), "scheduling.gang: native"),
+)
+_RULES: Final = (1, 25)
+"""The first release that refuses bad manifests by the CRD's own rules."""
+_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
+_NO_CRD: Final = "kubectl apply -f crds/ddpjobs.yaml, or install the Helm chart ddp-operator"
+
+
+def server(facts: Facts) -> Finding:
+    """Its version, and what that is too old for."""
+    if isinstance(facts.version, Unknown):
+        return not_known("cluster", facts.version)
+    told = clean(facts.version.get("gitVersion"), 64)
+    number = _VERSION.match(told)
+    if number is None:
+        return Finding("not known", "cluster", f"it says of its version: {told}")
+    release = int(number[1]), int(number[2])
+    if release < _RULES:
+        return Finding(
+            "warn",
+            "cluster",
+            f"Kubernetes {told} does not refuse bad manifests; the operator says what is wrong",
+            "use Kubernetes 1.25 or newer",
+        )
+    newer = [f"{what} ({a}.{b})" for (a, b), what in _BY_VERSION if release < (a, b)]
+    lacking = f"; too old for {'; '.join(newer)}" if newer else ""
+    return Finding("ok", "cluster", f"Kubernetes {told}{lacking}")
+
+
+def crd(facts: Facts) -> Iterator[Finding]:
+    """Whether there are DDPJobs, of which release."""
+    if isinstance(facts.served, Unknown):
+        yield not_known("CRD", facts.served)
+    elif not facts.served:
+        yield Finding("fail", "CRD", "the cluster knows no DDPJobs", _NO_CRD)
+    elif isinstance(facts.crd, Unknown):
+        yield Finding("ok", "CRD", f"DDPJobs are served; of which release: {facts.crd.why}")
+    else:
+        difference = compare(facts.crd)
+        if difference.lacking:
+            some = first_few(sorted(difference.lacking))
+            said = f"it is older than this program, {facts.release}: it lacks {some}"
+            yield Finding("warn", "CRD", said, "kubectl apply -f crds/ddpjobs.yaml of this release")
+        if difference.unknown:
+            some = first_few(sorted(difference.unknown))
+            said = f"it is newer than this program, {facts.release}, which does not know {some}"
+            yield Finding("warn", "CRD", said, "pip install --upgrade ddp-operator")
+        if difference.lacking == difference.unknown:
+            yield Finding("ok", "CRD", f"DDPJobs are served as of {facts.release}")
+
+
+def operator(facts: Facts) -> Finding:
+    """Whether one runs."""
+    subject = "operator"
+    if isinstance(facts.operators, Unknown):
+        return not_known(subject, facts.operators)
+    if not facts.operators:
+        return Finding(
+            "fail",
+            subject,
+            "there is none: no Deployment is labelled app.kubernetes.io/name=ddp-operator",
+            "kubectl apply -k manifests/install, or install the Helm chart ddp-operator",
+        )
+    ready = [each for each in facts.operators if count(path(each, "status", "readyReplicas"))]
+    shown = (ready or facts.operators)[0]
+    namespace = clean(path(shown, "metadata", "namespace"), 63)
+    name = clean(path(shown, "metadata", "name"), 253)
+    if not ready:
+        return Finding(
+            "fail",
+            subject,
+            f"{namespace}/{name} has no pod that is ready",
+            f"kubectl -n {namespace} logs deployment/{name}",
+        )
+    pods = counted(count(path(shown, "status", "readyReplicas")), "ready pod")
+    containers = path(shown, "spec", "template", "spec", "containers") or [{}]
+    image = clean(path(containers[0], "image"), 253)
+    return Finding("ok", subject, f"{namespace}/{name} has {pods}, image {image}")
+
+
+def rights(facts: Facts) -> Finding:
+    """What this user may do with jobs."""
+    if isinstance(facts.missing, Unknown):
+        return not_known("your rights", facts.missing)
+    where = f"in namespace {clean(facts.namespace, 63)}"
+    if not facts.missing:
+        return Finding(
+            "ok", "your rights", f"you may look at jobs, change them and reach their pods {where}"
+        )
+    return Finding(
+        "warn",
+        "your rights",
+        f"you may not {'; '.join(facts.missing)}",
+        f"ask an administrator for a Role {where} that grants it, where you need it",
+    )

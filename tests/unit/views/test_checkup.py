@@ -1,0 +1,156 @@
+from typing import Any
+
+import pytest
+from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.views.checkup import Facts, Finding, Unknown, examine, shown
+
+from tests.unit.cli.jobs import ESCAPES
+
+MEMORY = {"type": "Container", "default": {"memory": "1Gi"}}
+FORBIDDEN = Unknown("you may not look at it")
+
+
+def node(
+    name: str, labels: dict[str, str] | None = None, *, gpus: int = 0, ready: bool = True
+) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": labels or {}},
+        "status": {
+            "allocatable": {"cpu": "8", "nvidia.com/gpu": str(gpus)},
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+        },
+    }
+
+
+def operator(ready: int = 2, image: str = "ddp-operator:1") -> dict[str, Any]:
+    return {
+        "metadata": {"name": "ddp-operator", "namespace": "ddp-operator"},
+        "spec": {"template": {"spec": {"containers": [{"image": image}]}}},
+        "status": {"readyReplicas": ready},
+    }
+
+
+def facts(**changes: Any) -> Facts:
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    healthy: dict[str, Any] = {
+        "namespace": "research",
+        "release": "0.1.0",
+        "version": {"gitVersion": "v1.37.1"},
+        "served": True,
+        "crd": custom_resource_definition(),
+        "operators": [operator()],
+        "missing": [],
+        "nodes": [node("a", gpus=8), node("b")],
+        "limits": [],
+        "storage": [{"metadata": {"name": "standard", "annotations": default}}],
+        "schedulers": {"Kueue": True},
+        "queues": ["team"],
+    }
+    return Facts(**{**healthy, **changes})
+
+
+def of(subject: str, **changes: Any) -> list[Finding]:
+    return [each for each in examine(facts(**changes)) if each.subject == subject]
+
+
+def test_nothing_is_wrong_where_all_is_there() -> None:
+    found = examine(facts())
+    assert {each.level for each in found} == {"ok"}
+    assert [each.subject for each in found] == [
+        *("cluster", "CRD", "operator", "your rights", "GPUs", "shared memory"),
+        *("schedulers", "queues", "storage"),
+    ]
+    lines = shown(found, 80)
+    assert lines[-1] == "0 failures, 0 warnings"
+    assert "ok         GPUs: 1 of 2 nodes offer 8 GPU or slices" in lines
+
+
+def older_crd() -> dict[str, Any]:
+    crd = custom_resource_definition()
+    del crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"][
+        "isolation"
+    ]
+    return crd
+
+
+@pytest.mark.parametrize(
+    ("subject", "changes", "level", "said"),
+    [
+        ("cluster", {"version": {"gitVersion": "v1.24.3"}}, "warn", "does not refuse bad"),
+        ("cluster", {"version": {"gitVersion": "v1.33.3-gke.1"}}, "ok", "too old for network car"),
+        ("cluster", {"version": {"gitVersion": ESCAPES}}, "not known", "says of its version"),
+        ("CRD", {"served": False}, "fail", "knows no DDPJobs"),
+        ("CRD", {"crd": older_crd()}, "warn", "lacks spec.isolation"),
+        ("CRD", {"crd": FORBIDDEN}, "ok", "of which release: you may not look"),
+        ("operator", {"operators": []}, "fail", "there is none"),
+        ("operator", {"operators": [operator(ready=0)]}, "fail", "no pod that is ready"),
+        ("operator", {"operators": FORBIDDEN}, "not known", "you may not look at it"),
+        ("your rights", {"missing": ["get pods"]}, "warn", "you may not get pods"),
+        ("GPUs", {"nodes": FORBIDDEN}, "not known", "you may not look at it"),
+        ("GPUs", {"nodes": [node("a")]}, "warn", "none of 1 node offers one now"),
+        (
+            "GPUs",
+            {"nodes": [node("a", {"cloud.google.com/gke-accelerator": "nvidia-l4"})]},
+            "fail",
+            "1 node with GPUs offer none: a",
+        ),
+        ("nodes", {"nodes": [node("a", gpus=1, ready=False)]}, "warn", "not ready: a"),
+        (
+            "shared memory",
+            {
+                "limits": [
+                    {"spec": {"limits": [{"type": "Container", "default": {"memory": "1Gi"}}]}}
+                ]
+            },
+            "warn",
+            "get 1Gi here",
+        ),
+        ("schedulers", {"schedulers": {}}, "ok", "none for queues or gangs"),
+        ("schedulers", {"schedulers": {"Kueue": FORBIDDEN}}, "not known", "may not look"),
+        ("queues", {"queues": []}, "warn", "no LocalQueue in namespace research"),
+        ("queues", {"queues": FORBIDDEN}, "not known", "may not look"),
+        ("storage", {"storage": [{"metadata": {"name": "slow"}}]}, "warn", "no default class"),
+        ("storage", {"storage": []}, "warn", "there is no class"),
+        ("storage", {"storage": FORBIDDEN}, "not known", "may not look"),
+    ],
+)
+def test_what_would_go_wrong(subject: str, changes: dict[str, Any], level: str, said: str) -> None:
+    [found, *_] = of(subject, **changes)
+    assert (found.level, said in found.said) == (level, True), found
+    assert bool(found.remedy) == (level in ("warn", "fail"))
+
+
+def test_a_newer_crd_is_told() -> None:
+    crd = custom_resource_definition()
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema["properties"]["spec"]["properties"]["colour"] = {"type": "string"}
+    [found] = of("CRD", crd=crd)
+    assert (found.level, "spec.colour" in found.said) == ("warn", True)
+
+
+def test_who_sees_nothing_but_a_namespace_gets_no_failure() -> None:
+    found = examine(
+        facts(
+            **dict.fromkeys(("crd", "operators", "nodes", "storage", "limits"), FORBIDDEN),
+            schedulers={},
+        )
+    )
+    assert "fail" not in {each.level for each in found}
+    assert shown(found, 80)[-1] == "0 failures, 0 warnings, 4 not known"
+
+
+def test_what_the_cluster_says_is_printable_and_bounded() -> None:
+    many = [node(f"{ESCAPES}{number}", ready=False) for number in range(5000)]
+    lines = shown(
+        examine(
+            facts(
+                nodes=many,
+                queues=[ESCAPES],
+                operators=[operator(image=ESCAPES)],
+                storage=[{"metadata": {"name": ESCAPES}}],
+            )
+        ),
+        80,
+    )
+    assert len(lines) < 40
+    assert all(line.isprintable() for line in lines)
