@@ -8,6 +8,7 @@ import click
 from ddp_operator import __version__
 from ddp_operator.cli.app import connection_options
 from ddp_operator.cli.commands import act, inside, look
+from ddp_operator.cli.commands.bundle import bundle
 from ddp_operator.cli.commands.convert import convert
 from ddp_operator.cli.commands.doctor import doctor
 from ddp_operator.cli.commands.logs import logs
@@ -35,6 +36,7 @@ for _command in (
     inside.port_forward,
     stacks,
     report,
+    bundle,
     act.stop,
     act.resume,
     act.restart,

@@ -1,0 +1,72 @@
+"""The command `bundle`."""
+
+import io
+import os
+import re
+import tarfile
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ddp_operator.cli.app import connection_options, job_argument, job_key, on_cluster
+from ddp_operator.client.bundle import Bundle, Collector
+from ddp_operator.client.cluster import Cluster
+from ddp_operator.client.text import clean
+
+_NO_NAME: Final = re.compile(r"[^\w./-]|\.\.")
+_SHOWN: Final = 200
+
+
+@click.command()
+@connection_options
+@job_argument
+@click.option(
+    "--output",
+    "-o",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Default: NAME-bundle.tar.gz, here.",
+)
+def bundle(name: str, path: Path | None) -> None:
+    """Make one archive of a job for a bug report.
+
+    It has the job, its pods, events, nodes, the ends of logs, the operator as far as you may see
+    it, and versions; no Secrets, no values of environments, and nothing that looks like a secret.
+    Programs print what they like: look through it before you send it to others.
+    """
+    path = path or Path(f"{name}-bundle.tar.gz")
+    if path.exists():
+        raise click.UsageError(f"{path} is there already: choose another --output, or remove it")
+
+    async def collect(cluster: Cluster, namespace: str) -> Bundle:
+        key = job_key(namespace, name)
+        return await Collector(cluster).collect(key, await cluster.job(key))
+
+    found = on_cluster(collect)
+    content = archive(found, f"{name}-bundle")
+    try:
+        # Only for its owner, as what is in it was.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from None
+    for file_name, data in [*found.files.items()][:_SHOWN]:
+        click.echo(f"  {len(data):>9}  {clean(file_name, 300)}")
+    if len(found.files) > _SHOWN:
+        click.echo(f"  and {len(found.files) - _SHOWN} more files")
+    for each in found.left_out:
+        click.echo(f"left out: {clean(each, 400)}", err=True)
+    click.echo(f"{path} has {len(content)} bytes; look through it before you send it to others")
+
+
+def archive(found: Bundle, folder: str) -> bytes:
+    """All files in one folder, with a word on what is missing."""
+    left_out = "".join(f"{line}\n" for line in found.left_out) or "nothing\n"
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in {**found.files, "left-out.txt": left_out.encode()}.items():
+            member = tarfile.TarInfo(f"{folder}/{_NO_NAME.sub('_', name)}")
+            member.size, member.mode = len(content), 0o600
+            tar.addfile(member, io.BytesIO(content))
+    return packed.getvalue()

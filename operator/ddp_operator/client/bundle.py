@@ -1,0 +1,204 @@
+"""What a bug report has of a job: objects, the ends of logs, versions; all of it bounded, and
+without what looks like a secret.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ddp_operator import __version__
+from ddp_operator.api import crd
+from ddp_operator.api.constants import LABEL_JOB_NAME, OPERATOR_LABELS
+from ddp_operator.api.crd_comparison import compare
+from ddp_operator.client.cluster import Cluster
+from ddp_operator.client.text import clean, clean_output, counted
+from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, NODES, PODS, Resource, list_pages
+from ddp_operator.ports import ClusterError, Key, Manifest
+from ddp_operator.views import redaction
+
+_DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
+_MOST_PODS: Final = 1000
+_MOST_LOGS: Final = 64
+_MOST_NODES: Final = 64
+_MOST_EVENTS: Final = 2000
+_MOST_SEEN: Final = 20_000
+"""Objects of a kind that are looked through for those that concern the job."""
+_LOG_LINES: Final = 2000
+_LOG_BYTES: Final = 256 * 1024
+_READ_BYTES: Final = 4 * 1024 * 1024
+"""Of a log before its end is reached: then what was read is kept."""
+_LINE: Final = 4096
+_SECONDS: Final = 15.0
+_MOST_BYTES: Final = 32 * 1024 * 1024
+
+
+@dataclass
+class Bundle:
+    """Files by name, and what is missing."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, name: str, content: bytes) -> None:
+        """Keep a file while there is room."""
+        if self.size + len(content) > _MOST_BYTES:
+            self.left_out.append(f"{name}: the bundle has {_MOST_BYTES >> 20} MB already")
+            return
+        self.files[name] = content
+        self.size += len(content)
+
+    def add_object(self, name: str, value: object) -> None:
+        """Keep an object as JSON, which has nothing that a terminal obeys."""
+        self.add(name, json.dumps(value, indent=2).encode() + b"\n")
+
+    def add_cleared(self, name: str, manifest: Manifest | list[Manifest]) -> None:
+        """Keep objects without what looks like a secret."""
+        try:
+            self.add_object(name, redaction.without_secrets({"items": manifest})["items"])
+        except RecursionError:
+            self.left_out.append(f"{name}: it is nested too deep")
+
+
+class Collector:
+    """Collects a bundle, piece by piece; what cannot be had is named and left out."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.bundle = Bundle()
+
+    async def collect(self, key: Key, job: Manifest) -> Bundle:
+        """Read all there is about a job."""
+        self.bundle.add_cleared("job.json", job)
+        own = {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
+        pods = await self._objects("pods", PODS, key.namespace, own, _MOST_PODS)
+        self.bundle.add_cleared("pods.json", pods)
+        uids = {each["metadata"].get("uid") for each in (job, *pods)}
+        events = await self._objects(
+            "events",
+            EVENTS,
+            key.namespace,
+            {},
+            _MOST_EVENTS,
+            lambda event: (event.get("involvedObject") or {}).get("uid") in uids,
+        )
+        self.bundle.add_cleared("events.json", events)
+        await self._nodes(pods)
+        await self._logs("logs", _failed_first(pods), most=_MOST_LOGS)
+        await self._operator()
+        await self._versions()
+        return self.bundle
+
+    async def _nodes(self, pods: Iterable[Manifest]) -> None:
+        names = sorted({str((pod.get("spec") or {}).get("nodeName") or "") for pod in pods} - {""})
+        found = []
+        for name in names[:_MOST_NODES]:
+            try:
+                manifest = await self._cluster.client.request("GET", NODES.path(name=name))
+            except ClusterError as error:
+                self._leave_out(f"nodes ({len(names)})", error)
+                break
+            found.append(redaction.node(manifest))
+        if len(names) > _MOST_NODES:
+            self.bundle.left_out.append(f"{len(names) - _MOST_NODES} more nodes")
+        self.bundle.add_object("nodes.json", found)
+
+    async def _operator(self) -> None:
+        [(label, value)] = OPERATOR_LABELS.items()
+        params = {"labelSelector": f"{label}={value}"}
+        found = await self._objects("the operator", _DEPLOYMENTS, None, params, 8)
+        self.bundle.add_cleared("operator/deployments.json", found)
+        for namespace in sorted({each["metadata"]["namespace"] for each in found}):
+            pods = await self._objects("the operator's pods", PODS, namespace, params, 8)
+            await self._logs("operator/logs", pods, most=8)
+
+    async def _versions(self) -> None:
+        client = self._cluster.client
+        said: dict[str, Any] = {"kubectl ddp": __version__}
+        try:
+            said["server"] = await client.request("GET", "/version")
+        except ClusterError as error:
+            self._leave_out("the server's version", error)
+        try:
+            path = CUSTOM_RESOURCE_DEFINITIONS.path(name=crd.NAME)
+            installed = await client.request("GET", path)
+            difference = compare(installed)
+            said["crd"] = {
+                "labels": installed["metadata"].get("labels"),
+                "versions": [each["name"] for each in installed["spec"]["versions"]],
+                "lacking": sorted(difference.lacking)[:100],
+                "unknown": sorted(difference.unknown)[:100],
+            }
+        except ClusterError as error:
+            self._leave_out("the CRD's version", error)
+        self.bundle.add_object("versions.json", said)
+
+    async def _objects(
+        self,
+        what: str,
+        kind: Resource,
+        namespace: str | None,
+        params: Mapping[str, str],
+        most: int,
+        wanted: Callable[[Manifest], bool] = lambda _: True,
+    ) -> list[Manifest]:
+        found: list[Manifest] = []
+        seen = 0
+        try:
+            pages = list_pages(self._cluster.client, kind.path(namespace=namespace), params=params)
+            async for items, _ in pages:
+                found += filter(wanted, items)
+                seen += len(items)
+                if len(found) > most or seen > _MOST_SEEN:
+                    self.bundle.left_out.append(f"{what}: there are more than were looked at")
+                    break
+        except ClusterError as error:
+            self._leave_out(what, error)
+        return found[:most]
+
+    async def _logs(self, folder: str, pods: list[Manifest], *, most: int) -> None:
+        for pod in pods[:most]:
+            metadata = pod["metadata"]
+            key = Key(metadata["namespace"], metadata["name"])
+            for container in _containers(pod):
+                try:
+                    text = await self._log_end(key, container)
+                except ClusterError as error:
+                    self._leave_out(f"the log of {key.name} {container}", error)
+                    continue
+                self.bundle.add(f"{folder}/{key.name}.{container}.log", text)
+        if len(pods) > most:
+            self.bundle.left_out.append(f"the logs of {counted(len(pods) - most, 'more pod')}")
+
+    async def _log_end(self, pod: Key, container: str) -> bytes:
+        options = {"tailLines": str(_LOG_LINES), "limitBytes": str(_READ_BYTES)}
+        end = b""
+        async with aclosing(
+            self._cluster.log(pod, container, options, idle_seconds=_SECONDS)
+        ) as pieces:
+            async for piece in pieces:
+                end = (end + piece)[-_LOG_BYTES:]
+        lines = end.decode(errors="replace").split("\n")
+        # The secret of a line that was cut may have lost its name.
+        lines = lines[1:] if len(end) == _LOG_BYTES else lines
+        text = "\n".join(clean_output(line, _LINE) for line in lines)
+        return redaction.scrubbed(text).encode()
+
+    def _leave_out(self, what: str, error: ClusterError) -> None:
+        self.bundle.left_out.append(f"{what}: {clean(error.message, 200)}")
+
+
+def _failed_first(pods: list[Manifest]) -> list[Manifest]:
+    return sorted(pods, key=lambda pod: (pod.get("status") or {}).get("phase") != "Failed")
+
+
+def _containers(pod: Manifest) -> list[str]:
+    """Those that have begun, and so have a log; an initialisation's, too."""
+    status = pod.get("status") or {}
+    statuses = [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+    return [each["name"] for each in statuses if "waiting" not in (each.get("state") or {})][:8]
