@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import tarfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +76,30 @@ async def test_looking(ddp: Ddp, jobs: Jobs, kubelet: FakeKubelet) -> None:
     assert (why.code, why.err) == (0, "")
     assert "check the image's name and tag" in why.out
     assert (screen + why.out).replace("\n", "").isprintable()
+
+
+async def test_what_is_looked_at_beside_the_job(
+    ddp: Ddp, jobs: Jobs, kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    await start(jobs, kubelet)
+    # There is no kubelet to run the program: the server has understood what for, and says so.
+    stacks = await ddp("stacks", "job")
+    assert stacks.code == 1
+    assert stacks.out.startswith("None of 2 ranks could be asked.")
+
+    found = (await ddp("doctor")).out
+    for said in ("cluster: Kubernetes v", "CRD: DDPJobs are served as of", "your rights: you may"):
+        assert f"ok         {said}" in found, found
+    assert "fail       operator: there is none" in found  # here it is a process of the tests
+    assert "not known" not in found
+
+    path = tmp_path / "bundle.tar.gz"
+    bundle = await ddp("bundle", "job", "-o", str(path))
+    assert bundle.code == 0, bundle.err
+    with tarfile.open(path) as tar:
+        events = tar.extractfile("job-bundle/events.json")
+        assert events is not None
+        assert "PodsCreated" in {each["reason"] for each in json.load(events)}
 
 
 async def test_waiting_for_the_end(ddp: Ddp, jobs: Jobs, kubelet: FakeKubelet) -> None:
