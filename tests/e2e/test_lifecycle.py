@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME
@@ -71,19 +71,27 @@ def test_suspended_job_saves_and_goes_on_from_that_very_step(job: Job, tmp_path:
     assert not status.failures
 
 
-def _stacks(job: Job) -> list[dict[str, Any]]:
+def _ddp(job: Job, *words: str) -> str:
     where = ("--kubeconfig", str(job.kubectl.kubeconfig), "-n", job.kubectl.namespace)
-    command = (sys.executable, "-m", "ddp_operator.cli", *where, "stacks", job.name, "-o", "json")
+    command = (sys.executable, "-m", "ddp_operator.cli", *where, *words)
     shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert shown.returncode == 0, shown
-    ranks: list[dict[str, Any]] = json.loads(shown.stdout)["ranks"]
-    return ranks
+    return shown.stdout
 
 
-def test_a_job_shows_where_its_ranks_stand_and_leaves_nothing_behind_when_deleted(job: Job) -> None:
-    for number, rank in enumerate(_stacks(job)):
+def test_a_job_shows_what_its_ranks_do_and_leaves_nothing_behind_when_deleted(
+    job: Job, tmp_path: Path
+) -> None:
+    ranks = json.loads(_ddp(job, "stacks", job.name, "-o", "json"))["ranks"]
+    for number, rank in enumerate(ranks):
         assert (rank["rank"], rank["pod"]) == (number, f"train-0-{number}")
         assert "train" in {frame["function"] for frame in rank["threads"][0]}, rank
+    assert len(ranks) == 2
+    _ddp(job, "profile", job.name, "--rank=1", "--steps=2", "-o", str(tmp_path))
+    with gzip.open(tmp_path / "train-rank-1.json.gz") as file:
+        steps = {e["name"] for e in json.load(file)["traceEvents"] if "Step#" in e.get("name", "")}
+    assert len(steps) == 2
+    assert "operator: ddp-operator/ddp-operator has 2 ready pods" in _ddp(job, "doctor")
 
     selector = ("--selector", f"{LABEL_JOB_NAME}={job.name}")
     assert len(job.kubectl.items("pods,services", *selector)) == 3

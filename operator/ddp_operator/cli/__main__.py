@@ -13,6 +13,7 @@ from ddp_operator.cli.commands.convert import convert
 from ddp_operator.cli.commands.doctor import doctor
 from ddp_operator.cli.commands.logs import logs
 from ddp_operator.cli.commands.report import report
+from ddp_operator.cli.commands.profile import profile
 from ddp_operator.cli.commands.run import run
 from ddp_operator.cli.commands.stacks import stacks
 from ddp_operator.kube.client import RECURSION
@@ -35,6 +36,7 @@ for _command in (
     inside.exec_,
     inside.port_forward,
     stacks,
+    profile,
     report,
     bundle,
     act.stop,

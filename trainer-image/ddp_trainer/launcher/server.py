@@ -1,5 +1,5 @@
-"""Serves a pod's status over HTTP: GET /status, /metrics; POST /stacks, /dump-stacks,
-/checkpoint, /rank-0.
+"""Serves a pod's status over HTTP: GET /status, /metrics; POST /stacks, /profile,
+/trace, /dump-stacks, /checkpoint, /rank-0.
 
 It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
 go wrong here is no reason to end a training. Anybody may read; only the job's own pods and the
@@ -21,12 +21,14 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import parse_qs
 
 from ddp_trainer.membership import admission, announcement
 from ddp_trainer.membership.announcement import AnnouncedAddress
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.logs import Complaints
-from ddp_trainer.telemetry import prometheus
+from ddp_trainer.telemetry import profile, prometheus
+from ddp_trainer.telemetry.profile import ProfileError, ProfileFiles
 from ddp_trainer.telemetry.request import CheckpointRequest
 from ddp_trainer.telemetry.stacks import ask_for_stacks, listening, read_stacks
 from ddp_trainer.telemetry.status import Status, StatusFile
@@ -178,10 +180,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         told = {
             "/stacks": self._show_stacks,
+            "/profile": self._ask_for_profile,
+            "/trace": self._show_trace,
             "/dump-stacks": self._dump_stacks,
             "/checkpoint": self._ask_for_checkpoint,
             announcement.PATH: self._take_announcement,
-        }.get(self.path)
+        }.get(self.path.partition("?")[0])
         if told is None:
             self._refuse_path()
         elif self._is_admitted():
@@ -206,6 +210,42 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.stacks.release()
         body = {"ranks": [each.to_json() for each in found]}
         self._answer(HTTPStatus.OK, json.dumps(body), "application/json")
+
+    def _ask_for_profile(self) -> None:
+        try:
+            ranks, steps = profile.wanted(self._query())
+            for rank in ranks:
+                self._files(rank).ask(steps)
+        except (ValueError, ProfileError) as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except OSError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot ask for it: {error}")
+        else:
+            self._answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
+
+    def _show_trace(self) -> None:
+        try:
+            [rank], _ = profile.wanted(self._query())
+            files = self._files(rank)
+            trace = files.answer()
+        except (ValueError, ProfileError) as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except OSError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot read it: {error}")
+        else:
+            if trace is None:
+                self._answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
+            else:
+                self._answer(HTTPStatus.OK, trace, "application/gzip")
+                files.forget()
+
+    def _query(self) -> dict[str, list[str]]:
+        return parse_qs(self.path.partition("?")[2], max_num_fields=4)
+
+    def _files(self, rank: int) -> ProfileFiles:
+        if rank not in self.server.pod.rank_processes():
+            raise ProfileError(f"rank {rank} does not run in this pod")
+        return ProfileFiles(self.server.path, rank)
 
     def _dump_stacks(self) -> None:
         ranks = listening(self.server.pod.rank_processes())
@@ -245,9 +285,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
 
     def _refuse_path(self) -> None:
-        told = ("/stacks", "/dump-stacks", "/checkpoint", announcement.PATH)
+        told = ("/stacks", "/profile", "/trace", "/dump-stacks", "/checkpoint", announcement.PATH)
         known = ("/status", "/metrics", *told)
-        if self.path in known:
+        if self.path.partition("?")[0] in known:
             self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
         else:
             self._refuse(
@@ -258,8 +298,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, code: HTTPStatus, reason: str) -> None:
         self._answer(code, f"{reason}\n", "text/plain; charset=utf-8")
 
-    def _answer(self, code: HTTPStatus, text: str, content_type: str) -> None:
-        body = text.encode()
+    def _answer(self, code: HTTPStatus, content: str | bytes, content_type: str) -> None:
+        body = content.encode() if isinstance(content, str) else content
         self.send_response(code)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))

@@ -20,6 +20,7 @@ from ddp_trainer.library.endings import end_stuck
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.plan import Plan
+from ddp_trainer.library.profiling import Profiling
 from ddp_trainer.library.progress import Progress, publisher_of
 from ddp_trainer.membership.network import hurry_the_resolver
 from ddp_trainer.membership.world import World
@@ -77,6 +78,7 @@ class Session:
             publisher_of(environment, self._timer),
             log_every_steps=options.log_every_steps,
         )
+        self._profiling = Profiling(os.environ, self.rank)
         self._formation: Formation
         self._asked = 0
         """How many of the run's answers the script has got at this place."""
@@ -115,6 +117,7 @@ class Session:
                 self._leave(error)
                 raise
         finally:
+            self._profiling.close()
             self._keeper.close()
             self._progress.close()
 

@@ -173,6 +173,7 @@ class Stepping(Session):
         self._asked = 0
         samples = attempt.samples * self.world_size
         self._progress.step(self._run.position, samples=samples * self._plan.samples_a_place)
+        self._profiling.step()
         self._timer.lap(Phase.COMPUTE)
         self._or_form(lambda: self._after_step(attempt))
 

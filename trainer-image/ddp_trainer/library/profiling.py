@@ -1,0 +1,79 @@
+"""Profiles a rank's next steps when somebody outside asks, with torch's profiler."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddp_trainer.telemetry.profile import MAX_BYTES, ProfileFiles
+
+_logger = logging.getLogger(__name__)
+
+
+class Profiling:
+    """Whatever goes wrong with it is told to who asked, and is no matter of the training."""
+
+    def __init__(self, env: Mapping[str, str], rank: int) -> None:
+        """From here on this rank can be asked."""
+        self._files = ProfileFiles.from_env(env, rank)
+        self._profiler: Any = None
+        self._left = 0
+
+    def step(self) -> None:
+        """A step is complete: the next one may be the first of a profile."""
+        if self._files is None:
+            return
+        try:
+            if self._profiler is not None:
+                self._go_on(self._files)
+            elif (steps := self._files.take()) is not None:
+                self._begin(steps)
+        except Exception as error:
+            self._give_up(f"torch's profiler: {error}")
+
+    def close(self) -> None:
+        """No step follows."""
+        if self._profiler is not None:
+            self._give_up("the training ended before all of its steps were taken")
+
+    def _begin(self, steps: int) -> None:
+        from torch import profiler  # noqa: PLC0415 - takes time, and few ever ask
+
+        _logger.info("profiling the next %d steps, as asked from outside", steps)
+        made = profiler.profile(
+            activities=profiler.supported_activities(),  # type: ignore[no-untyped-call]
+            schedule=lambda _: profiler.ProfilerAction.RECORD,
+        )
+        made.start()
+        self._profiler, self._left = made, steps
+
+    def _go_on(self, files: ProfileFiles) -> None:
+        self._left -= 1
+        if self._left > 0:
+            self._profiler.step()
+            return
+        made, self._profiler = self._profiler, None
+        made.stop()
+        trace = Path(f"{files.trace}.next.gz")  # by its end torch packs it
+        try:
+            made.export_chrome_trace(str(trace))
+            if trace.stat().st_size > MAX_BYTES:
+                files.fail(f"its trace has more than {MAX_BYTES >> 20} MB: ask for fewer steps")
+            else:
+                files.finish(trace)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(trace)
+
+    def _give_up(self, problem: str) -> None:
+        made, self._profiler = self._profiler, None
+        with contextlib.suppress(Exception):
+            if made is not None:
+                made.stop()
+        if self._files is not None:
+            with contextlib.suppress(OSError):
+                self._files.fail(problem)
