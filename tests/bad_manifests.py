@@ -355,6 +355,11 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         restart={"rules": [{"action": "FailJob"}]},
     ),
     _cel(
+        "a log pattern without a step",
+        "spec.progress.logPattern: name the group that holds the step",
+        progress={"logPattern": r"loss (?P<loss>\S+)"},
+    ),
+    _cel(
         "a charged failure of the job",
         "spec.restart.rules: charged goes with RestartPod and RestartGang only",
         restart={"rules": [{"exitCodes": [3], "action": "FailJob", "charged": True}]},

@@ -56,6 +56,7 @@ GOOD_MANIFESTS: dict[str, Json] = {
     "every way to restart": job(
         statusPort=8080,
         progressDeadlineSeconds=900,
+        progress={"logPattern": r"step (?P<step>\d+)/(?P<totalSteps>\d+)|loss=(?P<loss>\S+)"},
         schedulingTimeoutSeconds=600,
         restart={
             "maxRestarts": 10,

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 Manifest = Mapping[str, Any]
 
 PodT = TypeVar("PodT")
+
+LOG_END_BYTES: Final = 16 * 1024
+"""Of a log, that are looked at for progress."""
 
 
 class Key(NamedTuple):
@@ -195,6 +198,11 @@ class Cluster(Protocol[PodT]):
 
     async def delete_job(self, job: Key, *, uid: str) -> None:
         """Delete a job and, in the background, all it owns; only if it still has this UID."""
+
+    async def log_end(self, pod: Key, container: str) -> bytes:
+        """The last lines of a container's log: at most `LOG_END_BYTES`, of which the first line may
+        be a part only.
+        """
 
     async def emit_event(self, job: Manifest, event: Event) -> None:
         """Record an Event about a job; best effort, never raises `ClusterError`."""

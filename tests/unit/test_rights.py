@@ -7,13 +7,15 @@ import yaml
 from ddp_operator import startup
 from ddp_operator.endpoints.metrics import PATH
 from ddp_operator.job.pods.beforehand import beforehand
-from ddp_operator.kube import NODES, Permission
+from ddp_operator.kube import NODES, PODS, Permission
 from ddp_operator.kube.resources import Resource, resource_of
 from ddp_operator.ports import Key
 
 from tests.unit.job.builders import fresh_job
 
 MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
+READ_LOGS: Final = Permission("get", PODS, "log")
+"""For `progress.logPattern` alone."""
 LEASE: Final = Key("ddp-operator", "ddp-operator")
 SECRET: Final = Key("ddp-operator", startup.SECRET_NAME)
 
@@ -65,6 +67,9 @@ def test_cluster_roles_grant_what_serving_all_namespaces_takes() -> None:
     nodes = EVERYWHERE["ClusterRole", "ddp-operator-nodes"]
     assert all(covers(nodes, Permission(verb, NODES)) for verb in ("list", "watch"))
     assert amount(nodes) == 2
+    logs = EVERYWHERE["ClusterRole", "ddp-operator-logs"]
+    assert covers(logs, READ_LOGS)
+    assert amount(logs) == 1
     crd = EVERYWHERE["ClusterRole", "ddp-operator-crd"]
     assert covers(crd, startup.READ_CRD)
     assert amount(crd) == 1
@@ -79,7 +84,10 @@ def test_roles_grant_what_serving_one_namespace_takes() -> None:
     granted = [*IN_ONE_NAMESPACE["Role", "ddp-operator-jobs"], *TO_LEAD]
     assert [permission for permission in needed if not covers(granted, permission)] == []
     assert amount(granted) == len(needed)
-    assert [kind for kind, _ in IN_ONE_NAMESPACE] == ["Role"]
+    logs = IN_ONE_NAMESPACE["Role", "ddp-operator-logs"]
+    assert covers(logs, READ_LOGS)
+    assert amount(logs) == 1
+    assert {kind for kind, _ in IN_ONE_NAMESPACE} == {"Role"}
 
 
 def test_claims_take_two_more() -> None:

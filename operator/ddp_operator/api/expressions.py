@@ -27,6 +27,25 @@ def search(expression: str, text: str) -> bool:
     return _compiled(expression).search(text.encode(errors="replace")) is not None
 
 
+def groups(expression: str, line: bytes) -> dict[str, str]:
+    """What the named groups of a valid expression hold where it first matches in a line; nothing
+    of groups that took no part, or where it does not match.
+    """
+    found = _compiled(expression).search(line)
+    if found is None:
+        return {}
+    return {
+        _text(name): _text(found.group(index))
+        for name, index in _compiled(expression).groupindex.items()
+        if found.group(index) is not None
+    }
+
+
+def group_names(expression: str) -> set[str]:
+    """The names of a valid expression's groups."""
+    return {_text(name) for name in _compiled(expression).groupindex}
+
+
 def valid(expression: str) -> str:
     """Return an expression that can be searched for.
 
@@ -47,3 +66,7 @@ def _compiled(expression: str) -> Any:
     options.max_mem = _MEMORY_BYTES
     options.log_errors = False
     return re2.compile(expression.encode(errors="replace"), options)
+
+
+def _text(found: bytes | str) -> str:
+    return found.decode(errors="replace") if isinstance(found, bytes) else found

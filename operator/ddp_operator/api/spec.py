@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from ddp_operator.api.accelerator import Accelerator
 from ddp_operator.api.base import ApiModel, Processes, ResourceName
 from ddp_operator.api.constants import MAX_REPLICAS
-from ddp_operator.api.expressions import valid
+from ddp_operator.api.expressions import group_names, valid
 from ddp_operator.api.scheduling import Scheduling
 
 # https://cloud.google.com/storage/docs/buckets#naming
@@ -22,6 +22,18 @@ AbsolutePath = Annotated[str, Field(max_length=1024, pattern=r"^/.*$")]
 FailureClass = Literal["Disruption", "Application", "Configuration", "Infrastructure"]
 MAX_SECONDS = 10 * 365 * 24 * 3600
 Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
+
+
+LOG_GROUPS = ("step", "totalSteps", "loss", "samplesPerSecond")
+"""What may be read of progress in a log."""
+
+
+def _reads_progress(expression: str) -> str:
+    names = group_names(valid(expression))
+    strange = sorted(names - set(LOG_GROUPS))
+    if strange:
+        raise ValueError(f"group {strange[0]} is none of {', '.join(LOG_GROUPS)}; rename it")
+    return expression
 
 
 class Checkpoint(ApiModel):
@@ -173,6 +185,21 @@ class Override(ApiModel):
     )
 
 
+class ProgressSource(ApiModel):
+    """Where progress is read that no trainer reports by itself."""
+
+    log_pattern: Annotated[
+        str, Field(min_length=1, max_length=256), AfterValidator(_reads_progress)
+    ] = Field(
+        description=(
+            "Regular expression (RE2's syntax) that is searched for in each of the last lines of "
+            "pod 0's log, while its trainer reports nothing on the status port. Its named groups "
+            "are read: step, and if you like totalSteps, loss and samplesPerSecond; of each the "
+            "newest."
+        ),
+    )
+
+
 class DDPJobSpec(ApiModel):
     """One training job: `replicas` pods of `nprocPerNode` processes each."""
 
@@ -220,6 +247,9 @@ class DDPJobSpec(ApiModel):
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, json_schema_extra={"default": {}})
     restart: Restart = Field(default_factory=Restart, json_schema_extra={"default": {}})
+    progress: ProgressSource | None = Field(
+        default=None, description="For trainers that do not report their progress by themselves."
+    )
     isolation: Literal["None", "Job"] = Field(
         default="None",
         description=(

@@ -1,4 +1,6 @@
-"""Polls the trainers of running jobs for their progress, and keeps what each said last."""
+"""Polls the trainers of running jobs for their progress, or reads it in their pods' logs, and keeps
+what each said last.
+"""
 
 import asyncio
 import logging
@@ -12,8 +14,9 @@ from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.engine.jobs import Entry, JobCache
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.job.status.progress import InvalidReportError, Report, parse
-from ddp_operator.ports import Cluster, Key, Trainers
+from ddp_operator.job.status import log_progress
+from ddp_operator.job.status.progress import InvalidReportError, Report, TrainerStatus, parse
+from ddp_operator.ports import Cluster, ClusterError, Key, Trainers
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +25,10 @@ PROGRESS_SECONDS: Final = 10.0
 
 _AT_ONCE: Final = 64
 """Trainers asked at the same time; each answers in milliseconds, or not within two seconds."""
+_LOGS_AT_ONCE: Final = 8
+"""Logs read at the same time, of the connections to the API server that all share."""
+_LOG_SECONDS: Final = 2.0
+"""How often a log is read at most."""
 _OUTAGE_SECONDS: Final = 0.5
 """How often a trainer is asked that is to go on after a restart: its first step ends the outage."""
 _ROUND_SECONDS: Final = 0.5
@@ -65,11 +72,14 @@ class ProgressReports:
         self._on_report = on_report
         self._reports: dict[Key, Report] = {}
         self._heard_at: dict[Key, float] = {}
+        self._read_at: dict[Key, float] = {}
+        """When a job's log was last read."""
         self._looks: dict[Key, _Look] = {}
         self._due: dict[Key, float] = {}
         self._troubles: dict[Key, str] = {}
         self._asking: set[Key] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._log_slots = asyncio.Semaphore(_LOGS_AT_ONCE)
 
     def of(self, job: Key) -> Report | None:
         """What the job's trainer said last, None where it has said nothing yet."""
@@ -109,6 +119,7 @@ class ProgressReports:
             del self._troubles[forgotten]
             self._reports.pop(forgotten, None)
             self._heard_at.pop(forgotten, None)
+            self._read_at.pop(forgotten, None)
         return due
 
     async def _ask(self, key: Key) -> None:
@@ -126,21 +137,57 @@ class ProgressReports:
         if entry is None or not isinstance(entry.job, DDPJob):
             return
         pod = observe(entry.job, self._cluster.pods_of(key)).current.get(0)
-        if pod is None or not pod.ready or pod.exit or pod.deleting or not pod.address:
+        if pod is None or not pod.ready or pod.exit or pod.deleting:
             return  # there is nobody to ask
+        source = entry.job.spec.progress
+        said = await self._asked(pod) if pod.address else None
+        if source is not None and not isinstance(said, TrainerStatus):
+            if not self._may_read_log(key):
+                return
+            said = await self._read(pod, source.log_pattern)
+        if isinstance(said, TrainerStatus):
+            self._note(key, "")
+            heard_at = self._clock()
+            self._hear(key, Report(entry.uid, pod.identity, said, heard_at, heard_at))
+        elif said is not None:
+            self._note(key, said)
+
+    async def _asked(self, pod: PodState) -> TrainerStatus | str:
+        """What a pod's trainer says, or in words why nothing is known of it."""
         async with self._slots:
             answer = await self._trainers.status(pod.address)
         if isinstance(answer, str):
-            self._note(key, f"no progress is reported by {pod.key.name}: {answer}")
-            return
+            return f"no progress is reported by {pod.key.name}: {answer}"
         try:
-            said = parse(answer)
+            return parse(answer)
         except InvalidReportError as error:
-            self._note(key, f"the progress that {pod.key.name} reports is ignored: {error}")
-            return
-        self._note(key, "")
-        heard_at = self._clock()
-        self._hear(key, Report(entry.uid, pod.identity, said, heard_at, heard_at))
+            return f"the progress that {pod.key.name} reports is ignored: {error}"
+
+    async def _read(self, pod: PodState, pattern: str) -> TrainerStatus | str:
+        """What a pod's log says, or in words why nothing is known of it."""
+        of_log = f"by progress.logPattern in the log of {pod.key.name}"
+        try:
+            async with self._log_slots:
+                log = await self._cluster.log_end(pod.key, pod.container)
+                # A stranger's expression: it takes milliseconds, of a malicious one a tenth of a
+                # second, in which others are served.
+                said = await asyncio.to_thread(log_progress.read, pattern, log)
+        except ClusterError as error:
+            return f"no progress is found {of_log}: {error.message}"
+        except InvalidReportError as error:
+            return f"the progress that is found {of_log} is ignored: {error}"
+        return said or f"no progress is found {of_log}: no line of its end matches"
+
+    def _may_read_log(self, key: Key) -> bool:
+        """Whether the last time is long enough ago: a log costs the API server and a kubelet more
+        than a question costs a trainer.
+        """
+        now = asyncio.get_running_loop().time()
+        wait = min(_LOG_SECONDS, self._interval_seconds / 2)
+        if now - self._read_at.get(key, -wait) < wait:
+            return False
+        self._read_at[key] = now
+        return True
 
     def _hear(self, key: Key, report: Report) -> None:
         """Keep a report; the time that a step stands is measured, lest a clock that is set makes

@@ -1,5 +1,7 @@
 """The `Cluster` port on a Kubernetes API server: what the engine may do, and nothing else."""
 
+import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +17,7 @@ from ddp_operator.kube.resources import (
 from ddp_operator.kube.view.nodes import ALL_NODES
 from ddp_operator.kube.view.reflector import Reflector
 from ddp_operator.ports import (
+    LOG_END_BYTES,
     AlreadyExistsError,
     ConflictError,
     Event,
@@ -32,6 +35,11 @@ PodT = TypeVar("PodT")
 
 _IMMUTABLE = frozenset({"ResourceClaimTemplate"})
 """Kinds whose spec the server lets nobody change."""
+
+_LOG_LINES = 100
+"""At most that many 16 KiB, where container runtimes cut lines."""
+_LOG_BYTES = 2 * 1024 * 1024
+_LOG_SECONDS = 5.0
 
 # A name that exists when we create and not when we look, so often, is someone else's doing.
 _CREATE_ATTEMPTS = 3
@@ -176,6 +184,26 @@ class KubeCluster(Generic[PodT]):
     async def delete_job(self, job: Key, *, uid: str) -> None:
         """See `ports.Cluster`; a job that is gone, or another one under its name, is no error."""
         await self._delete(self._job_resource, job, uid=uid, propagationPolicy="Background")
+
+    async def log_end(self, pod: Key, container: str) -> bytes:
+        """See `ports.Cluster`."""
+        path = PODS.path(namespace=pod.namespace, name=pod.name, subresource="log")
+        params = {
+            "container": container,
+            "tailLines": str(_LOG_LINES),
+            "limitBytes": str(_LOG_BYTES),
+        }
+        end = b""
+        try:
+            async with asyncio.timeout(_LOG_SECONDS):
+                pieces = self._client.stream(path, params=params, idle_timeout_seconds=_LOG_SECONDS)
+                async with contextlib.aclosing(pieces):
+                    # What is newest comes last.
+                    async for piece in pieces:
+                        end = (end + piece)[-LOG_END_BYTES:]
+        except TimeoutError:
+            raise UnavailableError(f"GET {path}: no whole answer in {_LOG_SECONDS:g} s") from None
+        return end
 
     async def emit_event(self, job: Manifest, event: Event) -> None:
         """See `ports.Cluster`; returns at once, the Event is posted in the background."""

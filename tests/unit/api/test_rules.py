@@ -220,6 +220,9 @@ _spec = st.fixed_dictionaries(
         "accelerator": _accelerator,
         "replicas": st.integers(1, 6),
         "overrides": st.lists(_override, max_size=3),
+        "progress": st.sampled_from(
+            [{"logPattern": p} for p in (r"(?P<step>\d+)", r"(?<step>\d+)", r"(?P<loss>\d+)")]
+        ),
         "isolation": st.sampled_from(["None", "Job"]),
         "statusPort": st.sampled_from([29500, 29502]),
         "restart": _restart,
@@ -318,6 +321,7 @@ def test_a_change_within_an_accelerator_is_one_too() -> None:
 def test_what_shapes_no_pod_may_change_at_any_time() -> None:
     others: Json = {
         "restart": {"maxRestarts": 9, "rules": [{"exitCodes": [3], "action": "FailJob"}]},
+        "progress": {"logPattern": r"step (?P<step>\d+)"},
         "isolation": "Job",
         "cleanPodPolicy": "All",
         "activeDeadlineSeconds": 60,

@@ -376,7 +376,12 @@ def test_another_namespace_than_its_own_is_served_by_roles_there() -> None:
     assert there == {
         (kind, name)
         for kind in ("Role", "RoleBinding")
-        for name in ("ddp-operator-jobs", "ddp-operator-claims", "ddp-operator-gangs")
+        for name in (
+            "ddp-operator-jobs",
+            "ddp-operator-logs",
+            "ddp-operator-claims",
+            "ddp-operator-gangs",
+        )
     }
     assert {name for kind, name in rendered if kind == "ClusterRole"} == {
         "ddpjobs-edit",

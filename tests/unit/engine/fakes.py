@@ -45,6 +45,9 @@ class FakeCluster:
         self.lose_answers: set[str] = set()
         self.lost_fields: set[str] = set()
         """Fields of the status that the CRD does not know."""
+        self.log: bytes | ClusterError = b""
+        """What every pod has printed."""
+        self.logs_read: list[tuple[str, str]] = []
         self._version = 0
 
     def store_job(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,6 +128,12 @@ class FakeCluster:
         self._called("delete_job", job.name)
         if self.jobs[job]["metadata"]["uid"] == uid:
             del self.jobs[job]
+
+    async def log_end(self, pod: Key, container: str) -> bytes:
+        self.logs_read.append((pod.name, container))
+        if isinstance(self.log, ClusterError):
+            raise self.log
+        return self.log
 
     async def emit_event(self, job: Manifest, event: Event) -> None:
         del job

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from ddp_operator.engine.engine import Engine
-from ddp_operator.ports import Key
+from ddp_operator.ports import ClusterError, ForbiddenError, Key
 from ddp_operator.trainers import HttpTrainers
 
 from tests.mergepatch import merged
@@ -210,3 +210,65 @@ async def test_polling_ends_with_the_engine(world: World, server: TrainerServer)
     await world.until(lambda: world.step("train") == 1)
     await world.engine.stop()
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "progress reports"]
+
+
+PATTERN = {"logPattern": r"step (?P<step>\d+)"}
+
+
+async def test_a_script_that_reports_nothing_is_read_in_its_log(
+    world: World, server: TrainerServer
+) -> None:
+    server.answer = lambda: web.Response(status=503)
+    world.cluster.log = b"step 7\n"
+    await world.run("train", server, progress=PATTERN)
+    await world.until(lambda: world.step("train") == 7)
+    assert set(world.cluster.logs_read) == {("train-0-0", "trainer")}
+    world.cluster.log = b"step 7\nstep 8\nevaluating\n"
+    await world.until(lambda: world.step("train") == 8)
+
+
+async def test_a_trainer_that_reports_needs_no_log(world: World, server: TrainerServer) -> None:
+    world.cluster.log = b"step 7\n"
+    await world.run("train", server, progress=PATTERN)
+    await world.until(lambda: world.step("train") == 1)
+    assert world.cluster.logs_read == []
+
+
+async def test_without_a_pattern_no_log_is_read(world: World, server: TrainerServer) -> None:
+    server.answer = lambda: web.Response(status=503)
+    await world.run("train", server)
+    await world.until(lambda: len(server.asked) >= 3)
+    assert world.cluster.logs_read == []
+
+
+async def test_a_log_at_a_standstill_is_a_hang(world: World, server: TrainerServer) -> None:
+    server.answer = lambda: web.Response(status=503)
+    world.cluster.log = b"step 7\n"
+    await world.run("train", server, progress=PATTERN, progressDeadlineSeconds=1)
+    await world.until(lambda: world.pods("train") == ["train-1-0", "train-1-1"])
+    assert world.status("train")["failures"][0]["reason"] == "NoProgress"
+
+
+@pytest.mark.parametrize(
+    ("log", "says"),
+    [
+        (b"hello\n", "no line of its end matches"),
+        (b"step 99999999999999999999\n", "is ignored: step: "),
+        (ForbiddenError("pods/log is forbidden"), "pods/log is forbidden"),
+    ],
+)
+async def test_a_log_that_tells_nothing_is_told_of_once(
+    world: World,
+    server: TrainerServer,
+    log: bytes | ClusterError,
+    says: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "ddp_operator.engine.reports")
+    server.answer = lambda: web.Response(status=503)
+    world.cluster.log = log
+    await world.run("train", server, progress=PATTERN)
+    await world.until(lambda: len(world.cluster.logs_read) >= 3)
+    assert world.step("train") is None
+    [line] = [line for line in caplog.messages if line.startswith("default/train: ")]
+    assert says in line

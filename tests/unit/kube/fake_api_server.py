@@ -71,6 +71,7 @@ class FakeApiServer:
         self.before_page: Callable[[int], None] = lambda _page: None
         # What pods have printed, by their names.
         self.logs: dict[str, bytes] = {}
+        self.log_queries: list[dict[str, str]] = []
         # What runs in pods when it is asked for, and who listens on their ports; by their names.
         self.programs: dict[str, FakeProgram] = {}
         self.ports: dict[tuple[str, int], FakePort] = {}
@@ -209,6 +210,7 @@ class FakeApiServer:
             return await self._answer_collection(request, parts[0], namespace, body)
         assert namespace is not None
         if parts[2:] == ["log"]:
+            self.log_queries.append(dict(request.query))
             return self._log(parts[1])
         if parts[2:] in (["exec"], ["portforward"]):
             return await self._connect(request, parts[1], parts[2])

@@ -17,8 +17,10 @@ from ddp_operator.kube import (
 )
 from ddp_operator.kube.events import EventRecorder, event_manifest
 from ddp_operator.ports import (
+    LOG_END_BYTES,
     AlreadyExistsError,
     Cluster,
+    ClusterError,
     ConflictError,
     Event,
     Key,
@@ -397,6 +399,20 @@ def test_an_event_names_its_job_and_fits_the_server() -> None:
         "uid": "job-uid",
         "resourceVersion": "",
     }
+
+
+async def test_of_a_log_the_end_is_read(cluster: KubePods, server: FakeApiServer) -> None:
+    server.logs["a"] = b"x" * LOG_END_BYTES + b"\nstep 7\n"
+    end = await cluster.log_end(Key("default", "a"), "trainer")
+    assert len(end) == LOG_END_BYTES
+    assert end.endswith(b"x\nstep 7\n")
+    [asked] = [query for query in server.log_queries if query["container"] == "trainer"]
+    assert (asked["tailLines"], asked["limitBytes"]) == ("100", str(2 * 1024 * 1024))
+
+
+async def test_a_log_that_is_not_there_is_told_of(cluster: KubePods) -> None:
+    with pytest.raises(ClusterError):
+        await cluster.log_end(Key("default", "none"), "trainer")
 
 
 async def test_nodes_are_looked_at_anew_when_they_have_changed(

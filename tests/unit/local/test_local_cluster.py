@@ -12,6 +12,7 @@ from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.local.machine import LocalCluster, Workdir
 from ddp_operator.ports import (
+    LOG_END_BYTES,
     AlreadyExistsError,
     ConflictError,
     Event,
@@ -131,6 +132,19 @@ async def test_a_pod_is_seen_at_once_and_runs_to_its_end(
     assert not done.ready
     assert heard.lines == ["one", "three"]
     assert (tmp_path / "logs" / "job-0-0.log").read_text() == "one\nthree\n"
+    assert await cluster.log_end(done.key, "trainer") == b"one\nthree\n"
+    with pytest.raises(NotFoundError):
+        await cluster.log_end(Key("default", "no"), "trainer")
+
+
+async def test_of_a_long_log_the_end_is_read(
+    cluster: LocalCluster[PodState], heard: Recorder
+) -> None:
+    await cluster.create_pod(pod("seq 10000; echo end"))
+    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    end = await cluster.log_end((await only_pod(cluster)).key, "trainer")
+    assert len(end) == LOG_END_BYTES
+    assert end.endswith(b"\n9999\n10000\nend\n")
 
 
 async def test_running_is_ready(cluster: LocalCluster[PodState], heard: Recorder) -> None:

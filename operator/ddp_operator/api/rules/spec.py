@@ -161,6 +161,15 @@ SPEC_RULES = (
         ),
     ),
     Rule(
+        "spec.progress.logPattern: name the group that holds the step: (?P<step>\\d+)",
+        "!has(self.progress) || self.progress.logPattern.contains('(?P<step>')"
+        " || self.progress.logPattern.contains('(?<step>')",
+        lambda spec: (
+            spec.progress is None
+            or any(name in spec.progress.log_pattern for name in ("(?P<step>", "(?<step>"))
+        ),
+    ),
+    Rule(
         "spec.checkpoint: name at most one of persistentVolumeClaim, gcsBucket and hostPath",
         "[has(self.checkpoint.persistentVolumeClaim), has(self.checkpoint.gcsBucket),"
         " has(self.checkpoint.hostPath)].filter(given, given).size() <= 1",

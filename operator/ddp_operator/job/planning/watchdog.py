@@ -94,7 +94,8 @@ def watched(job: DDPJob, planned: Plan, report: Report | None, now: datetime) ->
             message = (
                 f"no progress was reported for {job.spec.progress_deadline_seconds} s "
                 "(spec.progressDeadlineSeconds), so that a hang would not be noticed: the trainer "
-                f"of pod 0 has to answer GET /status on port {job.spec.status_port}"
+                f"of pod 0 has to answer GET /status on port {job.spec.status_port}, or its log to "
+                "match spec.progress.logPattern"
             )
             status = with_condition(status, "Running", True, NO_REPORTS, message, now)
             events = (*events, Event(NO_REPORTS, message, warning=True))

@@ -15,6 +15,7 @@ from ddp_operator.local.machine.loopback import LoopbackPorts
 from ddp_operator.local.machine.pod import LocalPod, Machine
 from ddp_operator.local.machine.workdir import Workdir
 from ddp_operator.ports import (
+    LOG_END_BYTES,
     AlreadyExistsError,
     ConflictError,
     Event,
@@ -249,6 +250,16 @@ class LocalCluster(Generic[PodT]):
         for key in [pod.key for pod in self._pods.values() if _controller_uid(pod.manifest) == uid]:
             await self.delete_pod(key, grace_seconds=None)
         _soon(self._listener.job_deleted, job)
+
+    async def log_end(self, pod: Key, container: str) -> bytes:  # noqa: ARG002
+        """See `ports.Cluster`; all containers of a pod print into one log."""
+        try:
+            with self._machine.workdir.log_of(pod).open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - LOG_END_BYTES, 0))
+                return file.read(LOG_END_BYTES)
+        except OSError as error:
+            raise NotFoundError(f"no log of pod {pod}: {error}") from error
 
     async def emit_event(self, job: Manifest, event: Event) -> None:
         """See `ports.Cluster`."""

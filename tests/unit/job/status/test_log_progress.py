@@ -1,0 +1,57 @@
+"""What a script prints is read as its progress, as far as it is any."""
+
+import time
+
+import pytest
+from ddp_operator.job.status.log_progress import read
+from ddp_operator.job.status.progress import InvalidReportError, TrainerStatus
+from ddp_operator.ports import LOG_END_BYTES
+
+PATTERN = r"step (?P<step>[\d,]+)(?:/(?P<totalSteps>\d+))?|loss[=:] ?(?P<loss>\S+)"
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (b"step 3/9\n", TrainerStatus(step=3, total_steps=9)),
+        (b"step 3/9 loss=0.5\nstep 4/9\n", TrainerStatus(step=4, total_steps=9)),
+        (b"loss: 0.5\nstep 4\nsaving\n", TrainerStatus(step=4, loss=0.5)),
+        (b"step 4\nloss: 0.7\nloss: 0.5\n", TrainerStatus(step=4, loss=0.5)),
+        (b"step 1,200\n", TrainerStatus(step=1200)),
+        (b"step 4\nloss=nan\n", TrainerStatus(step=4)),
+        (b"\rstep 1\rstep 2\rstep 3", TrainerStatus(step=2)),
+        (b"\xff\xfe step 4\n\xff\n", TrainerStatus(step=4)),
+    ],
+)
+def test_of_each_group_the_newest_is_read(log: bytes, said: TrainerStatus) -> None:
+    assert read(PATTERN, log) == said
+
+
+@pytest.mark.parametrize("log", [b"", b"step 12", b"\n", b"loss=0.5\n", b"steps\n", b"\0" * 100])
+def test_without_a_whole_line_with_a_step_nothing_is_known(log: bytes) -> None:
+    assert read(PATTERN, log) is None
+
+
+def test_a_line_whose_beginning_was_cut_off_says_nothing() -> None:
+    end = b"00 steps done\n"
+    assert read(r"(?P<step>\d+) steps", b"12" + end) == TrainerStatus(step=1200)
+    cut = end + b"x" * (LOG_END_BYTES - len(end) - 1) + b"\n"
+    assert read(r"(?P<step>\d+) steps", cut) is None
+
+
+@pytest.mark.parametrize("text", ["twelve", "1.5", "-3", "9" * 400, "inf"])
+def test_a_step_that_is_no_number_of_steps_is_refused(text: str) -> None:
+    with pytest.raises(InvalidReportError, match="step"):
+        read(r"step=(?P<step>\S+)", f"step={text}\n".encode())
+
+
+def test_what_is_far_to_the_right_of_a_line_is_not_looked_for() -> None:
+    assert read(PATTERN, b"x" * 1100 + b"step 4\n") is None
+
+
+def test_no_pattern_takes_long_over_the_worst_of_logs() -> None:
+    worst = r"(?:.?.?){190}(?P<step>\d+)[XY]$"
+    log = (b"ab" * 500 + b"\n") * (LOG_END_BYTES // 1001)
+    begun = time.process_time()
+    assert read(worst, log) is None
+    assert time.process_time() - begun < 10  # a tenth of a second; backtracking takes for ever
