@@ -149,6 +149,10 @@ def _supervise(
         if plan.is_script:  # ranks of the bundled trainer answer once they are forked
             folders = [str(HOOK), environment.get("PYTHONPATH", "")]
             environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    trainjob_token = ""
+    if plan.is_script and placement.node_rank == 0 and status_path is not None:
+        found, trainjob_token = _trainjob(placement, environment, status_path)
+        environment = {**environment, **found}
     starter: Starter = (
         CommandStarter(plan.command, environment)
         if plan.is_script
@@ -167,7 +171,13 @@ def _supervise(
         # for it takes as much memory as half of the launcher.
         from ddp_trainer.launcher.server import serve_status  # noqa: PLC0415
 
-        serve_status(placement.status_port, status_path, supervisor, placement)
+        serve_status(
+            placement.status_port,
+            status_path,
+            supervisor,
+            placement,
+            trainjob_token=trainjob_token,
+        )
     ranks = {
         placement.rank_of(local_rank): {
             "RANK": str(placement.rank_of(local_rank)),
@@ -186,6 +196,26 @@ def _supervise(
         return Verdict(exit_code=code, report=TerminationReport(error=sentence, exit_code=code))
     own_affair = plan.is_script and not any(end.joined for end in ends)
     return judge_script(ends) if own_affair else judge(ends)
+
+
+def _trainjob(
+    placement: Placement, environment: Mapping[str, str], status_path: Path
+) -> tuple[Mapping[str, str], str]:
+    """What rank 0's script is told of where to report as in a TrainJob, and its token; nothing
+    where it reports elsewhere.
+    """
+    # It takes a certificate's path from ssl, which other launchers do without.
+    from ddp_trainer.launcher import trainjob  # noqa: PLC0415
+
+    token_file = status_path.with_name(f".{status_path.name}.token")
+    found = trainjob.environment(environment, placement.status_port or 0, token_file)
+    if not found:
+        return {}, ""
+    try:
+        return found, trainjob.write_token(token_file)
+    except OSError as error:
+        _logger.warning("cannot hear progress that is reported as in a TrainJob: %s", error)
+        return {}, ""
 
 
 def _says_finished(status_path: Path | None) -> bool:

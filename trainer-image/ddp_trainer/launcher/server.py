@@ -1,5 +1,5 @@
-"""Serves a pod's status over HTTP: GET /status, /metrics; POST /stacks, /profile,
-/trace, /dump-stacks, /checkpoint, /rank-0.
+"""Serves a pod's status over HTTP: GET /status, /metrics; POST /stacks, /profile, /trace,
+/dump-stacks, /checkpoint, /rank-0, and from within the pod /trainjob-status.
 
 It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
 go wrong here is no reason to end a training. Anybody may read; only the job's own pods and the
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
+from ddp_trainer.launcher import trainjob
+from ddp_trainer.launcher.trainjob import TrainJobStatus
 from ddp_trainer.membership import admission, announcement
 from ddp_trainer.membership.announcement import AnnouncedAddress
 from ddp_trainer.settings.environment import Placement
@@ -53,13 +55,16 @@ class Pod(Protocol):
         """Process IDs by rank."""
 
 
-def serve_status(port: int, path: Path, pod: Pod, placement: Placement) -> None:
+def serve_status(
+    port: int, path: Path, pod: Pod, placement: Placement, *, trainjob_token: str = ""
+) -> None:
     """Serve the status file at `path` from a thread, to the end of this process.
 
+    `trainjob_token`: of scripts that report as in a TrainJob; empty: none does.
     A port that cannot be had is logged, and nothing is served.
     """
     try:
-        server = _listen(port, path, pod, placement)
+        server = _listen(port, path, pod, placement, trainjob_token)
     except OSError as error:
         _logger.warning("cannot serve /status on port %d: %s", port, error)
         return
@@ -68,12 +73,12 @@ def serve_status(port: int, path: Path, pod: Pod, placement: Placement) -> None:
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
 
 
-def _listen(port: int, path: Path, pod: Pod, placement: Placement) -> _Server:
+def _listen(port: int, path: Path, pod: Pod, placement: Placement, token: str) -> _Server:
     """On IPv6 and IPv4, or on IPv4 alone where that is all there is."""
     try:
-        return _Server(socket.AF_INET6, port, path, pod, placement)
+        return _Server(socket.AF_INET6, port, path, pod, placement, token)
     except OSError:
-        return _Server(socket.AF_INET, port, path, pod, placement)
+        return _Server(socket.AF_INET, port, path, pod, placement, token)
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -87,6 +92,7 @@ class _Server(socketserver.ThreadingTCPServer):
         path: Path,
         pod: Pod,
         placement: Placement,
+        trainjob_token: str,
     ) -> None:
         self.pod = pod
         self.placement = placement
@@ -96,6 +102,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self.checkpoint = CheckpointRequest(path)
         self.stacks = threading.Lock()
         """Held by who asks for them: each process has one file for its answers."""
+        self.trainjob = TrainJobStatus(self._file, trainjob_token) if trainjob_token else None
         self._complaints = Complaints(_logger, "the status file is of no use")
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
         self.address_family = family
@@ -178,6 +185,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse_path()
 
     def do_POST(self) -> None:
+        if self.path == trainjob.PATH and self.server.trainjob is not None:
+            self._take_progress(self.server.trainjob)
+            return
         told = {
             "/stacks": self._show_stacks,
             "/profile": self._ask_for_profile,
@@ -283,6 +293,25 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
         except OSError as error:
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
+
+    def _take_progress(self, script: TrainJobStatus) -> None:
+        inside = admission.is_loopback(self.client_address[0])
+        if not inside or not script.admits(self.headers.get("Authorization")):
+            words = f"only for this pod's own script, with the token in ${trainjob.TOKEN}"
+            self._refuse(HTTPStatus.FORBIDDEN, words)
+            return
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > trainjob.MAX_BYTES:
+            self._refuse(HTTPStatus.BAD_REQUEST, f"at most {trainjob.MAX_BYTES} bytes of JSON")
+            return
+        try:
+            script.take(self.rfile.read(int(length)))
+        except ValueError as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except OSError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
+        else:
+            self._answer(HTTPStatus.OK, "{}", "application/json")
 
     def _refuse_path(self) -> None:
         told = ("/stacks", "/profile", "/trace", "/dump-stacks", "/checkpoint", announcement.PATH)

@@ -28,7 +28,7 @@ def admits(placement: Placement, *, authorization: str | None, client: str) -> b
     if placement.token:
         expected = f"Bearer {placement.token}"
         return hmac.compare_digest((authorization or "").encode(), expected.encode())
-    return placed_by_earlier_operator(placement) or _is_loopback(client)
+    return placed_by_earlier_operator(placement) or is_loopback(client)
 
 
 def placed_by_earlier_operator(placement: Placement) -> bool:
@@ -36,7 +36,8 @@ def placed_by_earlier_operator(placement: Placement) -> bool:
     return bool(placement.job_uid and not placement.token)
 
 
-def _is_loopback(client: str) -> bool:
+def is_loopback(client: str) -> bool:
+    """Whether a request comes from the pod itself."""
     address = ip_address(client)
     if isinstance(address, IPv6Address) and address.ipv4_mapped:
         address = address.ipv4_mapped
