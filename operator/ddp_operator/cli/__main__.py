@@ -12,8 +12,8 @@ from ddp_operator.cli.commands.bundle import bundle
 from ddp_operator.cli.commands.convert import convert
 from ddp_operator.cli.commands.doctor import doctor
 from ddp_operator.cli.commands.logs import logs
-from ddp_operator.cli.commands.report import report
 from ddp_operator.cli.commands.profile import profile
+from ddp_operator.cli.commands.report import report
 from ddp_operator.cli.commands.run import run
 from ddp_operator.cli.commands.stacks import stacks
 from ddp_operator.kube.client import RECURSION
