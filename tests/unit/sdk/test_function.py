@@ -173,7 +173,7 @@ exec("def typed(): pass", exec_made)
         (print, "only a function that is written with def"),
         (exec_made["typed"], "its text is not at hand"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", "other"),
 )
 def test_what_cannot_be_sent(function: Callable[..., object], said: str) -> None:
     with pytest.raises(FunctionError, match=said):
