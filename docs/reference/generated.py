@@ -8,6 +8,7 @@ import inspect
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -27,7 +28,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add them to the pages."""
     for name, text in pages().items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
+    cells = (Path(config.docs_dir) / "tutorial.py").read_text()
+    files.append(File.generated(config, "how-to/tutorial.md", content=_notebook(cells)))
     return files
+
+
+def _notebook(text: str) -> str:
+    """A page of a file whose cells begin with `# %%`."""
+    parts: list[str] = []
+    for cell in text.split("# %%")[1:]:
+        kind, _, body = cell.partition("\n")
+        if "[markdown]" in kind:
+            lines = (line.removeprefix("#").removeprefix(" ") for line in body.strip().splitlines())
+            parts.append("\n".join(lines))
+        else:
+            parts.append(f"```python\n{body.strip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def pages() -> dict[str, str]:

@@ -93,7 +93,7 @@ async def forwarding(
         yield int(match[1])
     finally:
         program.terminate()
-        await program.wait()
+        await program.communicate()
 
 
 async def ask(port: int, text: bytes) -> bytes:
