@@ -24,6 +24,7 @@ _READ: Final = (
     f"tail -c {_MAX_METRICS} metrics.jsonl"
 )
 """Its size, and its end."""
+_EVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 async def gather(cluster: Cluster, key: Key, *, history: History | None = None) -> Facts:
@@ -97,6 +98,3 @@ async def _history(cluster: Cluster, pods: Iterable[PodFacts]) -> tuple[History,
         said = clean(ran.stderr.decode(errors="replace"), 300)
         return History(), [f"pod {newest.name} has no metrics.jsonl to read: {said}; {otherwise}"]
     return read_bytes(content, is_cut=int(size) > _MAX_METRICS), []
-
-
-_EVER: Final = datetime.min.replace(tzinfo=UTC)

@@ -1,6 +1,7 @@
 """From facts to a report. Pure; whatever is not among the facts is not known."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -20,6 +21,8 @@ _MOST_PODS: Final = 200
 _MOST_EVENTS: Final = 100
 _OCCUPIED: Final = ("starting", "training", "lost")
 """What a job's time is spent on while it has its GPUs."""
+_SECRET: Final = re.compile(r"(?i)token|secret|passw|credential|api[-_]?key|access[-_]?key")
+"""Names of options whose values are nobody's business."""
 ANY_GPU: Final = "gpu"
 """Names GPUs of which no kind is known."""
 
@@ -76,7 +79,7 @@ def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
         nodes=tuple(_nodes(seen)),
         events=tuple((e.time, e.reason, e.message) for e in facts.events[-_MOST_EVENTS:]),
         configuration=tuple(_configuration(seen)),
-        gaps=tuple(_gaps(facts)),
+        gaps=tuple(_gaps(facts, failed)),
     )
 
 
@@ -184,7 +187,7 @@ def _configuration(seen: SeenJob) -> Iterator[tuple[str, str]]:
         yield "image", clean(trainer.get("image") or "not said")
         words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
         if words:
-            yield "command", clean(" ".join(map(str, words)))
+            yield "command", clean(" ".join(_without_secrets(map(str, words))))
         yield "pods", str(spec.replicas)
         yield "ranks", str(ranks.world_size(spec))
         yield "backend", ranks.backend(spec)
@@ -202,7 +205,20 @@ def _configuration(seen: SeenJob) -> Iterator[tuple[str, str]]:
     yield "API version", clean(seen.manifest.get("apiVersion") or "not said", 64)
 
 
-def _gaps(facts: Facts) -> Iterator[str]:
+def _without_secrets(words: Iterable[str]) -> Iterator[str]:
+    """A command line that may be forwarded."""
+    hides = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if hides and not word.startswith("-"):
+            yield "***"
+            hides = False
+        else:
+            hides = _SECRET.search(name) is not None and not equals
+            yield f"{name}=***" if equals and _SECRET.search(name) else word
+
+
+def _gaps(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[str]:
     yield from (clean(gap) for gap in facts.gaps)
     history = facts.history
     if facts.job.problem:
@@ -216,7 +232,7 @@ def _gaps(facts: Facts) -> Iterator[str]:
             "the trainer does not tell when its group had formed: an older image; recoveries are "
             "known up to the start of its pods"
         )
-    if any(recovery.parts[0] is None for recovery in recoveries(facts)):
+    if any(recovery.parts[0] is None for recovery in failed):
         yield (
             "some recoveries are known in part: pods that were replaced since are gone, and what "
             "they knew with them"

@@ -24,7 +24,6 @@ class PodFacts:
     scheduled: datetime | None = None
     started: datetime | None = None
     """When its trainer was, whether or not it still runs."""
-    ready: datetime | None = None
 
     @classmethod
     def read(cls, manifest: Manifest) -> Self | None:
@@ -41,7 +40,6 @@ class PodFacts:
                 created=read_time(manifest["metadata"].get("creationTimestamp")),
                 scheduled=_since(conditions.get("PodScheduled")),
                 started=read_time(began.get("startedAt")),
-                ready=_since(conditions.get("Ready")),
             )
         except _BROKEN:
             return None

@@ -10,7 +10,7 @@ import orjson
 
 _MAX_LINE: Final = 16 * 1024
 _MAX_LINES: Final = 1_000_000
-"""Of each kind; a line tells of many steps."""
+"""Of the file; a line tells of many steps."""
 _MAX_NUMBER: Final = 2**53
 PHASES: Final = ("data", "compute", "communication", "checkpoint")
 """What a trainer's time is spent on, as it measures that itself."""

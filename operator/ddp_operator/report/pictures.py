@@ -1,21 +1,25 @@
 """The pictures of a report. What they show is in tables beside them, too."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ddp_operator.client.text import number
+from ddp_operator.report.canvas import (
+    WIDTH,
+    Scale,
+    drawing,
+    legend,
+    or_gap,
+    scale_of,
+    with_gaps,
+)
 from ddp_operator.report.history import PHASES
-from ddp_operator.report.model import PARTS, Point, Report
+from ddp_operator.report.model import PARTS, Report
 from ddp_operator.report.svg import COLORS, styled, write
 
-_WIDTH: Final = 7.2
 _BARS: Final = 40
 """Pods of a timeline: more cannot be read."""
 _KINDS: Final = {
@@ -27,36 +31,6 @@ _KINDS: Final = {
 }
 _SPENT: Final = ("orange", "green", "blue", "violet")
 _STEPS: Final = ("grey", "violet", "blue", "orange", "green")
-_UNITS: Final = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Wall time since the job was made, in a unit that suits its length."""
-
-    begin: float
-    length: float
-
-    @property
-    def unit(self) -> tuple[float, str]:
-        """Seconds, and what so many are called."""
-        return next((unit for unit in _UNITS if self.length >= 2 * unit[0]), _UNITS[-1])
-
-    def at(self, moment: datetime | float) -> float:
-        """A moment on the axis."""
-        time = moment.timestamp() if isinstance(moment, datetime) else moment
-        return (time - self.begin) / self.unit[0]
-
-    @property
-    def label(self) -> str:
-        """Of the axis."""
-        return f"{self.unit[1]} since the job was created"
-
-
-def scale_of(report: Report) -> Scale:
-    """From the job's creation to its end, or to now."""
-    begin = report.created.timestamp()
-    return Scale(begin, max((report.ended or report.made_at).timestamp() - begin, 1.0))
 
 
 def draw(report: Report) -> dict[str, str]:
@@ -85,7 +59,7 @@ def draw(report: Report) -> dict[str, str]:
 
 def _timeline(report: Report, scale: Scale) -> str:
     pods = report.pods[-_BARS:]
-    figure, axes = _figure(0.5 + 0.26 * len(pods))
+    figure, axes = drawing(0.5 + 0.26 * len(pods))
     end = (report.ended or report.made_at).timestamp()
     for row, pod in enumerate(pods):
         begin = pod.created or pod.scheduled or pod.started
@@ -109,7 +83,7 @@ def _timeline(report: Report, scale: Scale) -> str:
     axes.set_xlim(0, scale.at(end) * 1.02)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(scale.label)
-    _legend(axes, [("no node yet", "violet"), ("starting", "blue"), ("trainer runs", "green"),
+    legend(axes, [("no node yet", "violet"), ("starting", "blue"), ("trainer runs", "green"),
                    ("failed", "red")])  # fmt: skip
     failures = len(report.recoveries)
     said = f"A bar for each of {len(pods)} pods, with {failures} failures on record."
@@ -123,7 +97,7 @@ def _bar_name(name: str, ranks: str) -> str:
 
 def _recoveries(report: Report) -> str:
     some = [r for r in report.recoveries if any(part is not None for part in r.parts)]
-    figure, axes = _figure(0.7 + 0.3 * len(some))
+    figure, axes = drawing(0.7 + 0.3 * len(some))
     for row, recovery in enumerate(some):
         left = 0.0
         for part, color in zip(recovery.parts, _STEPS, strict=True):
@@ -135,13 +109,13 @@ def _recoveries(report: Report) -> str:
     axes.set_ylim(len(some) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("seconds since the failure")
-    _legend(axes, list(zip(PARTS, _STEPS, strict=True)))
+    legend(axes, list(zip(PARTS, _STEPS, strict=True)))
     said = f"A bar for each of {len(some)} failures: the time until the next step."
     return write(figure, name="recoveries", title="Recoveries", description=said)
 
 
 def _goodput(report: Report) -> str:
-    figure, axes = _figure(0.75)
+    figure, axes = drawing(0.75)
     total = sum(seconds for _, seconds in report.goodput)
     left = 0.0
     shown = [(kind, seconds) for kind, seconds in report.goodput if seconds]
@@ -153,7 +127,7 @@ def _goodput(report: Report) -> str:
     axes.set_xlim(0, 100)
     axes.set_xlabel("percent of the job's age")
     axes.grid(visible=False)
-    _legend(axes, [(kind, _KINDS.get(kind, "grey")) for kind, _ in shown])
+    legend(axes, [(kind, _KINDS.get(kind, "grey")) for kind, _ in shown])
     said = ", ".join(f"{kind} {100 * seconds / total:.0f} percent" for kind, seconds in shown)
     title = "What the job's time was spent on"
     return write(figure, name="goodput", title=title, description=said)
@@ -161,19 +135,19 @@ def _goodput(report: Report) -> str:
 
 def _curves(report: Report, scale: Scale, what: str) -> str:
     """One quantity over steps, and below it over wall time."""
-    figure = Figure(figsize=(_WIDTH, 4.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     upper, lower = figure.subplots(2, 1)
     is_loss = what == "loss"
     for axes, xs in (
         (upper, [float(p.step) for p in report.points]),
         (lower, [scale.at(p.time) for p in report.points]),
     ):
-        ys = [_of(p.loss if is_loss else p.samples_per_second) for p in report.points]
+        ys = [or_gap(p.loss if is_loss else p.samples_per_second) for p in report.points]
         if is_loss and any(p.loss_low != p.loss_high for p in report.points):
-            low = [_of(p.loss_low) for p in report.points]
-            high = [_of(p.loss_high) for p in report.points]
+            low = [or_gap(p.loss_low) for p in report.points]
+            high = [or_gap(p.loss_high) for p in report.points]
             axes.fill_between(xs, low, high, color=COLORS["blue"], alpha=0.25, linewidth=0)
-        gap = _with_gaps(xs, ys, report.points)
+        gap = with_gaps(xs, ys, report.points)
         axes.plot(*gap, color=COLORS["blue"], linewidth=1.4, marker="." if len(xs) == 1 else "")
         axes.set_ylabel("loss" if is_loss else "samples per second")
         if not is_loss:
@@ -194,25 +168,10 @@ def _curves(report: Report, scale: Scale, what: str) -> str:
     return write(figure, name=what, title=title, description=said)
 
 
-def _with_gaps(
-    xs: Sequence[float], ys: Sequence[float], points: Sequence[Point]
-) -> tuple[list[float], list[float]]:
-    """No line is drawn over a time in which nothing was trained."""
-    left: list[float] = []
-    right: list[float] = []
-    for at, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        if at and points[at].breaks:
-            left.append(x)
-            right.append(math.nan)
-        left.append(x)
-        right.append(y)
-    return left, right
-
-
 def _step_times(report: Report) -> str:
     times = report.step_times
     assert times is not None
-    figure = Figure(figsize=(_WIDTH, 2.3), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
     axes, beside = figure.subplots(1, 2, width_ratios=(3, 2))
     unit, said = (1e3, "milliseconds") if times.bounds[-1] < 1 else (1.0, "seconds")
     edges = [bound * unit for bound in times.bounds]
@@ -238,7 +197,7 @@ def _step_times(report: Report) -> str:
 
 
 def _phases(report: Report) -> str:
-    figure, axes = _figure(1.9)
+    figure, axes = drawing(1.9)
     points = [point for point in report.points if point.phases]
     shares: list[list[float]] = [[] for _ in PHASES]
     for point in points:
@@ -254,7 +213,7 @@ def _phases(report: Report) -> str:
     axes.set_xlim(steps[0], steps[-1])
     axes.set_xlabel("step")
     axes.set_ylabel("percent of the time")
-    _legend(axes, list(zip(PHASES, _SPENT, strict=True)))
+    legend(axes, list(zip(PHASES, _SPENT, strict=True)))
     whole = sum(seconds for _, seconds in report.phase_seconds) or 1.0
     said = ", ".join(f"{kind} {100 * s / whole:.0f} percent" for kind, s in report.phase_seconds)
     title = "What rank 0's time was spent on, over steps"
@@ -264,11 +223,11 @@ def _phases(report: Report) -> str:
 def _checkpoints(report: Report) -> str:
     saves = report.saves
     assert saves is not None
-    figure, axes = _figure(1.5)
+    figure, axes = drawing(1.5)
     rows = [row for row in saves.rows if row.seconds is not None]
     axes.plot(
         [row.step for row in rows],
-        [_of(row.seconds) for row in rows],
+        [or_gap(row.seconds) for row in rows],
         color=COLORS["violet"],
         marker="o" if len(rows) <= 100 else "",
         markersize=4,
@@ -281,21 +240,3 @@ def _checkpoints(report: Report) -> str:
     said = f"{saves.known} checkpoints, the longest {saves.longest_seconds or 0:.3g} seconds."
     title = "How long checkpoints took to write"
     return write(figure, name="checkpoints", title=title, description=said)
-
-
-def _figure(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(_WIDTH, height + 0.5), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _legend(axes: Axes, entries: Sequence[tuple[str, str]]) -> None:
-    handles: list[Any] = [
-        axes.barh(0, 0, color=COLORS[color], label=name) for name, color in entries
-    ]
-    axes.legend(
-        handles=handles, ncols=len(entries), loc="lower left", bbox_to_anchor=(0, 1), fontsize=8
-    )
-
-
-def _of(value: float | None) -> float:
-    return math.nan if value is None else value

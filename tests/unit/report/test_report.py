@@ -263,3 +263,15 @@ def test_what_the_others_call() -> None:
     assert as_dict(made)["step"] == 400
     assert math.isclose(as_dict(made)["training_ratio"], 280 / 300)
     assert as_markdown(made).startswith("# Report of job digits\n")
+
+
+def test_a_command_line_is_forwarded_without_its_secrets() -> None:
+    told = job()
+    told["spec"]["template"]["spec"]["containers"][0]["command"] = [
+        *("python", "train.py", "--wandb-api-key=abc", "--hf-token", "def", "--lr", "1"),
+        *("PASSWORD=ghi", "--token", "--epochs=3"),
+    ]
+    command = dict(build(facts(told)).configuration)["command"]
+    assert command == (
+        "python train.py --wandb-api-key=*** --hf-token *** --lr 1 PASSWORD=*** --token --epochs=3"
+    )

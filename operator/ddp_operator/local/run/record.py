@@ -1,4 +1,4 @@
-"""What is left of a run for reports: its job, its pods and what happened, without any secret."""
+"""What is left of a run for reports: its job, its pods and what happened."""
 
 import json
 from datetime import UTC, datetime

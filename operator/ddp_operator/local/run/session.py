@@ -77,15 +77,21 @@ class Session:
                 await self._engine.stop()
                 await self._end_pods()
         finally:
-            self._record.write(self._workdir.path)
             for killer in killers:
                 killer.cancel()
             await asyncio.gather(*killers, return_exceptions=True)
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
+            self._leave_record()
         if self._stopped_by is not None:
             return 128 + self._stopped_by
         return EXIT_SUCCEEDED if self._story.job.status.phase == "Succeeded" else EXIT_FAILED
+
+    def _leave_record(self) -> None:
+        try:
+            self._record.write(self._workdir.path)
+        except OSError as error:
+            self._display.note(f"what a report needs could not be written: {error.strerror}")
 
     # What the cluster tells.
 
