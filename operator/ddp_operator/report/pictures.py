@@ -20,6 +20,8 @@ from ddp_operator.report.history import PHASES
 from ddp_operator.report.model import PARTS, Report
 from ddp_operator.report.svg import COLORS, styled, write
 
+_SHORTEST: Final = 0.01
+"""Units of an axis of time: a job that has just begun has one, too."""
 _BARS: Final = 40
 """Pods of a timeline: more cannot be read."""
 _KINDS: Final = {
@@ -80,7 +82,7 @@ def _timeline(report: Report, scale: Scale) -> str:
             axes.plot(scale.at(pod.ended), row, mark, color=COLORS[color], markersize=5)
     axes.set_yticks(range(len(pods)), [_bar_name(pod.name, pod.ranks) for pod in pods])
     axes.set_ylim(len(pods) - 0.4, -0.6)
-    axes.set_xlim(0, scale.at(end) * 1.02)
+    axes.set_xlim(0, max(scale.at(end), _SHORTEST) * 1.02)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(scale.label)
     legend(axes, [("no node yet", "violet"), ("starting", "blue"), ("trainer runs", "green"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ddp_operator import AsyncClient, LocalClient
 from ddp_operator.report.files import UnreadableError
-from ddp_operator.sdk import ClientError
+from ddp_operator.sdk import ClientError, Options
 
 from tests.unit.cli.jobs import training
 from tests.unit.job.builders import NAME
@@ -24,8 +24,10 @@ def test_of_a_job_of_this_machine(tmp_path: Path, claim: bool) -> None:
     script = f'[ "$DDP_ATTEMPT" = 1 ] && {write} && exit; exit 3'
     with LocalClient(workdir=tmp_path / "work") as client:
         other = client.run(command=["sh", "-c", "exit"], name="other")
-        given = {"checkpoint": "pvc/saved"} if claim else {}
-        job = client.run(command=["sh", "-c", script], name="twice", **given)
+        given: Options = {"name": "twice"}
+        if claim:
+            given["checkpoint"] = "pvc/saved"
+        job = client.run(command=["sh", "-c", script], **given)
         job.wait(timeout=60)
         other.wait(timeout=60)
         found = job.report(prices={"gpu": 1.0})
