@@ -61,7 +61,7 @@ bare: ## Remove all that earlier runs have left on this machine, then time READM
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy operator/ddp_operator trainer-image/ddp_trainer trainer-image/examples tests
+	$(VENV)/bin/mypy operator/ddp_operator trainer-image/ddp_trainer trainer-image/examples tests docs/reference docs/pictures
 	PYTHONPATH=operator:trainer-image $(VENV)/bin/lint-imports
 
 .PHONY: generate check-generated
