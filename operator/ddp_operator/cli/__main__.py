@@ -9,6 +9,7 @@ from ddp_operator import __version__
 from ddp_operator.cli.app import connection_options
 from ddp_operator.cli.commands import act, inside, look
 from ddp_operator.cli.commands.bundle import bundle
+from ddp_operator.cli.commands.completion import complete_for_kubectl, completion
 from ddp_operator.cli.commands.convert import convert
 from ddp_operator.cli.commands.doctor import doctor
 from ddp_operator.cli.commands.logs import logs
@@ -46,6 +47,7 @@ for _command in (
     act.delete,
     convert,
     doctor,
+    completion,
 ):
     program.add_command(_command)
 
@@ -55,6 +57,11 @@ def main() -> None:
     sys.setrecursionlimit(RECURSION)
     called = Path(sys.argv[0]).name
     program(prog_name="ddp" if called == "ddp" else "kubectl ddp")
+
+
+def kubectl_completion() -> None:
+    """`kubectl_complete-ddp WORD...`, which kubectl runs to complete a line of its plugin."""
+    click.echo("\n".join(complete_for_kubectl(program, sys.argv[1:])))
 
 
 if __name__ == "__main__":

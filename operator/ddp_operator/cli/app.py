@@ -10,9 +10,15 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from ddp_operator.client.cluster import Cluster, NoSuchJobError, NotInstalledError
+from ddp_operator.client.cluster import JOBS, Cluster, NoSuchJobError, NotInstalledError
 from ddp_operator.client.text import clean
-from ddp_operator.kube import ApiClient, CredentialsError, load_credentials
+from ddp_operator.kube import (
+    METADATA_ONLY,
+    NAMESPACES,
+    ApiClient,
+    CredentialsError,
+    load_credentials,
+)
 from ddp_operator.ports import ClusterError, Key
 from ddp_operator.views.changes import RefusedError
 
@@ -24,6 +30,8 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _WIDEST: Final = 110
 _TIMEOUT_SECONDS: Final = 15.0
 """A person waits for the answer; an operator would wait for longer."""
+_COMPLETION_SECONDS: Final = 2.0
+_COMPLETIONS: Final = 250
 
 
 @dataclass
@@ -42,9 +50,15 @@ def connection_options(command: CommandT) -> CommandT:
         (("--context",), "NAME", "Context of the kubeconfig; default: its current one."),
         (("-n", "--namespace"), "NAME", "Default: that of the context."),
     ):
-        command = click.option(*flags, metavar=name, help=said, expose_value=False, callback=_keep)(
-            command
-        )
+        complete = _complete_namespaces if "-n" in flags else None
+        command = click.option(
+            *flags,
+            metavar=name,
+            help=said,
+            expose_value=False,
+            callback=_keep,
+            shell_complete=complete,
+        )(command)
     return command
 
 
@@ -85,7 +99,7 @@ def job_key(namespace: str, name: str) -> Key:
 
 def job_argument(command: CommandT) -> CommandT:
     """Give a command the job's name; kubectl's `ddp/NAME` is understood, too."""
-    return click.argument("name", callback=_checked)(command)
+    return click.argument("name", callback=_checked, shell_complete=_complete_jobs)(command)
 
 
 def _checked(_: click.Context, option: click.Parameter, value: str) -> str:
@@ -94,6 +108,34 @@ def _checked(_: click.Context, option: click.Parameter, value: str) -> str:
         said = f"{clean(value, 80)!r} is no name of an object"
         raise click.BadParameter(f"{said}: lower-case letters, digits, - and .", param=option)
     return name
+
+
+def _complete_jobs(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+    return _names(context, begun, lambda namespace: JOBS.path(namespace=namespace))
+
+
+def _complete_namespaces(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+    return _names(context, begun, lambda _: NAMESPACES.path())
+
+
+def _names(context: click.Context, begun: str, path: Callable[[str], str]) -> list[str]:
+    """Names that begin so; none where the cluster does not give them at once: a shell waits."""
+    settings = context.ensure_object(Settings)
+
+    async def ask() -> list[str]:
+        credentials = load_credentials(kubeconfig=settings.kubeconfig, context=settings.context)
+        namespace = settings.namespace or credentials.default_namespace
+        async with ApiClient(credentials, timeout_seconds=_COMPLETION_SECONDS) as client:
+            found = await client.request(
+                "GET", path(namespace), params={"limit": str(_COMPLETIONS)}, accept=METADATA_ONLY
+            )
+        names = (item["metadata"]["name"] for item in found["items"])
+        return [name for name in names if name.startswith(begun) and _NAME.fullmatch(name)]
+
+    try:
+        return asyncio.run(ask())
+    except (ClusterError, CredentialsError, KeyError, TypeError):
+        return []
 
 
 def width() -> int:

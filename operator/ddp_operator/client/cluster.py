@@ -1,17 +1,35 @@
 """What this program asks of the API server."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Final
+
+import orjson
 
 from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube import PODS, ApiClient, Resource, check_served, list_pages
 from ddp_operator.kube.client import JSON, MERGE_PATCH
-from ddp_operator.ports import Key, MalformedError, Manifest, NotFoundError
+from ddp_operator.ports import (
+    ClusterError,
+    ForbiddenError,
+    Key,
+    MalformedError,
+    Manifest,
+    NotFoundError,
+    UnavailableError,
+)
 
 JOBS: Final = Resource(GROUP, VERSION, PLURAL)
+
+PATIENCE_SECONDS: Final = 600.0
+"""With a server that is away, while a job is followed: longer than an upgrade of it takes."""
+_WATCH_SECONDS: Final = 240
+_SLACK_SECONDS: Final = 15.0
+_POLL_SECONDS: Final = 2.0
+"""Between two looks where watches are not allowed, and after a watch that broke."""
 
 
 class NotInstalledError(Exception):
@@ -72,6 +90,62 @@ class Cluster:
                 except MalformedError:
                     continue
         return found
+
+    async def changes(self, key: Key) -> AsyncGenerator[Manifest | None, None]:
+        """Yield a job as it is, then whenever it changes; None once it is gone, and then no more.
+
+        By a watch, or a look every two seconds where watches are not allowed.
+
+        Raises:
+            UnavailableError: the server has been away for ten minutes.
+        """
+        clock = asyncio.get_running_loop().time
+        reached, may_watch = clock(), True
+        while True:
+            try:
+                job = await self.job(key)
+            except NoSuchJobError:
+                yield None
+                return
+            except UnavailableError:
+                if clock() - reached > PATIENCE_SECONDS:
+                    raise
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            reached = clock()
+            yield job
+            if may_watch:
+                try:
+                    async with contextlib.aclosing(self._watched(key, job)) as watched:
+                        async for seen in watched:
+                            yield seen
+                            if seen is None:
+                                return
+                except ForbiddenError:
+                    may_watch = False
+                except ClusterError:
+                    pass  # a look tells what is the matter
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _watched(self, key: Key, job: Manifest) -> AsyncGenerator[Manifest | None, None]:
+        lines = self.client.stream_lines(
+            JOBS.path(namespace=key.namespace),
+            params={
+                "watch": "true",
+                "fieldSelector": f"metadata.name={key.name}",
+                "resourceVersion": job["metadata"]["resourceVersion"],
+                "timeoutSeconds": str(_WATCH_SECONDS),
+            },
+            idle_timeout_seconds=_WATCH_SECONDS + _SLACK_SECONDS,
+        )
+        async with contextlib.aclosing(lines):
+            async for line in lines:
+                event = orjson.loads(line)
+                seen: Manifest = event["object"]
+                if event["type"] == "ERROR":
+                    return
+                if seen["metadata"].get("name") == key.name and event["type"] != "BOOKMARK":
+                    yield None if event["type"] == "DELETED" else seen
 
     async def log(
         self, pod: Key, container: str, options: Mapping[str, str], *, idle_seconds: float

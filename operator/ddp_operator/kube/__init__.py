@@ -22,6 +22,7 @@ from ddp_operator.kube.resources import (
     CUSTOM_RESOURCE_DEFINITIONS,
     EVENTS,
     LEASES,
+    NAMESPACES,
     NETWORK_POLICIES,
     NODES,
     PODS,
@@ -32,7 +33,13 @@ from ddp_operator.kube.resources import (
     Resource,
 )
 from ddp_operator.kube.reviews import AccessReviews, BusyError, Verdict
-from ddp_operator.kube.view.listing import MAX_PAGE_BYTES, PAGE_SIZE, list_pages, list_uids
+from ddp_operator.kube.view.listing import (
+    MAX_PAGE_BYTES,
+    METADATA_ONLY,
+    PAGE_SIZE,
+    list_pages,
+    list_uids,
+)
 from ddp_operator.kube.view.nodes import ALL_NODES, node_of
 from ddp_operator.kube.view.reflector import Reflector
 
@@ -43,6 +50,8 @@ __all__ = [
     "EVENTS",
     "LEASES",
     "MAX_PAGE_BYTES",
+    "METADATA_ONLY",
+    "NAMESPACES",
     "NETWORK_POLICIES",
     "NODES",
     "PAGE_SIZE",

@@ -36,6 +36,7 @@ class Resource(NamedTuple):
 
 
 PODS = Resource("", "v1", "pods")
+NAMESPACES = Resource("", "v1", "namespaces")
 NODES = Resource("", "v1", "nodes")
 SERVICES = Resource("", "v1", "services")
 EVENTS = Resource("", "v1", "events")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Self
 
+from ddp_operator.client.cluster import PATIENCE_SECONDS
 from ddp_operator.client.logs import MOST_BYTES, Follower, Line, Wanted, printed
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean_output, counted
@@ -15,7 +16,7 @@ from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import UnavailableError
 from ddp_operator.sdk.errors import JobGoneError
-from ddp_operator.sdk.places.place import PATIENCE_SECONDS, Place
+from ddp_operator.sdk.places.place import Place
 from ddp_operator.views.changes import RefusedError
 from ddp_operator.views.pods import Pods
 

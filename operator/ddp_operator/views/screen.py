@@ -20,8 +20,10 @@ _NAMED: Final = 5
 Fact = tuple[str, str]
 
 
-def screen(seen: SeenJob, pods: Pods, now: datetime, *, width: int = 80) -> list[str]:
-    """All that is to be said of a job now."""
+def screen(
+    seen: SeenJob, pods: Pods, now: datetime, *, width: int = 80, losses: str = ""
+) -> list[str]:
+    """All that is to be said of a job now; `losses`: the curve of those that were seen."""
     title = f"{clean(seen.name)} in namespace {clean(seen.key.namespace)}"
     age = duration((now - seen.created).total_seconds())
     return [
@@ -31,6 +33,7 @@ def screen(seen: SeenJob, pods: Pods, now: datetime, *, width: int = 80) -> list
             [
                 *_state(seen, now),
                 *_progress(seen, now),
+                *([("loss", losses)] if losses else []),
                 *_ranks(seen, pods),
                 *_waits(seen, pods, now),
                 *_attempts(seen),
@@ -166,3 +169,16 @@ def in_words(failure: Failure, now: datetime) -> str:
     ago = duration((now - failure.time).total_seconds())
     charged = ", charged" if failure.charged else ""
     return f"{ago} ago: {clean(records.in_words(failure))} [{failure.action}{charged}]"
+
+
+def change(seen: SeenJob) -> str:
+    """A job in one line, for a log of its changes."""
+    status = seen.status
+    said = f"{'being deleted' if seen.deleting else status.phase} {status.ready or '-'}"
+    if status.progress is not None:
+        said += f" step {status.progress.step}"
+        if status.progress.loss is not None:
+            said += f", loss {number(status.progress.loss)}"
+    if status.reason:
+        said += f" {clean(f'{status.reason}: {status.message}'.rstrip(': '))}"
+    return said

@@ -11,9 +11,13 @@ PROJECT = Path(__file__).parents[3] / "operator" / "pyproject.toml"
 
 def test_both_names_are_the_same_program() -> None:
     scripts = tomllib.loads(PROJECT.read_text())["project"]["scripts"]
-    assert scripts.keys() == {"ddp", "kubectl-ddp"}
+    assert scripts.keys() == {"ddp", "kubectl-ddp", "kubectl_complete-ddp"}
+    wanted = {
+        **dict.fromkeys(scripts, entry.main),
+        "kubectl_complete-ddp": entry.kubectl_completion,
+    }
     for name, value in scripts.items():
-        assert EntryPoint(name, value, "console_scripts").load() is entry.main
+        assert EntryPoint(name, value, "console_scripts").load() is wanted[name]
 
 
 @pytest.mark.parametrize(

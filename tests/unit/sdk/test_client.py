@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ddp_operator import AsyncClient, Client
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.client import cluster
 from ddp_operator.client.cluster import JOBS, NoSuchJobError, NotInstalledError
 from ddp_operator.ports import ClusterError, UnavailableError
 from ddp_operator.sdk import (
@@ -18,7 +19,6 @@ from ddp_operator.sdk import (
     WaitTimeoutError,
     WishError,
 )
-from ddp_operator.sdk.places import kubernetes
 from ddp_operator.views.changes import RefusedError
 
 from tests.unit.cli.jobs import ESCAPES, condition, failure, stored, training
@@ -217,7 +217,7 @@ class TestWaiting:
         monkeypatch: pytest.MonkeyPatch,
         fault: Fault,
     ) -> None:
-        monkeypatch.setattr(kubernetes, "_POLL_SECONDS", 0.01)
+        monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
         server.faults = [fault]
         server.create("ddpjobs", training())
         job = await client.job(NAME)
@@ -233,8 +233,8 @@ class TestWaiting:
     async def test_a_server_that_is_away_ends_a_wait_in_the_end(
         self, client: AsyncClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(kubernetes, "_POLL_SECONDS", 0.01)
-        monkeypatch.setattr(kubernetes, "PATIENCE_SECONDS", 0.05)
+        monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
+        monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.05)
         server.create("ddpjobs", training())
         job = await client.job(NAME)
         server.faults = [Fault("GET", 503, {"message": "away"}, times=1000)]

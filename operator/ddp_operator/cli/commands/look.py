@@ -1,6 +1,7 @@
 """Commands that only look: list, status, why, wait."""
 
 import asyncio
+import contextlib
 import math
 import re
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from ddp_operator.cli.app import (
     print_lines,
     width,
 )
+from ddp_operator.cli.commands.watching import watched
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, columns
@@ -87,12 +89,19 @@ def list_jobs(all_namespaces: bool, form: str | None) -> None:
 @connection_options
 @job_argument
 @click.option("-o", "--output", "form", type=click.Choice(["name", "json", "yaml"]))
-def status(name: str, form: str | None) -> None:
+@click.option("-w", "--watch", is_flag=True, help="Go on until the job ends; in a pipe by lines.")
+def status(name: str, form: str | None, watch: bool) -> None:
     """Show one job on one screen.
 
     A letter stands for each pod, in the order of ranks: R ready, D done, s starting, w waiting for
     a node, ! cannot start, E told to end, F failed, . not there.
     """
+    if form and watch:
+        raise click.UsageError("--watch: goes without --output; kubectl get -w watches objects")
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            on_cluster(lambda cluster, namespace: watched(cluster, job_key(namespace, name)))
+        return
     if form:
         item = on_cluster(lambda cluster, namespace: cluster.job(job_key(namespace, name)))
         click.echo(output.single(item, form))

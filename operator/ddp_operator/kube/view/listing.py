@@ -18,7 +18,7 @@ PAGE_SIZE: Final = 250
 # (`[[],[],[]]`), and two lists are read at once.
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 # Has the server strip objects to their metadata (Kubernetes API concepts, "Metadata-only fetches").
-_METADATA_ONLY: Final = (
+METADATA_ONLY: Final = (
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 )
 
@@ -89,7 +89,7 @@ async def list_uids(
     for attempt in range(1, attempts + 1):
         found: dict[Key, str] = {}
         try:
-            pages = list_pages(client, path, page_size=page_size, accept=_METADATA_ONLY)
+            pages = list_pages(client, path, page_size=page_size, accept=METADATA_ONLY)
             async for items, _ in pages:
                 for item in items:
                     metadata = item["metadata"]

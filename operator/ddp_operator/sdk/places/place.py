@@ -2,16 +2,13 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Protocol, Self
 
 from ddp_operator.client.logs import LogSource
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key, Manifest
 from ddp_operator.report import Facts
 from ddp_operator.report.history import History
-
-PATIENCE_SECONDS: Final = 600.0
-"""A place that is away for longer ends whatever waits for it."""
 
 
 class Place(LogSource, Protocol):

@@ -1,0 +1,108 @@
+"""`status --watch`: a screen that is kept up to date, or in a pipe a line for each change."""
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+
+from ddp_operator.cli import app
+from ddp_operator.client.cluster import Cluster, NoSuchJobError
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.ports import Key, UnavailableError
+from ddp_operator.views.curve import Losses
+from ddp_operator.views.pods import Pods
+from ddp_operator.views.screen import change, screen
+
+TICK_SECONDS: Final = 1.0
+"""Between two drawings of a screen on which nothing has changed but the time."""
+_PODS_SECONDS: Final = 2.0
+"""Between two looks at the pods, at least; and there is none while the job stays as it is."""
+_TO_THE_TOP: Final = "\x1b[H"
+_REST_OF_LINE: Final = "\x1b[K"
+_REST_OF_SCREEN: Final = "\x1b[J"
+
+
+async def watched(cluster: Cluster, key: Key) -> None:
+    """Show a job until it has ended, or is gone. It takes one watch, and a look at the pods when
+    the job has changed.
+
+    Raises:
+        NoSuchJobError: there is none to begin with.
+    """
+    show = _drawn if app.is_terminal() else _told
+    await show(cluster, key)
+
+
+async def _told(cluster: Cluster, key: Key) -> None:
+    last, first = "", True
+    async with contextlib.aclosing(cluster.changes(key)) as changes:
+        async for manifest in changes:
+            if manifest is None and first:
+                raise NoSuchJobError(key)
+            first = False
+            seen = SeenJob.read(manifest) if manifest else None
+            said = change(seen) if seen else "gone"
+            if said != last:
+                click.echo(f"{datetime.now(UTC):%H:%M:%S} {said}")
+            last = said
+            if seen is None or seen.status.finished:
+                return
+
+
+class _Latest:
+    """The job as it was seen last; None: not yet, or it is gone."""
+
+    def __init__(self) -> None:
+        self.seen: SeenJob | None = None
+        self.losses = Losses()
+        self.is_over = False
+
+    async def follow(self, cluster: Cluster, key: Key) -> None:
+        async with contextlib.aclosing(cluster.changes(key)) as changes:
+            async for manifest in changes:
+                if manifest is None:
+                    break
+                self.seen = seen = SeenJob.read(manifest)
+                if progress := seen.status.progress:
+                    self.losses.add(progress.step, progress.loss)
+                if seen.status.finished:
+                    break
+        self.is_over = True
+
+
+async def _drawn(cluster: Cluster, key: Key) -> None:
+    latest = _Latest()
+    following = asyncio.create_task(latest.follow(cluster, key))
+    clock = asyncio.get_running_loop().time
+    shown: SeenJob | None = None
+    pods, looked = None, -_PODS_SECONDS
+    click.clear()
+    try:
+        while True:
+            over = latest.is_over
+            seen = latest.seen
+            if seen is not None:
+                if seen is not shown and (over or clock() - looked >= _PODS_SECONDS):
+                    with contextlib.suppress(UnavailableError):
+                        pods = Pods.of(seen, await cluster.pods(key))
+                        shown, looked = seen, clock()
+                there = pods or Pods.of(seen, [])
+                curve = latest.losses.line()
+                _draw(screen(seen, there, datetime.now(UTC), width=app.width(), losses=curve))
+            if following.done():
+                following.result()
+                if seen is None:
+                    raise NoSuchJobError(key)
+                if over:
+                    return
+            await asyncio.wait((following,), timeout=TICK_SECONDS)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+def _draw(lines: list[str]) -> None:
+    text = "".join(f"{line}{_REST_OF_LINE}\n" for line in lines)
+    click.echo(f"{_TO_THE_TOP}{text}{_REST_OF_SCREEN}", nl=False, color=True)

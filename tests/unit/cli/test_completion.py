@@ -1,0 +1,69 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+from ddp_operator.cli.__main__ import kubectl_completion, program
+from ddp_operator.cli.commands.completion import SHELLS, complete_for_kubectl
+
+from tests.unit.cli.conftest import Ddp
+from tests.unit.cli.jobs import training
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+
+
+def named(name: str, namespace: str = "research") -> dict[str, object]:
+    made = training()
+    return {**made, "metadata": {**made["metadata"], "name": name, "namespace": namespace}}
+
+
+async def complete(kubeconfig: Path, *words: str) -> list[str]:
+    given = ["--kubeconfig", str(kubeconfig), *words]
+    # It runs an event loop of its own.
+    *found, directive = await asyncio.to_thread(complete_for_kubectl, program, given)
+    assert directive == ":4"
+    return found
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+async def test_a_shell_is_told_whom_to_ask(ddp: Ddp, shell: str) -> None:
+    result = await ddp("completion", shell)
+    assert result.exit_code == 0
+    assert f"_DDP_COMPLETE={shell}_complete" in result.stdout
+
+
+async def test_commands_and_options(kubeconfig: Path) -> None:
+    found = await complete(kubeconfig, "re")
+    assert [line.split("\t")[0] for line in found] == ["report", "restart", "resume"]
+    assert any(line.startswith("--since\t") for line in await complete(kubeconfig, "logs", "--si"))
+    assert [
+        line.split("\t")[0] for line in await complete(kubeconfig, "wait", "x", "--for", "su")
+    ] == ["succeeded", "suspended"]
+
+
+async def test_jobs_of_the_namespace(server: FakeApiServer, kubeconfig: Path) -> None:
+    for name, namespace in (("resnet", "research"), ("rest", "research"), ("red", "other")):
+        server.create("ddpjobs", named(name, namespace))
+    assert await complete(kubeconfig, "status", "res") == ["resnet", "rest"]
+    assert await complete(kubeconfig, "status", "-n", "other", "re") == ["red"]
+    assert await complete(kubeconfig, "-n", "other", "logs", "") == ["red"]
+    assert {request.query["limit"] for request in server.requests} == {"250"}
+    assert "PartialObjectMetadataList" in server.requests[0].headers["Accept"]
+
+
+def test_kubectl_asks_by_a_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["kubectl_complete-ddp", "conv"])
+    kubectl_completion()
+    assert capsys.readouterr().out.startswith("convert\t")
+
+
+@pytest.mark.parametrize("status", [403, 500, 404])
+async def test_a_cluster_that_says_nothing_completes_nothing(
+    server: FakeApiServer, kubeconfig: Path, status: int
+) -> None:
+    server.faults = [Fault("GET", status, body={}, times=9)]
+    assert await complete(kubeconfig, "status", "") == []
+
+
+async def test_a_cluster_that_is_not_there_completes_nothing(tmp_path: Path) -> None:
+    assert await complete(tmp_path / "nowhere", "status", "") == []

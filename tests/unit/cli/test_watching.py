@@ -1,0 +1,131 @@
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from ddp_operator.cli import app
+from ddp_operator.cli.commands import watching
+from ddp_operator.views.curve import POINTS, Losses, curve
+
+from tests.unit.cli.conftest import Ddp
+from tests.unit.cli.jobs import ESCAPES, condition, training
+from tests.unit.job.builders import NAME
+from tests.unit.kube.fake_api_server import FakeApiServer
+from tests.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(watching, "_PODS_SECONDS", 0.05)
+
+
+def progress(server: FakeApiServer, step: int, loss: float) -> None:
+    now = datetime.now(UTC).isoformat()
+    said = {"step": step, "loss": loss, "updatedAt": now, "lastStepTime": now}
+    server.update("ddpjobs", "research", NAME, {"status": {"progress": said}})
+
+
+def succeed(server: FakeApiServer) -> None:
+    status = {"phase": "Succeeded", "conditions": [condition("Succeeded", "Completed", ESCAPES)]}
+    server.update("ddpjobs", "research", NAME, {"status": status})
+
+
+async def test_a_line_for_each_change_in_a_pipe(ddp: Ddp, server: FakeApiServer) -> None:
+    server.create("ddpjobs", training())
+    running = asyncio.ensure_future(ddp("status", NAME, "--watch"))
+    await eventually(lambda: server.open_watches == 1)
+    progress(server, 510, 0.5)
+    progress(server, 510, 0.5)  # which says nothing new
+    progress(server, 520, 0.25)
+    succeed(server)
+    result = await running
+    assert result.exit_code == 0, result.output
+    lines = [line.split(" ", 1)[1] for line in result.stdout.splitlines()]
+    assert [line.partition(" PodsReady")[0] for line in lines] == [
+        "Running 2/2 step 500, loss 0.1235",
+        "Running 2/2 step 510, loss 0.5",
+        "Running 2/2 step 520, loss 0.25",
+        "Succeeded 2/2 step 520, loss 0.25",
+    ]
+    assert server.count("GET", "ddpjobs") == 1  # and one watch, however much changes
+
+
+async def test_a_screen_that_is_kept_up_to_date(
+    ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "is_terminal", lambda: True)
+    server.create("ddpjobs", training())
+    running = asyncio.ensure_future(ddp("status", NAME, "--watch"))
+    await eventually(lambda: server.count("GET", "/pods") == 1)
+    for step in range(501, 520):
+        progress(server, step, 1000 / step)
+    await eventually(lambda: server.count("GET", "/pods") >= 2)
+    succeed(server)
+    result = await running
+    assert result.exit_code == 0, result.output
+    first, *_, last = result.stdout.split("\x1b[H")[1:]
+    assert "phase       Running" in first
+    assert "loss        " not in first
+    assert "phase       Succeeded" in last
+    assert "█" in last
+    assert "▁" in last
+    text = last.replace("\x1b[K\n", "").removesuffix("\x1b[J")
+    assert text.isprintable()  # nothing of what the job says is obeyed
+    assert max(map(len, last.replace("\x1b[K", "").splitlines())) <= 110
+
+
+def test_a_screen_is_drawn_over_the_one_before(capsys: pytest.CaptureFixture[str]) -> None:
+    watching._draw(["a", "b"])
+    assert capsys.readouterr().out == "\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[J"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+async def test_a_job_that_is_not_there(
+    ddp: Ddp, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr(app, "is_terminal", lambda: terminal)
+    result = await ddp("status", "nobody", "--watch")
+    assert result.exit_code == 1
+    assert "there is no job nobody" in result.stderr
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+async def test_a_job_that_goes_ends_it(
+    ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr(app, "is_terminal", lambda: terminal)
+    server.create("ddpjobs", training())
+    running = asyncio.ensure_future(ddp("status", NAME, "--watch"))
+    await eventually(lambda: server.open_watches == 1)
+    server.delete("ddpjobs", "research", NAME)
+    assert (await running).exit_code == 0
+
+
+async def test_objects_are_kubectls_to_watch(ddp: Ddp) -> None:
+    result = await ddp("status", NAME, "--watch", "-o", "yaml")
+    assert result.exit_code == 2
+    assert "kubectl get -w" in result.stderr
+
+
+def test_a_curve() -> None:
+    assert curve([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"
+    assert curve([3.0, 3.0]) == "▁▁"
+    assert len(curve(range(1000))) == POINTS
+    assert curve(range(1000)) == "".join(sorted(curve(range(1000))))
+
+
+def test_losses_of_steps_that_are_trained_again_are_told_once() -> None:
+    losses = Losses()
+    assert losses.line() == ""
+    for step, loss in ((1, 8.0), (2, float("nan")), (3, None), (4, 2.0), (5, 1.0), (4, 4.0)):
+        losses.add(step, loss)
+    assert losses.line() == "8 █▁ 4"
+
+
+def test_losses_are_bounded() -> None:
+    losses = Losses()
+    for step in range(100_000):
+        losses.add(step, float(step))
+    assert len(losses._seen) <= 100 * POINTS
+    assert losses.line().startswith("0 ▁")
+    assert losses.line().endswith("█ 1e+05")
