@@ -4,46 +4,33 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.constants import EXIT_CONFIGURATION
+from ddp_operator.api.reasons import REASONS
 from ddp_operator.api.status import Failure
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, duration
-from ddp_operator.job.pods.state import CRASH_LOOP, GATED
+from ddp_operator.job.pods.state import CRASH_LOOP, GATED, UNSTARTABLE_REASONS
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUED
 
 _PATIENCE_SECONDS: Final = 30.0
 """What an operator takes at most, when one serves the namespace, to say something of a new job."""
 
-_IMAGE: Final = (
-    "check the image's name and tag, and that the namespace has the registry's pull secret"
+_WAITING: Final = (
+    *UNSTARTABLE_REASONS,
+    CRASH_LOOP,
+    "Unschedulable",
+    GATED,
+    QUEUED,
+    PODS_FORBIDDEN,
+    NAME_TAKEN,
 )
-_REFERENCE: Final = "create the Secret, ConfigMap or key that the message names"
-_WAITING: Final = {
-    "ErrImagePull": _IMAGE,
-    "ImagePullBackOff": _IMAGE,
-    "InvalidImageName": "correct the image's name in spec.template",
-    "ErrImageNeverPull": "load the image on the node, or let it be pulled (imagePullPolicy)",
-    "CreateContainerConfigError": _REFERENCE,
-    "RunContainerError": "check the container's command and its mounts in spec.template",
-    "CreateContainerError": "check the container's command and its mounts in spec.template",
-    CRASH_LOOP: "read that side car's log; the trainer waits for it",
-    "Unschedulable": (
-        "no node has room or fits: compare spec.accelerator, requests and node selectors with "
-        "`kubectl get nodes`; a node pool that grows takes some minutes"
-    ),
-    GATED: "somebody has to admit the pods: a queue, or whoever set their scheduling gates",
-    QUEUED: "wait for quota, or ask the queue's administrator",
-    PODS_FORBIDDEN: "free some quota, or have the policy that the message names changed",
-    NAME_TAKEN: "delete the pods that the message names, or give the job another name",
-}
-_FAILED: Final = {
-    "OOMKilled": "give the container a larger memory limit, or train on smaller batches",
-    "NoProgress": (
-        "read the stacks of all ranks in the pods' logs; if steps may take so long, raise "
-        "spec.progressDeadlineSeconds"
-    ),
-    "DeadlineExceeded": "raise spec.activeDeadlineSeconds in a new job",
-    "InvalidSpec": "correct the fields that the message names, and apply the job again",
-}
+_FAILED: Final = (
+    "OOMKilled",
+    "NoProgress",
+    "DeadlineExceeded",
+    "InvalidSpec",
+    "InvalidPodTemplate",
+)
+"""Reasons that say by themselves what to do; of others the class of the failure, or a log, does."""
 _OUT_OF_GPU_MEMORY: Final = ("OutOfMemoryError", "CUDA out of memory")
 """As torch says it."""
 _BY_CLASS: Final = {
@@ -55,12 +42,12 @@ _BY_CLASS: Final = {
 
 def for_waiting(reason: str) -> str:
     """What to do about pods, or a job, that wait for this reason; empty where nothing is known."""
-    return _WAITING.get(reason, "")
+    return REASONS[reason].remedy if reason in _WAITING else ""
 
 
 def for_ended(reason: str) -> str:
     """What to do about a job that failed for this reason; empty where nothing is known."""
-    return _FAILED.get(reason, "") or for_waiting(reason)
+    return REASONS[reason].remedy if reason in _FAILED else for_waiting(reason)
 
 
 def for_failure(failure: Failure, *, has_log: bool) -> str:
