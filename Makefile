@@ -78,8 +78,12 @@ docs: $(STAMP) ## Build the documentation to build/docs; a dead link is an error
 	@echo "open build/docs/index.html"
 
 .PHONY: release
-release: $(STAMP) ## Write chart, ddp-operator.yaml and checksums to dist/; REGISTRY=… has the images
-	$(PY) -m tests.chart release --registry "$(REGISTRY)"
+release: $(STAMP) ## Write chart, ddp-operator.yaml, plugin and checksums to dist/; REGISTRY=… has the images
+	$(PY) -m tests.chart release --registry "$(REGISTRY)" --downloads "$(DOWNLOADS)"
+
+.PHONY: plugin
+plugin: $(STAMP) ## Write kubectl ddp as one file, dist/kubectl-ddp, for this Python and platform
+	$(PY) -m tests.chart plugin
 
 .PHONY: lock
 # Hashes for what runs with rights in a cluster. torch has none that hold everywhere: its variants, for

@@ -1,4 +1,6 @@
-"""What a release offers to download: the chart, one file for kubectl, and their checksums."""
+"""What a release offers to download: the chart, one file for kubectl, the command line as one file
+for Python and for Krew, and their checksums.
+"""
 
 import hashlib
 import os
@@ -11,6 +13,7 @@ import helm_python as helm
 import yaml
 from ddp_operator import __version__
 
+from tests.chart import plugin
 from tests.chart.generated import CHART, values_yaml
 from tests.chart.values import Crds, Image, Values
 
@@ -21,8 +24,10 @@ _MADE_AT: Final = 946_684_800  # 2000-01-01
 _NAMESPACE_FILE: Final = CHART.parent / "install/namespace.yaml"
 
 
-def release(folder: Path, *, registry: str = "") -> list[Path]:
-    """Write everything into a folder, for images in `registry` that bear the release's version."""
+def release(folder: Path, *, registry: str = "", downloads: str = "") -> list[Path]:
+    """Write everything into a folder, for images in `registry` that bear the release's version;
+    `downloads`: the URL of the folder where all of it will be.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         chart = Path(shutil.copytree(CHART, Path(scratch, "ddp-operator")))  # follows its links
@@ -35,6 +40,8 @@ def release(folder: Path, *, registry: str = "") -> list[Path]:
         )
     written = [Path(package), folder / SINGLE_FILE]
     written[1].write_text(single_file(Path(package)))
+    written.append(plugin.build(folder))
+    written += plugin.package(written[-1], downloads=downloads)
     sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in written)
     (folder / CHECKSUMS).write_text("".join(sums))
     return [*written, folder / CHECKSUMS]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests import cluster
+from tests.chart import plugin
 from tests.good_manifests import job
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet, run_all, start
@@ -174,11 +175,10 @@ async def test_stop_scale_resume_restart_delete(ddp: Ddp, jobs: Jobs, kubelet: F
 async def test_as_a_plugin_of_kubectl(
     jobs: Jobs, control_plane: cluster.ControlPlane, kubectl_program: str, tmp_path: Path
 ) -> None:
+    """The file that a release has, without anything else of this environment."""
     await jobs.create(job(replicas=2))
-    plugin = tmp_path / "kubectl-ddp"
-    plugin.write_text(f'#!/bin/sh\nexec {sys.executable} -m ddp_operator.cli "$@"\n')
-    plugin.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    given = {"PATH": path, "KUBECONFIG": str(control_plane.kubeconfig)}
+    await asyncio.to_thread(plugin.build, tmp_path)
+    path = f"{tmp_path}{os.pathsep}{sys.base_prefix}/bin{os.pathsep}{os.environ['PATH']}"
+    given = {"PATH": path, "HOME": str(tmp_path), "KUBECONFIG": str(control_plane.kubeconfig)}
     ended = await run(kubectl_program, "ddp", "list", "-n", jobs.namespace, "-o", "name", **given)
     assert ended.out == "ddpjob.ddp-operator.io/job\n", ended.err

@@ -1,6 +1,8 @@
 """What `make release` writes."""
 
+import hashlib
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from tests.chart.release import release
 from tests.unit.chart.kustomize import build
 from tests.unit.chart.rendering import by_name, container_of
 
+WHERE = "https://example.com/v1/"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -22,12 +26,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(folder: Path) -> dict[str, Path]:
-    return {path.name: path for path in release(folder, registry="ghcr.io/example")}
+    return {
+        path.name: path for path in release(folder, registry="ghcr.io/example", downloads=WHERE)
+    }
 
 
-def test_it_is_three_files(written: dict[str, Path], folder: Path) -> None:
-    expected = {f"ddp-operator-{__version__}.tgz", "ddp-operator.yaml", "SHA256SUMS"}
-    assert {path.name for path in folder.iterdir()} == expected == written.keys()
+def test_it_is_these_files(written: dict[str, Path], folder: Path) -> None:
+    assert {path.name for path in folder.iterdir()} == written.keys()
+    [archive] = [name for name in written if name.startswith("kubectl-ddp-")]
+    assert archive.startswith(f"kubectl-ddp-{__version__}-{sys.platform}-")
+    assert written.keys() - {archive} == {
+        f"ddp-operator-{__version__}.tgz",
+        "ddp-operator.yaml",
+        "kubectl-ddp",
+        "krew-ddp.yaml",
+        "SHA256SUMS",
+    }
 
 
 def test_the_checksums_are_right(written: dict[str, Path], folder: Path) -> None:
@@ -69,7 +83,26 @@ def test_the_single_file_is_the_kustomize_install_with_its_image(written: dict[s
     assert "helm" not in text.lower()
 
 
+def test_krew_finds_the_program_and_its_licence(written: dict[str, Path]) -> None:
+    krew = yaml.safe_load(written["krew-ddp.yaml"].read_text())
+    assert (krew["kind"], krew["metadata"]) == ("Plugin", {"name": "ddp"})
+    assert krew["spec"]["version"] == f"v{__version__}"
+    [platform] = krew["spec"]["platforms"]
+    assert platform["uri"].startswith(WHERE)
+    archive = written[platform["uri"].removeprefix(WHERE)]
+    assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert platform["selector"]["matchLabels"]["os"] == sys.platform
+    with tarfile.open(archive) as packed:
+        assert packed.getnames() == [platform["bin"], "LICENSE"]
+        assert packed.getmember(platform["bin"]).mode & 0o111
+        plugin = packed.extractfile(platform["bin"])
+        assert plugin
+        assert plugin.read() == written["kubectl-ddp"].read_bytes()
+
+
 def test_whoever_makes_it_gets_the_same(written: dict[str, Path], tmp_path: Path) -> None:
-    again = {path.name: path for path in release(tmp_path, registry="ghcr.io/example")}
+    again = {
+        path.name: path for path in release(tmp_path, registry="ghcr.io/example", downloads=WHERE)
+    }
     for name, path in written.items():
         assert again[name].read_bytes() == path.read_bytes(), name

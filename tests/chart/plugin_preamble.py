@@ -1,0 +1,40 @@
+"""Runs inside `kubectl-ddp` before its program: says for which Python it was made, and keeps what
+it unpacks from piling up.
+"""
+
+import json
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+KEPT_BESIDE = 1
+"""Of other releases: one may still be running."""
+
+
+def prune(own: Path) -> None:
+    """Remove what earlier releases have unpacked, but for the latest."""
+    name = own.name.rpartition("_")[0]
+    others = [path for path in own.parent.glob(f"{name}_*") if path.is_dir() and path != own]
+    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in others[KEPT_BESIDE:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def refusal(made_for: list[object], here: list[object]) -> str:
+    """Why it cannot run here; empty where it can."""
+    if made_for == here:
+        return ""
+    texts = ["Python {}.{} on {} {}".format(*each) for each in (made_for, here)]
+    return (
+        f"kubectl-ddp: this file is made for {texts[0]}, and this is {texts[1]}: run it with "
+        f"python{made_for[0]}.{made_for[1]}, or install ddp-operator by pip"
+    )
+
+
+if __name__ == "__main__":
+    _SITE = Path(__file__).parents[1]
+    _HERE = [*sys.version_info[:2], sys.platform, platform.machine()]
+    if _REFUSAL := refusal(json.loads((_SITE / "kubectl-ddp.json").read_text()), _HERE):
+        sys.exit(_REFUSAL)
+    prune(_SITE.parent)
