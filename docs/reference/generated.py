@@ -14,6 +14,7 @@ from typing import Any
 import click
 from ddp_operator.__main__ import main as operator_main
 from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.reasons import OF_CLUSTER, OWN
 from ddp_operator.cli.__main__ import program
 from ddp_operator.engine.census import Census
 from ddp_operator.engine.metrics import Metrics
@@ -51,6 +52,7 @@ def pages() -> dict[str, str]:
     return {
         "fields": _fields(),
         "commands": _commands(),
+        "reasons": _reasons(),
         "exit-codes": _exit_codes(),
         "metrics": _metrics(),
     }
@@ -117,6 +119,25 @@ def _printed(main: Any, arguments: list[str]) -> str:
 
 def _block(text: str) -> str:
     return f"```text\n{text.rstrip()}\n```"
+
+
+def _reasons() -> str:
+    """Each with a heading of its own, so that a link can lead to it."""
+    parts = [
+        "# Reasons",
+        "The words by which Events, conditions and failures on record say why, as "
+        "`kubectl describe`, `kubectl get` and `kubectl ddp why` show them.",
+    ]
+    for heading, reasons in (("Of the operator", OWN), ("Of the cluster", OF_CLUSTER)):
+        parts.append(f"## {heading}")
+        for name, reason in reasons.items():
+            meaning = reason.meaning[0].upper() + reason.meaning[1:]
+            parts += [
+                f"### {name}",
+                f"{meaning}. *What happens next:* {reason.then}. "
+                f"*What you can do:* {reason.remedy}.",
+            ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _exit_codes() -> str:

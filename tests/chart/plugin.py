@@ -1,7 +1,7 @@
 """`kubectl ddp` as one file that Python alone runs, and what Krew wants to know of it.
 
 It holds the libraries at the locked versions, as they are installed beside this: so nothing is
-fetched, and their hashes were checked when they were. Some are compiled, so it runs on the platform
+fetched, and `make venv` has checked their hashes. Some are compiled, so it runs on the platform
 and with the Python that it is made with.
 """
 
@@ -60,8 +60,10 @@ def build(folder: Path) -> Path:
             _copy(_installed(name, version), site)
         _copy(distribution("shiv"), site, only=_OF_DISTRIBUTION)  # its licence: it unpacks them
         own = Path(ddp_operator.__file__).parent
-        for path in (*own.rglob("*.py"), own / "py.typed"):
-            _copy_file(path, site / own.name / path.relative_to(own))
+        for path in own.rglob("*"):
+            inner = path.relative_to(own.parent)
+            if path.is_file() and not _LEFT_OUT.search(inner.as_posix()):
+                _copy_file(path, site / inner)
         made_for = [*sys.version_info[:2], sys.platform, platform.machine()]
         (site / f"{PLUGIN}.json").write_text(json.dumps(made_for))
         command: list[str | Path] = [

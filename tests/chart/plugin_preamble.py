@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 KEPT_BESIDE = 1
@@ -14,11 +15,16 @@ KEPT_BESIDE = 1
 
 def prune(own: Path) -> None:
     """Remove what earlier releases have unpacked, but for the latest."""
-    name = own.name.rpartition("_")[0]
-    others = [path for path in own.parent.glob(f"{name}_*") if path.is_dir() and path != own]
+    name = _program(own)
+    others = [p for p in own.parent.iterdir() if _program(p) == name and p.is_dir() and p != own]
     others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in others[KEPT_BESIDE:]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _program(unpacked: Path) -> str:
+    """Its file's name, to which shiv adds what it was built of; others may share the folder."""
+    return unpacked.name.rpartition("_")[0]
 
 
 def refusal(made_for: list[object], here: list[object]) -> str:
@@ -37,4 +43,5 @@ if __name__ == "__main__":
     _HERE = [*sys.version_info[:2], sys.platform, platform.machine()]
     if _REFUSAL := refusal(json.loads((_SITE / "kubectl-ddp.json").read_text()), _HERE):
         sys.exit(_REFUSAL)
-    prune(_SITE.parent)
+    with suppress(OSError):  # as another one does the same
+        prune(_SITE.parent)

@@ -93,7 +93,7 @@ OWN: Final = {
     ),
     "CheckpointRequested": Reason(
         "a node of the job is about to go, or its end is near",
-        "the trainer saves a checkpoint between two steps",
+        "a trainer that answers POST /checkpoint saves; training goes on",
         NOTHING,
     ),
     "NodeLeaving": Reason(

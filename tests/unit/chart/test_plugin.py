@@ -124,9 +124,9 @@ def test_what_releases_unpack_does_not_pile_up(tmp_path: Path) -> None:
         folder = tmp_path / f"kubectl-ddp_{age}"
         (folder / "site-packages").mkdir(parents=True)
         os.utime(folder, (1000 - age, 1000 - age))
-    (tmp_path / "other-program_9").mkdir()
+    (tmp_path / "kubectl-ddp_other_9").mkdir()
     (tmp_path / ".kubectl-ddp_3_lock").touch()
     prune(tmp_path / "kubectl-ddp_3")
     kept = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert KEPT_BESIDE == 1
-    assert kept == ["kubectl-ddp_0", "kubectl-ddp_3", "other-program_9"]
+    assert kept == ["kubectl-ddp_0", "kubectl-ddp_3", "kubectl-ddp_other_9"]

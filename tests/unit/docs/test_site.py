@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ddp_operator.api.reasons import REASONS
 
 ROOT = Path(__file__).parents[3]
 _FETCHED = re.compile(
@@ -48,6 +49,12 @@ def test_the_reference_is_that_of_the_code(site: Path) -> None:
         r"<td>75</td>\s*<td>LOST_PEER</td>", (site / "reference/exit-codes.html").read_text()
     )
     assert "ddp_operator_jobs" in (site / "reference/metrics.html").read_text()
+
+
+def test_each_reason_can_be_linked_to(site: Path) -> None:
+    page = (site / "reference/reasons.html").read_text()
+    anchors = set(re.findall(r'<h3 id="([^"]+)">', page))
+    assert anchors == {reason.lower() for reason in REASONS}
 
 
 def test_a_dead_link_is_an_error(tmp_path: Path) -> None:
