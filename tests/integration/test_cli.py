@@ -175,7 +175,7 @@ async def test_stop_scale_resume_restart_delete(ddp: Ddp, jobs: Jobs, kubelet: F
 async def test_as_a_plugin_of_kubectl(
     jobs: Jobs, control_plane: cluster.ControlPlane, kubectl_program: str, tmp_path: Path
 ) -> None:
-    """The file that a release has, without anything else of this environment."""
+    """The file that a release has, as kubectl finds it on the PATH."""
     await jobs.create(job(replicas=2))
     await asyncio.to_thread(plugin.build, tmp_path)
     path = f"{tmp_path}{os.pathsep}{sys.base_prefix}/bin{os.pathsep}{os.environ['PATH']}"
