@@ -7,6 +7,7 @@ syntax is that of the API server's own rules.
 """
 
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import re2
@@ -18,6 +19,8 @@ _KEPT = 256
 _KEPT_ANSWERS = 4096
 """Whether an expression matches a text: a failed pod is asked again whenever its job is looked at.
 At most 20 MB, of texts as long as a failure's message may be."""
+_MATCHES = 8
+"""In a line; each may take as long as the first."""
 
 
 @lru_cache(maxsize=_KEPT_ANSWERS)
@@ -28,15 +31,14 @@ def search(expression: str, text: str) -> bool:
 
 
 def groups(expression: str, line: bytes) -> dict[str, str]:
-    """What the named groups of a valid expression hold where it first matches in a line; nothing
-    of groups that took no part, or where it does not match.
+    """What the named groups of a valid expression hold in a line: the last that each holds where it
+    matches, and nothing of groups that took no part.
     """
-    found = _compiled(expression).search(line)
-    if found is None:
-        return {}
+    compiled = _compiled(expression)
     return {
         _text(name): _text(found.group(index))
-        for name, index in _compiled(expression).groupindex.items()
+        for found in islice(compiled.finditer(line), _MATCHES)
+        for name, index in compiled.groupindex.items()
         if found.group(index) is not None
     }
 

@@ -14,7 +14,8 @@ PATTERN = r"step (?P<step>[\d,]+)(?:/(?P<totalSteps>\d+))?|loss[=:] ?(?P<loss>\S
     ("log", "said"),
     [
         (b"step 3/9\n", TrainerStatus(step=3, total_steps=9)),
-        (b"step 3/9 loss=0.5\nstep 4/9\n", TrainerStatus(step=4, total_steps=9)),
+        (b"step 3/9 loss=0.5\nstep 4/9\n", TrainerStatus(step=4, total_steps=9, loss=0.5)),
+        (b"step 3/9 loss=0.5 loss=0.4\n", TrainerStatus(step=3, total_steps=9, loss=0.4)),
         (b"loss: 0.5\nstep 4\nsaving\n", TrainerStatus(step=4, loss=0.5)),
         (b"step 4\nloss: 0.7\nloss: 0.5\n", TrainerStatus(step=4, loss=0.5)),
         (b"step 1,200\n", TrainerStatus(step=1200)),
@@ -47,6 +48,7 @@ def test_a_step_that_is_no_number_of_steps_is_refused(text: str) -> None:
 
 def test_what_is_far_to_the_right_of_a_line_is_not_looked_for() -> None:
     assert read(PATTERN, b"x" * 1100 + b"step 4\n") is None
+    assert read(r"(?P<step>\d)", b"1234567890\n") == TrainerStatus(step=8)
 
 
 def test_no_pattern_takes_long_over_the_worst_of_logs() -> None:
