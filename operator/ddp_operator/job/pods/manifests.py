@@ -84,7 +84,16 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         variables[ENV_POD_SIZES] = sizes
     if token:
         variables[ENV_TOKEN] = token
+    if identity.index == 0:
+        variables |= _trackers(job)
     return {name: str(value) for name, value in variables.items()}
+
+
+def _trackers(job: DDPJob) -> dict[str, str]:
+    """What makes a training one run of W&B's, however often it starts anew; for rank 0's pod alone,
+    since a run that several processes write is spoilt. MLflow gives runs their ids itself.
+    """
+    return {"WANDB_RUN_ID": job.uid, "WANDB_RESUME": "allow", "WANDB_NAME": job.name}
 
 
 def owner_reference(job: DDPJob) -> dict[str, Any]:

@@ -76,6 +76,16 @@ class TestEnvironment:
             "PET_MASTER_PORT": "23456",
         }
 
+    def test_a_run_of_wandb_goes_on_after_restarts_and_is_rank_0s_alone(self) -> None:
+        job = fresh_job(replicas=2)
+        run = {"WANDB_RUN_ID": job.uid, "WANDB_RESUME": "allow", "WANDB_NAME": "digits"}
+        assert run.items() <= env(job, Identity(0, 0)).items()
+        assert run.items() <= env(job, Identity(0, 3, 1)).items()
+        assert not run.keys() & env(job, Identity(1, 0)).keys()
+        own = container(env=[{"name": "WANDB_RUN_ID", "value": "mine"}])
+        found = trainer(fresh_job(template=template(own)))["env"]
+        assert [e["value"] for e in found if e["name"] == "WANDB_RUN_ID"] == ["mine"]
+
     def test_several_processes_a_pod(self) -> None:
         """Only the launcher can know a process's rank then."""
         job = fresh_job(replicas=2, nprocPerNode=8)
