@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -240,6 +241,8 @@ def _run(command: Sequence[str]) -> None:
 def _begin_anew(parent: int, environment: Mapping[str, str], *, keep_fd: int | None = None) -> None:
     """Have no more of the parent than a program has that was just started."""
     die_with_parent(parent)
+    # What the parent's objects remove at its end, such as the launcher's status, is still in use.
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
