@@ -60,7 +60,12 @@ def in_pod(**environment: str) -> FakeProgram:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        printed, errors = await process.communicate()
+        try:
+            printed, errors = await process.communicate()
+        finally:  # nobody may be there any more who waits for it
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
         with contextlib.suppress(ConnectionError):  # who asked has had enough
             if printed:
                 await run.print(printed)

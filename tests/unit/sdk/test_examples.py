@@ -93,6 +93,7 @@ async def test_the_tutorial(tmp_path: Path) -> None:
     finally:
         if process.returncode is None:
             process.kill()
+            await process.communicate()
     assert process.returncode == 0, out
     assert "0 | rank 0 of 2: step 20/20" in out, out
     assert "1 | rank 1 of 2: step 20/20" in out, out
