@@ -192,7 +192,13 @@ async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubele
     proxy.lose_answers(write("POST", "/pods"), times=1)
     proxy.lose_answers(write("POST", "/services"), times=1)
     restart = {"scope": "Pod"}
-    manifest = job(replicas=2, restart=restart, ttlSecondsAfterFinished=0, isolation="Job")
+    manifest = job(
+        replicas=2,
+        restart=restart,
+        ttlSecondsAfterFinished=0,
+        isolation="Job",
+        progress={"logPattern": r"step (?P<step>\d+)"},
+    )
     await jobs.create(manifest)
     await jobs.until_pods("job-0-0", "job-0-1")
     # A new attempt makes the NetworkPolicy again as it should be.
@@ -205,6 +211,7 @@ async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubele
     for pod in ("job-1-0", "job-1-1"):
         await kubelet.run(pod)
     await jobs.until_phase("Running")
+    await eventually(lambda: is_answered(proxy, "GET", "/job-1-0/log"))
     await jobs.delete_pod("job-1-1")
     await jobs.until_pods("job-1-0", "job-1-1-r1")
     await kubelet.run("job-1-1-r1")

@@ -79,7 +79,12 @@ def test_each_component_adds_what_it_is_for(render: Render) -> None:
             ("ClusterRoleBinding", "ddp-operator-metrics-auth"),
         ],
         "network-policy": [("NetworkPolicy", "ddp-operator")],
-        "one-namespace": [("Role", "ddp-operator-jobs"), ("RoleBinding", "ddp-operator-jobs")],
+        "one-namespace": [
+            ("Role", "ddp-operator-jobs"),
+            ("Role", "ddp-operator-logs"),
+            ("RoleBinding", "ddp-operator-jobs"),
+            ("RoleBinding", "ddp-operator-logs"),
+        ],
     }
 
 

@@ -93,9 +93,9 @@ def watched(job: DDPJob, planned: Plan, report: Report | None, now: datetime) ->
         if silent and running.reason == PODS_READY:
             message = (
                 f"no progress was reported for {job.spec.progress_deadline_seconds} s "
-                "(spec.progressDeadlineSeconds), so that a hang would not be noticed: the trainer "
-                f"of pod 0 has to answer GET /status on port {job.spec.status_port}, or its log to "
-                "match spec.progress.logPattern"
+                "(spec.progressDeadlineSeconds), so that no hang would be noticed: pod 0 has to "
+                f"answer GET /status on port {job.spec.status_port}, or its log to match "
+                "spec.progress.logPattern"
             )
             status = with_condition(status, "Running", True, NO_REPORTS, message, now)
             events = (*events, Event(NO_REPORTS, message, warning=True))
