@@ -1,0 +1,61 @@
+"""What each command costs the API server, as the page on the command line says."""
+
+import re
+from pathlib import Path
+
+import pytest
+from ddp_operator.cli.__main__ import program
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
+
+from tests.unit.cli.conftest import Ddp
+from tests.unit.cli.jobs import training
+from tests.unit.job.builders import NAME, fresh_job
+from tests.unit.kube.fake_api_server import FakeApiServer
+from tests.unit.kube.fake_channels import ProgramRun
+
+PAGE = Path(__file__).parents[3] / "docs/how-to/command-line.md"
+_ROW = re.compile(r"^\| `([^`]+)` \| (\d+) \|", re.M)
+ON_PAGE = {command: int(cost) for command, cost in _ROW.findall(PAGE.read_text())}
+PODS = 2
+
+
+async def answers(run: ProgramRun) -> int:
+    """Whatever is asked for in a pod: nothing."""
+    await run.print(b"")
+    return 0
+
+
+@pytest.fixture(autouse=True)
+async def running(server: FakeApiServer) -> None:
+    uid = server.create("ddpjobs", training())["metadata"]["uid"]
+    for index in range(PODS):
+        pod = manifests.pod(fresh_job(), Identity(index, 0))
+        pod["metadata"]["ownerReferences"][0]["uid"] = uid
+        state = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "name": "trainer"}
+        pod["status"] = {"phase": "Running", "containerStatuses": [{**state, "ready": True}]}
+        server.create("pods", pod)
+        server.logs[pod["metadata"]["name"]] = b"2026-01-01T00:00:00Z hello\n"
+        server.programs[pod["metadata"]["name"]] = answers
+
+
+@pytest.mark.parametrize("command", ON_PAGE)
+async def test_it_costs_what_the_page_says(
+    ddp: Ddp, server: FakeApiServer, tmp_path: Path, command: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    words = command.replace("NAME", NAME).replace("train.py", str(script)).split()
+    before = len(server.requests)
+    result = await ddp(*words)
+    assert "Usage" not in result.output, result.output
+    assert len(server.requests) - before == ON_PAGE[command], [
+        (request.method, request.path) for request in server.requests[before:]
+    ]
+
+
+def test_the_page_has_every_command_that_asks_a_cluster() -> None:
+    local = {"convert", "completion"}
+    lasting = {"port-forward", "profile", "bundle", "doctor", "ui"}
+    told = {command.split()[0] for command in ON_PAGE}
+    assert told == program.commands.keys() - local - lasting
