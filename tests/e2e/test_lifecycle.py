@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME
@@ -32,14 +33,25 @@ from tests.e2e.jobs import (
 from tests.e2e.kubectl import Kubectl, wait_for
 
 
-@pytest.fixture
-def job(kubectl: Kubectl, claim: Callable[[str], str]) -> Job:
-    """A job in the midst of training."""
-    checkpoint = {"persistentVolumeClaim": claim("checkpoints")}
-    kubectl.apply(digits_job("train", *SHORT_RUN, *SLOW_STEPS, checkpoint=checkpoint))
+def _in_training(kubectl: Kubectl, *arguments: str, **spec: Any) -> Job:
+    kubectl.apply(digits_job("train", *arguments, *SLOW_STEPS, **spec))
     job = Job(kubectl, "train")
     wait_for(lambda: is_training(job), what="a checkpoint", describe=job.status)
     return job
+
+
+@pytest.fixture
+def job(kubectl: Kubectl, claim: Callable[[str], str]) -> Job:
+    """A job in the midst of training."""
+    return _in_training(
+        kubectl, *SHORT_RUN, checkpoint={"persistentVolumeClaim": claim("checkpoints")}
+    )
+
+
+@pytest.fixture
+def long_job(kubectl: Kubectl) -> Job:
+    """A job that trains for longer than any machine takes to look at it."""
+    return _in_training(kubectl, "--epochs=1000", "--checkpoint-every-steps=10")
 
 
 def _suspend(job: Job, value: bool) -> None:
@@ -80,8 +92,9 @@ def _ddp(job: Job, *words: str) -> str:
 
 
 def test_a_job_shows_what_its_ranks_do_and_leaves_nothing_behind_when_deleted(
-    job: Job, tmp_path: Path
+    long_job: Job, tmp_path: Path
 ) -> None:
+    job = long_job
     ranks = json.loads(_ddp(job, "stacks", job.name, "-o", "json"))["ranks"]
     for number, rank in enumerate(ranks):
         assert (rank["rank"], rank["pod"]) == (number, f"train-0-{number}")
