@@ -69,7 +69,7 @@ def succeed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     if pods.ignored:
         message += f", {len(pods.ignored)} of them by spec.restart.rules"
     if said and said.message:
-        message += f"; rank 0 says: {said.message.strip()}"
+        message += f"; rank 0 says: {' '.join(said.message.split())}"
     return finish(job.status, "Succeeded", "Completed", message, now)
 
 

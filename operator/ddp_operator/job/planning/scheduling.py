@@ -87,6 +87,6 @@ def _in_words(job: DDPJob, pods: Observed) -> str:
     placed = job.spec.replicas - len(waiting) - len(pods.missing)
     return (
         f"only {placed} of {job.spec.replicas} pods got a node within "
-        f"spec.schedulingTimeoutSeconds ({job.spec.scheduling_timeout_seconds}); they are given up "
-        f"for others to use. Waiting were {causes}"
+        f"spec.schedulingTimeoutSeconds ({job.spec.scheduling_timeout_seconds}), and give it "
+        f"up for others; waiting were {causes}"
     )

@@ -117,7 +117,11 @@ def _word(value: str | None) -> str:
 
 
 def _text(value: str | None) -> str:
-    return (value or "")[-_MAX_TEXT:]  # of a log, the end tells
+    text = (value or "")[-_MAX_TEXT:]  # of a log, the end tells
+    if text.isprintable():
+        return text
+    # A terminal would obey the rest, in `kubectl describe` too.
+    return "".join(c for c in text if c.isprintable() or c in "\n\t")
 
 
 def _grace_seconds(value: int | None, default: int) -> int:

@@ -153,6 +153,12 @@ class TestStart:
 
 
 class TestSuccess:
+    def test_what_rank_0_leaves_stands_on_one_line(self) -> None:
+        job, _ = running_job()
+        pods = [ended(job, 0, code=0, message="\nloss 0.1\n  done\n"), ended(job, 1, code=0)]
+        said = "all 2 pods ended well; rank 0 says: loss 0.1 done"
+        assert plan(job, pods, later(60)).status.message == said
+
     def test_all_pods_ended_well(self) -> None:
         job, _ = running_job()
         said = '{"accuracy": 0.98}'

@@ -76,6 +76,14 @@ def test_a_fenced_pod_serves_no_longer() -> None:
     assert not project(stored).serving
 
 
+def test_last_words_have_nothing_that_a_terminal_obeys() -> None:
+    said = "\x1b[2J\x1b]0;mine\x07line 1\r\n\tline 2 \u202efdp.exe\x00\x9b31m é 界"
+    status = {"phase": "Failed", "containerStatuses": [terminated(3, message=said)]}
+    read = project(manifest(container(), status=status))
+    assert read.exit is not None
+    assert read.exit.message == "[2J]0;mineline 1\n\tline 2 fdp.exe31m é 界"
+
+
 @pytest.mark.parametrize("phase", ["Running", "Failed"])
 def test_the_trainers_exit_counts_not_the_pods_phase(phase: str) -> None:
     status = {
