@@ -19,6 +19,7 @@ from ddp_operator.ports import (
     NotFoundError,
 )
 
+from tests.manners import faults, without_testimony
 from tests.simulation.server import ApiServer
 
 T = TypeVar("T")
@@ -156,7 +157,7 @@ class SimulatedCluster:
     async def emit_event(self, job: Manifest, event: Event) -> None:
         del job
         assert event.reason
-        assert event.message
+        assert not list(faults(without_testimony(event.message))), event.message
 
     async def _write_to_pod(
         self, key: Key, uid: str | None, effect: Callable[[], Manifest]

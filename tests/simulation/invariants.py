@@ -14,6 +14,7 @@ from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Manifest
 
+from tests.manners import faults, without_testimony
 from tests.simulation.clock import Clock
 from tests.simulation.kubelet import is_deleting, is_over, is_running
 from tests.simulation.server import JOB, ApiServer, owner_of
@@ -159,6 +160,12 @@ class Invariants:
             claim = f"{last.node} is left {times} times, and was about to go {len(starts)} times"
             self.require(times <= len(starts), claim)
 
+    def _judge_words(self, status: DDPJobStatus) -> None:
+        for condition in status.conditions or []:
+            said = without_testimony(condition.message)
+            wrong = list(faults(said)) if said else []
+            self.require(not wrong, f"{condition.type} says {said!r}, which {wrong}")
+
     def pod_changed(self) -> None:
         """One host name, one address: the name of a rank must never lead to a pod of the past."""
         names = Counter(
@@ -191,6 +198,7 @@ class Invariants:
         )
         verdicts.judge(old, new)
         status = new.status
+        self._judge_words(status)
         self._judge_departure(old, new)
         self._judge_isolation(new)
         notes = status.bookkeeping

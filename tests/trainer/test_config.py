@@ -83,7 +83,7 @@ def test_bad_flags(flags: list[str], message: str) -> None:
     [
         (["--", *[]], "no command after --"),
         (["--epochs", "3", "--", "python", "my.py"], "--epochs 3: a flag of the bundled trainer"),
-        (["--max-restarts", "-1"], "--max-restarts must not be negative"),
+        (["--max-restarts", "-1"], "--max-restarts: set it to 0 or more"),
         (["--max-reforms", "-1"], "--max-reforms is -1: set it to 0 or more"),
         (["--epochs", "0"], "--epochs is 0"),
     ],

@@ -81,7 +81,7 @@ class LaunchPlan:
         values, trainer_flags = _parser().parse_known_args(before)
         for name in ("max_restarts", "restart_window_seconds", "kill_after_seconds"):
             if getattr(values, name) < 0:
-                raise ConfigurationError(f"--{name.replace('_', '-')} must not be negative")
+                raise ConfigurationError(f"--{name.replace('_', '-')}: set it to 0 or more")
         silence_seconds, kill_after_seconds = 0.0, values.kill_after_seconds
         if script is None:
             # Checked now, rather than in every rank.

@@ -47,7 +47,8 @@ def read(text: str) -> Sequence[dict[str, Any]]:
         raise ConversionError("the file is nested too deeply; no manifest is") from None
     # A value that belies its tag, such as !!bool 7, makes PyYAML raise whatever comes.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise ConversionError(f"the file is not YAML: {' '.join(str(error).split())}") from None
+        said = " ".join(str(error).split())
+        raise ConversionError(f"the file is not YAML: {said}; correct it") from None
     return found
 
 

@@ -61,8 +61,8 @@ def gpu_of(
     names = ",".join(str(number) for number in device_ids)
     if len(device_ids) != local_world_size or len(set(device_ids)) != local_world_size:
         raise ConfigurationError(
-            f"--device-ids {names} must name a GPU of its own for each of the "
-            f"{local_world_size} processes in this pod"
+            f"--device-ids {names}: name a GPU of its own for each of the {local_world_size} "
+            "processes in this pod"
         )
     if not all(0 <= number < gpus for number in device_ids):
         raise ConfigurationError(

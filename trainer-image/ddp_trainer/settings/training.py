@@ -92,7 +92,8 @@ class DDPOptions:
             _POWERSGD_START_STEP,
         ):
             raise ConfigurationError(
-                "--powersgd-rank and --powersgd-start-step are for --gradient-compression powersgd"
+                "--powersgd-rank and --powersgd-start-step are for --gradient-compression powersgd:"
+                " leave them out, or choose it"
             )
 
 
@@ -154,4 +155,6 @@ class StagingOptions:
                 f"--stage {self.stage} needs --data, what to bring, and --stage-dir, where to"
             )
         if self.stage == "no" and self.stage_dir is not None:
-            raise ConfigurationError("--stage-dir is for --stage copy or --stage broadcast")
+            raise ConfigurationError(
+                "--stage-dir is for --stage copy or --stage broadcast: leave it out, or choose one"
+            )

@@ -48,7 +48,8 @@ def load(
     tests = int(len(inputs) * _TEST_FRACTION)
     if not tests:
         raise ConfigurationError(
-            f"{len(text)} bytes of text are too few for --workload-option context={context}"
+            f"{len(text)} bytes of text are too few for --workload-option context={context}: "
+            "lower it, or give more text with --workload-option data"
         )
     return Workload(
         train=Samples(inputs=inputs[:-tests], targets=targets[:-tests]),
@@ -81,7 +82,9 @@ def read_text(data: Path | None, *, most: int) -> Tensor:
                 break
             text += path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"--workload-option data: {error}") from error
+        raise ConfigurationError(
+            f"--workload-option data: {error}: name a file that can be read"
+        ) from error
     if not text:
         raise ConfigurationError(
             f"there is no text in {data or _library()}: name a file with --workload-option data"

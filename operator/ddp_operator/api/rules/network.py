@@ -54,7 +54,7 @@ NETWORK_RULES = (
         _serves,
     ),
     Rule(
-        "spec.accelerator.network: a fabric serves pods that have whole machines; set "
+        "spec.accelerator.network: a fabric serves whole machines; set "
         "spec.accelerator.count to all GPUs of one: "
         + ", ".join(f"{most} of {name}" for name, most in _WHOLE.items()),
         f"{_WITHOUT} || !has(self.accelerator.type) || !(self.accelerator.type in {_WHOLE})"

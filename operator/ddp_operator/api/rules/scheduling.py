@@ -43,9 +43,9 @@ _NO_KUEUE: Final = (
 
 SCHEDULING_RULES = (
     Rule(
-        "spec.scheduling.queueName: Kueue admits pods all together and takes a single new one for "
-        "one too many while the old one ends; leave the queue out, or set spec.restart.scope to "
-        "Gang and let no rule RestartPod",
+        "spec.scheduling.queueName: Kueue admits pods all together, and takes a single new one for "
+        "one too many; leave the queue out, or set spec.restart.scope to Gang and let no rule "
+        "RestartPod",
         f"{_NO_KUEUE} || self.restart.scope == 'Gang'"
         " && (!has(self.restart.rules) || self.restart.rules.all(r, r.action != 'RestartPod'))",
         lambda spec: not (_kueue(spec) and _replaces_pods(spec)),

@@ -110,7 +110,9 @@ class _Place:
         data = self._config_maps[name].get("data") or {}
         for item in source.get("items") or ({"key": key, "path": key} for key in data):
             if item["key"] not in data:
-                raise ContainerConfigError(f"ConfigMap {name} has no key {item['key']}")
+                raise ContainerConfigError(
+                    f"ConfigMap {name} has no key {item['key']}; give it one, or correct the volume"
+                )
             target = directory / item["path"]
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(data[item["key"]])

@@ -69,10 +69,11 @@ def job_file(documents: Sequence[Manifest], *, where: str) -> JobFile:
 def _documents(path: Path) -> list[dict[str, Any]]:
     try:
         documents = [found for found in yaml.safe_load_all(path.read_text()) if found is not None]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise ManifestError(f"{path} is not YAML: {error}") from None
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read: {error.strerror}; name a manifest") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise ManifestError(f"{path} is not YAML: {said}; correct it") from None
     for document in documents:
         if not isinstance(document, dict):
             raise ManifestError(f"{path}: not a Kubernetes object: {str(document)[:60]!r}")

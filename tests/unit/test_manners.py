@@ -1,0 +1,126 @@
+import re
+from pathlib import Path
+
+import ddp_operator
+import ddp_trainer
+import pytest
+from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES
+
+from tests.manners import faults, faults_at_terminal, faults_of_refusal
+from tests.unit.said_messages import Message, messages
+
+FOLDERS = [Path(path) for package in (ddp_operator, ddp_trainer) for path in package.__path__]
+REFUSALS = {
+    "BadParameter",
+    "ConfigurationError",
+    "ContainerConfigError",
+    "ConversionError",
+    "FunctionError",
+    "ManifestError",
+    "UsageError",
+    "WishError",
+}
+"""Errors that say what is wrong with somebody's input."""
+OUR_OWN = {"AssertionError", "AttributeError", "NotImplementedError", "TypeError", "SystemExit"}
+"""Errors of whoever writes this program."""
+
+_LISTED = re.compile(r"( [\w ()-]+[,;]){4,}")
+"""What there is to choose from, or must not be there, may be long: it is looked up, not read."""
+
+
+@pytest.fixture(scope="module")
+def said() -> list[Message]:
+    return [one for folder in FOLDERS for one in messages(folder) if one.has_words]
+
+
+def test_errors_and_logs_speak_with_one_voice(said: list[Message]) -> None:
+    found = {
+        one: wrong
+        for one in said
+        if not one.is_printed and one.by not in OUR_OWN
+        if (wrong := list(faults(one.text)))
+    }
+    assert found == {}
+
+
+def test_who_is_refused_is_told_what_to_do(said: list[Message]) -> None:
+    refusals = [one for one in said if one.by in REFUSALS and not one.ends_elsewhere]
+    assert {one.by for one in refusals} == REFUSALS
+    assert {one: wrong for one in refusals if (wrong := list(faults_of_refusal(one.text)))} == {}
+
+
+def test_commands_speak_in_whole_sentences_or_in_none(said: list[Message]) -> None:
+    printed = [one for one in said if one.is_printed]
+    assert len(printed) > 10
+    lines = {one: one.text.strip() for one in printed}
+    assert {
+        one: wrong for one, line in lines.items() if (wrong := list(faults_at_terminal(line)))
+    } == {}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [*(rule.message for rule in SPEC_RULES), *dict([NAME_CEL, *TRANSITION_RULES]).values()],
+)
+def test_the_api_refuses_a_job_with_a_remedy(message: str) -> None:
+    words = _LISTED.sub(" …", message)
+    assert list(faults_of_refusal(words)) == []
+
+
+def test_a_stack_trace_is_only_logged_where_the_fault_is_ours(said: list[Message]) -> None:
+    traced = {one.where.rpartition(":")[0] for one in said if one.by == "exception"}
+    assert traced == {
+        "ddp_operator/engine/engine.py",
+        "ddp_operator/engine/reports.py",
+        "ddp_operator/kube/view/reflector.py",
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "wrong"),
+    [
+        ("", "says nothing"),
+        ("…: …", "says nothing"),
+        ("pod a\nfailed", "is not one line with single blanks"),
+        ("pod a  failed", "is not one line with single blanks"),
+        ("pod a failed: Traceback", "has a word that only the source explains: Traceback"),
+        ("cannot read None", "has a word that only the source explains: None"),
+        ("lost _listing", "has a word that only the source explains: _listing"),
+        ("Pod a failed", "begins with a capital letter"),
+        ("pod a failed.", "ends as a sentence"),
+        ("pod a failed!", "ends as a sentence"),
+        (f"pod {'a' * 200}", "has 204 characters"),
+    ],
+)
+def test_what_is_wrong_is_found(message: str, wrong: str) -> None:
+    assert wrong in list(faults(message))
+
+
+@pytest.mark.parametrize(
+    "message", ["WORLD_SIZE is 3", "GPUs are gone", "pod a failed: exit code 1"]
+)
+def test_what_is_right_passes(message: str) -> None:
+    assert list(faults(message)) == []
+
+
+def test_a_refusal_without_a_remedy_is_found() -> None:
+    assert list(faults_of_refusal("spec.replicas is wrong")) == ["does not say what to do"]
+
+
+def test_what_begins_as_a_sentence_ends_as_one() -> None:
+    assert list(faults_at_terminal("There are no jobs"))
+    assert not list(faults_at_terminal("There are no jobs."))
+
+
+def test_messages_are_found_as_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "def f(x):\n"
+        "    _logger.info('pod %s is %d', x, 1)\n"
+        "    click.echo(f'job {x}' + ' ends')\n"
+        "    raise module.WrongError(f'no {x!r:>4}: go')\n"
+    )
+    assert {one[1:] for one in messages(tmp_path)} == {
+        ("info", "pod … is …"),
+        ("echo", "job … ends"),
+        ("WrongError", "no …: go"),
+    }
