@@ -31,7 +31,8 @@ from pathlib import Path
 
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launcher.node_environment import NodeEnvironmentError, with_node_environment
-from ddp_trainer.launcher.starters import CommandStarter, ForkserverStarter, Starter
+from ddp_trainer.launcher.scripts import Script
+from ddp_trainer.launcher.starters import SCRIPTS, CommandStarter, ForkserverStarter, Starter
 from ddp_trainer.launcher.supervisor import Supervisor
 from ddp_trainer.launcher.verdict import ComesBack, RestartBudget, Verdict, judge, judge_script
 from ddp_trainer.settings import timeouts
@@ -69,6 +70,8 @@ class LaunchPlan:
     kill_after_seconds: float
     silence_seconds: float
     """How long a rank may be frozen; 0: for ever."""
+    preload: bool = True
+    """Whether a Python script is forked from a process that has torch imported."""
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> LaunchPlan:
@@ -82,6 +85,8 @@ class LaunchPlan:
         for name in ("max_restarts", "restart_window_seconds", "kill_after_seconds"):
             if getattr(values, name) < 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')}: set it to 0 or more")
+        if script is None and not values.preload:
+            raise ConfigurationError("--no-preload: goes with a command after --; leave it out")
         silence_seconds, kill_after_seconds = 0.0, values.kill_after_seconds
         if script is None:
             # Checked now, rather than in every rank.
@@ -105,6 +110,7 @@ class LaunchPlan:
             restart_window_seconds=values.restart_window_seconds,
             kill_after_seconds=kill_after_seconds,
             silence_seconds=silence_seconds,
+            preload=values.preload,
         )
 
 
@@ -153,13 +159,8 @@ def _supervise(
     if plan.is_script and placement.node_rank == 0 and status_path is not None:
         found, trainjob_token = _trainjob(placement, environment, status_path)
         environment = {**environment, **found}
-    starter: Starter = (
-        CommandStarter(plan.command, environment)
-        if plan.is_script
-        else ForkserverStarter(plan.command, {**_WITHOUT_WARNINGS, **environment})
-    )
     supervisor = Supervisor(
-        starter,
+        _starter(plan, environment),
         RestartBudget(plan.max_restarts, window_seconds=plan.restart_window_seconds),
         kill_after_seconds=plan.kill_after_seconds,
         silence_seconds=plan.silence_seconds,
@@ -196,6 +197,16 @@ def _supervise(
         return Verdict(exit_code=code, report=TerminationReport(error=sentence, exit_code=code))
     own_affair = plan.is_script and not any(end.joined for end in ends)
     return judge_script(ends) if own_affair else judge(ends)
+
+
+def _starter(plan: LaunchPlan, environment: Mapping[str, str]) -> Starter:
+    """How ranks start: as a command of their own where they cannot be forked."""
+    if not plan.is_script:
+        return ForkserverStarter(plan.command, {**_WITHOUT_WARNINGS, **environment})
+    script = Script.of(plan.command, environment) if plan.preload else None
+    if script is None:
+        return CommandStarter(plan.command, environment)
+    return ForkserverStarter(script.program, environment, module=SCRIPTS, options=script.options)
 
 
 def _trainjob(
@@ -300,6 +311,13 @@ def _parser() -> Parser:
         default=30.0,
         help="how long the other ranks of a pod may take to stop when one fails (default: 30, or "
         "--stop-within-seconds where that is longer)",
+    )
+    flags.add_argument(
+        "--no-preload",
+        dest="preload",
+        action="store_false",
+        help="start Python anew for each rank of a script, rather than fork it from a process that "
+        "has torch imported: for scripts that set what torch reads when it is imported",
     )
     return flags
 

@@ -1,9 +1,10 @@
 """From `kill -9` of a rank to the next step of all ranks: the trainer against torchrun's restart.
 
 The trainer's launcher forks the rank anew and the survivor hands it the state; so it goes for a
-script that has joined, whose rank is started as a command; torchrun starts all processes of the
-node again, and these read a checkpoint. All train the same model on the same machine, with steps of
-the same length, and are hit half way between two checkpoints.
+script that has joined, whose rank is forked as well, or (`--no-preload`) started as a command;
+torchrun starts all processes of the node again, and these read a checkpoint. All train the same
+model on the same machine, with steps of the same length, and are hit half way between two
+checkpoints.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def measure(settings: Settings) -> Outcome:
             ("trainer, rank 0", lambda folder: _of_trainer(folder, victim=0)),
             ("script, rank 1", lambda folder: _of_script(folder, victim=1)),
             ("script, rank 0", lambda folder: _of_script(folder, victim=0)),
+            ("script, a command", lambda folder: _of_script(folder, "--no-preload", victim=1)),
             ("torchrun, rank 1", _of_torchrun),
         ):
             folder = settings.scratch / f"{name.replace(', ', '-').replace(' ', '-')}-{i}"
@@ -114,9 +116,9 @@ def _of_trainer(folder: Path, *, victim: int) -> Recovery:
         return _killed(launcher, folder, log, lambda: child_named(launcher, f"ddp-rank-{victim}"))
 
 
-def _of_script(folder: Path, *, victim: int) -> Recovery:
+def _of_script(folder: Path, *flags: str, victim: int) -> Recovery:
     command = [
-        *("-m", "ddp_trainer.launch", "--", sys.executable),
+        *("-m", "ddp_trainer.launch", *flags, "--", sys.executable),
         *("-m", "tests.bench.scripts.joined_ddp", str(folder), str(_STEPS)),
     ]
     variables = {**environment(), "DDP_CHECKPOINT_DIR": str(folder / "checkpoints")}

@@ -2,6 +2,8 @@
 
     python -m ddp_trainer.launcher.forkserver SOCKET [flags of the trainer]
 
+`scripts` does the same for ranks that run a user's own script.
+
 Importing torch takes longer than all else that a new rank does before its first step. The launcher
 asks over a socket for one rank at a time. Each is forked twice, so that it becomes the child of the
 launcher: that alone waits for it, learns its exit code, and takes it along when it dies.
@@ -66,21 +68,31 @@ def read_started(channel: socket.socket) -> list[tuple[int, int]]:
 
 
 def serve(channel: socket.socket, arguments: Sequence[str]) -> None:
-    """Fork a rank for each request, until the launcher closes the socket."""
-    launcher = os.getppid()
+    """Fork a rank of the bundled trainer for each request, until the launcher closes the socket."""
     for module in PRELOADED:
         importlib.import_module(module)
+    if fork_ranks(channel):
+        _train(arguments)
+
+
+def fork_ranks(channel: socket.socket) -> bool:
+    """Fork a rank for each request.
+
+    Returns:
+        In each rank, true, for the caller to run it; false when the launcher has closed the socket.
+    """
+    launcher = os.getppid()
     # The ranks share these objects' memory as long as nobody writes to it, the collector included.
     gc.collect()
     gc.freeze()
     while True:
         request, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
         if not request:
-            return
+            return False
         [report_fd] = fds
         between = os.fork()
-        if between == 0:
-            _fork_rank(channel, json.loads(request), report_fd, arguments, launcher)
+        if between == 0 and _fork_rank(channel, json.loads(request), report_fd, launcher):
+            return True
         os.close(report_fd)
         _, status = os.waitpid(between, 0)
         if status != 0:
@@ -88,19 +100,18 @@ def serve(channel: socket.socket, arguments: Sequence[str]) -> None:
 
 
 def _fork_rank(
-    channel: socket.socket,
-    request: Mapping[str, object],
-    report_fd: int,
-    arguments: Sequence[str],
-    launcher: int,
-) -> NoReturn:
-    """In between server and rank: tell the launcher of the rank, and leave it to the launcher."""
+    channel: socket.socket, request: Mapping[str, object], report_fd: int, launcher: int
+) -> bool:
+    """In between server and rank: tell the launcher of the rank, and leave it to the launcher.
+    Returns in the rank only.
+    """
     code = ExitCode.FAILURE
     try:
         between = os.getpid()
         rank = os.fork()
         if rank == 0:
-            _become_rank(channel, request, report_fd, arguments, between, launcher)
+            _become_rank(channel, request, report_fd, between, launcher)
+            return True
         try:
             # Before the launcher can possibly see the rank die.
             channel.send(json.dumps([request["rank"], rank]).encode())
@@ -110,19 +121,16 @@ def _fork_rank(
         code = ExitCode.DONE
     except OSError:
         traceback.print_exc()
-    finally:
-        os._exit(code)
+    os._exit(code)
 
 
 def _become_rank(
     channel: socket.socket,
     request: Mapping[str, object],
     report_fd: int,
-    arguments: Sequence[str],
     between: int,
     launcher: int,
-) -> NoReturn:
-    code: int = ExitCode.FAILURE
+) -> None:
     try:
         while os.getppid() == between:
             time.sleep(0.0005)
@@ -137,8 +145,15 @@ def _become_rank(
         # A name for people: the command line is the server's.
         with open("/proc/self/comm", "w") as name:
             name.write(f"ddp-rank-{request['rank']}")
-        trainer = importlib.import_module("ddp_trainer.__main__")
-        code = trainer.main(arguments)
+    except Exception:
+        traceback.print_exc()
+        end_process(ExitCode.FAILURE)
+
+
+def _train(arguments: Sequence[str]) -> NoReturn:
+    code: int = ExitCode.FAILURE
+    try:
+        code = importlib.import_module("ddp_trainer.__main__").main(arguments)
     except Exception:
         traceback.print_exc()
     finally:

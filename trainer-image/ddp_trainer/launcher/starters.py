@@ -19,7 +19,11 @@ from ddp_trainer.system.deathsignal import die_with_parent
 from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE
 
 FORKSERVER = "ddp_trainer.launcher.forkserver"
-"""The module that forks ranks; another one may prepare them otherwise before it serves."""
+"""The module that forks ranks of the bundled trainer; another one may prepare them otherwise before
+it serves.
+"""
+SCRIPTS = "ddp_trainer.launcher.scripts"
+"""The module that forks ranks of a script."""
 
 
 class Starter(Protocol):
@@ -75,9 +79,20 @@ class CommandStarter:
 
 
 class ForkserverStarter:
-    """Forks ranks of the bundled trainer from a server, which is started when it is needed."""
+    """Forks ranks from a server, which is started when it is needed."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        module: str | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        """`arguments`: of the server, after its socket. `module`: the server; by default the one
+        of the bundled trainer. `options`: Python's, for it.
+        """
+        self._command = [sys.executable, *options, "-m", module or FORKSERVER]
         self._arguments = arguments
         self._environment = environment
         self._server: int | None = None
@@ -88,10 +103,8 @@ class ForkserverStarter:
         if self._channel is None:
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                command = [sys.executable, "-m", FORKSERVER, str(theirs.fileno())]
-                self._server = _popen(
-                    [*command, *self._arguments], self._environment, keep_fd=theirs.fileno()
-                )
+                command = [*self._command, str(theirs.fileno()), *self._arguments]
+                self._server = _popen(command, self._environment, keep_fd=theirs.fileno())
         # A server that is dead already takes this rank along: its end is still to be seen.
         with contextlib.suppress(ConnectionError):
             send_request(self._channel, rank, variables, report_fd=report_fd)
