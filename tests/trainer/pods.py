@@ -117,7 +117,7 @@ class Pod:
         return [int(child) for child in children.split()]
 
     def pids_of_ranks(self) -> dict[int, int]:
-        """Rank → process ID, of the bundled trainer's ranks that run."""
+        """Rank → process ID, of those ranks that run and were forked."""
         found = {}
         for child in self.child_pids():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):

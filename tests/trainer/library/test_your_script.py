@@ -52,7 +52,7 @@ def test_a_rank_of_a_script_is_killed_and_comes_back(name: str, tmp_path: Path) 
     with job(tmp_path, nodes=1, local_world_size=2, imports_torch=True) as wounded:
         [pod] = wounded.start_all("--", sys.executable, script, "--epochs", "40")
         pod.wait_for_log("epoch 1: ")
-        victim = pod.child_pids()[1]
+        victim = pod.pids_of_ranks()[1]
         os.kill(victim, signal.SIGKILL)
         until(lambda: not is_alive(victim), "the rank's death")
         pod.wait_for_log("starting it again, 1 of at most 3")
@@ -71,7 +71,7 @@ def test_a_rank_of_a_script_that_stands_still_is_killed_and_comes_back(tmp_path:
         slow = ("--step-delay-seconds", "0.1")
         [pod] = frozen.start_all("--", sys.executable, *script, *slow)
         pod.wait_for_log("epoch 0: ")
-        os.kill(pod.child_pids()[1], signal.SIGSTOP)
+        os.kill(pod.pids_of_ranks()[1], signal.SIGSTOP)
         pod.wait_for_log("rank 1 has been frozen for 3 s: killing it")
         pod.wait_for_log("going on from memory at step")
         pod.wait_for_log("epoch 1: ")
