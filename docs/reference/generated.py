@@ -8,6 +8,7 @@ import inspect
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.api.reasons import OF_CLUSTER, OWN
 from ddp_operator.cli.__main__ import program
 from ddp_operator.engine.census import Census
-from ddp_operator.engine.metrics import Metrics
+from ddp_operator.engine.metrics import Metrics, text_of
 from ddp_trainer import exit_codes, launch
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -166,7 +167,19 @@ def _exit_codes() -> str:
 
 
 def _metrics() -> str:
-    text = Metrics().text(Census(), queued=0, leading=True)
+    operator = Metrics().text(Census(), queued=0, leading=True)
+    jobs = text_of((), now=datetime.now(UTC))
+    return (
+        "# Metrics of the operator\n\nAt `/metrics` of port 8081. Those of a training are at its "
+        "pods' [status port](../concepts/progress.md#progress-from-any-script).\n\n"
+        f"{_table_of(operator)}\n"
+        "## Of each job\n\nWith the labels `job_namespace` and `job_name`: "
+        "[how to draw a job](../how-to/metrics.md).\n\n"
+        f"{_table_of(jobs)}"
+    )
+
+
+def _table_of(text: str) -> str:
     types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
     rows = [
         line.removeprefix("# HELP ").split(" ", 1)
@@ -174,8 +187,4 @@ def _metrics() -> str:
         if line.startswith("# HELP")
     ]
     table = "".join(f"\n| `{name}` | {types[name]} | {_cell(said)} |" for name, said in rows)
-    return (
-        "# Metrics of the operator\n\nAt `/metrics` of port 8081. Those of a training are at its "
-        "pods' [status port](../concepts/progress.md#progress-from-any-script).\n\n"
-        f"| name | type | meaning |\n|---|---|---|{table}\n"
-    )
+    return f"| name | type | meaning |\n|---|---|---|{table}\n"

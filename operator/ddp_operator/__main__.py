@@ -16,6 +16,8 @@ _EXIT_USAGE = 64
 """EX_USAGE of sysexits.h; argparse's own code for wrong usage is 2."""
 
 _LAST_PORT = 65535
+_MOST_JOBS = 10_000
+"""Of as many a scrape keeps the operator for a third of a second, and is 16 MB."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,6 +85,14 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve /metrics by TLS, with the tls.crt and tls.key in this folder (default: without "
         "TLS, so that tokens, too, travel unencrypted)",
     )
+    parser.add_argument(
+        "--metrics-jobs",
+        type=_number_of_jobs,
+        default=1000,
+        metavar="N",
+        help="jobs with metrics of their own, by name, those that train first; 0 for none "
+        "(default: 1000)",
+    )
     add_progress_argument(parser, default_seconds=10.0)
     parser.add_argument(
         "--leader-elect",
@@ -142,6 +152,12 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _number_of_jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) > _MOST_JOBS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of jobs: say 0 to {_MOST_JOBS}")
+    return int(text)
+
+
 def _run(asked: argparse.Namespace) -> int:
     # The kernel ignores what the first process of a container does not handle; later on there are
     # better handlers.
@@ -160,6 +176,7 @@ def _run(asked: argparse.Namespace) -> int:
             metrics_port=asked.metrics_port,
             metrics_auth=asked.metrics_auth,
             metrics_cert_dir=asked.metrics_cert_dir,
+            metrics_jobs=asked.metrics_jobs,
             progress_poll_seconds=asked.progress_poll_seconds,
             leader_elect=asked.leader_elect,
             lease_name=asked.lease_name,

@@ -13,6 +13,7 @@ from ddp_operator.api.crd_comparison import Difference
 from ddp_operator.api.node_signals import DEFAULT_RULES, Rules
 from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
 from ddp_operator.endpoints.metrics import PATH as METRICS_PATH
+from ddp_operator.engine.metrics import JOBS
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.fabrics import SideCars
@@ -49,6 +50,8 @@ class Options:
     """Show metrics only to whom the API server lets see them."""
     metrics_cert_dir: str | None = None
     """Folder of the certificate that /metrics is served with; None: without TLS."""
+    metrics_jobs: int = JOBS
+    """How many jobs have metrics of their own; 0: none."""
     progress_poll_seconds: float = PROGRESS_SECONDS
     """How often the trainers of running jobs are asked for their progress."""
     leader_elect: bool = False
@@ -122,6 +125,7 @@ async def _serve(options: Options) -> None:
             node_rules=options.node_rules,
             crd=crd,
             progress_seconds=options.progress_poll_seconds,
+            metrics_jobs=options.metrics_jobs,
         )
         health.ready, metrics.text = ready.is_set, replica.metrics
         await replica.run()

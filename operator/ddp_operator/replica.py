@@ -13,6 +13,7 @@ from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.crd_comparison import Difference
 from ddp_operator.api.node_signals import Rules
 from ddp_operator.engine.engine import Engine
+from ddp_operator.engine.metrics import JOBS as JOBS_IN_METRICS
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.handlers import JOBS
 from ddp_operator.job.pods.access import Access
@@ -61,6 +62,7 @@ class Replica:
     The writes of `client` are refused without the lease. `ready` is set while the watches run,
     whether it leads or stands by. The trainers of running jobs are asked for their progress, and it
     is written, every `progress_seconds`. `crd`: what tells the installed CRD from this release's.
+    `metrics_jobs`: how many jobs `metrics` tells of by name.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Replica:
         node_rules: Rules,
         crd: Difference,
         progress_seconds: float = PROGRESS_SECONDS,
+        metrics_jobs: int = JOBS_IN_METRICS,
     ) -> None:
         self._client = client
         self._namespace = namespace
@@ -99,6 +102,7 @@ class Replica:
             side_cars=side_cars,
             trainers=HttpTrainers(),
             progress_seconds=progress_seconds,
+            metrics_jobs=metrics_jobs,
         )
         self._engine.metrics.lost_fields = crd.lacking
         self._engine.metrics.unknown_fields = crd.unknown

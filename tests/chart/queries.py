@@ -1,4 +1,4 @@
-"""What the chart has Prometheus asked: rules of its alerts, panels of its dashboard."""
+"""What the chart has Prometheus asked: rules of its alerts, panels of its dashboards."""
 
 import json
 from typing import Any, Final
@@ -8,7 +8,8 @@ import yaml
 from tests.chart.generated import CHART
 
 ALERTS: Final = CHART / "files/alerts.yaml"
-DASHBOARD: Final = CHART / "files/dashboard.json"
+DASHBOARDS: Final = {"ddp-operator": "dashboard.json", "ddp-job": "job-dashboard.json"}
+"""Files of the dashboards, by what Grafana knows them by."""
 
 
 def rules() -> list[dict[str, Any]]:
@@ -18,16 +19,16 @@ def rules() -> list[dict[str, Any]]:
     return found
 
 
-def dashboard() -> dict[str, Any]:
-    """Return the dashboard as Grafana reads it."""
-    found: dict[str, Any] = json.loads(DASHBOARD.read_text())
+def dashboard(uid: str) -> dict[str, Any]:
+    """Return a dashboard as Grafana reads it."""
+    found: dict[str, Any] = json.loads((CHART / "files" / DASHBOARDS[uid]).read_text())
     return found
 
 
-def panels() -> dict[str, str]:
-    """Return what the dashboard's panels ask, by title and reference."""
+def panels(uid: str) -> dict[str, str]:
+    """Return what a dashboard's panels ask, by title and reference."""
     return {
         f"{panel['title']}: {target['refId']}": target["expr"]
-        for panel in dashboard()["panels"]
+        for panel in dashboard(uid)["panels"]
         for target in panel["targets"]
     }

@@ -104,7 +104,7 @@ class Alerts(_Values):
 
 
 class Dashboard(_Values):
-    """A dashboard for Grafana, in a ConfigMap."""
+    """Dashboards for Grafana, in a ConfigMap: of all jobs, and of one."""
 
     enabled: bool = Field(
         default=False,
@@ -118,6 +118,12 @@ class Dashboard(_Values):
 class Metrics(_Values):
     """The operator's metrics, on port 8081."""
 
+    jobs: int = Field(
+        default=1000,
+        ge=0,
+        le=10_000,
+        description="Jobs with metrics of their own, by name, those that train first; 0 for none.",
+    )
     auth: Auth = Auth()
     monitor: Monitor = Monitor()
     alerts: Alerts = Alerts()

@@ -11,7 +11,7 @@ from ddp_operator.api.status import Phase
 from ddp_operator.engine.jobs import Entry
 from ddp_operator.job.status.goodput import KINDS, spent
 
-_TRAINING: Final = ("Running", "Restarting")
+TRAINING: Final = ("Running", "Restarting")
 """Phases in which a step, and a checkpoint, is waited for."""
 
 
@@ -49,7 +49,7 @@ def take_census(entries: Iterable[Entry], *, now: datetime) -> Census:
         phases[status.phase] += 1
         for kind, amount in spent(status, created=job.created, now=now):
             seconds[kind] += amount
-        if status.phase not in _TRAINING:
+        if status.phase not in TRAINING:
             continue
         if status.progress is not None:
             steps.append(status.progress.updated_at)

@@ -9,7 +9,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.census import take_census
 from ddp_operator.engine.jobs import JobCache
-from ddp_operator.engine.metrics import Metrics
+from ddp_operator.engine.metrics import JOBS, Metrics, choose, text_of
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.engine.reports import PROGRESS_SECONDS, ProgressReports
@@ -55,7 +55,8 @@ class Engine:
 
     Whoever watches tells it of jobs (`job_changed`, `job_gone`), of pods (`pods_changed`) and of
     nodes (`nodes_changed`). With
-    `trainers`, it asks those of running jobs for their progress, and closes them in the end.
+    `trainers`, it asks those of running jobs for their progress, and closes them in the end. Its
+    metrics tell of at most `metrics_jobs` jobs by name.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class Engine:
         workers: int = _WORKERS,
         trainers: Trainers | None = None,
         progress_seconds: float = PROGRESS_SECONDS,
+        metrics_jobs: int = JOBS,
     ) -> None:
         self.jobs = JobCache()
         self.metrics = Metrics()
+        self._metrics_jobs = metrics_jobs
         self._cluster = cluster
         self._known_nodes: frozenset[str] = frozenset()
         self._leaving_nodes: frozenset[str] = frozenset()
@@ -156,9 +159,16 @@ class Engine:
             self._queue.add(key)
 
     def metrics_text(self, *, leading: bool) -> str:
-        """Write down what there is to count, as Prometheus' text."""
-        census = take_census(self.jobs.entries.values(), now=self._clock())
-        return self.metrics.text(census, queued=len(self._queue), leading=leading)
+        """Write down what there is to count, as Prometheus' text; of each job if this replica acts,
+        so that it is there once.
+        """
+        entries, now = self.jobs.entries.values(), self._clock()
+        limit = self._metrics_jobs if leading else 0
+        chosen = choose(entries, limit=limit, now=now)
+        census = take_census(entries, now=now)
+        queued = len(self._queue)
+        own = self.metrics.text(census, queued=queued, leading=leading, left_out=chosen.left_out)
+        return own + text_of(chosen.jobs, now=now)
 
     def start(self) -> None:
         """Begin to work, with a look at every job that is known."""

@@ -44,6 +44,10 @@ def test_it_is_asked_of_every_alert_whether_it_fires_too_early(alert: str) -> No
 
 def test_it_is_asked_where_all_is_well() -> None:
     well = yaml.safe_load(TESTS.read_text())["tests"][0]
-    asked = {metric for rule in rules() for metric in re.findall(r"ddp_operator_\w+", rule["expr"])}
+    asked = {
+        metric
+        for rule in rules()
+        for metric in re.findall(r"(?:ddp_operator|ddpjob)_\w+", rule["expr"])
+    }
     assert asked == {series["series"].partition("{")[0] for series in well["input_series"]}
     assert not any(fired(question) for question in well["promql_expr_test"])

@@ -1,14 +1,16 @@
-"""What dashboard and alerts ask has answers: a real Prometheus scrapes a real operator, whose jobs
+"""What dashboards and alerts ask has answers: a real Prometheus scrapes a real operator, whose jobs
 run, hang, fail, restart, are suspended and refused.
 """
 
+import itertools
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from aiohttp import web
 from ddp_operator.api.bounded import format_time
 from ddp_operator.kube import ApiClient
 
@@ -23,7 +25,7 @@ from tests.ports import free_port
 from tests.trainer_server import TrainerServer
 
 VARIABLES: Final = {"$namespace": "ddp-operator", "$__rate_interval": "5m", "$__range": "6h"}
-"""As Grafana fills them in."""
+"""As Grafana fills them in, in the dashboard of the operator."""
 
 ABOVE: Final = {
     "Acting replicas: A": 0,
@@ -92,13 +94,22 @@ async def jobs_in_many_states(
     admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, trainer: TrainerServer
 ) -> None:
     saved = {"step": 100, "time": format_time(datetime.now(UTC))}
-    trainer.answer = {"step": 120, "checkpoint": saved}
+    said = {
+        "step": 120,
+        "totalSteps": 100_000,
+        "loss": 0.5,
+        "samplesPerSecond": 8,
+        "checkpoint": saved,
+    }
+    trainer.answer = said
     told = int(trainer.address.rpartition(":")[2])
     await refuse_gpus(admin, jobs.namespace)
     await begin(jobs, kubelet, "runs", ip="127.0.0.1", statusPort=told)
     await jobs.until(lambda status: status.checkpoint is not None, "runs")
     await begin(jobs, kubelet, "hangs", ip="127.0.0.1", statusPort=told, progressDeadlineSeconds=1)
     await jobs.until(lambda status: status.attempt == 1, "hangs")
+    steps = itertools.count(121)
+    trainer.answer = lambda: web.json_response(said | {"step": next(steps)})
     await begin(jobs, kubelet, "restarts")
     await kubelet.fail("restarts-0-0")
     await jobs.until_pods("restarts-1-0", name="restarts")
@@ -113,12 +124,12 @@ async def jobs_in_many_states(
     await jobs.create(job(template=wants), name="refused")
 
 
-def of_panels() -> dict[str, str]:
-    """What the panels ask, by their titles."""
-    filled = re.compile("|".join(re.escape(name) for name in VARIABLES))
+def of_panels(uid: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """What the panels of a dashboard ask, by their titles."""
+    filled = re.compile("|".join(re.escape(name) for name in variables))
     return {
-        title: filled.sub(lambda found: VARIABLES[found[0]], expression)
-        for title, expression in panels().items()
+        title: filled.sub(lambda found: variables[found[0]], expression)
+        for title, expression in panels(uid).items()
     }
 
 
@@ -132,8 +143,11 @@ async def test_no_query_is_empty(
 ) -> None:
     async with TrainerServer() as trainer:
         await jobs_in_many_states(admin, jobs, kubelet, trainer)
-        for title, expression in of_panels().items():
+        for title, expression in of_panels("ddp-operator", VARIABLES).items():
             await prometheus.until_answered(expression, above=ABOVE.get(title, -1))
+        runs = {"$namespace": jobs.namespace, "$job": "runs"}
+        for expression in of_panels("ddp-job", runs).values():
+            await prometheus.until_answered(expression)
         for expression in of_rules().values():
             await prometheus.until_answered(expression)
         # Each rule is evaluated, and of all alerts the one fires that is to, in words that are

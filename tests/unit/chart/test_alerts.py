@@ -1,15 +1,18 @@
 """The alerts ask only for what the operator says of itself."""
 
 import re
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.status import DDPJobStatus, Phase
 from ddp_operator.engine.census import Census
-from ddp_operator.engine.metrics import Metrics
+from ddp_operator.engine.metrics import Metrics, text_of
 from ddp_operator.job.failure.records import NO_PROGRESS
+from ddp_operator.job.status.goodput import KINDS
 
 from tests.unit.chart.rendering import render
+from tests.unit.job.builders import NOW
 
+METRIC: Final = re.compile(r"(?:ddp_operator|ddpjob)_\w+")
 ENABLED: Final = {"metrics": {"alerts": {"enabled": True}}}
 
 
@@ -20,10 +23,16 @@ def rules(*, namespace: str = "ddp-operator") -> list[dict[str, Any]]:
     return found
 
 
+def words(label: str) -> set[str]:
+    """What the rules want a label to be."""
+    found = (re.findall(rf'{label}=~?"([\w|]+)"', rule["expr"]) for rule in rules())
+    return {word for texts in found for text in texts for word in text.split("|")}
+
+
 def test_every_metric_is_one_of_the_operators() -> None:
-    said = Metrics().text(Census(), queued=0, leading=True)
+    said = Metrics().text(Census(), queued=0, leading=True) + text_of((), now=NOW)
     known = set(re.findall(r"^# TYPE (\S+)", said, re.MULTILINE))
-    asked = {name for rule in rules() for name in re.findall(r"ddp_operator_\w+", rule["expr"])}
+    asked = {name for rule in rules() for name in METRIC.findall(rule["expr"])}
     assert len(asked) >= 6
     assert asked <= known
 
@@ -32,6 +41,8 @@ def test_words_are_those_of_the_operator() -> None:
     reasons = {r for rule in rules() for r in re.findall(r'reason="(\w+)"', rule["expr"])}
     assert reasons == {NO_PROGRESS}
     assert "failures" in DDPJobStatus.model_fields
+    assert words("phase") == {"Running", "Restarting"} <= set(get_args(Phase))
+    assert words("kind") == {"lost", "training"} <= set(KINDS)
 
 
 def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
@@ -44,6 +55,6 @@ def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
 
 def test_an_operator_in_another_namespace_has_alerts_of_its_own() -> None:
     for rule in rules(namespace="training"):
-        selectors = re.findall(r"ddp_operator_\w+\{([^}]*)\}", rule["expr"])
-        assert len(selectors) == rule["expr"].count("ddp_operator_")
+        selectors = re.findall(METRIC.pattern + r"\{([^}]*)\}", rule["expr"])
+        assert len(selectors) == len(METRIC.findall(rule["expr"]))
         assert all(selector.startswith('namespace="training"') for selector in selectors)

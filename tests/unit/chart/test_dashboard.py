@@ -1,61 +1,109 @@
-"""The dashboard asks only for what the operator says of itself, and shows all of it."""
+"""The dashboards ask only for what the operator says, and show all of it."""
 
 import itertools
 import json
 import re
 from typing import Any, Final
 
+import pytest
 from ddp_operator.engine.census import Census
-from ddp_operator.engine.metrics import Metrics
+from ddp_operator.engine.metrics import Metrics, text_of
 from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.status.goodput import KINDS
 
-from tests.chart.queries import dashboard, panels
+from tests.chart.queries import DASHBOARDS, dashboard, panels
 from tests.unit.chart.rendering import render
+from tests.unit.engine.test_job_metrics import SAVED, TOLD, training
+from tests.unit.job.builders import NOW
 
 ENABLED: Final = {"metrics": {"dashboard": {"enabled": True}}}
 GRID_COLUMNS: Final = 24
 
+OF_OPERATOR: Final = Metrics().text(Census(), queued=0, leading=True)
+OF_JOB: Final = text_of([training(progress=TOLD, checkpoint=SAVED)], now=NOW)
+ASKED: Final = {
+    "ddp-operator": (OF_OPERATOR, "ddp_operator_", r'namespace="$namespace"'),
+    "ddp-job": (OF_JOB, "ddpjob_", r'job_namespace="$namespace", job_name="$job"'),
+}
+"""By dashboard: what it is about, how its metrics begin, and by what each is chosen."""
 
-def test_it_is_installed_as_it_is() -> None:
+each_dashboard: Final = pytest.mark.parametrize("uid", DASHBOARDS)
+
+
+def test_they_are_installed_as_they_are() -> None:
     data = render(ENABLED, namespace="other")["ConfigMap", "ddp-operator-dashboard"]["data"]
-    [(name, text)] = data.items()
-    assert name.endswith(".json")
-    assert json.loads(text) == dashboard()
+    assert {name: json.loads(text) for name, text in data.items()} == {
+        f"{uid}.json": dashboard(uid) for uid in DASHBOARDS
+    }
+    assert [dashboard(uid)["uid"] for uid in DASHBOARDS] == list(DASHBOARDS)
 
 
-def test_it_shows_every_metric_and_no_other() -> None:
-    said = Metrics().text(Census(), queued=0, leading=True)
+@each_dashboard
+def test_it_shows_every_metric_and_no_other(uid: str) -> None:
+    said, prefix, _ = ASKED[uid]
     known = set(re.findall(r"^# TYPE (\S+)", said, re.MULTILINE))
     asked = {
         name.removesuffix("_bucket")
-        for expression in panels().values()
-        for name in re.findall(r"ddp_operator_\w+", expression)
+        for expression in panels(uid).values()
+        for name in re.findall(rf"{prefix}\w+", expression)
     }
     assert asked == known
 
 
-def test_every_query_is_about_the_chosen_operator() -> None:
-    for expression in panels().values():
-        selectors = re.findall(r"ddp_operator_\w+\{([^}]*)\}", expression)
-        assert len(selectors) == expression.count("ddp_operator_")
-        assert all(selector.startswith('namespace="$namespace"') for selector in selectors)
+@each_dashboard
+def test_every_query_is_about_what_was_chosen(uid: str) -> None:
+    _, prefix, chosen = ASKED[uid]
+    for expression in panels(uid).values():
+        selectors = re.findall(rf"{prefix}\w+\{{([^}}]*)\}}", expression)
+        assert len(selectors) == expression.count(prefix)
+        assert all(selector.startswith(chosen) for selector in selectors)
 
 
 def test_words_are_those_of_the_operator() -> None:
-    text = " ".join(panels().values())
+    text = " ".join(panels("ddp-operator").values())
     assert set(re.findall(r'reason="(\w+)"', text)) == {NO_PROGRESS}
     kinds = {kind for found in re.findall(r'kind=~?"([\w|]+)"', text) for kind in found.split("|")}
     assert kinds == {"starting", "training", "lost"}
     assert kinds < set(KINDS)
 
 
-def test_its_variables_are_those_that_it_has() -> None:
-    variables = {variable["name"] for variable in dashboard()["templating"]["list"]}
-    used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard())))
+def test_the_labels_of_a_job_are_those_that_it_has() -> None:
+    known = set(re.findall(r'(\w+)="', OF_JOB))
+    for panel in dashboard("ddp-job")["panels"]:
+        for target in panel["targets"]:
+            asked = re.findall(r'(\w+)="', target["expr"])
+            by = re.findall(r"by \((\w+)\)", target["expr"])
+            assert {*asked, *by} <= known
+            assert re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", "")) == by
+    assert set(re.findall(r'charged="(\w+)"', OF_JOB)) == set(
+        re.findall(r'charged="(\w+)"', " ".join(panels("ddp-job").values()))
+    )
+
+
+@each_dashboard
+def test_its_variables_are_those_that_it_has(uid: str) -> None:
+    found = dashboard(uid)
+    variables = {variable["name"] for variable in found["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(found)))
     assert used - {"__rate_interval", "__range"} == variables
-    sources = [panel["datasource"]["uid"] for panel in dashboard()["panels"]]
-    assert set(sources) == {"${datasource}"}
+    assert {panel["datasource"]["uid"] for panel in found["panels"]} == {"${datasource}"}
+    said, prefix, _ = ASKED[uid]
+    for variable in found["templating"]["list"]:
+        for name in re.findall(rf"{prefix}\w+", json.dumps(variable)):
+            assert f"# TYPE {name} " in said
+
+
+@each_dashboard
+def test_every_panel_has_the_unit_of_what_it_shows(uid: str) -> None:
+    for panel in dashboard(uid)["panels"]:
+        unit = panel["fieldConfig"]["defaults"]["unit"]
+        texts = [target["expr"] for target in panel["targets"]]
+        if panel["type"] == "gauge":
+            assert unit == "percentunit"
+        elif any("_seconds" in text for text in texts):
+            assert unit == "s"
+        else:
+            assert unit in {"none", "reqps"} or "deriv(" in texts[0]
 
 
 def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
@@ -65,8 +113,9 @@ def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
     return set(itertools.product(columns, range(place["y"], place["y"] + place["h"])))
 
 
-def test_panels_have_places_of_their_own() -> None:
-    found = dashboard()["panels"]
+@each_dashboard
+def test_panels_have_places_of_their_own(uid: str) -> None:
+    found = dashboard(uid)["panels"]
     assert len({panel["id"] for panel in found}) == len(found)
     assert len({panel["title"] for panel in found}) == len(found)
     for one, other in itertools.combinations(found, 2):

@@ -143,6 +143,12 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
         ],
     ),
     (
+        "metrics.jobs",
+        {"metrics": {"jobs": 0}},
+        arguments,
+        ["run", "--leader-elect", "--metrics-jobs=0"],
+    ),
+    (
         "metrics.auth.enabled",
         {"metrics": {"auth": {"enabled": True}}},
         arguments,

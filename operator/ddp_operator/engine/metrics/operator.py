@@ -1,4 +1,4 @@
-"""What the operator counts about itself, as Prometheus' text (exposition format 0.0.4)."""
+"""What the operator counts about itself."""
 
 import math
 import time
@@ -11,9 +11,8 @@ from typing import Final, get_args
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.census import Census
+from ddp_operator.engine.metrics.exposition import Labels, head, line
 from ddp_operator.job.failure.records import NO_PROGRESS
-
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _RECONCILE_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0)
 """Planning alone takes one or two milliseconds, a gang of hundreds of pods a second."""
@@ -23,8 +22,6 @@ _RECOVERY_SECONDS: Final = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
 _MAX_REASONS: Final = 100
 """Reasons of failures, of which Kubernetes knows a few dozen, that are counted apart."""
 _OTHER: Final = "Other"
-
-Labels = tuple[tuple[str, str], ...]
 
 _HANG: Final[Labels] = (("class", "Application"), ("reason", NO_PROGRESS))
 
@@ -43,14 +40,14 @@ class _Histogram:
 
     def lines(self, name: str, help_text: str) -> Iterable[str]:
         full = f"ddp_operator_{name}"
-        yield from _head(full, "histogram", help_text)
+        yield from head(full, "histogram", help_text)
         total = 0
         for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
             total += count
             label = "+Inf" if bound == math.inf else f"{bound:g}"
-            yield _line(f"{full}_bucket", (("le", label),), total)
-        yield _line(f"{full}_sum", (), self._sum)
-        yield _line(f"{full}_count", (), total)
+            yield line(f"{full}_bucket", (("le", label),), total)
+        yield line(f"{full}_sum", (), self._sum)
+        yield line(f"{full}_count", (), total)
 
 
 class Metrics:
@@ -100,9 +97,9 @@ class Metrics:
             if max(notes.restarts_without_progress, notes.node_failures_without_progress) > 1:
                 self._restarts_without_progress[labels] += 1
 
-    def text(self, census: Census, *, queued: int, leading: bool) -> str:
-        """Write all of it down, with the present jobs, the number of names that wait for work, and
-        whether this replica acts.
+    def text(self, census: Census, *, queued: int, leading: bool, left_out: int = 0) -> str:
+        """Write all of it down, with the present jobs, the number of names that wait for work,
+        whether this replica acts, and how many jobs have no metrics of their own.
         """
         families = (
             _family("jobs", "gauge", "DDPJobs by phase.", _by("phase", census.phases)),
@@ -111,6 +108,12 @@ class Metrics:
                 "gauge",
                 "DDPJobs that only a newer operator understands, left as they are; in no phase.",
                 {(): census.newer_jobs},
+            ),
+            _family(
+                "left_out_jobs",
+                "gauge",
+                "DDPJobs without metrics of their own, since there are more than --metrics-jobs.",
+                {(): left_out},
             ),
             _family(
                 "job_seconds",
@@ -191,19 +194,6 @@ def _by(label: str, counts: Mapping[str, int]) -> dict[Labels, int]:
 def _family(name: str, kind: str, help_text: str, samples: Mapping[Labels, float]) -> Iterable[str]:
     full = f"ddp_operator_{name}"
     return [
-        *_head(full, kind, help_text),
-        *(_line(full, labels, samples[labels]) for labels in sorted(samples)),
+        *head(full, kind, help_text),
+        *(line(full, labels, samples[labels]) for labels in sorted(samples)),
     ]
-
-
-def _head(name: str, kind: str, help_text: str) -> Iterable[str]:
-    return f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"
-
-
-def _line(name: str, labels: Labels, value: float) -> str:
-    inner = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
-    return f"{name}{{{inner}}} {value}" if inner else f"{name} {value}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,234 @@
+"""What Prometheus reads of single jobs: true, bounded, and gone when the job is."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+from ddp_operator.__main__ import main
+from ddp_operator.api.job import DDPJob, NewerJobError
+from ddp_operator.api.status import (
+    CheckpointRecord,
+    Condition,
+    DDPJobStatus,
+    Goodput,
+    Phase,
+    Progress,
+)
+from ddp_operator.engine.engine import Engine
+from ddp_operator.engine.jobs import Entry
+from ddp_operator.engine.metrics import Chosen, choose, text_of
+from ddp_operator.ports import Key
+
+from tests.good_manifests import container, gpus, template
+from tests.unit.cpu_budget import loops
+from tests.unit.engine.fakes import ACCESS, FakeCluster
+from tests.unit.engine.test_metrics import samples
+from tests.unit.job.builders import NOW, fresh_job, later, stored_job, with_status
+
+TOLD = Progress(
+    step=120,
+    total_steps=960,
+    loss=0.25,
+    samples_per_second=800,
+    updated_at=later(90),
+    last_step_time=later(88),
+)
+SAVED = CheckpointRecord(step=100, path="/a/secret/place", time=later(70))
+BOOKS = Goodput(starting_seconds=10, lost_seconds=10, steps_lost=7, accounted_until=later(20))
+
+
+def of(job: DDPJob, *, at: float = 100) -> dict[str, float]:
+    """What is said of a job, without its labels of every sample."""
+    who = f'job_namespace="{job.namespace}",job_name="{job.name}"'
+    found: dict[str, float] = {}
+    for name, value in samples(text_of([job], now=later(at))).items():
+        assert who in name
+        found[name.replace(f"{who},", "").replace(f"{{{who}}}", "")] = value
+    return found
+
+
+def training(**status: Any) -> DDPJob:
+    wants = template(container(resources=gpus(gpu=4)))
+    job = fresh_job(template=wants, replicas=2)
+    return with_status(job, phase="Running", ready_replicas=2, goodput=BOOKS, **status)
+
+
+def test_all_that_is_known_of_a_job_that_trains() -> None:
+    job = training(progress=TOLD, checkpoint=SAVED, restarts=1, disruptions=3, attempt=4)
+    assert of(job) == {
+        'ddpjob_phase{phase="Running"}': 1,
+        "ddpjob_created_timestamp_seconds": NOW.timestamp(),
+        "ddpjob_step": 120,
+        "ddpjob_target_steps": 960,
+        "ddpjob_loss": 0.25,
+        "ddpjob_samples_per_second": 800,
+        "ddpjob_last_step_timestamp_seconds": later(88).timestamp(),
+        "ddpjob_checkpoint_step": 100,
+        "ddpjob_checkpoint_timestamp_seconds": later(70).timestamp(),
+        'ddpjob_restarts{charged="true"}': 1,
+        'ddpjob_restarts{charged="false"}': 3,
+        "ddpjob_attempt": 4,
+        "ddpjob_replicas": 2,
+        "ddpjob_replicas_ready": 2,
+        "ddpjob_gpus": 8,
+        'ddpjob_seconds{kind="pending"}': 0,
+        'ddpjob_seconds{kind="starting"}': 10,
+        'ddpjob_seconds{kind="training"}': 80,
+        'ddpjob_seconds{kind="lost"}': 10,
+        'ddpjob_seconds{kind="suspended"}': 0,
+        "ddpjob_goodput_ratio": 0.8,
+        "ddpjob_lost_steps": 7,
+    }
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    found = of(fresh_job())
+    assert found['ddpjob_phase{phase="Pending"}'] == 1
+    assert found["ddpjob_gpus"] == 0
+    assert not {name for name in found if "step" in name or "checkpoint" in name}
+    assert not {"ddpjob_loss", "ddpjob_samples_per_second", "ddpjob_goodput_ratio"} & found.keys()
+
+
+def test_a_rate_is_of_a_training_that_runs() -> None:
+    stands = with_status(training(progress=TOLD), phase="Restarting")
+    found = of(stands)
+    assert "ddpjob_samples_per_second" not in found
+    assert found["ddpjob_step"] == 120
+
+
+def test_a_number_that_is_none_is_left_out() -> None:
+    for loss in (float("nan"), float("inf")):
+        job = training(progress=TOLD.model_copy(update={"loss": loss}))
+        assert "ddpjob_loss" not in of(job)
+
+
+def test_a_job_whose_pods_differ_tells_no_number_of_gpus() -> None:
+    other = {"indexes": ["0"], "nprocPerNode": 2}
+    assert "ddpjob_gpus" not in of(fresh_job(overrides=[other]))
+
+
+def test_only_names_and_words_of_the_operator_are_labels() -> None:
+    job = with_status(training(progress=TOLD, checkpoint=SAVED), message="mine", reason="Mine")
+    said = text_of([job], now=later(100)).lower()
+    assert "secret" not in said
+    assert "mine" not in said
+
+
+def a_job(
+    name: str,
+    *,
+    namespace: str = "research",
+    phase: Phase = "Running",
+    created: float = 0,
+    ended: float | None = None,
+) -> Entry:
+    over = Condition(type="Succeeded", status="True", reason="Done", last_transition_time=NOW)
+    status = DDPJobStatus(
+        phase=phase,
+        conditions=(over,) if phase == "Succeeded" else (),
+        completion_time=None if ended is None else later(ended),
+    )
+    job = replace(
+        fresh_job(), name=name, namespace=namespace, created=later(created), status=status
+    )
+    return Entry({}, job)
+
+
+def names(chosen: Chosen) -> list[str]:
+    return [job.name for job in chosen.jobs]
+
+
+def chosen(entries: Iterable[Entry], limit: int, now: datetime = NOW) -> Chosen:
+    return choose(entries, limit=limit, now=now)
+
+
+def test_those_that_train_come_first_and_those_that_are_over_last() -> None:
+    jobs = [
+        a_job("over", phase="Succeeded", ended=0),
+        a_job("waits", phase="Pending"),
+        a_job("restarts", phase="Restarting", created=2),
+        a_job("runs", created=1),
+    ]
+    assert names(chosen(jobs, 4)) == ["over", "waits", "restarts", "runs"]
+    assert names(chosen(jobs, 3)) == ["runs", "restarts", "waits"]
+    assert chosen(jobs, 3).left_out == 1
+    assert names(chosen(jobs, 2)) == ["runs", "restarts"]
+
+
+def test_thousands_of_jobs_of_one_namespace_displace_no_other() -> None:
+    flood = [a_job(f"flood-{i}", namespace="hostile", created=i) for i in range(3000)]
+    late = [a_job(f"late-{i}", namespace="victim", created=5000 + i) for i in range(3)]
+    found = chosen([*flood, *late], 10)
+    assert {"late-0", "late-1", "late-2"} < set(names(found))
+    assert len(found.jobs) == 10
+    assert found.left_out == 2993
+
+
+def test_a_job_that_is_told_of_stays_when_a_later_one_comes() -> None:
+    before = [a_job("first"), a_job("second", created=1)]
+    after = [a_job("a-later-one", created=2), *before]
+    assert set(names(chosen(after, 2))) == set(names(chosen(before, 2)))
+
+
+def test_a_finished_job_leaves_after_an_hour() -> None:
+    jobs = [a_job("over", phase="Succeeded", ended=0), a_job("unknown-when", phase="Succeeded")]
+    assert names(chosen(jobs, 9, later(3599))) == ["over"]
+    assert chosen(jobs, 9, later(3600)) == Chosen([], left_out=0)
+
+
+def test_a_job_that_is_not_understood_is_none_that_is_left_out() -> None:
+    assert chosen([Entry({}, NewerJobError("later"))], 1) == Chosen([], left_out=0)
+
+
+def engine(*, limit: int, jobs: int) -> Engine:
+    engine = Engine(FakeCluster(), access=ACCESS, metrics_jobs=limit)
+    for i in range(jobs):
+        engine.job_changed(stored_job(name=f"job-{i}"))
+    return engine
+
+
+def test_only_the_replica_that_acts_tells_of_jobs() -> None:
+    replica = engine(limit=2, jobs=3)
+    found = samples(replica.metrics_text(leading=True))
+    assert len([name for name in found if name.startswith("ddpjob_phase")]) == 2
+    assert found["ddp_operator_left_out_jobs"] == 1
+    stands_by = samples(replica.metrics_text(leading=False))
+    assert not [name for name in stands_by if name.startswith("ddpjob_")]
+    assert stands_by["ddp_operator_left_out_jobs"] == 0
+
+
+def test_without_room_nobody_is_told_of() -> None:
+    found = samples(engine(limit=0, jobs=1).metrics_text(leading=True))
+    assert not [name for name in found if name.startswith("ddpjob_")]
+    assert found["ddp_operator_left_out_jobs"] == 0
+
+
+def test_a_deleted_job_is_gone_with_the_next_scrape() -> None:
+    replica = engine(limit=9, jobs=2)
+    assert 'job_name="job-1"' in replica.metrics_text(leading=True)
+    replica.job_gone(Key("research", "job-1"))
+    assert 'job_name="job-1"' not in replica.metrics_text(leading=True)
+
+
+def test_a_scrape_of_as_many_jobs_as_are_told_of_keeps_nobody_waiting() -> None:
+    job = training(progress=TOLD, checkpoint=SAVED)
+    entries = [
+        Entry({}, replace(job, name=f"job-{i}", namespace=f"team-{i % 50}")) for i in range(10_000)
+    ]
+
+    def scrape() -> str:
+        return text_of(choose(entries, limit=1000, now=later(100)).jobs, now=later(100))
+
+    assert scrape().count("\nddpjob_step{") == 1000
+    assert len(scrape()) < 2_500_000
+    assert loops(scrape) < 2
+
+
+@pytest.mark.parametrize("number", ["-1", "10001", "many"])
+def test_a_number_of_jobs_that_makes_no_sense_is_refused(
+    number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", f"--metrics-jobs={number}"]) == 64
+    assert f"{number!r} is no number of jobs" in capsys.readouterr().err
