@@ -565,7 +565,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "a fabric for half a machine",
-        "spec.accelerator.network: a fabric serves pods that have whole machines",
+        "spec.accelerator.network: a fabric serves whole machines",
         accelerator={"type": "nvidia-h100-80gb", "count": 4, "network": "tcpx"},
     ),
     _cel(

@@ -4,6 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
+
+
+def explained(problem: ErrorDetails) -> str:
+    """What pydantic says of a value, as the end of a sentence that begins with its field."""
+    words = problem["msg"].removeprefix("Value error, ")
+    return f"{words[0].lower()}{words[1:]}"
 
 
 class ApiModel(BaseModel):

@@ -11,6 +11,7 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from ddp_operator.api.base import explained
 from ddp_operator.api.bounded import MAX_WORD
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.api.overrides import applied
@@ -162,7 +163,7 @@ def _in_words(path: str, problems: Sequence[ErrorDetails], manifest: Manifest) -
         value = value.get(name) or {}
     lines: list[str] = []
     for item in islice(problems, _MAX_PROBLEMS):
-        text = f"{_path(path, value, item['loc'])}: {item['msg'][0].lower()}{item['msg'][1:]}"
+        text = f"{_path(path, value, item['loc'])}: {explained(item)}"
         if item["type"] == "extra_forbidden":
             text = (
                 f"{_path(path, value, item['loc'])}: unknown field; remove it or correct its name"

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
+from ddp_operator.api.base import explained
 from ddp_operator.api.constants import RESERVED_ENVIRONMENT, TRAINER_CONTAINER
 from ddp_operator.api.rules import is_gpu, trainer_container
 from ddp_operator.api.template import PodTemplate
@@ -99,7 +100,7 @@ def check(template: dict[str, Any], path: str) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConversionError(f"{path}.{where}: {first['msg']}; correct it") from None
+        raise ConversionError(f"{path}.{where}: {explained(first)}; correct it") from None
     inits = template["spec"].get("initContainers", [])
     if not isinstance(inits, list):
         raise ConversionError(f"{path}.spec.initContainers: has to be a list; correct it")

@@ -57,7 +57,7 @@ def _state(seen: SeenJob, now: datetime) -> Iterator[Fact]:
     yield "phase", phase
     if status.reason:
         yield "reason", clean(f"{status.reason}: {status.message}".rstrip(": "))
-    if seen.problem:
+    if seen.problem and status.reason != "InvalidSpec":
         yield "spec", clean(f"this release cannot read it: {seen.problem}")
     if missing := operator_missing(seen, now):
         yield "operator", missing
@@ -81,6 +81,8 @@ def _progress(seen: SeenJob, now: datetime) -> Iterator[Fact]:
         said += f", about {duration(left)} left"
     yield "progress", said
     at = progress.last_step_time or progress.updated_at
+    if seen.status.phase == "Succeeded" and progress.step < (progress.total_steps or 0):
+        yield "", "this was seen last; it ended well after that"
     if not seen.status.finished:
         yield "", f"last step {duration((now - at).total_seconds())} ago"
     if progress.slowest_rank is not None:

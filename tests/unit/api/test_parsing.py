@@ -76,19 +76,17 @@ def test_unknown_field_is_refused_where_no_server_pruned_it() -> None:
     [
         ("(?P<step>", "not a regular express"),
         (r"(?P<step>\d+) (?P<lr>\S+)", "group lr is none of step, totalSteps, loss, samplesPerS"),
-        ("(?P<step>" + "a" * 300 + ")", "at most 256"),
+        ("(?P<step>" + "a" * 300 + ")", "string should have at most 256"),
     ],
 )
 def test_a_log_pattern_that_cannot_be_read_is_named(pattern: str, says: str) -> None:
-    with pytest.raises(InvalidJobError, match=rf"spec\.progress\.logPattern: .*{says}"):
+    with pytest.raises(InvalidJobError, match=rf"^spec\.progress\.logPattern: {says}"):
         DDPJob.parse(stored(job(progress={"logPattern": pattern})))
 
 
 def test_an_expression_that_is_none_is_named() -> None:
     manifest = job(restart={"rules": [{"messageRegex": "(", "action": "FailJob"}]})
-    with pytest.raises(
-        InvalidJobError, match=r"rules\[0\]\.messageRegex: .* not a regular express"
-    ):
+    with pytest.raises(InvalidJobError, match=r"rules\[0\]\.messageRegex: not a regular express"):
         DDPJob.parse(stored(manifest))
 
 

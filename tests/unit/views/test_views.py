@@ -91,6 +91,19 @@ class TestStatus:
             "            node node-b: ValueError: bad batch [RestartGang, charged]",
         ]
 
+    def test_the_last_steps_of_a_job_that_ended_well_may_not_have_been_seen(self) -> None:
+        manifest = training()
+        manifest["status"] |= {"phase": "Succeeded"}
+        assert "step 500 of 2000" in shown(manifest)
+        assert "this was seen last; it ended well after that" in shown(manifest)
+        manifest["status"]["progress"] |= {"step": 2000}
+        assert "seen last" not in shown(manifest)
+
+    def test_what_is_wrong_with_a_spec_is_said_once(self) -> None:
+        manifest = stored("Failed", "InvalidSpec", "spec.replicas: too few", spec={"replicas": 0})
+        assert "reason   InvalidSpec: spec.replicas: too few" in shown(manifest)
+        assert "this release cannot read it" not in shown(manifest)
+
     def test_each_state_of_a_pod_has_its_mark(self) -> None:
         manifest = stored("Starting", "PodsStarting", spec={"replicas": 9})
         manifest["status"]["completedIndexes"] = "8"

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from ddp_operator.api.base import explained
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
 from ddp_operator.job.pods.state import Identity, PodState
@@ -109,7 +110,7 @@ def parse(content: bytes) -> TrainerStatus:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the answer"
-        raise InvalidReportError(f"{where}: {first['msg']}") from None
+        raise InvalidReportError(f"{where}: {explained(first)}") from None
     except (ValueError, RecursionError):
         raise InvalidReportError("the answer is not JSON") from None
 
