@@ -145,6 +145,10 @@ async def test_what_cannot_be_done_is_one_line(ddp: Ddp, tmp_path: Path) -> None
     for arguments, said in (
         (("report", "other"), "there is no job other"),
         (("report", NAME, "--price", "h100=-1"), "say it as nvidia-h100-80gb=3.5"),
+        (
+            ("report", NAME, "-o", "mine.md"),
+            "mine.md: choose html, md, json; for a file: -o md --f",
+        ),
         (("report", NAME, "--price", "3.5"), "say it as nvidia-h100-80gb=3.5"),
         (("report", NAME, "--price", "h100=nan"), "say it as nvidia-h100-80gb=3.5"),
         (("report", NAME, "--metrics", str(tmp_path)), "give a metrics.jsonl"),

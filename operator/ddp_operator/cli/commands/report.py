@@ -18,6 +18,7 @@ _MISSING: Final = (
     "pictures need packages that are not installed: pip install 'ddp-operator[report]', or ask "
     "for -o md"
 )
+_FORMS: Final = ("html", "md", "json")
 
 
 def _read_prices(
@@ -38,10 +39,28 @@ def _read_prices(
     return prices
 
 
+def _form(_context: click.Context, option: click.Parameter, value: str) -> str:
+    """What kind of report; somebody may have named a file."""
+    if value not in _FORMS:
+        kind = Path(value).suffix.removeprefix(".")
+        form = kind if kind in _FORMS else _FORMS[0]
+        said = f"{clean(value, 60)}: choose {', '.join(_FORMS)}; for a file: -o {form} --file FILE"
+        raise click.BadParameter(said, param=option)
+    return value
+
+
 @click.command()
 @connection_options
 @job_argument
-@click.option("-o", "--output", "form", type=click.Choice(["html", "md", "json"]), default="html")
+@click.option(
+    "-o",
+    "--output",
+    "form",
+    metavar=f"[{'|'.join(_FORMS)}]",
+    default=_FORMS[0],
+    callback=_form,
+    help="Default: html.",
+)
 @click.option("--file", metavar="FILE", help="Default: NAME.html, .md or .json; - is stdout.")
 @click.option(
     "--metrics",
