@@ -16,7 +16,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_trainer.bench.links import Member, accuse, partners
 from ddp_trainer.bench.options import BenchOptions
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.launch import LaunchPlan
+from ddp_trainer.launcher.plan import LaunchPlan
 
 from tests.trainer.pods import contract, job
 

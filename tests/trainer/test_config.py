@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.launch import LaunchPlan
 from ddp_trainer.launch import main as launch
+from ddp_trainer.launcher.plan import LaunchPlan
 from ddp_trainer.settings.environment import Environment, Placement
 from ddp_trainer.settings.options import Options
 from ddp_trainer.telemetry.termination import TerminationReport

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from ddp_operator.api.job import DDPJob
 from ddp_trainer.collectives.node_groups import Layout
-from ddp_trainer.launch import LaunchPlan
+from ddp_trainer.launcher.plan import LaunchPlan
 
 from tests.good_manifests import Json
 from tests.trainer.pods import DEADLINE_SECONDS, job
