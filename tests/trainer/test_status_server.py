@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from ddp_trainer.launcher import server
+from ddp_trainer.launcher import bounded_http, server
 from ddp_trainer.settings.environment import Placement
 
 from tests.ports import free_port
@@ -50,14 +50,14 @@ def is_closed(connection: socket.socket) -> bool:
 def test_a_request_that_comes_letter_by_letter_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(bounded_http, "_REQUEST_SECONDS", 0.3)
     with connect(serve(tmp_path)) as slow:
         until(lambda: is_closed(slow), "the connection to be closed")
 
 
 def test_too_many_at_once_are_not_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_AT_ONCE", 2)
-    monkeypatch.setattr(server, "_REQUEST_SECONDS", 3600.0)
+    monkeypatch.setattr(bounded_http, "_AT_ONCE", 2)
+    monkeypatch.setattr(bounded_http, "_REQUEST_SECONDS", 3600.0)
     port = serve(tmp_path)
     with connect(port), connect(port), connect(port) as third:
         assert third.recv(1) == b""

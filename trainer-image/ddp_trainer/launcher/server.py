@@ -8,22 +8,19 @@ operator may tell it something.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import socket
-import socketserver
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import parse_qs
 
 from ddp_trainer.launcher import trainjob
+from ddp_trainer.launcher.bounded_http import BoundedHandler, BoundedServer
 from ddp_trainer.launcher.trainjob import TrainJobStatus
 from ddp_trainer.membership import admission, announcement
 from ddp_trainer.membership.announcement import AnnouncedAddress
@@ -35,11 +32,6 @@ from ddp_trainer.telemetry.request import CheckpointRequest
 from ddp_trainer.telemetry.stacks import ask_for_stacks, listening, read_stacks
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.wire import to_json
-
-_REQUEST_SECONDS = 5.0
-"""For a client that connects and says nothing, or that says it one letter at a time."""
-_AT_ONCE = 64
-"""More connections are closed unheard: they take threads and files, which ranks need to start."""
 
 _logger = logging.getLogger(__name__)
 
@@ -81,10 +73,7 @@ def _listen(port: int, path: Path, pod: Pod, placement: Placement, token: str) -
         return _Server(socket.AF_INET, port, path, pod, placement, token)
 
 
-class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-
+class _Server(BoundedServer):
     def __init__(
         self,
         family: socket.AddressFamily,
@@ -104,36 +93,7 @@ class _Server(socketserver.ThreadingTCPServer):
         """Held by who asks for them: each process has one file for its answers."""
         self.trainjob = TrainJobStatus(self._file, trainjob_token) if trainjob_token else None
         self._complaints = Complaints(_logger, "the status file is of no use")
-        self._slots = threading.BoundedSemaphore(_AT_ONCE)
-        self.address_family = family
-        super().__init__(("", port), _Handler)
-
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, while there are few."""
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._slots.release()  # no thread could be started
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The whole life of a request's thread."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots.release()
-
-    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
-        """A client that went away, as a rule."""
-        _logger.debug("a request from %s failed", client_address, exc_info=True)
+        super().__init__(family, port, _Handler)
 
     def status(self) -> Status | None:
         """What the training says; what it says wrong is logged once."""
@@ -144,47 +104,23 @@ class _Server(socketserver.ThreadingTCPServer):
             return None
 
 
-class _Incoming(io.RawIOBase):
-    """A request, as far as it comes within its time; what is left of that, its answer may take."""
-
-    def __init__(self, connection: socket.socket, seconds: float) -> None:
-        self._connection = connection
-        self._ends_at = time.monotonic() + seconds
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self._ends_at - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("a request took too long")
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     server: _Server
-    timeout = _REQUEST_SECONDS
 
-    def setup(self) -> None:
-        super().setup()
-        self.rfile.close()
-        self.rfile = io.BufferedReader(_Incoming(self.connection, _REQUEST_SECONDS))
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - so it is called
         status = self.server.status()
         if self.path == "/metrics":
             text = prometheus.render(status, rank_restarts=self.server.pod.rank_restarts)
-            self._answer(HTTPStatus.OK, text, prometheus.CONTENT_TYPE)
+            self.answer(HTTPStatus.OK, text, prometheus.CONTENT_TYPE)
         elif self.path == "/status" and status is not None:
             text = to_json(replace(status, measurements=None))
-            self._answer(HTTPStatus.OK, text, "application/json")
+            self.answer(HTTPStatus.OK, text, "application/json")
         elif self.path == "/status":
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing to report yet")
+            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing to report yet")
         else:
             self._refuse_path()
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - so it is called
         if self.path == trainjob.PATH and self.server.trainjob is not None:
             self._take_progress(self.server.trainjob)
             return
@@ -201,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self._is_admitted():
             told()
         else:
-            self._refuse(HTTPStatus.FORBIDDEN, admission.REFUSAL)
+            self.refuse(HTTPStatus.FORBIDDEN, admission.REFUSAL)
 
     def _is_admitted(self) -> bool:
         return admission.admits(
@@ -212,14 +148,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _show_stacks(self) -> None:
         if not self.server.stacks.acquire(blocking=False):
-            self._refuse(HTTPStatus.CONFLICT, "somebody else is asking for them: try again")
+            self.refuse(HTTPStatus.CONFLICT, "somebody else is asking for them: try again")
             return
         try:
             found = read_stacks(self.server.pod.rank_processes(), self.server.path)
         finally:
             self.server.stacks.release()
         body = {"ranks": [each.to_json() for each in found]}
-        self._answer(HTTPStatus.OK, json.dumps(body), "application/json")
+        self.answer(HTTPStatus.OK, json.dumps(body), "application/json")
 
     def _ask_for_profile(self) -> None:
         try:
@@ -227,11 +163,11 @@ class _Handler(BaseHTTPRequestHandler):
             for rank in ranks:
                 self._files(rank).ask(steps)
         except (ValueError, ProfileError) as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
         except OSError as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot ask for it: {error}")
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot ask for it: {error}")
         else:
-            self._answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
+            self.answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
 
     def _show_trace(self) -> None:
         try:
@@ -239,14 +175,14 @@ class _Handler(BaseHTTPRequestHandler):
             files = self._files(rank)
             trace = files.answer()
         except (ValueError, ProfileError) as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
         except OSError as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot read it: {error}")
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot read it: {error}")
         else:
             if trace is None:
-                self._answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
+                self.answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
             else:
-                self._answer(HTTPStatus.OK, trace, "application/gzip")
+                self.answer(HTTPStatus.OK, trace, "application/gzip")
                 files.forget()
 
     def _query(self) -> dict[str, list[str]]:
@@ -261,80 +197,63 @@ class _Handler(BaseHTTPRequestHandler):
         ranks = listening(self.server.pod.rank_processes())
         if ranks:
             body = {"ranks": list(ranks)}
-            self._answer(HTTPStatus.ACCEPTED, json.dumps(body), "application/json")
+            self.answer(HTTPStatus.ACCEPTED, json.dumps(body), "application/json")
             ask_for_stacks(ranks)
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "no rank handles SIGUSR1")
+            self.refuse(HTTPStatus.NOT_FOUND, "no rank handles SIGUSR1")
 
     def _ask_for_checkpoint(self) -> None:
         try:
             asked = self.server.checkpoint.make()
         except OSError as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot ask for it: {error}")
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot ask for it: {error}")
             return
         if asked:
-            self._answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
+            self.answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "no rank of this pod saves when it is asked to")
+            self.refuse(HTTPStatus.NOT_FOUND, "no rank of this pod saves when it is asked to")
 
     def _take_announcement(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > announcement.MAX_BYTES:
-            self._refuse(HTTPStatus.BAD_REQUEST, f"at most {announcement.MAX_BYTES} bytes of JSON")
+        content = self.content(most=announcement.MAX_BYTES)
+        if content is None:
             return
         try:
-            told = announcement.Announcement.parse(self.rfile.read(int(length)))
+            told = announcement.Announcement.parse(content)
             if told.concerns(self.server.placement):
                 self.server.rank_0.write(told.address)
-                self._answer(HTTPStatus.OK, "", "text/plain; charset=utf-8")
+                self.answer(HTTPStatus.OK, "", "text/plain; charset=utf-8")
             else:
-                self._refuse(HTTPStatus.CONFLICT, "this pod is of another job or attempt")
+                self.refuse(HTTPStatus.CONFLICT, "this pod is of another job or attempt")
         except ValueError as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
         except OSError as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
 
     def _take_progress(self, script: TrainJobStatus) -> None:
         inside = admission.is_loopback(self.client_address[0])
         if not inside or not script.admits(self.headers.get("Authorization")):
             words = f"only for this pod's own script, with the token in ${trainjob.TOKEN}"
-            self._refuse(HTTPStatus.FORBIDDEN, words)
+            self.refuse(HTTPStatus.FORBIDDEN, words)
             return
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > trainjob.MAX_BYTES:
-            self._refuse(HTTPStatus.BAD_REQUEST, f"at most {trainjob.MAX_BYTES} bytes of JSON")
+        content = self.content(most=trainjob.MAX_BYTES)
+        if content is None:
             return
         try:
-            script.take(self.rfile.read(int(length)))
+            script.take(content)
         except ValueError as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
         except OSError as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
         else:
-            self._answer(HTTPStatus.OK, "{}", "application/json")
+            self.answer(HTTPStatus.OK, "{}", "application/json")
 
     def _refuse_path(self) -> None:
         told = ("/stacks", "/profile", "/trace", "/dump-stacks", "/checkpoint", announcement.PATH)
         known = ("/status", "/metrics", *told)
         if self.path.partition("?")[0] in known:
-            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
+            self.refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
         else:
-            self._refuse(
+            self.refuse(
                 HTTPStatus.NOT_FOUND,
                 f"there are GET /status, GET /metrics, {', '.join(f'POST {p}' for p in told)}",
             )
-
-    def _refuse(self, code: HTTPStatus, reason: str) -> None:
-        self._answer(code, f"{reason}\n", "text/plain; charset=utf-8")
-
-    def _answer(self, code: HTTPStatus, content: str | bytes, content_type: str) -> None:
-        body = content.encode() if isinstance(content, str) else content
-        self.send_response(code)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Polls are no news."""
