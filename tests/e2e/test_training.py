@@ -142,9 +142,10 @@ def test_kubectl_ddp_shows_what_all_ranks_print_until_the_job_ends(jobs: dict[st
     followed = logs("--follow")
     job.wait_until("Succeeded")
     for lines in (followed, logs()):
-        assert {line[:4] for line in lines} <= {"0 | ", "1 | "}
+        said = [line.partition(" | ") for line in lines]
+        assert {who for who, _, _ in said} <= {"0", "1", "[0-1 x2]"}
         for rank in ("0", "1"):
-            printed = [line[4:] for line in lines if line.startswith(rank)]
+            printed = [text for who, _, text in said if who in (rank, "[0-1 x2]")]
             assert printed == job.log(f"digits-gloo-0-{rank}").splitlines()
 
 

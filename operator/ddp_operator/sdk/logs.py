@@ -1,20 +1,19 @@
 """What all ranks of a job print, as one stream of lines."""
 
-import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from ddp_operator.client.cluster import PATIENCE_SECONDS
-from ddp_operator.client.logs import MOST_BYTES, Follower, Line, Wanted, printed
+from ddp_operator.client import following
+from ddp_operator.client.following import Look
+from ddp_operator.client.logs import MOST_BYTES, Line, Wanted, printed
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean_output, counted
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import UnavailableError
 from ddp_operator.sdk.errors import JobGoneError
 from ddp_operator.sdk.places.place import Place
 from ddp_operator.views.changes import RefusedError
@@ -22,12 +21,6 @@ from ddp_operator.views.pods import Pods
 
 MOST_PODS: Final = 32
 """Logs that are read at a time, each by a connection of its own."""
-_LOOK_SECONDS: Final = 2.0
-"""Between two looks at which pods there are."""
-_SHORT_LOOK_SECONDS: Final = 0.2
-"""The same at first, and once the job has ended."""
-
-Look = Callable[[], Coroutine[Any, Any, tuple[SeenJob, Pods]]]
 
 
 @dataclass(frozen=True)
@@ -99,37 +92,21 @@ async def followed(
     Raises:
         UnavailableError: the job could not be looked at for ten minutes.
     """
-    clock = asyncio.get_running_loop().time
-    follower, ends, pause = Follower(place, wanted), False, _SHORT_LOOK_SECONDS
-    seen, pods = await look()
-    reached = clock()
-    _refuse_too_many(len(chosen(seen, pods, only)))
-    try:
-        while True:
-            left_out = follower.look(chosen(seen, pods, only), MOST_PODS)
-            until = clock() + (_SHORT_LOOK_SECONDS if ends else pause)
-            pause = min(2 * pause, _LOOK_SECONDS)
-            while clock() < until and not (ends and follower.idle):
-                line = None
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(until):
-                        line = await follower.lines.get()
-                if line is not None:
-                    yield LogLine.of(seen, line)
-            if ends and follower.idle and not left_out:
-                return
-            # One more look after the end: what had begun by then is read.
-            ends = seen.status.finished or seen.deleting
-            try:
-                seen, pods = await look()
-                reached = clock()
-            except JobGoneError:
-                ends = True
-            except UnavailableError:
-                if clock() - reached > PATIENCE_SECONDS:
-                    raise
-    finally:
-        await follower.close()
+    first = await look()
+    _refuse_too_many(len(chosen(*first, only)))
+    ahead = [first]
+
+    async def next_look() -> tuple[SeenJob, Pods]:
+        return ahead.pop() if ahead else await look()
+
+    def choose(seen: SeenJob, pods: Pods) -> list[PodState]:
+        return chosen(seen, pods, only)
+
+    read = following.followed(place, next_look, choose, wanted, MOST_PODS, gone=JobGoneError)
+    async with contextlib.aclosing(read):
+        async for seen, lines in read:
+            for line in lines:
+                yield LogLine.of(seen, line)
 
 
 def _refuse_too_many(count: int) -> None:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.cli.commands import logs, look
+from ddp_operator.client import following
 from ddp_operator.client.logs import MOST_BYTES, Lines, read_line
 from ddp_operator.client.text import clean_output
 from ddp_operator.job.pods import manifests
@@ -19,7 +20,8 @@ JOB = ("ddpjobs", "research", NAME)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(following, "SHORT_LOOK_SECONDS", 0.02)
 
 
 def printed(*lines: tuple[int, str]) -> bytes:
@@ -120,6 +122,30 @@ class TestLogs:
         assert text == "  0-7 | one\n 8-15 | two\n"
         assert (await ddp("logs", NAME, "--rank", "9")).stdout == " 8-15 | two\n"
 
+    async def test_what_several_print_is_shown_once(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training(spec={"replicas": 3}))
+        for index in range(3):
+            own = (2, f"I am {index}")
+            server.logs[started(server, index)] = printed((1, "same"), own, (3, "a"), (9, "a"))
+        result = await ddp("logs", NAME)
+        assert result.stdout.splitlines() == [
+            "[0-2 x3] | same",
+            *(f"{index} | I am {index}" for index in range(3)),
+            *["[0-2 x3] | a"] * 2,
+        ]
+        plain = await ddp("logs", NAME, "--no-fold")
+        assert plain.stdout.splitlines()[:3] == [f"{index} | same" for index in range(3)]
+        assert len(plain.stdout.splitlines()) == 12
+
+    async def test_no_more_is_held_than_the_bound(
+        self, ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logs, "MOST_HELD", 2)
+        server.create("ddpjobs", training(spec={"replicas": 3}))
+        for index in range(3):
+            server.logs[started(server, index)] = printed((1, "same"))
+        assert (await ddp("logs", NAME)).stdout == "[0-1 x2] | same\n2 | same\n"
+
     async def test_a_log_that_cannot_be_read_costs_no_other(
         self, ddp: Ddp, server: FakeApiServer
     ) -> None:
@@ -173,6 +199,34 @@ class TestFollow:
         result = await ddp("logs", NAME, "-f")
         assert (result.exit_code, result.stdout) == (0, "0 | one\n0 | three\n")
         assert server.count("GET", "/log") == 1
+
+    async def test_what_several_print_at_a_time_is_shown_once(
+        self, ddp: Ddp, server: FakeApiServer
+    ) -> None:
+        server.create("ddpjobs", stored("Succeeded"))
+        for index in range(2):
+            name = started(server, index, ended=True)
+            server.logs[name] = printed((1, "same"), (2, f"I am {index}"), (3, "end"))
+        shown = (await ddp("logs", NAME, "-f")).stdout.splitlines()
+        assert (shown[0], shown[-1]) == ("[0-1 x2] | same", "[0-1 x2] | end")
+        assert sorted(shown[1:-1]) == ["0 | I am 0", "1 | I am 1"]
+        plain = (await ddp("logs", NAME, "-f", "--no-fold")).stdout.splitlines()
+        assert len(plain) == 6
+
+    async def test_a_server_that_is_away_ends_it_in_the_end(
+        self, ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(following, "PATIENCE_SECONDS", 0.05)
+        server.create("ddpjobs", training())
+        server.logs[started(server, 0, ended=True)] = printed((1, "said"))
+
+        def go_away() -> None:
+            server.faults = [Fault("GET", 503, {"message": "away"}, times=1000)]
+
+        monkeypatch.setattr(logs, "fetch", Script(go_away))
+        result = await ddp("logs", NAME, "-f")
+        assert result.exit_code == 1
+        assert "away" in result.stderr
 
     async def test_a_log_is_gone_on_with_where_it_broke_off(
         self, ddp: Ddp, server: FakeApiServer

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 from ddp_operator.cli import app
-from ddp_operator.cli.commands import logs, look
+from ddp_operator.cli.commands import look
+from ddp_operator.client import following
 
 from tests.unit.cli.conftest import Ddp
 from tests.unit.cli.jobs import ESCAPES, condition
@@ -18,7 +19,8 @@ SHORT = ("run", "try", "--image", "me/train:1")
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(following, "SHORT_LOOK_SECONDS", 0.02)
 
 
 @pytest.fixture

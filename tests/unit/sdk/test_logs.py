@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from ddp_operator import AsyncClient
+from ddp_operator.client import following
 from ddp_operator.ports import UnavailableError
-from ddp_operator.sdk import logs
 from ddp_operator.views.changes import RefusedError
 
 from tests.unit.cli.jobs import ESCAPES, stored, training
@@ -18,8 +18,8 @@ from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(logs, "_SHORT_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(following, "SHORT_LOOK_SECONDS", 0.02)
 
 
 async def test_all_ranks_in_the_order_of_time(client: AsyncClient, server: FakeApiServer) -> None:
@@ -112,7 +112,7 @@ class TestFollow:
     async def test_a_server_that_is_away_ends_it_in_the_end(
         self, client: AsyncClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(logs, "PATIENCE_SECONDS", 0.05)
+        monkeypatch.setattr(following, "PATIENCE_SECONDS", 0.05)
         server.create("ddpjobs", training())
         server.logs[started(server, 0, ended=True)] = printed((1, "said"))
 

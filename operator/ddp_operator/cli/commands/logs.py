@@ -1,9 +1,9 @@
 """The command `logs`."""
 
-import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
 from typing import Final
 
 import click
@@ -11,21 +11,25 @@ import click
 from ddp_operator.cli.app import connection_options, job_argument, job_key, on_cluster
 from ddp_operator.cli.commands.look import fetch, read_duration
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
-from ddp_operator.client.logs import Follower, Line, Wanted, printed
+from ddp_operator.client.following import MOST_HELD, followed
+from ddp_operator.client.logs import Line, Wanted, printed
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean_output, counted
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Key, UnavailableError
+from ddp_operator.ports import Key
 from ddp_operator.views.changes import RefusedError
+from ddp_operator.views.folding import fold, spans
 from ddp_operator.views.pods import Pods
 
-LOOK_SECONDS: Final = 2.0
-"""Between two looks at which pods there are."""
 _MOST_PODS: Final = 32
 _CONNECTIONS: Final = 60
 """As many as the client opens at a time, less some to look at the job meanwhile."""
 _MOST_CHARACTERS: Final = 4096
+_FOLDED_SECONDS: Final = 1.0
+"""Lines that were printed within so long of each other are folded."""
+_HELD_SECONDS: Final = 0.3
+"""A line that is followed waits so long for others that are equal to it."""
 
 
 @click.command()
@@ -57,6 +61,12 @@ _MOST_CHARACTERS: Final = 4096
     show_default=True,
     help="Logs that are read at a time.",
 )
+@click.option(
+    "--fold/--no-fold",
+    default=True,
+    show_default=True,
+    help="Show a line that several pods print at about the same time once, as [0-7 x8].",
+)
 def logs(
     name: str,
     wanted_ranks: tuple[int, ...],
@@ -64,6 +74,7 @@ def logs(
     tail: int | None,
     since: float | None,
     max_pods: int,
+    fold: bool,
 ) -> None:
     """Show what all ranks print as one stream, each line with its rank.
 
@@ -74,21 +85,28 @@ def logs(
     async def act(cluster: Cluster, namespace: str) -> None:
         key = job_key(namespace, name)
         show = follow_logs if follow else _show_printed
-        await show(cluster, key, wanted, frozenset(wanted_ranks), max_pods)
+        await show(cluster, key, wanted, frozenset(wanted_ranks), max_pods, folds=fold)
 
     on_cluster(act)
 
 
 async def _show_printed(
-    cluster: Cluster, key: Key, wanted: Wanted, only: Collection[int], most: int
+    cluster: Cluster, key: Key, wanted: Wanted, only: Collection[int], most: int, *, folds: bool
 ) -> None:
     seen, pods = await fetch(cluster, key)
     chosen = [pod for pod in chosen_pods(seen, pods, only) if pod.started or pod.exit]
     if not chosen:
         click.echo("No pod has started yet; kubectl ddp why says what they wait for.", err=True)
     _tell_left_out(len(chosen) - most)
+    held: list[Line] = []
     async for line in printed(cluster, chosen[:most], wanted):
-        _print(seen, line)
+        if held and (
+            len(held) >= MOST_HELD or line.time - held[0].time >= timedelta(seconds=_FOLDED_SECONDS)
+        ):
+            _print(seen, held, folds=folds)
+            held = []
+        held.append(line)
+    _print(seen, held, folds=folds)
 
 
 async def follow_logs(
@@ -98,38 +116,37 @@ async def follow_logs(
     only: Collection[int] = (),
     most: int = _MOST_PODS,
     *,
+    folds: bool = True,
     on_look: Callable[[SeenJob], None] = lambda _: None,
 ) -> None:
     """Print what all ranks print until the job ends; `on_look` is told of it whenever it was
     looked at.
     """
-    follower = Follower(cluster, wanted)
-    clock = asyncio.get_running_loop().time
-    left_out, ends = 0, False
-    seen, pods = await fetch(cluster, key)
-    try:
-        while True:
-            on_look(seen)
-            before, left_out = left_out, follower.look(chosen_pods(seen, pods, only), most)
-            if left_out > before:
-                _tell_left_out(left_out)
-            until = clock() + LOOK_SECONDS
-            while (wait := until - clock()) > 0:
-                with contextlib.suppress(TimeoutError):
-                    _print(seen, await asyncio.wait_for(follower.lines.get(), wait))
-                for _ in range(follower.lines.qsize()):
-                    _print(seen, follower.lines.get_nowait())
-            if ends and follower.idle and not left_out:
-                return
-            # One more look after the end: what had begun by then is read.
-            ends = seen.status.finished or seen.deleting
-            with contextlib.suppress(UnavailableError):
-                try:
-                    seen, pods = await fetch(cluster, key)
-                except NoSuchJobError:
-                    ends = True
-    finally:
-        await follower.close()
+    before = 0
+
+    def choose(seen: SeenJob, pods: Pods) -> list[PodState]:
+        return chosen_pods(seen, pods, only)
+
+    def looked(seen: SeenJob, left_out: int) -> None:
+        nonlocal before
+        on_look(seen)
+        if left_out > before:
+            _tell_left_out(left_out)
+        before = left_out
+
+    read = followed(
+        cluster,
+        lambda: fetch(cluster, key),
+        choose,
+        wanted,
+        most,
+        gone=NoSuchJobError,
+        window_seconds=_HELD_SECONDS if folds else 0,
+        on_look=looked,
+    )
+    async with contextlib.aclosing(read):
+        async for seen, lines in read:
+            _print(seen, lines, folds=folds)
 
 
 def chosen_pods(seen: SeenJob, pods: Pods, only: Collection[int]) -> list[PodState]:
@@ -155,11 +172,21 @@ def _tell_left_out(count: int) -> None:
         click.echo(f"{said}: choose with --rank, or raise --max-pods.", err=True)
 
 
-def _print(seen: SeenJob, line: Line) -> None:
-    index = line.pod.identity.index
-    own = ranks.ranks(seen.job.spec, index) if seen.job else range(index, index + 1)
-    who = f"{own.start}" if len(own) == 1 else f"{own.start}-{own.stop - 1}"
+def _print(seen: SeenJob, lines: Sequence[Line], *, folds: bool) -> None:
     last = ranks.world_size(seen.job.spec) - 1 if seen.job else seen.replicas - 1
-    width = len(str(last)) * (1 if len(own) == 1 else 2) + (len(own) > 1)
-    text = clean_output(line.text, _MOST_CHARACTERS)
-    click.echo(f"{who:>{width}} {'!' if line.note else '|'} {text}", err=line.note)
+    several = seen.job is not None and ranks.local_world_size(seen.job.spec, 0) > 1
+    width = len(str(last)) * (1 + several) + several
+    said = [
+        (line.pod.identity.index, (clean_output(line.text, _MOST_CHARACTERS), line.note))
+        for line in lines
+    ]
+    for (text, note), pods in fold(said) if folds else [(what, [who]) for who, what in said]:
+        who = spans(_own(seen, index) for index in pods)
+        if len(pods) > 1:
+            who = f"[{who} x{len(pods)}]"
+        click.echo(f"{who:>{width}} {'!' if note else '|'} {text}", err=note)
+
+
+def _own(seen: SeenJob, index: int) -> range:
+    """The ranks of a pod."""
+    return ranks.ranks(seen.job.spec, index) if seen.job else range(index, index + 1)
