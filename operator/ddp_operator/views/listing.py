@@ -7,17 +7,18 @@ from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, duration, number
 from ddp_operator.views import pace
 
+Row = Sequence[str]
 _HEADINGS = ("NAME", "PHASE", "READY", "RESTARTS", "STEP", "LEFT", "AGE")
 _WIDE = ("LOSS", "TRAINING", "REASON", "ACCELERATOR", "PLACEMENT")
 _CELL = 64
 
 
-def heading(*, wide: bool, namespaces: bool) -> Sequence[str]:
+def heading(*, wide: bool, namespaces: bool) -> Row:
     """The columns' names."""
     return [*(("NAMESPACE",) if namespaces else ()), *_HEADINGS, *(_WIDE if wide else ())]
 
 
-def row(seen: SeenJob, now: datetime, *, wide: bool, namespaces: bool) -> Sequence[str]:
+def row(seen: SeenJob, now: datetime, *, wide: bool, namespaces: bool) -> Row:
     """One job's cells."""
     status = seen.status
     left = pace.remaining_seconds(seen, now)

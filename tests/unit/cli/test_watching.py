@@ -75,7 +75,7 @@ async def test_a_screen_that_is_kept_up_to_date(
 
 
 def test_a_screen_is_drawn_over_the_one_before(capsys: pytest.CaptureFixture[str]) -> None:
-    watching._draw(["a", "b"])
+    watching.draw(["a", "b"])
     assert capsys.readouterr().out == "\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[J"
 
 

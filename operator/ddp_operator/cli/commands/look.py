@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -20,6 +19,7 @@ from ddp_operator.cli.app import (
     width,
 )
 from ddp_operator.cli.commands.watching import watched
+from ddp_operator.cli.commands.watching_list import watched_list
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, columns
@@ -56,15 +56,27 @@ async def fetch(cluster: Cluster, key: Key) -> tuple[SeenJob, Pods]:
 @connection_options
 @click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces.")
 @click.option("-o", "--output", "form", type=click.Choice(["wide", "name", "json", "yaml"]))
-def list_jobs(all_namespaces: bool, form: str | None) -> None:
+@click.option("-w", "--watch", is_flag=True, help="Go on until Ctrl-C; in a pipe by lines.")
+def list_jobs(all_namespaces: bool, form: str | None, watch: bool) -> None:
     """Show the jobs of a namespace, or of all."""
+    if watch:
+        if form not in (None, "wide"):
+            raise click.UsageError(f"--watch: goes without --output {form}; kubectl get -w has it")
+
+        async def show(cluster: Cluster, namespace: str) -> None:
+            where = None if all_namespaces else namespace
+            await watched_list(cluster, where, wide=form == "wide")
+
+        with contextlib.suppress(KeyboardInterrupt):
+            on_cluster(show)
+        return
 
     async def read(
         cluster: Cluster, namespace: str
-    ) -> tuple[str, list[Manifest], list[Sequence[str]]]:
+    ) -> tuple[str, list[Manifest], list[listing.Row]]:
         now, wide = datetime.now(UTC), form == "wide"
         items: list[Manifest] = []
-        rows: list[Sequence[str]] = []
+        rows: list[listing.Row] = []
         async for item in cluster.jobs(None if all_namespaces else namespace):
             if form in (None, "wide"):  # a row is a thousandth of a job
                 seen = SeenJob.read(item)

@@ -90,7 +90,7 @@ async def _drawn(cluster: Cluster, key: Key) -> None:
                         shown, looked = seen, clock()
                 there = pods or Pods.of(seen, [])
                 curve = latest.losses.line()
-                _draw(screen(seen, there, datetime.now(UTC), width=app.width(), losses=curve))
+                draw(screen(seen, there, datetime.now(UTC), width=app.width(), losses=curve))
             if following.done():
                 following.result()
                 if seen is None:
@@ -103,6 +103,7 @@ async def _drawn(cluster: Cluster, key: Key) -> None:
         await asyncio.gather(following, return_exceptions=True)
 
 
-def _draw(lines: list[str]) -> None:
+def draw(lines: list[str]) -> None:
+    """Put lines over those that were drawn before."""
     text = "".join(f"{line}{_REST_OF_LINE}\n" for line in lines)
     click.echo(f"{_TO_THE_TOP}{text}{_REST_OF_SCREEN}", nl=False, color=True)

@@ -1,0 +1,74 @@
+"""`list --watch`: a table that is kept up to date, or in a pipe a line for each change."""
+
+import asyncio
+import shutil
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+
+from ddp_operator.cli import app
+from ddp_operator.cli.commands.watching import draw
+from ddp_operator.client.cluster import PATIENCE_SECONDS, Cluster
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean, columns
+from ddp_operator.ports import Key, UnavailableError
+from ddp_operator.views import listing
+from ddp_operator.views.screen import change
+
+LIST_SECONDS: Final = 5.0
+"""Between two lists."""
+_SHARE: Final = 10
+"""However many jobs there are, listing them takes a tenth of the time at most."""
+
+
+async def watched_list(cluster: Cluster, namespace: str | None, *, wide: bool) -> None:
+    """Show the jobs of a namespace, or of all, for ever. Each look is a list, as `list` is one.
+
+    Raises:
+        UnavailableError: there was none for ten minutes, or at first.
+    """
+    clock = asyncio.get_running_loop().time
+    told: dict[Key, str] | None = None
+    terminal, reached = app.is_terminal(), clock()
+    if terminal:
+        click.clear()
+    while True:
+        began = clock()
+        try:
+            # Not a line of one is shown before all have come, and only lines are kept.
+            now, rows, said = datetime.now(UTC), [], dict[Key, str]()
+            async for item in cluster.jobs(namespace):
+                seen = SeenJob.read(item)
+                if terminal:
+                    rows.append(listing.row(seen, now, wide=wide, namespaces=namespace is None))
+                else:
+                    said[seen.key] = change(seen)
+            reached = clock()
+        except UnavailableError:
+            if told is None or clock() - reached > PATIENCE_SECONDS:
+                raise
+        else:
+            if terminal:
+                _draw([listing.heading(wide=wide, namespaces=namespace is None), *rows])
+            else:
+                _tell(said, told or {}, now, namespaces=namespace is None)
+            told = said
+        await asyncio.sleep(max(LIST_SECONDS, _SHARE * (clock() - began)))
+
+
+def _draw(rows: list[listing.Row]) -> None:
+    """As many rows as there is room for."""
+    room = max(shutil.get_terminal_size((80, 24)).lines - 2, 1)
+    lines = columns(rows[: room + 1])
+    if len(rows) > room + 1:
+        lines[-1] = f"and {len(rows) - room} more"
+    draw(lines)
+
+
+def _tell(said: dict[Key, str], before: dict[Key, str], now: datetime, *, namespaces: bool) -> None:
+    for key in (*said, *(before.keys() - said.keys())):
+        line = said.get(key, "gone")
+        if line != before.get(key):
+            name = f"{key.namespace}/{key.name}" if namespaces else key.name
+            click.echo(f"{now:%H:%M:%S} {clean(name)} {line}")
