@@ -12,6 +12,7 @@ from ddp_operator.job.pods import ranks
 from ddp_operator.job.status import goodput
 from ddp_operator.views import pace
 from ddp_operator.views.advice import operator_missing
+from ddp_operator.views.coming import coming
 from ddp_operator.views.pods import Pods, rows, waits
 
 _FAILURES: Final = 3
@@ -36,6 +37,7 @@ def screen(
                 *([("loss", losses)] if losses else []),
                 *_ranks(seen, pods),
                 *_waits(seen, pods, now),
+                *_next(seen, pods, now),
                 *_attempts(seen),
                 *_time(seen, now),
                 *_checkpoint(seen, now),
@@ -112,6 +114,11 @@ def _waits(seen: SeenJob, pods: Pods, now: datetime) -> Iterator[Fact]:
         lines = [f"the pause before the next start, {seconds} more", *lines]
     for at, line in enumerate(lines):
         yield ("" if at else "waits for"), line
+
+
+def _next(seen: SeenJob, pods: Pods, now: datetime) -> Iterator[Fact]:
+    for at, line in enumerate(coming(seen, pods, now)):
+        yield ("" if at else "next"), line
 
 
 def _attempts(seen: SeenJob) -> Iterator[Fact]:

@@ -28,10 +28,10 @@ def clean_up(job: DDPJob, pods: Observed, now: datetime) -> Plan:
             doomed.append(pod)
         elif runs_until is not None:
             waits.append(runs_until)
-    expiry = _expiry(job)
-    expired = expiry is not None and expiry <= now
-    if expiry is not None and not expired:
-        waits.append(expiry)
+    expires = expiry(job)
+    expired = expires is not None and expires <= now
+    if expires is not None and not expired:
+        waits.append(expires)
     return Plan(
         job.status,
         delete=tuple(pod.key for pod in doomed),
@@ -50,7 +50,8 @@ def _runs_until(pod: PodState, now: datetime) -> datetime | None:
     return min(ended, now) + timedelta(seconds=SIDE_CAR_SECONDS)
 
 
-def _expiry(job: DDPJob) -> datetime | None:
+def expiry(job: DDPJob) -> datetime | None:
+    """Return when a job that has finished is deleted; None: not by itself."""
     ttl, completed = job.spec.ttl_seconds_after_finished, job.status.completion_time
     if ttl is None or completed is None:
         return None

@@ -1,0 +1,81 @@
+from typing import Any
+
+import pytest
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.views.coming import coming
+from ddp_operator.views.pods import Pods
+from ddp_operator.views.screen import screen
+
+from tests.good_manifests import Json
+from tests.unit.cli.jobs import at, condition, stored, training
+from tests.unit.job import builders
+from tests.unit.job.builders import later
+
+NOW = later(1200)
+
+
+def told(manifest: Json, *pods: PodState) -> list[str]:
+    seen = SeenJob.read(manifest)
+    return coming(seen, Pods.of(seen, pods), NOW)
+
+
+def with_spec(manifest: Json, **spec: Any) -> Json:
+    manifest["spec"] |= spec
+    return manifest
+
+
+def test_a_job_without_deadlines_goes_on() -> None:
+    assert told(with_spec(training(), progressDeadlineSeconds=None)) == []
+
+
+def test_its_active_time_runs_out() -> None:
+    job = with_spec(training(), activeDeadlineSeconds=1320, progressDeadlineSeconds=None)
+    assert told(job) == ["in 2m it is ended (spec.activeDeadlineSeconds)"]
+
+
+@pytest.mark.parametrize(
+    ("step_at", "said"),
+    [(1197, []), (1141, []), (1139, ["in 59s it counts as hung, unless its step moves"])],
+)
+def test_a_step_that_stands_is_a_hang_some_time(step_at: float, said: list[str]) -> None:
+    job = with_spec(training(), progressDeadlineSeconds=120)
+    job["status"]["progress"] |= {"updatedAt": at(step_at)}
+    assert told(job) == said
+
+
+def test_pods_that_cannot_start_are_given_up_and_the_soonest_comes_first() -> None:
+    job = stored("Starting", spec={"activeDeadlineSeconds": 1210})
+    job["status"]["bookkeeping"] = {"unstartableSince": at(1000)}
+    assert told(job) == [
+        "in 10s it is ended (spec.activeDeadlineSeconds)",
+        "in 1m40s it fails, unless its pods can start",
+    ]
+
+
+def test_a_gang_that_is_placed_only_in_part_gives_its_nodes_back() -> None:
+    job = stored("Starting", spec={"schedulingTimeoutSeconds": 300})
+    job["status"]["conditions"] = [
+        condition("PodsCreated", "Created", "") | {"lastTransitionTime": at(1000)}
+    ]
+    read = SeenJob.read(job).job
+    assert read is not None
+    pods = [builders.pod(read, 0, node="node-a"), builders.pod(read, 1, waiting="Unschedulable")]
+    [line] = told(job, *pods)
+    assert line.startswith("in 1m40s it gives its nodes back, unless all pods have one")
+
+
+def test_one_that_has_ended_is_deleted() -> None:
+    job = stored("Succeeded", spec={"ttlSecondsAfterFinished": 600, "activeDeadlineSeconds": 9999})
+    job["status"]["completionTime"] = at(1000)
+    assert told(job) == ["in 6m40s it is deleted (spec.ttlSecondsAfterFinished)"]
+
+
+def test_it_stands_on_the_screen() -> None:
+    seen = SeenJob.read(with_spec(training(), activeDeadlineSeconds=1320))
+    lines = screen(seen, Pods.of(seen, []), NOW, width=80)
+    assert "next        in 2m it is ended (spec.activeDeadlineSeconds)" in lines
+
+
+def test_nothing_comes_of_a_job_that_is_stopped() -> None:
+    assert told(with_spec(training(), activeDeadlineSeconds=1320, suspend=True)) == []
