@@ -278,7 +278,7 @@ def test_a_status_that_could_not_be_written_for_a_while(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = StatusFile(tmp_path / "status.json")
-    publisher = Publisher(file, None, StepTimer(moments_of(torch.device("cpu"))))
+    publisher = Publisher(file, [], StepTimer(moments_of(torch.device("cpu"))))
     publisher.begin(1, total_steps=9)
     assert file.read() is not None
     in_the_way = tmp_path / ".status.json.next"
@@ -405,7 +405,7 @@ def test_counters_go_on_in_the_next_process(tmp_path: Path) -> None:
     def publisher() -> Publisher:
         timer = StepTimer(moments_of(torch.device("cpu")))
         timer.lap(Phase.COMPUTE)
-        return Publisher(file, None, timer)
+        return Publisher(file, [], timer)
 
     def measured() -> Measurements:
         status = file.read()
@@ -448,7 +448,7 @@ def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.Mon
 
     def publisher() -> Publisher:
         timer = StepTimer(moments_of(torch.device("cpu")))
-        return Publisher(file, History(path), timer)
+        return Publisher(file, [History(path)], timer)
 
     first = publisher()
     first.begin(0, total_steps=9)
@@ -485,7 +485,7 @@ def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_history_tells_what_a_checkpoint_took_and_who_was_slowest(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    publisher = Publisher(None, History(path), StepTimer(moments_of(torch.device("cpu"))))
+    publisher = Publisher(None, [History(path)], StepTimer(moments_of(torch.device("cpu"))))
     publisher.begin(0, total_steps=9)
     publisher.saved(CheckpointStatus(step=0))  # by the process before: it took none of this one
     publisher.step(1)
@@ -504,7 +504,7 @@ def test_the_history_tells_what_a_checkpoint_took_and_who_was_slowest(tmp_path: 
 
 def test_the_first_step_of_a_group_is_told_at_once(tmp_path: Path) -> None:
     file = StatusFile(tmp_path / "status.json")
-    publisher = Publisher(file, None, StepTimer(moments_of(torch.device("cpu"))))
+    publisher = Publisher(file, [], StepTimer(moments_of(torch.device("cpu"))))
     for step in (3, 7):
         publisher.begin(step, total_steps=9)
         publisher.step(step + 1)

@@ -40,6 +40,7 @@ def join(
     checkpoint_every_seconds: float = 300.0,
     keep_checkpoints: int = 3,
     log_every_steps: int = 10,
+    tensorboard: bool = False,
     rendezvous_timeout_seconds: float = 600.0,
     group_timeout_seconds: float = 600.0,
     heartbeat_timeout_seconds: float = 10.0,
@@ -55,7 +56,8 @@ def join(
 
     `scheduler_interval`: whether schedulers count the optimizer's steps, or epochs ("epoch").
     `checkpoint_dir`: where checkpoints are written and looked for; by default where the operator
-    says (DDP_CHECKPOINT_DIR), and nowhere if it says nothing. The other numbers are those of the
+    says (DDP_CHECKPOINT_DIR), and nowhere if it says nothing. `tensorboard`: whether rank 0 writes
+    event files beside them, which take back what is trained again. The numbers are those of the
     bundled trainer's flags of the same names, 0 for `checkpoint_every_...`: not by that.
 
     Ends the process with exit code 143 when the job is told to stop and all is saved, with 75 when
@@ -81,6 +83,7 @@ def join(
             )
         options = Options.parse(
             [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+            + (["--tensorboard"] if tensorboard else [])
         )
         environment = environment_of(os.environ, checkpoint_dir=checkpoint_dir)
         if REPORT_FD_VARIABLE in os.environ:  # a launcher, which may be asked for stacks

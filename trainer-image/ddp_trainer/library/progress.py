@@ -13,11 +13,13 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.run.position import Position
 from ddp_trainer.settings.environment import Environment
+from ddp_trainer.telemetry import tensorboard
 from ddp_trainer.telemetry.bar import ProgressBar
-from ddp_trainer.telemetry.history import FILE_NAME, History
+from ddp_trainer.telemetry.history import FILE_NAME, History, Record
 from ddp_trainer.telemetry.publisher import Publisher
 from ddp_trainer.telemetry.status import CheckpointStatus, StatusFile
 from ddp_trainer.telemetry.stragglers import Pace
+from ddp_trainer.telemetry.tensorboard import EventFiles
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.telemetry.wire import utc
@@ -183,10 +185,20 @@ class _Mark:
         return (self.samples - earlier.samples) / max(self.time - earlier.time, 1e-9)
 
 
-def publisher_of(environment: Environment, timer: StepTimer) -> Publisher | None:
-    """Rank 0's voice; None on other ranks."""
+def publisher_of(
+    environment: Environment, timer: StepTimer, *, event_files: bool = False
+) -> Publisher | None:
+    """Rank 0's voice; None on other ranks.
+
+    Raises:
+        ConfigurationError: TensorBoard's `event_files` are wanted, on any rank, and cannot be.
+    """
+    directory = environment.placement.checkpoint_dir
+    if event_files:
+        tensorboard.check(directory)
     if environment.rank != 0:
         return None
-    directory = environment.placement.checkpoint_dir
-    history = History(directory / FILE_NAME) if directory is not None else None
-    return Publisher(StatusFile.from_env(os.environ), history, timer)
+    records: list[Record] = [History(directory / FILE_NAME)] if directory is not None else []
+    if directory is not None and event_files:
+        records.append(EventFiles(directory / tensorboard.FOLDER))
+    return Publisher(StatusFile.from_env(os.environ), records, timer)

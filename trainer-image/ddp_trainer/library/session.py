@@ -75,7 +75,7 @@ class Session:
             report,
             self._timer,
             self._keeper,
-            publisher_of(environment, self._timer),
+            publisher_of(environment, self._timer, event_files=options.tensorboard),
             log_every_steps=options.log_every_steps,
         )
         self._profiling = Profiling(os.environ, self.rank)

@@ -54,6 +54,8 @@ class Options:
     keep_best: bool
     stop_within_seconds: float
     log_every_steps: int
+    tensorboard: bool
+    """Whether rank 0 writes event files, too."""
     rendezvous_timeout_seconds: float
     group_timeout_seconds: float
     heartbeat_timeout_seconds: float
@@ -182,6 +184,13 @@ def parser() -> Parser:
         type=int,
         default=10,
         help="steps between log lines, lines of metrics.jsonl and comparisons of ranks",
+    )
+    flags.add_argument(
+        "--tensorboard",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="write what metrics.jsonl has as event files for TensorBoard, too, beside the "
+        "checkpoints",
     )
     flags.add_argument(
         "--rendezvous-timeout-seconds",

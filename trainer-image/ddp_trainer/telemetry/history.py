@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ddp_trainer.system.logs import Complaints
 from ddp_trainer.telemetry.wire import utc
@@ -21,6 +21,19 @@ from ddp_trainer.telemetry.wire import utc
 FILE_NAME = "metrics.jsonl"
 
 _logger = logging.getLogger(__name__)
+
+
+class Record(Protocol):
+    """Where it is written down how the training went; nothing of it may end a training."""
+
+    def rewind(self, step: int) -> None:
+        """Training goes on at `step`: take back what was told of later ones."""
+
+    def append(self, kind: str, *, step: int, **values: Any) -> None:
+        """Tell of a step."""
+
+    def close(self) -> None:
+        """Have what was told last."""
 
 
 class History:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import isfinite
+from typing import Any
 
 from ddp_trainer.system.logs import Complaints
 from ddp_trainer.telemetry.histogram import Histogram
-from ddp_trainer.telemetry.history import History
+from ddp_trainer.telemetry.history import Record
 from ddp_trainer.telemetry.status import CheckpointStatus, Measurements, Status, StatusFile
 from ddp_trainer.telemetry.stragglers import Pace, Straggler, StragglerWatch
 from ddp_trainer.telemetry.timing import Phase, StepTimer
@@ -43,12 +44,12 @@ class Publisher:
     def __init__(
         self,
         file: StatusFile | None,
-        history: History | None,
+        records: Sequence[Record],
         timer: StepTimer,
     ) -> None:
-        """`file`: None where nobody serves it; `history`: None where nothing is saved."""
+        """`file`: None where nobody serves it; `records`: none where nothing is saved."""
         self._file = file
-        self._history = history
+        self._records = records
         self._timer = timer
         self._watch = StragglerWatch()
         self._straggler: Straggler | None = None
@@ -68,7 +69,7 @@ class Publisher:
         """In Unix time; None: no step was completed by this process."""
         self._due = 0.0
         self._logged: dict[str, float] = {}
-        """Numbers of the script's own that are not in the history yet."""
+        """Numbers of the script's own that are not on record yet."""
         self._logged_at = 0
         self._status = Status(step=0, last_step_time=before.last_step_time)
         self._complaints = Complaints(_logger, "cannot write the status")
@@ -83,8 +84,8 @@ class Publisher:
             self._paused_at = None
         self._step_began = now
         self._formed_at = time.time()
-        if self._history is not None:
-            self._history.rewind(step)
+        for record in self._records:
+            record.rewind(step)
         self._step = step
         self._publish(now)
         self._due = now  # the first step ends an outage: it is told at once
@@ -125,38 +126,36 @@ class Publisher:
             samples_per_second=samples_per_second,
             slowest_rank=slowest_rank,
         )
-        if self._history is not None:
-            phases = {
-                f"{phase}Seconds": round(seconds - self._told_phases[phase], 6)
-                for phase, seconds in self._timer.seconds.items()
-            }
-            self._told_phases = dict(self._timer.seconds)
-            longest, self._longest_step = self._longest_step, 0.0
-            self._history.append(
-                "training",
-                step=step,
-                epoch=epoch,
-                loss=loss,
-                samplesPerSecond=round(samples_per_second, 3),
-                lastStepTime=self._last_step_time(),
-                **phases,
-                longestStepSeconds=round(longest, 6),
-                paceRank=pace.slowest_rank,
-                paceSeconds=round(pace.slowest_seconds, 6),
-                othersPaceSeconds=round(pace.others_seconds, 6),
-                **({} if slowest_rank is None else {"slowestRank": slowest_rank}),
-            )
+        phases = {
+            f"{phase}Seconds": round(seconds - self._told_phases[phase], 6)
+            for phase, seconds in self._timer.seconds.items()
+        }
+        self._told_phases = dict(self._timer.seconds)
+        longest, self._longest_step = self._longest_step, 0.0
+        self._write(
+            "training",
+            step=step,
+            epoch=epoch,
+            loss=loss,
+            samplesPerSecond=round(samples_per_second, 3),
+            lastStepTime=self._last_step_time(),
+            **phases,
+            longestStepSeconds=round(longest, 6),
+            paceRank=pace.slowest_rank,
+            paceSeconds=round(pace.slowest_seconds, 6),
+            othersPaceSeconds=round(pace.others_seconds, 6),
+            **({} if slowest_rank is None else {"slowestRank": slowest_rank}),
+        )
 
     def evaluated(self, *, step: int, epoch: int, accuracy: float) -> None:
         """The model of `step` has this accuracy on the whole test set."""
-        if self._history is not None:
-            self._history.append(
-                "evaluation",
-                step=step,
-                epoch=epoch,
-                accuracy=accuracy,
-                lastStepTime=self._last_step_time(),
-            )
+        self._write(
+            "evaluation",
+            step=step,
+            epoch=epoch,
+            accuracy=accuracy,
+            lastStepTime=self._last_step_time(),
+        )
         self._step_began = time.monotonic()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -170,28 +169,34 @@ class Publisher:
         """A checkpoint is complete; writing it took so long, None: another process wrote it."""
         self._write_logged()
         self._status = replace(self._status, checkpoint=checkpoint)
-        if self._history is not None:
-            if seconds is not None:
-                self._history.append(
-                    "checkpoint",
-                    step=self._step,
-                    savedStep=checkpoint.step,
-                    savedTime=checkpoint.time,
-                    seconds=round(seconds, 6),
-                )
-            self._history.close()
+        if seconds is not None:
+            self._write(
+                "checkpoint",
+                step=self._step,
+                savedStep=checkpoint.step,
+                savedTime=checkpoint.time,
+                seconds=round(seconds, 6),
+            )
+        self._close_records()
 
     def close(self) -> None:
         """Training is over, for whatever reason."""
         self._write_logged()
         self._publish(time.monotonic())
-        if self._history is not None:
-            self._history.close()
+        self._close_records()
+
+    def _write(self, kind: str, *, step: int, **values: Any) -> None:
+        for record in self._records:
+            record.append(kind, step=step, **values)
+
+    def _close_records(self) -> None:
+        for record in self._records:
+            record.close()
 
     def _write_logged(self) -> None:
-        if self._logged and self._history is not None:
+        if self._logged:
             finite = {name: v if isfinite(v) else None for name, v in self._logged.items()}
-            self._history.append("metrics", step=self._logged_at, values=finite)
+            self._write("metrics", step=self._logged_at, values=finite)
         self._logged.clear()
 
     def _tell_start(self) -> None:
@@ -200,13 +205,12 @@ class Publisher:
             return
         formed, self._formed_at = self._formed_at, None
         self._longest_step = 0.0
-        if self._history is not None:
-            self._history.append(
-                "start",
-                step=self._step,
-                formedTime=utc_to_the_millisecond(formed),
-                lastStepTime=self._last_step_time(),
-            )
+        self._write(
+            "start",
+            step=self._step,
+            formedTime=utc_to_the_millisecond(formed),
+            lastStepTime=self._last_step_time(),
+        )
 
     def _compare(self, pace: Pace) -> None:
         before, self._straggler = self._straggler, self._watch.compare(pace)
