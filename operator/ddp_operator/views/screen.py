@@ -22,9 +22,17 @@ Fact = tuple[str, str]
 
 
 def screen(
-    seen: SeenJob, pods: Pods, now: datetime, *, width: int = 80, losses: str = ""
+    seen: SeenJob,
+    pods: Pods,
+    now: datetime,
+    *,
+    width: int = 80,
+    losses: str = "",
+    place: str = "",
 ) -> list[str]:
-    """All that is to be said of a job now; `losses`: the curve of those that were seen."""
+    """All that is to be said of a job now; `losses`: the curve of those that were seen, `place`:
+    where it stands in its queue.
+    """
     title = f"{clean(seen.name)} in namespace {clean(seen.key.namespace)}"
     age = duration((now - seen.created).total_seconds())
     return [
@@ -36,7 +44,7 @@ def screen(
                 *_progress(seen, now),
                 *([("loss", losses)] if losses else []),
                 *_ranks(seen, pods),
-                *_waits(seen, pods, now),
+                *_waits(seen, pods, now, place),
                 *_next(seen, pods, now),
                 *_attempts(seen),
                 *_time(seen, now),
@@ -104,7 +112,7 @@ def _ranks(seen: SeenJob, pods: Pods) -> Iterator[Fact]:
         yield "", processes
 
 
-def _waits(seen: SeenJob, pods: Pods, now: datetime) -> Iterator[Fact]:
+def _waits(seen: SeenJob, pods: Pods, now: datetime, place: str) -> Iterator[Fact]:
     if seen.status.finished:
         return
     next_start = seen.status.next_start_time
@@ -112,6 +120,8 @@ def _waits(seen: SeenJob, pods: Pods, now: datetime) -> Iterator[Fact]:
     if next_start is not None and next_start > now:
         seconds = duration((next_start - now).total_seconds())
         lines = [f"the pause before the next start, {seconds} more", *lines]
+    if place:
+        lines = [place, *lines]
     for at, line in enumerate(lines):
         yield ("" if at else "waits for"), line
 

@@ -21,6 +21,7 @@ from ddp_operator.cli.app import (
 from ddp_operator.cli.commands.watching import watched
 from ddp_operator.cli.commands.watching_list import watched_list
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
+from ddp_operator.client.queues import place_in_queue
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, columns
 from ddp_operator.ports import Key, Manifest, UnavailableError
@@ -118,8 +119,13 @@ def status(name: str, form: str | None, watch: bool) -> None:
         item = on_cluster(lambda cluster, namespace: cluster.job(job_key(namespace, name)))
         click.echo(output.single(item, form))
         return
-    seen, pods = on_cluster(lambda cluster, namespace: fetch(cluster, job_key(namespace, name)))
-    print_lines(screen(seen, pods, datetime.now(UTC), width=width()))
+
+    async def look(cluster: Cluster, namespace: str) -> tuple[SeenJob, Pods, str]:
+        seen, pods = await fetch(cluster, job_key(namespace, name))
+        return seen, pods, await place_in_queue(cluster, seen)
+
+    seen, pods, place = on_cluster(look)
+    print_lines(screen(seen, pods, datetime.now(UTC), width=width(), place=place))
 
 
 @click.command()
