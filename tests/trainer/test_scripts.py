@@ -26,7 +26,7 @@ def answer(queue):
 if __name__ == "__main__":
     import torch
     atexit.register(print, "at exit")
-    threading.Timer(0.2, print, ["a thread"]).start()
+    threading.Thread(target=lambda: (threading.main_thread().join(), print("a thread"))).start()
     here = sys.modules["__main__"]
     print(sys.argv, __name__, __file__, sys.path[0], here.__file__, here.Kept is Kept)
     print(getattr(__spec__, "name", None), __package__)
@@ -72,7 +72,8 @@ def run(
         [*prefix, *([] if launcher is None else ["--"]), *command],
         cwd=folder / "code",
         env={
-            **os.environ,
+            # Whose lines are written a word at a time, each rank's among those of others.
+            **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
             **contract(local_world_size=ranks, port=free_port()),
             "PYTHONPATH": os.pathsep.join(
                 [str(folder / "packages"), *(os.path.abspath(p) for p in parents if p)]
@@ -118,7 +119,7 @@ def test_it_is_as_if_python_had_been_started_for_it(folder: Path, words: list[st
 def test_ranks_share_what_is_imported_and_draw_numbers_of_their_own(folder: Path) -> None:
     (folder / "code" / "draws.py").write_text(
         "import os, random, sys\nimport torch\nimport numpy\n"
-        "print('drew', random.random(), numpy.random.rand(), flush=True)\n"
+        "print(f'drew {random.random()} {numpy.random.rand()}')\n"
     )
     (folder / "packages" / "torch" / "__init__.py").write_text("import numpy\nprint('imported')\n")
     ended = run(folder, sys.executable, "draws.py", ranks=3)

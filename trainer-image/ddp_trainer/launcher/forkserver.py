@@ -28,7 +28,7 @@ from typing import NoReturn
 
 from ddp_trainer.exit_codes import ExitCode
 from ddp_trainer.system.deathsignal import die_with_parent
-from ddp_trainer.system.logs import end_process
+from ddp_trainer.system.logs import end_process, flush_streams
 
 STARTED_SIGNAL = signal.SIGUSR1
 """What the launcher gets when it can read the process ID of a rank from the socket."""
@@ -85,6 +85,7 @@ def fork_ranks(channel: socket.socket) -> bool:
     # The ranks share these objects' memory as long as nobody writes to it, the collector included.
     gc.collect()
     gc.freeze()
+    flush_streams()  # or each rank would say what was said so far
     while True:
         request, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
         if not request:

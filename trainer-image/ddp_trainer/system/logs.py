@@ -42,7 +42,12 @@ def end_process(code: int) -> NoReturn:
     A log that cannot be written (disk full, reader gone) would make it another one. So would
     threads of a broken group, which can hang or abort the interpreter's shutdown.
     """
+    flush_streams()
+    os._exit(code)
+
+
+def flush_streams() -> None:
+    """Write what was printed so far, as far as it can be written."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError):
             stream.flush()
-    os._exit(code)
