@@ -2,15 +2,14 @@
 colours or turn the direction of writing, nor fill the screen.
 """
 
-import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from ddp_operator.api.printable import printable
+
 SENTENCE: Final = 600
 """Characters of a message that are shown at most."""
-_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
-"""A terminal's escape sequence, as a whole: its rest would be noise."""
 _UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _MOST_SECONDS: Final = 100 * 365 * 86400
 
@@ -18,7 +17,7 @@ _MOST_SECONDS: Final = 100 * 365 * 86400
 def clean(text: object, limit: int = SENTENCE) -> str:
     """A text on one line, without what a terminal would obey, and not longer than `limit`."""
     # Escapes and spaces take room that is given back.
-    said = " ".join(_obeyed_by_nobody(str(text)[: 4 * limit]).split())
+    said = " ".join(printable(str(text)[: 4 * limit]).split())
     return _cut(said, limit)
 
 
@@ -27,14 +26,7 @@ def clean_output(line: str, limit: int) -> str:
     itself, the last state.
     """
     shown = line[: 4 * limit].rstrip("\r\n").rpartition("\r")[2]
-    return _cut(_obeyed_by_nobody(shown.expandtabs()), limit)
-
-
-def _obeyed_by_nobody(text: str) -> str:
-    if text.isprintable():
-        return text
-    text = _ESCAPE.sub("", text)
-    return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
+    return _cut(printable(shown.expandtabs()), limit)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -12,6 +12,7 @@ from ddp_operator.api.constants import (
     LABEL_REPLACEMENT,
     LABEL_SERVING,
 )
+from ddp_operator.api.printable import printable
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.job.pods.address import is_the_nodes, trainer_address
 from ddp_operator.job.pods.state import (
@@ -117,11 +118,8 @@ def _word(value: str | None) -> str:
 
 
 def _text(value: str | None) -> str:
-    text = (value or "")[-_MAX_TEXT:]  # of a log, the end tells
-    if text.isprintable():
-        return text
-    # A terminal would obey the rest, in `kubectl describe` too.
-    return "".join(c for c in text if c.isprintable() or c in "\n\t")
+    # Of a log, the end tells; and `kubectl describe` prints it as it is.
+    return printable((value or "")[-_MAX_TEXT:], kept="\n\t")
 
 
 def _grace_seconds(value: int | None, default: int) -> int:

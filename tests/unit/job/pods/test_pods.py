@@ -81,7 +81,7 @@ def test_last_words_have_nothing_that_a_terminal_obeys() -> None:
     status = {"phase": "Failed", "containerStatuses": [terminated(3, message=said)]}
     read = project(manifest(container(), status=status))
     assert read.exit is not None
-    assert read.exit.message == "[2J]0;mineline 1\n\tline 2 fdp.exe31m é 界"
+    assert read.exit.message == "line 1 \n\tline 2 fdp.exe31m é 界"
 
 
 @pytest.mark.parametrize("phase", ["Running", "Failed"])
