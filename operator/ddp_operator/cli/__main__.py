@@ -17,6 +17,7 @@ from ddp_operator.cli.commands.profile import profile
 from ddp_operator.cli.commands.report import report
 from ddp_operator.cli.commands.run import run
 from ddp_operator.cli.commands.stacks import stacks
+from ddp_operator.cli.commands.ui import ui
 from ddp_operator.kube.client import RECURSION
 
 
@@ -39,6 +40,7 @@ for _command in (
     stacks,
     profile,
     report,
+    ui,
     bundle,
     act.stop,
     act.resume,

@@ -102,6 +102,16 @@ def job_argument(command: CommandT) -> CommandT:
     return click.argument("name", callback=_checked, shell_complete=_complete_jobs)(command)
 
 
+def optional_job_argument(command: CommandT) -> CommandT:
+    """Give a command a job's name that may be left out."""
+    return click.argument(
+        "name",
+        required=False,
+        callback=lambda context, option, value: value and _checked(context, option, value),
+        shell_complete=_complete_jobs,
+    )(command)
+
+
 def _checked(_: click.Context, option: click.Parameter, value: str) -> str:
     name = value.rpartition("/")[2]
     if not _NAME.fullmatch(name):

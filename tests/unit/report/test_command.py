@@ -196,9 +196,11 @@ report._facts = lambda *given: facts()
 for form in ("md", "json", "html"):
     result = CliRunner().invoke(program, ["report", "digits", "-o", form, "--file", "-"])
     print(form, result.exit_code, len(result.stdout) > 100, result.stderr.strip(), sep="|")
+print(CliRunner().invoke(program, ["ui"]).stderr.strip())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    markdown, plain, html = done.stdout.splitlines() or [done.stderr] * 3
+    markdown, plain, html, live = done.stdout.splitlines() or [done.stderr] * 4
     assert (markdown, plain) == ("md|0|True|", "json|0|True|")
     assert html.startswith("html|1|False|Error: ")
     assert "pip install 'ddp-operator[report]'" in html
+    assert "pip install 'ddp-operator[report]'" in live

@@ -14,9 +14,9 @@ from ddp_operator.client.evidence import gather
 from ddp_operator.client.text import clean
 from ddp_operator.report.files import UnreadableError, read_metrics, read_run
 
-_MISSING: Final = (
+MISSING: Final = (
     "pictures need packages that are not installed: pip install 'ddp-operator[report]', or ask "
-    "for -o md"
+    "for `report -o md`"
 )
 _FORMS: Final = ("html", "md", "json")
 
@@ -37,6 +37,16 @@ def _read_prices(
             raise click.BadParameter(said, param=option)
         prices[kind] = price
     return prices
+
+
+price_option = click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    callback=_read_prices,
+    metavar="KIND=AMOUNT",
+    help="What a GPU of this kind (accelerator.type) costs an hour; gpu=AMOUNT: any other.",
+)
 
 
 def _form(_context: click.Context, option: click.Parameter, value: str) -> str:
@@ -76,14 +86,7 @@ def _form(_context: click.Context, option: click.Parameter, value: str) -> str:
     metavar="DIR",
     help="Report a run of `python -m ddp_operator local --workdir DIR`, and ask no cluster.",
 )
-@click.option(
-    "--price",
-    "prices",
-    multiple=True,
-    callback=_read_prices,
-    metavar="KIND=AMOUNT",
-    help="What a GPU of this kind (accelerator.type) costs an hour; gpu=AMOUNT: any other.",
-)
+@price_option
 def report(
     name: str,
     form: str,
@@ -102,7 +105,7 @@ def report(
     try:
         text = _written(made, form)
     except ImportError:
-        raise click.ClickException(_MISSING) from None
+        raise click.ClickException(MISSING) from None
     if file == "-":
         click.echo(text, nl=not text.endswith("\n"))
         return

@@ -1,0 +1,45 @@
+"""ui: jobs and their reports in a browser, kept up to date."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+import click
+
+from ddp_operator.cli.app import connection_options, job_key, on_cluster, optional_job_argument
+from ddp_operator.cli.commands.report import MISSING, price_option
+from ddp_operator.client.cluster import Cluster
+
+
+@click.command()
+@connection_options
+@optional_job_argument
+@click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1; default: a free one."
+)
+@price_option
+def ui(name: str | None, all_namespaces: bool, port: int, prices: Mapping[str, float]) -> None:
+    """Show jobs and their reports in a browser, and keep them up to date until Ctrl-C.
+
+    It prints the address to open, of a table of jobs or of one job's report. Whoever has that
+    address and an account on this machine sees what you may see, and can change nothing.
+    """
+    try:
+        from ddp_operator.ui import look, server  # noqa: PLC0415 - optional dependencies
+    except ImportError:
+        raise click.ClickException(MISSING) from None
+
+    async def serve(cluster: Cluster, namespace: str) -> None:
+        path = server.page_of(job_key(namespace, name)) if name else "/"
+        seen = look.Look(cluster, home=namespace, everywhere=all_namespaces, prices=prices)
+        try:
+            async with server.serving(seen, port=port) as door:
+                # No browser is started: all users of a machine see its command line.
+                click.echo(f"there until Ctrl-C: {door.url(path)}")
+                await asyncio.Event().wait()
+        except server.PortTakenError as error:
+            raise click.ClickException(str(error)) from None
+
+    with contextlib.suppress(KeyboardInterrupt):
+        on_cluster(serve)

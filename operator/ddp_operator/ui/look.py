@@ -1,0 +1,110 @@
+"""What the pages show, read in the cluster."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from ddp_operator import report as reports
+from ddp_operator.client.cluster import Cluster
+from ddp_operator.client.evidence import gather
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import clean, counted
+from ddp_operator.ports import ForbiddenError, Key
+from ddp_operator.report.page import filling
+from ddp_operator.ui.kept import Kept
+from ddp_operator.views import listing
+
+LIST_SECONDS: Final = 5.0
+"""Between two lists, as in `list --watch`."""
+REPORT_SECONDS: Final = 15.0
+"""Between two reports of one job: its metrics.jsonl comes through the API server each time."""
+_MAX_JOBS: Final = 1000
+"""In the table; a browser lays out more of them slowly."""
+_MAX_REPORTS: Final = 32
+"""Half a megabyte each."""
+_GRACE_SECONDS: Final = 60.0
+"""A new job may wait for so long until an operator has looked at it."""
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The table, and what has to be said of it."""
+
+    heading: listing.Row
+    rows: tuple[tuple[Key, listing.Row], ...]
+    notes: tuple[str, ...]
+
+
+class Look:
+    """Jobs of a namespace, or of all, and the report of each.
+
+    `home`: where to look when the jobs of all namespaces may not be listed.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        home: str,
+        everywhere: bool,
+        prices: Mapping[str, float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.home = home
+        self.everywhere = everywhere
+        self.jobs = Kept(self._list, LIST_SECONDS, clock)
+        self._cluster = cluster
+        self._prices = prices
+        self._clock = clock
+        self._reports: OrderedDict[Key, Kept[dict[str, Any]]] = OrderedDict()
+        self._drawing = asyncio.Lock()
+
+    def report(self, key: Key) -> Kept[dict[str, Any]]:
+        """The report of a job, as its page is filled with it; of those looked at last."""
+        if key not in self._reports:
+            self._reports[key] = Kept(lambda: self._report(key), REPORT_SECONDS, self._clock)
+        self._reports.move_to_end(key)
+        if len(self._reports) > _MAX_REPORTS:
+            self._reports.popitem(last=False)
+        return self._reports[key]
+
+    async def _list(self) -> Jobs:
+        if not self.everywhere:
+            return await self._listed(self.home, ())
+        try:
+            return await self._listed(None, ())
+        except ForbiddenError as error:
+            missing = (
+                f"You may not list the jobs of all namespaces, so these are those of {self.home} "
+                f"(--namespace chooses another one): {clean(error.message)}"
+            )
+            return await self._listed(self.home, (missing,))
+
+    async def _listed(self, namespace: str | None, notes: tuple[str, ...]) -> Jobs:
+        now, rows, more, unseen = datetime.now(UTC), list[tuple[Key, listing.Row]](), 0, 0
+        async for item in self._cluster.jobs(namespace):
+            seen = SeenJob.read(item)
+            unseen += seen.unseen and (now - seen.created).total_seconds() > _GRACE_SECONDS
+            if len(rows) < _MAX_JOBS:
+                row = listing.row(seen, now, wide=True, namespaces=self.everywhere)
+                rows.append((seen.key, row))
+            else:
+                more += 1
+        if more:
+            notes += (f"And {counted(more, 'job')} more, which `kubectl ddp list` shows.",)
+        if unseen:
+            said = counted(unseen, "job")
+            notes += (f"No operator has looked at {said}: `kubectl ddp doctor` says why.",)
+        heading = listing.heading(wide=True, namespaces=self.everywhere)
+        return Jobs(heading, tuple(rows), notes)
+
+    async def _report(self, key: Key) -> dict[str, Any]:
+        facts = await gather(self._cluster, key)
+        async with self._drawing:  # which takes a processor for a second
+            return await asyncio.to_thread(
+                lambda: filling(reports.build(facts, prices=self._prices))
+            )

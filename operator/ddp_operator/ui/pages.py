@@ -1,0 +1,62 @@
+"""The pages as HTML: all text escaped, one script of ours, nothing from elsewhere."""
+
+from datetime import datetime
+from typing import Any, Final
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from ddp_operator.ports import Key
+from ddp_operator.report.page import LOADER
+from ddp_operator.ui.kept import Kept
+from ddp_operator.ui.look import LIST_SECONDS, REPORT_SECONDS, Look
+
+SCRIPT: Final = "/live.js"
+"""The path of the one script."""
+_TEMPLATES: Final = Environment(
+    loader=ChoiceLoader([PackageLoader("ddp_operator.ui", "templates"), LOADER]),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def script() -> str:
+    """What keeps a page up to date."""
+    return _TEMPLATES.get_template("live.js.j2").render()
+
+
+def jobs(look: Look) -> str:
+    """The table of jobs."""
+    where = "all namespaces" if look.everywhere else f"namespace {look.home}"
+    return _TEMPLATES.get_template("jobs.html.j2").render(
+        jobs=look.jobs.value,
+        where=where,
+        trouble=_trouble(look.jobs),
+        seconds=LIST_SECONDS,
+        script=SCRIPT,
+    )
+
+
+def job(key: Key, report: Kept[dict[str, Any]]) -> str:
+    """A job's report, or why there is none."""
+    name = "nothing.html.j2" if report.value is None else "job.html.j2"
+    return _TEMPLATES.get_template(name).render(
+        report.value or {},
+        key=key,
+        trouble=_trouble(report),
+        seconds=REPORT_SECONDS,
+        script=SCRIPT,
+    )
+
+
+def _trouble(kept: Kept[Any]) -> str:
+    """Why what is shown is not of now; empty when it is."""
+    if not kept.trouble or kept.since is None:
+        return ""
+    stays = "" if kept.value is None else " Below is what was known before."
+    return f"Since {_time(kept.since)} UTC: {kept.trouble}.{stays}"
+
+
+def _time(moment: datetime) -> str:
+    return f"{moment:%H:%M:%S}"

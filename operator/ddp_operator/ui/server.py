@@ -1,0 +1,77 @@
+"""The server of the live page: two kinds of pages, on loopback alone."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+
+from ddp_operator.ports import Key
+from ddp_operator.ui import pages
+from ddp_operator.ui.access import ADDRESS, Door
+from ddp_operator.ui.look import Look
+
+_NAME: Final = "[a-z0-9][-a-z0-9.]{0,252}"
+"""Nothing else may become part of a request's path."""
+_SHUTDOWN_SECONDS: Final = 1.0
+"""For answers that are under way when it ends."""
+
+
+class PortTakenError(Exception):
+    """The port cannot be listened on; the message says in one line why."""
+
+
+def page_of(key: Key) -> str:
+    """The path of a job's page."""
+    return f"/jobs/{key.namespace}/{key.name}"
+
+
+@asynccontextmanager
+async def serving(look: Look, *, port: int) -> AsyncIterator[Door]:
+    """Answer for the length of the block, on a free port where it is 0.
+
+    Raises:
+        PortTakenError: it cannot be listened on.
+    """
+    door = Door()
+    runner = web.AppRunner(
+        application(look, door), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, ADDRESS, port).start()
+        except OSError as error:
+            reason = error.strerror or error
+            raise PortTakenError(f"cannot listen on port {port} (--port): {reason}") from error
+        door.port = runner.addresses[0][1]
+        yield door
+    finally:
+        await runner.cleanup()
+
+
+def application(look: Look, door: Door) -> web.Application:
+    """What answers, behind the door."""
+
+    async def jobs(_: web.Request) -> web.Response:
+        await look.jobs.look()
+        return _html(pages.jobs(look))
+
+    async def job(request: web.Request) -> web.Response:
+        key = Key(request.match_info["namespace"], request.match_info["name"])
+        report = look.report(key)
+        await report.look()
+        status = 200 if report.value else 404
+        return _html(pages.job(key, report), status)
+
+    async def script(_: web.Request) -> web.Response:
+        return web.Response(text=pages.script(), content_type="text/javascript", charset="utf-8")
+
+    app = web.Application(middlewares=[door.middleware()])
+    found = f"/jobs/{{namespace:{_NAME}}}/{{name:{_NAME}}}"
+    app.add_routes([web.get("/", jobs), web.get(found, job), web.get(pages.SCRIPT, script)])
+    return app
+
+
+def _html(text: str, status: int = 200) -> web.Response:
+    return web.Response(text=text, status=status, content_type="text/html", charset="utf-8")

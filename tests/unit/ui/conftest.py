@@ -1,0 +1,69 @@
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from ddp_operator.client.cluster import JOBS, Cluster
+from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.credentials import load_credentials
+from ddp_operator.ui.access import Door
+from ddp_operator.ui.look import Look
+from ddp_operator.ui.server import serving
+
+from tests.unit.cli.conftest import kubeconfig, server
+from tests.unit.kube.fake_api_server import FakeApiServer
+
+__all__ = ["kubeconfig", "server"]
+
+
+@dataclass
+class Browser:
+    """Somebody who has opened the address that was printed."""
+
+    door: Door
+    look: Look
+    session: aiohttp.ClientSession
+
+    async def get(self, path: str = "/") -> str:
+        """Open a page."""
+        async with self.session.get(f"http://127.0.0.1:{self.door.port}{path}") as answer:
+            return await answer.text()
+
+
+@pytest.fixture
+async def cluster(server: FakeApiServer, kubeconfig: Path) -> AsyncIterator[Cluster]:
+    server.resource_lists[JOBS.root] = [JOBS.plural]
+    credentials = load_credentials(kubeconfig=str(kubeconfig))
+    async with ApiClient(credentials, timeout_seconds=5, max_attempts=1) as client:
+        yield Cluster(client)
+
+
+@dataclass
+class Clock:
+    """A time that stands still until it is set."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def look(cluster: Cluster, clock: Clock) -> Look:
+    return Look(cluster, home="research", everywhere=False, prices={}, clock=clock)
+
+
+@pytest.fixture
+async def browser(look: Look) -> AsyncIterator[Browser]:
+    async with serving(look, port=0) as door:
+        jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
+        async with aiohttp.ClientSession(cookie_jar=jar) as session:
+            async with session.get(door.url("/")) as answer:
+                assert answer.status == 200
+            yield Browser(door, look, session)

@@ -1,0 +1,199 @@
+"""What the pages show, and what they ask of the API server."""
+
+import asyncio
+import re
+
+import pytest
+from ddp_operator.client.cluster import JOBS, Cluster
+from ddp_operator.ui import look as looks
+from ddp_operator.ui.look import Look
+
+from tests.unit.cli.jobs import training
+from tests.unit.job.builders import NAME
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+from tests.unit.ui.conftest import Browser, Clock
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m"
+PAGE = f"/jobs/research/{NAME}"
+
+
+def text(page: str) -> str:
+    """The words of a page."""
+    return " ".join(re.sub(r"(?s)<(script|style)\b.*?</\1>|<[^>]*>", " ", page).split())
+
+
+async def test_a_row_for_each_job_leads_to_its_report(
+    browser: Browser, server: FakeApiServer, clock: Clock
+) -> None:
+    assert "There are no DDPJobs here yet." in await browser.get()
+    server.create("ddpjobs", training())
+    clock.now += 100
+    page = await browser.get()
+    assert f'<a href="{PAGE}">{NAME}</a>' in page
+    assert "500/2000" in page
+    report = text(await browser.get(PAGE))
+    assert "Goodput" in report
+    assert "metrics.jsonl was not read: pod 0 does not run" in report
+
+
+async def test_what_a_job_says_is_no_html(
+    browser: Browser, server: FakeApiServer, clock: Clock
+) -> None:
+    job = training(placement=HOSTILE, ready=HOSTILE)
+    job["status"] |= {"reason": HOSTILE, "message": HOSTILE}
+    job["metadata"]["name"] = "hostile"
+    server.create("ddpjobs", job)
+    for path in ("/jobs/research/hostile", "/"):
+        clock.now += 100
+        page = await browser.get(path)
+        assert "&lt;script&gt;alert(1)" in page
+        assert "<img" not in page
+        assert "\x1b" not in page
+        assert page.count("<script") == 1, "ours"
+
+
+async def test_a_name_is_a_name_in_an_address_too(
+    server: FakeApiServer, browser: Browser, clock: Clock
+) -> None:
+    job = training()
+    job["metadata"]["name"] = '"><script>alert(1)</script>'
+    server.create("ddpjobs", job)
+    clock.now += 100
+    page = await browser.get()
+    assert page.count("<script") == 1
+    assert '""' not in page
+
+
+@pytest.mark.parametrize("path", ["/jobs/research/..%2f..", "/jobs/research/A", "/jobs/a%2fb/c"])
+async def test_what_is_no_name_is_not_asked_for(
+    browser: Browser, server: FakeApiServer, path: str
+) -> None:
+    before = len(server.requests)
+    assert "Not Found" in await browser.get(path)
+    assert len(server.requests) == before
+
+
+async def test_many_tabs_cost_as_much_as_one(
+    browser: Browser, server: FakeApiServer, clock: Clock
+) -> None:
+    server.create("ddpjobs", training())
+    clock.now += looks.LIST_SECONDS
+    before = len(server.requests)
+    await asyncio.gather(*(browser.get() for _ in range(8)))
+    assert len(server.requests) - before == 1, "a list"
+    await asyncio.gather(*(browser.get(PAGE) for _ in range(8)))
+    assert len(server.requests) - before == 4, "the job, its pods, its events; no pod to read in"
+    clock.now += looks.LIST_SECONDS
+    await asyncio.gather(browser.get(), browser.get(PAGE))
+    assert len(server.requests) - before == 5, "a list; the report is younger than its seconds"
+    clock.now += looks.REPORT_SECONDS
+    await browser.get(PAGE)
+    assert len(server.requests) - before == 8
+
+
+async def test_nobody_looks_and_nothing_is_asked(
+    browser: Browser, server: FakeApiServer, clock: Clock
+) -> None:
+    before = len(server.requests)
+    clock.now += 1000
+    await asyncio.gather(*(browser.get("/nothing") for _ in range(3)))
+    assert len(server.requests) == before
+
+
+async def test_few_reports_are_kept(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch, server: FakeApiServer
+) -> None:
+    monkeypatch.setattr(looks, "_MAX_REPORTS", 2)
+    for name in ("a", "b", "a", "c"):
+        await browser.get(f"/jobs/research/{name}")
+    before = len(server.requests)
+    await browser.get("/jobs/research/a")
+    assert len(server.requests) == before, "b was the one that was looked at longest ago"
+    await browser.get("/jobs/research/b")
+    assert len(server.requests) > before
+
+
+async def test_more_jobs_than_a_table_has_room_for(
+    browser: Browser, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(looks, "_MAX_JOBS", 2)
+    for name in ("a", "b", "c", "d"):
+        job = training()
+        job["metadata"]["name"] = name
+        server.create("ddpjobs", job)
+    clock.now += 100
+    page = await browser.get()
+    assert page.count('<th scope="row">') == 2
+    assert "And 2 jobs more" in page
+
+
+async def test_a_server_that_is_away_is_told_and_the_last_state_stays(
+    browser: Browser, server: FakeApiServer, clock: Clock
+) -> None:
+    server.create("ddpjobs", training())
+    clock.now += 100
+    for path in ("/", PAGE):
+        await browser.get(path)
+        server.faults.append(Fault(status=503, method="GET", path_part="ddpjobs", times=9))
+        clock.now += 100
+        page = text(await browser.get(path))
+        assert re.search(r"Since \d\d:\d\d:\d\d UTC: .* Below is what was known before\.", page)
+        assert NAME in page
+        assert "500" in page
+        server.faults.clear()
+        clock.now += 100
+        assert "Since" not in text(await browser.get(path))
+
+
+async def test_a_job_that_is_gone(browser: Browser, server: FakeApiServer, clock: Clock) -> None:
+    assert "there is no job digits" in text(await browser.get(PAGE))
+    server.create("ddpjobs", training())
+    clock.now += 100
+    assert "there is no job" not in text(await browser.get(PAGE))
+    server.delete("ddpjobs", "research", NAME)
+    clock.now += 100
+    page = text(await browser.get(PAGE))
+    assert "there is no job digits" in page
+    assert "Goodput" in page, "its last report stays"
+
+
+async def test_where_nothing_is_installed(
+    browser: Browser, server: FakeApiServer, clock: Clock
+) -> None:
+    del server.resource_lists[JOBS.root]
+    server.faults.append(Fault(status=404, method="GET", path_part="ddpjobs", times=9))
+    clock.now += 100
+    assert "this cluster has no DDPJobs: install the CRD" in text(await browser.get())
+    assert "this cluster has no DDPJobs: install the CRD" in text(await browser.get(PAGE))
+
+
+async def test_an_operator_that_is_absent(
+    browser: Browser, server: FakeApiServer, clock: Clock
+) -> None:
+    server.create("ddpjobs", training(observedGeneration=0))
+    clock.now += 100
+    assert "No operator has looked at 1 job: `kubectl ddp doctor`" in text(await browser.get())
+
+
+async def test_who_may_not_list_everywhere_sees_their_own(
+    cluster: Cluster, server: FakeApiServer
+) -> None:
+    server.create("ddpjobs", training())
+    everywhere = Look(cluster, home="research", everywhere=True, prices={})
+    server.faults.append(Fault(status=403, method="GET", path_part="ddpjobs", times=1))
+    await everywhere.jobs.look()
+    jobs = everywhere.jobs.value
+    assert jobs is not None
+    assert [key.name for key, _ in jobs.rows] == [NAME]
+    assert jobs.notes[0].startswith("You may not list the jobs of all namespaces")
+
+
+async def test_who_may_list_nothing_is_told(
+    browser: Browser, server: FakeApiServer, clock: Clock
+) -> None:
+    server.faults.append(Fault(status=403, method="GET", path_part="ddpjobs", times=9))
+    browser.look.jobs.value = None
+    clock.now += 100
+    page = text(await browser.get())
+    assert "Since" in page
+    assert "Below is" not in page
