@@ -9,10 +9,12 @@ from typing import Final, Generic, TypeVar
 
 from ddp_operator.client.cluster import NoSuchJobError, NotInstalledError
 from ddp_operator.client.text import clean
+from ddp_operator.kube import CredentialsError
 from ddp_operator.ports import ClusterError
 
 T = TypeVar("T")
 
+_TROUBLES: Final = (ClusterError, CredentialsError, NoSuchJobError, NotInstalledError)
 _SHARE: Final = 10
 """However long a read takes, reading is a tenth of the time at most."""
 
@@ -42,7 +44,7 @@ class Kept(Generic[T]):
                 return
             try:
                 self.value = await self.read()
-            except (ClusterError, NoSuchJobError, NotInstalledError) as error:
+            except _TROUBLES as error:
                 self.trouble = clean(getattr(error, "message", error))
                 self.since = self.since or datetime.now(UTC)
             else:

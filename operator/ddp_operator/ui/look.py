@@ -34,6 +34,7 @@ _GRACE_SECONDS: Final = 60.0
 class Jobs:
     """The table, and what has to be said of it."""
 
+    read_at: datetime
     heading: listing.Row
     rows: tuple[tuple[Key, listing.Row], ...]
     notes: tuple[str, ...]
@@ -100,7 +101,7 @@ class Look:
             said = counted(unseen, "job")
             notes += (f"No operator has looked at {said}: `kubectl ddp doctor` says why.",)
         heading = listing.heading(wide=True, namespaces=self.everywhere)
-        return Jobs(heading, tuple(rows), notes)
+        return Jobs(now, heading, tuple(rows), notes)
 
     async def _report(self, key: Key) -> dict[str, Any]:
         facts = await gather(self._cluster, key)

@@ -31,6 +31,7 @@ def jobs(look: Look) -> str:
     where = "all namespaces" if look.everywhere else f"namespace {look.home}"
     return _TEMPLATES.get_template("jobs.html.j2").render(
         jobs=look.jobs.value,
+        read_at=_time(look.jobs.value.read_at) if look.jobs.value else "",
         where=where,
         trouble=_trouble(look.jobs),
         seconds=LIST_SECONDS,

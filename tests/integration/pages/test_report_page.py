@@ -15,8 +15,8 @@ from tests.unit.report.runs import facts, job
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 PICTURES = 8
-_MEDIA = "Emulation.setEmulatedMedia"
-_METRICS = "Emulation.setDeviceMetricsOverride"
+MEDIA = "Emulation.setEmulatedMedia"
+METRICS = "Emulation.setDeviceMetricsOverride"
 
 # Of a CSS colour, its relative luminance as WCAG 2 defines it.
 _LUMINANCE = """
@@ -37,7 +37,7 @@ def page(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[webdriver.Chrome
     browser.get_log("browser")  # of the page before
     browser.get(file.as_uri())
     yield browser
-    browser.execute_cdp_cmd(_MEDIA, {"media": "", "features": []})
+    browser.execute_cdp_cmd(MEDIA, {"media": "", "features": []})
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
@@ -48,7 +48,7 @@ def ask(page: webdriver.Chrome, script: str) -> Any:
 def contrasts(page: webdriver.Chrome, mode: str) -> list[float]:
     """How far all text is from what is behind it, in a colour scheme."""
     features = [{"name": "prefers-color-scheme", "value": mode}]
-    page.execute_cdp_cmd(_MEDIA, {"features": features})
+    page.execute_cdp_cmd(MEDIA, {"features": features})
     found: list[float] = ask(
         page,
         _LUMINANCE
@@ -130,16 +130,16 @@ def test_it_is_readable_by_day_and_by_night(page: webdriver.Chrome, mode: str) -
 @pytest.mark.parametrize("width", [360, 1280])
 def test_nothing_sticks_out(page: webdriver.Chrome, width: int) -> None:
     page.execute_cdp_cmd(
-        _METRICS, {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        METRICS, {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     )
     assert ask(page, "return document.documentElement.scrollWidth") <= width
 
 
 def test_it_is_readable_on_paper(page: webdriver.Chrome) -> None:
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
-    page.execute_cdp_cmd(_MEDIA, {"media": "print", "features": dark})
+    page.execute_cdp_cmd(MEDIA, {"media": "print", "features": dark})
     a4 = {"width": 680, "height": 960, "deviceScaleFactor": 1, "mobile": False}  # without margins
-    page.execute_cdp_cmd(_METRICS, a4)
+    page.execute_cdp_cmd(METRICS, a4)
     assert ask(page, "return document.documentElement.scrollWidth") <= 680
     back = ask(page, _LUMINANCE + "return light(getComputedStyle(document.body).backgroundColor)")
     assert back == 1.0, "no ink for a dark page"
