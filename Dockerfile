@@ -23,6 +23,9 @@ FROM ${BASE_IMAGE}
 # Two layers: a change of the operator's code leaves its dependencies' layer as it is.
 COPY --from=dependencies /app /app
 COPY --from=project /project /project
+# What `launcher: inject` copies into pods of any image; the operator itself does not run it.
+COPY trainer-image/inject /launcher
+COPY trainer-image/ddp_trainer /launcher/ddp_trainer
 ENV PATH=/app/bin:$PATH \
     PYTHONPATH=/project \
     PYTHONDONTWRITEBYTECODE=1 \

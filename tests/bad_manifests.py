@@ -640,6 +640,36 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         },
     ),
     _cel(
+        "nothing for the launcher to start",
+        "spec.launcher: inject has to know what to start",
+        launcher="inject",
+        template=template(container(args=["--epochs=1"])),
+    ),
+    _cel(
+        "an empty command for the launcher to start",
+        "spec.launcher: inject has to know what to start",
+        launcher="inject",
+        template=template(container(command=[])),
+    ),
+    _cel(
+        "torchrun below the launcher",
+        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        launcher="inject",
+        template=template(container("logs"), container(command=["torchrun", "train.py"])),
+    ),
+    _cel(
+        "a launcher below the launcher",
+        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        launcher="inject",
+        template=template(container(command=["python", "-m", "ddp_trainer.launch", "--", "a"])),
+    ),
+    _schema(
+        "a launcher that there is not",
+        'spec.launcher: Unsupported value: "mpirun"',
+        "spec.launcher: input should be 'auto' or 'inject'",
+        launcher="mpirun",
+    ),
+    _cel(
         "two places for checkpoints",
         "spec.checkpoint: name at most one of persistentVolumeClaim, gcsBucket and hostPath",
         checkpoint={"hostPath": "/mnt", "gcsBucket": "bucket"},
@@ -681,6 +711,14 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         template=template(
             container(volumeMounts=[{"name": "mine", "mountPath": "/checkpoints"}]),
             volumes=[{"name": "mine", "emptyDir": {}}],
+        ),
+    ),
+    _pod(
+        "a volume with the name of the launcher's",
+        'spec.volumes[1].name: Duplicate value: "ddp-launcher"',
+        launcher="inject",
+        template=template(
+            container(command=["./train"]), volumes=[{"name": "ddp-launcher", "emptyDir": {}}]
         ),
     ),
     _pod(

@@ -281,6 +281,15 @@ GOOD_MANIFESTS: dict[str, Json] = {
     "CPU limits only": job(
         nprocPerNode=4, template=template(container(resources=gpus(cpu="500m", memory="1Gi")))
     ),
+    "a launcher for any image": job(
+        launcher="inject",
+        nprocPerNode=2,
+        template=template(
+            container("logs", command=["torchrun"]),
+            container(command=["python", "train.py"], args=["torchrun"]),
+            initContainers=[container("data")],
+        ),
+    ),
     "limits of another container": job(
         nprocPerNode=4, template=template(container(), container("viz", resources=gpus(gpu=1)))
     ),
@@ -290,6 +299,7 @@ DEFAULTS: Json = {
     "replicas": 1,
     "nprocPerNode": "auto",
     "backend": "auto",
+    "launcher": "auto",
     "masterPort": 29500,
     "checkpoint": {"path": "/checkpoints"},
     "statusPort": 29501,

@@ -114,6 +114,12 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the Lease, and of the Secret that all replicas share "
         "(default: that of the operator's pod, or of the kubeconfig's context)",
     )
+    parser.add_argument(
+        "--launcher-image",
+        metavar="IMAGE",
+        help="where the launcher of jobs with `launcher: inject` is copied from "
+        "(default: the operator's own image)",
+    )
     for flag, what in (("--bad-node", "is broken"), ("--leaving-node", "is about to go")):
         parser.add_argument(
             flag,
@@ -181,6 +187,7 @@ def _run(asked: argparse.Namespace) -> int:
             leader_elect=asked.leader_elect,
             lease_name=asked.lease_name,
             lease_namespace=asked.lease_namespace,
+            launcher_image=asked.launcher_image,
             node_rules=Rules(bad=asked.bad_node, leaving=asked.leaving_node),
         )
     )

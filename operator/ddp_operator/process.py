@@ -61,6 +61,8 @@ class Options:
     """Of the Lease, and of the Secret that all replicas share. None: the namespace of the
     operator's pod, or of the kubeconfig's context.
     """
+    launcher_image: str | None = None
+    """Where jobs' launchers are copied from; None: the image of the operator's own pod."""
     node_rules: Rules = DEFAULT_RULES
     """Which signals of a node mean that it is broken, or about to go."""
 
@@ -100,7 +102,7 @@ async def _serve(options: Options) -> None:
             key = Key(own_namespace, options.lease_name)
             lease = await stack.enter_async_context(Leadership(_credentials(options), key))
 
-        async def look() -> tuple[Access, SideCars, bool, Difference]:
+        async def look() -> tuple[Access, SideCars, str, bool, Difference]:
             async with ApiClient(credentials) as client:
                 key = lease.key if lease else None
                 await startup.check(client, options.namespace, secret=secret, lease=key)
@@ -109,9 +111,10 @@ async def _serve(options: Options) -> None:
                 access = await startup.access(client, secret)
                 crd = await startup.crd_difference(client)
                 side_cars = await startup.side_cars(client, own_namespace)
-                return access, side_cars, await startup.may_see_nodes(client), crd
+                image = options.launcher_image or await startup.own_image(client)
+                return access, side_cars, image, await startup.may_see_nodes(client), crd
 
-        access, side_cars, may_see_nodes, crd = await startup.when_reachable(look)
+        access, side_cars, launcher_image, may_see_nodes, crd = await startup.when_reachable(look)
         ready = asyncio.Event()
         client = ApiClient(credentials, before_write=lease.check if lease else None)
         replica = Replica(
@@ -119,6 +122,7 @@ async def _serve(options: Options) -> None:
             namespace=options.namespace,
             access=access,
             side_cars=side_cars,
+            launcher_image=launcher_image,
             lease=lease,
             ready=ready,
             may_see_nodes=may_see_nodes,

@@ -7,6 +7,7 @@ and a container that ends again and again is started ever more rarely.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from socket import gethostname
 from typing import Final, TypeVar
 
 from ddp_operator import __version__
@@ -34,7 +35,7 @@ from ddp_operator.kube import (
     check_served,
     own_secret,
 )
-from ddp_operator.ports import Key, NotFoundError, UnavailableError
+from ddp_operator.ports import ForbiddenError, Key, NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,9 @@ _NEEDED: Final = (
     (EVENTS, ("create",), ""),
 )
 """All that the operator asks of the API server about jobs; the manifests grant exactly this."""
+
+_CONTAINER: Final = "operator"
+"""The name of its own container, in all manifests."""
 
 SECRET_NAME: Final = "ddp-operator-tokens"
 """Of the Secret in the operator's own namespace from which the tokens of all jobs come;
@@ -197,6 +201,21 @@ async def side_cars(client: ApiClient, namespace: str) -> SideCars:
         return SideCars.read(found.get("data") or {})
     except ValueError as error:
         raise StartupError(f"the ConfigMap {Key(namespace, SIDE_CARS_NAME)}: {error}") from None
+
+
+async def own_image(client: ApiClient) -> str:
+    """The image that this operator runs from; empty where it cannot know: outside of a cluster, or
+    where it may not read its own pod.
+    """
+    namespace = client.credentials.pod_namespace
+    if namespace is None:
+        return ""
+    try:
+        found = await client.request("GET", PODS.path(namespace=namespace, name=gethostname()))
+    except (ForbiddenError, NotFoundError):
+        return ""
+    containers = found["spec"]["containers"]
+    return next((str(each["image"]) for each in containers if each["name"] == _CONTAINER), "")
 
 
 async def may_see_nodes(client: ApiClient) -> bool:

@@ -1,7 +1,9 @@
 """How long a start waits for an API server, and what it says of a CRD of another release."""
 
 import logging
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +14,9 @@ from ddp_operator.api.crd_comparison import Difference
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.kube import ApiClient
 from ddp_operator.ports import ForbiddenError, NotFoundError, UnavailableError
+
+OPERATOR = {"name": "operator", "image": "registry.example/operator:1"}
+MESH = {"name": "mesh", "image": "mesh:2"}
 
 
 async def test_it_gives_up_at_its_deadline_with_the_last_answer() -> None:
@@ -89,6 +94,32 @@ async def test_an_administrators_side_cars_are_read(
     data: dict[str, str] | None, expected: SideCars
 ) -> None:
     assert await startup.side_cars(with_config_map(data), "operators") == expected
+
+
+@pytest.mark.parametrize(
+    ("namespace", "answer", "image"),
+    [
+        ("operators", {"spec": {"containers": [MESH, OPERATOR]}}, "registry.example/operator:1"),
+        ("operators", {"spec": {"containers": [MESH]}}, ""),
+        ("operators", NotFoundError("there is none", status=404), ""),
+        ("operators", ForbiddenError("may not", status=403), ""),
+        (None, AssertionError("a pod of that name is another's"), ""),
+    ],
+)
+async def test_it_finds_out_which_image_it_runs_from(
+    namespace: str | None, answer: dict[str, Any] | Exception, image: str
+) -> None:
+    class Pods:
+        credentials = SimpleNamespace(pod_namespace=namespace)
+
+        async def request(self, method: str, path: str) -> dict[str, Any]:
+            own = f"/api/v1/namespaces/operators/pods/{socket.gethostname()}"
+            assert (method, path) == ("GET", own)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    assert await startup.own_image(cast(ApiClient, Pods())) == image
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,9 @@ ENV_POD_SIZES = "DDP_POD_SIZES"
 ENV_TOKEN = "DDP_TOKEN"
 """Tells the trainer by what to know the operator, and the other pods of its job."""
 
+LAUNCHER_PATH = "/ddp-launcher"
+"""Where `launcher: inject` puts the launcher in pods: a folder that Python runs."""
+
 ENV_NCCL_SCRIPT = "DDP_NCCL_ENV_SCRIPT"
 """Tells of a script of the node that sets NCCL's variables for its fabric, to be sourced before
 ranks start."""

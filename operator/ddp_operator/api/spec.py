@@ -229,6 +229,14 @@ class DDPJobSpec(ApiModel):
             "gets the distributed environment."
         )
     )
+    launcher: Literal["auto", "inject"] = Field(
+        default="auto",
+        description=(
+            "inject: the operator copies the bundled launcher into the pods, whatever their image, "
+            "and has it run the trainer container's command and args once for each rank; it needs "
+            "Python 3.11 in the image. auto: the image and its command are run as they are."
+        ),
+    )
     accelerator: Accelerator | None = Field(
         default=None, description="GPU nodes on GKE; absent: CPU, or whatever the template says."
     )
@@ -297,6 +305,7 @@ POD_FIELDS = (
     "master_port",
     "status_port",
     "template",
+    "launcher",
     "accelerator",
     "overrides",
     "scheduling",

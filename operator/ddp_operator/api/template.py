@@ -51,6 +51,7 @@ class Container(Shape):
     """A container, which may be the one that trains."""
 
     name: Annotated[str, Field(max_length=63)]
+    command: Annotated[list[str], Field(max_length=1024)] | None = None
     env: Annotated[list[EnvVar], Field(max_length=512)] | None = None
     resources: Resources | None = None
     volume_mounts: list[VolumeMount] | None = None

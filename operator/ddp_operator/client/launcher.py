@@ -68,8 +68,8 @@ async def ask_launcher(
     said = ran.stderr[:_LINE].decode(errors="replace")
     raise NoAnswerError(
         {
-            _NO_LAUNCHER: "its command does not run under the launcher "
-            "(python -m ddp_trainer.launch -- ...), which is who is asked",
+            _NO_LAUNCHER: "its command does not run under the launcher, which is who is asked "
+            "(spec.launcher: inject, or python -m ddp_trainer.launch -- ...)",
             _OLD: "its launcher is of a release that cannot do this: use a newer trainer image",
             _REFUSED: f"its launcher did not answer: {said}",
             # Of the container's runtime, for a program that is not there.

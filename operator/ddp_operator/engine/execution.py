@@ -43,6 +43,12 @@ _STACKS_SECONDS: Final = 1.0
 """What a trainer that hangs gets to write its stacks, before its pod is deleted."""
 
 
+_NO_LAUNCHER_IMAGE: Final = (
+    "spec.launcher: inject copies the launcher from the operator's own image, which this operator "
+    "cannot tell; start it with --launcher-image, or leave launcher out"
+)
+
+
 class UnfitTemplateError(Exception):
     """The API server will never accept the pods of this job."""
 
@@ -53,7 +59,9 @@ class UnfitTemplateError(Exception):
 
 
 class Execution:
-    """Makes the writes of plans; `trainers` may be asked for their stacks before."""
+    """Makes the writes of plans; `trainers` may be asked for their stacks before. `launcher_image`
+    has the launcher that jobs may want in their pods; empty where none is known.
+    """
 
     def __init__(
         self,
@@ -61,11 +69,13 @@ class Execution:
         *,
         access: Access,
         side_cars: SideCars,
+        launcher_image: str,
         trainers: Trainers | None,
     ) -> None:
         self._cluster = cluster
         self._access = access
         self._side_cars = side_cars
+        self._launcher_image = launcher_image
         self._trainers = trainers
 
     async def act(
@@ -118,6 +128,8 @@ class Execution:
         which they would not find each other, and what else they need beforehand; then one pod, for
         what is wrong with it is wrong with all, then ever more.
         """
+        if job.spec.launcher == "inject" and not self._launcher_image:
+            raise ForbiddenError(_NO_LAUNCHER_IMAGE)
         if planned.isolate:
             operator_namespace = self._access.operator_namespace
             policy = network_policy(job, operator_namespace=operator_namespace)
@@ -132,7 +144,13 @@ class Execution:
         token = self._access.token_of(job.uid)
 
         async def create(identity: Identity) -> None:
-            pod = manifests.pod(job, identity, token=token, side_cars=self._side_cars)
+            pod = manifests.pod(
+                job,
+                identity,
+                token=token,
+                side_cars=self._side_cars,
+                launcher_image=self._launcher_image,
+            )
             try:
                 await self._cluster.create_pod(pod)
             except InvalidError as error:

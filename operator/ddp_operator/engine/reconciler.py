@@ -72,6 +72,7 @@ class Reconciler:
         *,
         access: Access,
         side_cars: SideCars = DEFAULT_SIDE_CARS,
+        launcher_image: str = "",
         clock: Callable[[], datetime],
         report_of: Callable[[Key], Report | None] = lambda _: None,
         trainers: Trainers | None = None,
@@ -84,7 +85,13 @@ class Reconciler:
         self._access = access
         self._clock = clock
         self._report_of = report_of
-        self._execution = Execution(cluster, access=access, side_cars=side_cars, trainers=trainers)
+        self._execution = Execution(
+            cluster,
+            access=access,
+            side_cars=side_cars,
+            launcher_image=launcher_image,
+            trainers=trainers,
+        )
         self._metrics = metrics or Metrics()
         self._progress_turns = Turns(per_second=progress_writes_per_second)
         self._intervals = {

@@ -13,8 +13,8 @@ from ddp_operator.submit.mounts import Mount
 from ddp_operator.submit.scripts import PATH, VOLUME, Scripts
 from ddp_operator.submit.words import WishError, object_name
 
-Launcher = Literal["auto", "bundled", "torchrun", "none"]
-LAUNCHERS: Final[tuple[Launcher, ...]] = ("auto", "bundled", "torchrun", "none")
+Launcher = Literal["auto", "bundled", "inject", "torchrun", "none"]
+LAUNCHERS: Final[tuple[Launcher, ...]] = ("auto", "bundled", "inject", "torchrun", "none")
 _PYTHONS: Final = ("python", "python3")
 
 
@@ -63,8 +63,9 @@ class Wish:
     max_restarts: int | None = None
     scripts: Scripts | None = None
     launcher: Launcher = "auto"
-    """Who starts a pod's processes: the bundled launcher, torchrun, or the command itself; `auto`:
-    torchrun where a pod has several, for a command that is Python's."""
+    """Who starts a pod's processes: the launcher that the image has (`bundled`) or is given
+    (`inject`), torchrun, or the command itself; `auto`: torchrun where a pod has several, for a
+    command that is Python's."""
 
 
 def job(wish: Wish) -> Manifest:
@@ -96,6 +97,8 @@ def job(wish: Wish) -> Manifest:
         spec["scheduling"] = {"queueName": wish.queue}
     if wish.checkpoint:
         spec["checkpoint"] = {wish.checkpoint.field: wish.checkpoint.name}
+    if wish.launcher == "inject":
+        spec["launcher"] = "inject"
     if wish.max_restarts is not None:
         spec["restart"] = {"maxRestarts": wish.max_restarts}
     metadata = {"name": object_name(wish.name, "name")}
@@ -143,7 +146,7 @@ def commanded(wish: Wish) -> list[str]:
     launcher = wish.launcher
     if launcher == "auto":
         launcher = "torchrun" if several and command and command[0] in _PYTHONS else "none"
-    if launcher == "none":
+    if launcher in ("none", "inject"):
         return command
     if launcher == "bundled":
         start = ["python", "-m", "ddp_trainer.launch"]

@@ -30,18 +30,23 @@ class ImageSource:
 
     name: str
     dockerfile: Path
-    requirements: Path
+    requirements: Path | None
     sources: Path
+    """A folder."""
+    others: tuple[Path, ...] = ()
+    """Further folders."""
 
     def files(self) -> list[Path]:
         """Return the files that decide the image's content, in a stable order."""
         tree = [
             path
-            for path in self.sources.rglob("*")
-            if path.is_file() and not _IGNORED.intersection(path.relative_to(self.sources).parts)
+            for folder in (self.sources, *self.others)
+            for path in folder.rglob("*")
+            if path.is_file() and not _IGNORED.intersection(path.relative_to(folder).parts)
         ]
         tree = [path for path in tree if not path.parent.name.endswith(".egg-info")]
-        return sorted({self.dockerfile, self.requirements, *tree})
+        named = {self.requirements} if self.requirements else set()
+        return sorted({self.dockerfile, *named, *tree})
 
     def full_name(self, tag: str = "dev") -> str:
         """Return the image's name as the container runtime knows it."""
@@ -55,6 +60,7 @@ OPERATOR = ImageSource(
     dockerfile=REPOSITORY / "Dockerfile",
     requirements=REPOSITORY / "requirements/operator.txt",
     sources=REPOSITORY / "operator",
+    others=(REPOSITORY / "trainer-image/inject", REPOSITORY / "trainer-image/ddp_trainer"),
 )
 TRAINER = ImageSource(
     name="ddp-trainer",
@@ -62,6 +68,13 @@ TRAINER = ImageSource(
     requirements=REPOSITORY / "requirements/trainer.txt",
     sources=REPOSITORY / "trainer-image",
 )
+STRANGER = ImageSource(
+    name="stranger",
+    dockerfile=REPOSITORY / "tests/cluster/stranger/Dockerfile",
+    requirements=None,
+    sources=REPOSITORY / "tests/cluster/stranger",
+)
+"""Python, and nothing of this project."""
 
 
 @dataclass(frozen=True)
@@ -146,13 +159,16 @@ def _build_with_docker(image: ImageSource, name: str, archive: Path) -> None:
 def _build_with_buildah(image: ImageSource, name: str, archive: Path) -> None:
     image_parts.require()
     image_parts.make_base()
-    image_parts.fetch_wheels(image.requirements)
+    wheels: tuple[str, ...] = ()
+    if image.requirements:
+        image_parts.fetch_wheels(image.requirements)
+        wheels = ("--volume", f"{image_parts.wheels(image.requirements)}:/wheels:ro")
     image_parts.buildah(
         *("build", "--isolation", "chroot", "--layers", "--pull-never"),
         *("--file", str(image.dockerfile), "--tag", name),
         *("--build-arg", f"BASE_IMAGE={image_parts.base_tag()}"),
         *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels"),
-        *("--volume", f"{image_parts.wheels(image.requirements)}:/wheels:ro"),
+        *wheels,
         str(REPOSITORY),
     )
     image_parts.buildah("push", name, f"docker-archive:{archive}:{name}")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from pathlib import Path
 
 from tests.cluster import kind
 from tests.cluster.cache import say
@@ -87,7 +88,7 @@ def _all_steps() -> list[Step]:
         return []  # another's cluster, into which nothing of ours can be loaded
     sources = (images.OPERATOR, images.TRAINER)
     if kind.usable():
-        return [_image(source) for source in sources]
+        return [_image(source) for source in (*sources, images.STRANGER)]
     builds = not os.environ.get("KUBE_BIN_DIR") and binaries.built_folder(binaries.NODE) is None
     return [
         _packages(
@@ -114,8 +115,8 @@ def _all_steps() -> list[Step]:
             is_done=image_parts.has_base,
             run=image_parts.make_base,
         ),
-        *(_wheels(source) for source in sources),
-        *(_image(source) for source in sources),
+        *(_wheels(s.name, s.requirements) for s in sources if s.requirements),
+        *(_image(source) for source in (*sources, images.STRANGER)),
         Step(
             name=Stage.MONITORING.value,
             stage=Stage.MONITORING,
@@ -252,13 +253,13 @@ def _crd_server() -> Step:
     )
 
 
-def _wheels(source: images.ImageSource) -> Step:
+def _wheels(name: str, requirements: Path) -> Step:
     return Step(
-        name=f"wheels of {source.name}",
+        name=f"wheels of {name}",
         stage=Stage.IMAGES,
         usual_seconds=20,
-        is_done=lambda: image_parts.wheels(source.requirements).exists(),
-        run=partial(image_parts.fetch_wheels, source.requirements),
+        is_done=lambda: image_parts.wheels(requirements).exists(),
+        run=partial(image_parts.fetch_wheels, requirements),
     )
 
 

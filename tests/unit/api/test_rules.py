@@ -278,6 +278,7 @@ _CHANGES: dict[str, tuple[Json, Json]] = {
     "masterPort": ({}, {"masterPort": 29600}),
     "statusPort": ({}, {"statusPort": 29601}),
     "template": ({}, {"template": _OTHER_IMAGE}),
+    "launcher": ({}, {"launcher": "inject"}),
     "accelerator": ({}, {"accelerator": {"type": "nvidia-l4"}}),
     "overrides": ({}, {"overrides": [{"indexes": ["0"], "nprocPerNode": 2}]}),
     "scheduling": ({}, {"scheduling": {"queueName": "team-a"}}),
@@ -345,7 +346,7 @@ _choices: dict[str, list[Any]] = {
         {"type": "nvidia-l4", "count": 2, "provisioning": "spot"},
     ],
     "checkpoint": [None, {}, {"path": "/checkpoints"}, {"hostPath": "/mnt"}],
-    "template": [template(), _OTHER_IMAGE],
+    "template": [template(container(command=[command])) for command in ("./a", "./b")],
     "isolation": ["None", "Job"],
 }
 _fields = st.fixed_dictionaries(
@@ -359,9 +360,10 @@ _few_fields = st.sampled_from(sorted(_choices)).flatmap(
 @given(_fields, _few_fields)
 def test_the_server_refuses_what_would_start_pods_anew(fields: Json, changes: Json) -> None:
     """What gives pods another digest, and nothing else, is refused while they run."""
+    start = {"template": _choices["template"][0]}
     manifests = [
         job(**{name: value for name, value in spec.items() if value is not None})
-        for spec in (fields, fields | changes)
+        for spec in (start | fields, start | fields | changes)
     ]
     digests = {DDPJob.parse(stored(manifest)).spec_hash for manifest in manifests}
     event(f"{len(digests)} digests")

@@ -84,7 +84,10 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
         "watchNamespace",
         {"watchNamespace": "training"},
         arguments,
-        ["run", "--leader-elect", "--namespace=training"],
+        [
+            *("run", "--leader-elect", "--namespace=training"),
+            "--launcher-image=ddp-operator:dev",  # it may not look at its own pod
+        ],
     ),
     ("leaderElection", {"leaderElection": False, "replicas": 1}, arguments, ["run"]),
     (

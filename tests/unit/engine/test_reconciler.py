@@ -24,6 +24,7 @@ from ddp_operator.ports import (
     UnavailableError,
 )
 
+from tests.good_manifests import container, template
 from tests.unit.engine.fakes import ACCESS, FakeCluster
 
 KEY = Key("default", "train")
@@ -619,6 +620,14 @@ async def test_a_gang_without_its_scheduler_waits_and_says_so(world: World) -> N
     world.cluster.refuse.clear()
     await world.reconcile()
     assert len(world.cluster.pods) == 2
+
+
+async def test_an_operator_that_has_no_launcher_to_give_says_so(world: World) -> None:
+    world.apply(job(launcher="inject", template=template(container(command=["./train"]))))
+    with pytest.raises(ForbiddenError):
+        await world.reconcile()
+    assert (world.status["phase"], world.cluster.pods) == ("Pending", {})
+    assert "start it with --launcher-image, or leave launcher out" in world.status["message"]
 
 
 async def test_pods_get_the_side_cars_that_an_administrator_has_chosen(world: World) -> None:

@@ -50,6 +50,13 @@ def test_without_a_command_the_bundled_trainer_runs() -> None:
     assert process.command == ("/venv/bin/python3.11", "-m", "ddp_trainer.launch", "--epochs=1")
 
 
+def test_in_place_of_a_launcher_that_a_pod_is_given_that_of_this_machine_runs() -> None:
+    fields = container(command=["python3", "/ddp-launcher", "--", "sh", "-c"], args=["true"])
+    process = container_process(fields, AROUND)
+    launcher = ("/venv/bin/python3.11", "-m", "ddp_trainer.launch")
+    assert process.command == (*launcher, "--", "sh", "-c", "true")
+
+
 def test_without_a_command_another_image_is_refused() -> None:
     with pytest.raises(ContainerConfigError, match=r"image acme/llm:3 .* add .*command"):
         container_process(container(image="acme/llm:3"), AROUND)

@@ -95,6 +95,7 @@ def test_a_long_wish() -> None:
         ("python train.py", 1, "torchrun", "python -m torch.distributed.run train.py"),
         ("python a.py", 1, "bundled", "python -m ddp_trainer.launch -- python a.py"),
         ("", 8, "bundled", "python -m ddp_trainer.launch"),
+        ("python a.py", 8, "inject", "python a.py"),
         ("", 8, "auto", ""),
     ],
 )
@@ -102,6 +103,13 @@ def test_who_starts_a_pods_processes(command: str, gpus: int, launcher: Any, sta
     request = GpuRequest("nvidia-l4", gpus)
     wish = replace(WISH, command=command.split(), gpus=request, launcher=launcher)
     assert commanded(wish) == started.split()
+
+
+def test_the_launcher_is_put_into_any_image() -> None:
+    assert (
+        job(replace(WISH, launcher="inject", command=("./a.sh",)))["spec"]["launcher"] == "inject"
+    )
+    assert "launcher" not in job(replace(WISH, launcher="none"))["spec"]
 
 
 def test_files_are_called_as_pods_call_them() -> None:
@@ -162,6 +170,10 @@ def test_every_gpu_has_a_short_name_and_means_itself() -> None:
         (lambda: job(replace(WISH, env_from=("vault/x",))), "secret/NAME or configmap/NAME"),
         (lambda: job(replace(WISH, env={"RANK": "1"})), "RANK"),
         (lambda: job(replace(WISH, gpus=GpuRequest("nvidia-l4", 16))), "spec.accelerator"),
+        (
+            lambda: job(replace(WISH, launcher="inject", command=())),
+            "spec.launcher: inject has to know what to start",
+        ),
         (
             lambda: job(replace(WISH, launcher="torchrun", command=("bash", "x"))),
             "the command must be Python's",

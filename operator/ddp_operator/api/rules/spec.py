@@ -11,6 +11,7 @@ from ddp_operator.api.constants import (
     RESERVED_ENVIRONMENT,
 )
 from ddp_operator.api.rules.accelerator import ACCELERATOR_RULES
+from ddp_operator.api.rules.launcher import LAUNCHER_RULES
 from ddp_operator.api.rules.network import NETWORK_RULES
 from ddp_operator.api.rules.overrides import OVERRIDE_RULES
 from ddp_operator.api.rules.rule import Rule
@@ -122,6 +123,7 @@ SPEC_RULES = (
             or spec.accelerator.count == plain_limit(spec)
         ),
     ),
+    *LAUNCHER_RULES,
     *OVERRIDE_RULES,
     *ACCELERATOR_RULES,
     *NETWORK_RULES,

@@ -57,7 +57,8 @@ _INTERRUPTED = 130
     type=click.Choice(LAUNCHERS),
     default="auto",
     show_default=True,
-    help="Who starts a pod's processes; bundled: ddp_trainer, where the image has it.",
+    help="Who starts a pod's processes; bundled: ddp_trainer, where the image has it; "
+    "inject: ddp_trainer in any image.",
 )
 @click.option("--local", is_flag=True, help="Run it here, as processes, without a cluster.")
 @click.option(

@@ -49,8 +49,17 @@ def is_hopeless(pod: PodState) -> bool:
     ended = pod.exit
     if ended is None:
         return pod.waiting == "InvalidImageName"
-    bad_command = ended.reason in _START_FAILED and symptoms.is_of_command(ended.message)
-    return ended.code == EXIT_CONFIGURATION or bad_command
+    return ended.code == EXIT_CONFIGURATION or lacks_command(pod)
+
+
+def lacks_command(pod: PodState) -> bool:
+    """Whether it could not be started because its image does not have the command."""
+    ended = pod.exit
+    return (
+        ended is not None
+        and ended.reason in _START_FAILED
+        and symptoms.is_of_command(ended.message)
+    )
 
 
 def is_secondary(pod: PodState) -> bool:

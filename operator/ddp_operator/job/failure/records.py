@@ -16,6 +16,10 @@ NO_PROGRESS = "NoProgress"
 """Reason of a failure that consists in nothing happening."""
 NODE_LEAVING = "NodeLeaving"
 """Reason of a disruption that comes before its time: the pod's node is about to go."""
+_NO_PYTHON = (
+    "spec.launcher: inject needs Python 3.11 in the image; take an image that has it, or leave "
+    "launcher out"
+)
 _MAX_MESSAGE = 1024
 _MAX_HEADLINE = 300
 
@@ -30,6 +34,8 @@ def of_pod(job: DDPJob, pod: PodState, now: datetime) -> Failure:
     elif ended:
         reason = pod.reason or ended.reason or "Error"
         message = said or pod.message
+        if job.spec.launcher == "inject" and classes.lacks_command(pod):
+            message = f"{_NO_PYTHON}: {message}"
     elif pod.waiting:
         reason, message = pod.waiting, pod.waiting_message
     else:

@@ -35,6 +35,7 @@ from ddp_operator.api.rules import is_gpu, trainer_container
 from ddp_operator.api.spec import Checkpoint
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
+from ddp_operator.job.pods.injection import inject
 from ddp_operator.job.pods.schedulers import scheduled
 from ddp_operator.job.pods.state import Identity
 
@@ -140,8 +141,10 @@ def pod(
     *,
     token: str = "",
     side_cars: SideCars = DEFAULT_SIDE_CARS,
+    launcher_image: str = "",
 ) -> dict[str, Any]:
-    """One pod, from the user's template; `token` is the job's, left out where no pod comes of it.
+    """One pod, from the user's template; `token` is the job's, left out where no pod comes of it,
+    as may be `launcher_image`, which only jobs with `launcher: inject` need.
 
     It shares the template's unchanged parts, so neither may be changed in place.
     """
@@ -181,6 +184,8 @@ def pod(
     _add_environment(trainer, environment(job, identity, token=token))
     _add_checkpoint(spec, annotations, trainer, own.checkpoint)
     _add_shared_memory(spec, trainer)
+    if own.launcher == "inject":
+        inject(spec, trainer, image=launcher_image)
     if own.accelerator:
         _add_accelerator(spec, trainer, own.accelerator)
     if job.status.excluded_nodes:

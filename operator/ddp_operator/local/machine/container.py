@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.api.constants import ENV_STATUS_PORT, RESERVED_ENVIRONMENT
+from ddp_operator.api.constants import ENV_STATUS_PORT, LAUNCHER_PATH, RESERVED_ENVIRONMENT
 from ddp_operator.local.machine.errors import ContainerConfigError
 from ddp_operator.local.machine.expansion import expand
 from ddp_operator.local.machine.loopback import ADDRESS
@@ -81,8 +81,10 @@ def image_name(image: str) -> str:
 
 def _command(container: Manifest) -> list[Any]:
     arguments = container.get("args") or []
-    if container.get("command"):
-        return [*container["command"], *arguments]
+    if command := container.get("command"):
+        if command[1:2] == [LAUNCHER_PATH]:  # into which nothing is copied here
+            command = [*TRAINER_ENTRYPOINT, *command[2:]]
+        return [*command, *arguments]
     image = str(container.get("image", ""))
     if image_name(image) != TRAINER_IMAGE:
         raise ContainerConfigError(

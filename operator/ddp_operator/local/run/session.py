@@ -57,6 +57,7 @@ class Session:
         self._engine = Engine(
             self._cluster,
             access=Access(secret=secrets.token_bytes(32)),  # no pod outlives the run
+            launcher_image="none",  # this machine's own launcher is run
             workers=1,
             trainers=HttpTrainers(),
             progress_seconds=progress_seconds,

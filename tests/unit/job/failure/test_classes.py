@@ -12,6 +12,7 @@ from ddp_operator.job.pods.state import PodState
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.good_manifests import container, template
 from tests.unit.job.builders import NOW, ended, fresh_job, pod
 
 BAD_COMMAND = 'exec: "trian.py": executable file not found in $PATH: unknown'
@@ -144,6 +145,22 @@ class TestRecord:
         record = records.of_pod(job, ended(job, 1, code=1, message=log), NOW)
         assert record.message.endswith("ValueError: no")
         assert records.in_words(record).endswith("on node node-a: ValueError: no")
+
+    def test_an_image_without_python_gets_no_launcher(self) -> None:
+        trainer = container(command=["./train"])
+        job = fresh_job(launcher="inject", template=template(trainer))
+        said = 'exec: "python3": executable file not found in $PATH: unknown'
+        failed = ended(job, 0, code=128, reason="StartError", message=said)
+        record = records.of_pod(job, failed, NOW)
+        assert record.class_ == "Configuration"
+        words = records.in_words(record)
+        assert "spec.launcher: inject needs Python 3.11 in the image; take an image" in words
+        assert words.endswith(said)
+        plain = fresh_job(template=template(trainer))
+        assert records.of_pod(plain, failed, NOW).message == said
+        # The script itself says so: it has been started.
+        failed = ended(job, 0, code=1, message=said)
+        assert records.of_pod(job, failed, NOW).message == said
 
     def test_what_cannot_start(self) -> None:
         stuck = pod(fresh_job(), 0, waiting="ImagePullBackOff", waiting_message="no such image")

@@ -1,0 +1,57 @@
+"""Puts the bundled launcher into a pod of any image, before the trainer's command."""
+
+import re
+from typing import Any, Final
+
+from ddp_operator.api.constants import LAUNCHER_PATH
+
+NAME: Final = "ddp-launcher"
+"""Of the init container and of the volume; the API server refuses a template with its own."""
+_SOURCE: Final = "/launcher"
+"""Where the operator's image has it (Dockerfile)."""
+_PYTHON: Final = re.compile(r"(.*/)?python(3(\.\d+)?)?")
+
+# As requests and limits alike, a pod keeps its quality of service; and a pod asks for no more by
+# it, for an init container's requests count only where they exceed those of what runs later.
+_RESOURCES: Final = {"cpu": "100m", "memory": "64Mi"}
+_SECURITY: Final = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""What the restricted Pod Security Standard asks for, whatever the pod's own says."""
+
+
+def inject(spec: dict[str, Any], trainer: dict[str, Any], *, image: str) -> None:
+    """Change a pod's spec and its trainer container, which has a command; `image` is the
+    operator's.
+    """
+    mount = {"name": NAME, "mountPath": LAUNCHER_PATH}
+    spec["volumes"] = [
+        *(spec.get("volumes") or []),
+        {"name": NAME, "emptyDir": {"sizeLimit": "16Mi"}},
+    ]
+    spec["initContainers"] = [
+        {
+            "name": NAME,
+            "image": image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["cp", "-R", f"{_SOURCE}/.", LAUNCHER_PATH],
+            "resources": {"requests": _RESOURCES, "limits": _RESOURCES},
+            "securityContext": _SECURITY,
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": [mount],
+        },
+        *(spec.get("initContainers") or []),
+    ]
+    command = trainer["command"]
+    # A command's own Python has the packages that the ranks need, and so can be forked for them.
+    python = command[0] if _PYTHON.fullmatch(command[0]) else "python3"
+    trainer["command"] = [python, LAUNCHER_PATH, "--", *command]
+    trainer["volumeMounts"] = [
+        *(trainer.get("volumeMounts") or []),
+        {**mount, "readOnly": True},
+    ]

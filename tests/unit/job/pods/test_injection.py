@@ -1,0 +1,95 @@
+"""The launcher that is put into pods of any image."""
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
+
+from tests.good_manifests import Json, container, gpus, template
+from tests.unit.job.builders import fresh_job
+
+IMAGE = "registry.example/ddp-operator:1"
+PLAIN: Json = container(
+    command=["./train"],
+    args=["--lr", "0.1"],
+    resources=gpus(gpu=2, cpu="4", memory="8Gi"),
+    volumeMounts=[{"name": "data", "mountPath": "/data"}],
+)
+
+
+def job(launcher: str = "inject", trainer: Json = PLAIN, **spec: object) -> DDPJob:
+    pod = {
+        "initContainers": [container("fetch")],
+        "volumes": [{"name": "data", "emptyDir": {}}],
+    }
+    found = template(trainer, container("logs"), **pod)
+    return fresh_job(launcher=launcher, template=found, **spec)
+
+
+def pod(of: DDPJob) -> Json:
+    made: Json = manifests.pod(of, Identity(0, 0), launcher_image=IMAGE)["spec"]
+    return made
+
+
+def test_it_is_copied_before_anything_else_runs_and_runs_the_command() -> None:
+    spec, plain = pod(job()), pod(job("auto"))
+    copying, *others = spec.pop("initContainers")
+    assert others == plain.pop("initContainers")
+    mount = {"name": "ddp-launcher", "mountPath": "/ddp-launcher"}
+    assert (copying["name"], copying["image"]) == ("ddp-launcher", IMAGE)
+    assert copying["command"] == ["cp", "-R", "/launcher/.", "/ddp-launcher"]
+    assert copying["volumeMounts"] == [mount]
+    [volume] = [each for each in spec.pop("volumes") if each not in plain["volumes"]]
+    assert volume == {"name": "ddp-launcher", "emptyDir": {"sizeLimit": "16Mi"}}
+
+    trainer, usual = spec["containers"][0], plain["containers"][0]
+    assert trainer.pop("command") == ["python3", "/ddp-launcher", "--", "./train"]
+    assert trainer.pop("volumeMounts") == [*usual.pop("volumeMounts"), {**mount, "readOnly": True}]
+    assert usual.pop("command") == ["./train"]
+    del plain["volumes"]
+    assert spec == plain, "nothing else is touched"
+
+
+def test_it_is_admitted_to_restricted_namespaces() -> None:
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted"""
+    copying = pod(job())["initContainers"][0]
+    security = copying["securityContext"]
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["runAsNonRoot"] is True
+    assert security["runAsUser"] != 0
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_a_pod_keeps_its_quality_of_service() -> None:
+    """Guaranteed are only pods all of whose containers have requests that equal their limits."""
+    resources = pod(job())["initContainers"][0]["resources"]
+    assert resources["requests"] == resources["limits"]
+    assert resources["limits"].keys() == {"cpu", "memory"}
+
+
+@pytest.mark.parametrize(
+    ("command", "python"),
+    [
+        ("python", "python"),
+        ("python3.12", "python3.12"),
+        ("/opt/venv/bin/python3", "/opt/venv/bin/python3"),
+        ("python2", "python3"),
+        ("python-config", "python3"),
+        ("bash", "python3"),
+    ],
+)
+def test_it_runs_by_the_python_of_the_command(command: str, python: str) -> None:
+    trainer = pod(job(trainer=container(command=[command, "train.py"])))["containers"][0]
+    assert trainer["command"] == [python, "/ddp-launcher", "--", command, "train.py"]
+
+
+def test_it_runs_what_the_pods_of_an_override_run() -> None:
+    own = {"spec": {"containers": [container(command=["./other"])]}}
+    made = manifests.pod(
+        job(replicas=2, overrides=[{"indexes": ["1"], "template": own}]),
+        Identity(1, 0),
+        launcher_image=IMAGE,
+    )
+    [trainer] = made["spec"]["containers"]
+    assert trainer["command"] == ["python3", "/ddp-launcher", "--", "./other"]
