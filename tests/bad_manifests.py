@@ -715,7 +715,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _pod(
         "a volume with the name of the launcher's",
-        'spec.volumes[1].name: Duplicate value: "ddp-launcher"',
+        'spec.volumes[3].name: Duplicate value: "ddp-launcher"',
         launcher="inject",
         template=template(
             container(command=["./train"]), volumes=[{"name": "ddp-launcher", "emptyDir": {}}]

@@ -34,6 +34,7 @@ class OperatorProcess:
             *("--health-port", str(health_port)),
             *("--metrics-port", str(metrics_port)),
             *(("--namespace", namespace) if namespace else ()),
+            *("--launcher-image", "ddp-operator"),  # in no pod, it could not tell
             *options,
         ]
         self._process: subprocess.Popen[bytes] | None = None
