@@ -83,5 +83,5 @@ def test_the_launcher_runs_in_an_image_that_was_built_without_it(jobs: dict[str,
 
 def test_a_job_whose_image_has_no_python_says_so(jobs: dict[str, Job]) -> None:
     status = jobs["without-python"].wait_until("Failed")
-    assert "spec.launcher: inject needs Python 3.11 in the image" in status.message
+    assert "spec.launcher: inject needs Python 3.11 or newer in the image" in status.message
     assert (status.restarts, status.attempt) == (0, 0)

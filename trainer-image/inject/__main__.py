@@ -12,10 +12,9 @@ _EX_USAGE = 64
 """Tells the operator that starting again cannot help."""
 
 if sys.version_info < (3, 11):  # noqa: UP036 - the image's own
-    sys.stderr.write(
-        "spec.launcher: inject needs Python 3.11 in the image, and its %s is %d.%d; take an image "  # noqa: UP031
-        "that has it, or leave launcher out\n" % ((sys.executable,) + sys.version_info[:2])  # noqa: RUF005
-    )
+    sys.stderr.write("spec.launcher: inject needs Python 3.11 or newer in the image, and its ")
+    sys.stderr.write("%s is %d.%d; " % ((sys.executable,) + sys.version_info[:2]))  # noqa: UP031, RUF005
+    sys.stderr.write("take an image that has it, or leave launcher out\n")
     sys.exit(_EX_USAGE)
 
 # Processes that the launcher starts by the names of its modules find them here, and the same ones.

@@ -234,7 +234,7 @@ class DDPJobSpec(ApiModel):
         description=(
             "inject: the operator copies the bundled launcher into the pods, whatever their image, "
             "and has it run the trainer container's command and args once for each rank; it needs "
-            "Python 3.11 in the image. auto: the image and its command are run as they are."
+            "Python 3.11 or newer in the image. auto: image and command are run as they are."
         ),
     )
     accelerator: Accelerator | None = Field(

@@ -4,7 +4,12 @@ from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.rules.trainer import for_trainer, trainer_container
 from ddp_operator.api.spec import DDPJobSpec
 
-_STARTS_RANKS = ("ddp_trainer.launch", "torchrun", "torch.distributed.run")
+_STARTS_RANKS = (
+    "ddp_trainer.launch",
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+)
 """Words of commands that start a pod's processes themselves: below the launcher, each of its ranks
 would start them all."""
 _WORDS = ", ".join(f"'{word}'" for word in _STARTS_RANKS)

@@ -17,8 +17,8 @@ NO_PROGRESS = "NoProgress"
 NODE_LEAVING = "NodeLeaving"
 """Reason of a disruption that comes before its time: the pod's node is about to go."""
 _NO_PYTHON = (
-    "spec.launcher: inject needs Python 3.11 in the image; take an image that has it, or leave "
-    "launcher out"
+    "spec.launcher: inject needs Python 3.11 or newer in the image; take an image that has it, or "
+    "leave launcher out"
 )
 _MAX_MESSAGE = 1024
 _MAX_HEADLINE = 300

@@ -154,7 +154,9 @@ class TestRecord:
         record = records.of_pod(job, failed, NOW)
         assert record.class_ == "Configuration"
         words = records.in_words(record)
-        assert "spec.launcher: inject needs Python 3.11 in the image; take an image" in words
+        assert (
+            "spec.launcher: inject needs Python 3.11 or newer in the image; take an image" in words
+        )
         assert words.endswith(said)
         plain = fresh_job(template=template(trainer))
         assert records.of_pod(plain, failed, NOW).message == said
