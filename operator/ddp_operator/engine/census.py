@@ -47,8 +47,7 @@ def take_census(entries: Iterable[Entry], *, now: datetime) -> Census:
             continue
         status = job.status
         phases[status.phase] += 1
-        for kind, amount in spent(status, created=job.created, now=now):
-            seconds[kind] += amount
+        seconds.update(spent(status, created=job.created, now=now))
         if status.phase not in TRAINING:
             continue
         if status.progress is not None:

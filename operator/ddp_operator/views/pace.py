@@ -13,10 +13,7 @@ _TOO_SHORT: Final = 30.0
 
 def spent(seen: SeenJob, now: datetime) -> Counter[str]:
     """Seconds of the job's age by what they were spent on, as `goodput.KINDS` has them."""
-    total: Counter[str] = Counter()
-    for kind, seconds in goodput.spent(seen.status, created=seen.created, now=now):
-        total[kind] += seconds
-    return total
+    return goodput.spent(seen.status, created=seen.created, now=now)
 
 
 def training_ratio(seen: SeenJob, now: datetime) -> float | None:

@@ -6,7 +6,7 @@ scrapes, which is the operator. No other text of a user's is in them.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -148,11 +148,9 @@ def _progress(job: DDPJob) -> Iterator[_Sample]:
 
 
 def _time(job: DDPJob, now: datetime) -> Iterator[_Sample]:
-    seconds = Counter[str](dict.fromkeys(KINDS, 0))
-    for kind, amount in spent(job.status, created=job.created, now=now):
-        seconds[kind] += amount
-    for kind, amount in seconds.items():
-        yield "seconds", f',kind="{kind}"', amount
+    seconds = spent(job.status, created=job.created, now=now)
+    for kind in KINDS:
+        yield "seconds", f',kind="{kind}"', seconds[kind]
     since_start = seconds["starting"] + seconds["training"] + seconds["lost"]
     if since_start:
         yield "goodput_ratio", "", seconds["training"] / since_start

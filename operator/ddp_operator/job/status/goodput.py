@@ -15,7 +15,7 @@ all pods had started (those that were left may complete the step that was under 
 future, whatever that clock says.
 """
 
-from collections.abc import Iterator
+from collections import Counter
 from datetime import datetime
 from typing import Final
 
@@ -33,18 +33,20 @@ KINDS: Final = tuple(_KIND_OF.values())
 """What time is spent on."""
 
 
-def spent(status: DDPJobStatus, *, created: datetime, now: datetime) -> Iterator[tuple[str, int]]:
-    """What a job's age was spent on until now, by kind: each stretch that is closed, and, unless
-    the job has ended, the one that is open as what it looks like so far.
+def spent(status: DDPJobStatus, *, created: datetime, now: datetime) -> Counter[str]:
+    """Seconds of a job's age until now by what they were spent on: each stretch that is closed,
+    and, unless the job has ended, the one that is open as what it looks like so far.
     """
     books = status.goodput
+    seconds = Counter[str]()
     if books is not None:
         for name, kind in _KIND_OF.items():
-            yield kind, getattr(books, name)
+            seconds[kind] += getattr(books, name)
     if status.phase in _BOOKED_TO:
         since = books.accounted_until if books else created
         kind = _KIND_OF[_booked_to(status.phase, books)]
-        yield kind, max(int((now - since).total_seconds()), 0)
+        seconds[kind] += max(int((now - since).total_seconds()), 0)
+    return seconds
 
 
 def account(
