@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 
@@ -28,6 +29,15 @@ class Complaints:
         self._logger = logger
         self._what = what
         self._last = ""
+
+    def attempt(self, action: Callable[[], None]) -> bool:
+        """Do something whose failure ends nothing; returns whether it could be done."""
+        try:
+            action()
+        except OSError as error:
+            self.of(error)
+            return False
+        return True
 
     def of(self, error: Exception) -> None:
         """Log it, unless it is the last one again."""

@@ -95,11 +95,8 @@ class History:
         self._is_sound = True
 
     def _survive(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except OSError as error:
+        if not self._complaints.attempt(action):
             self._is_sound = False
-            self._complaints.of(error)
 
 
 def _parse(line: bytes) -> tuple[str, int | None]:

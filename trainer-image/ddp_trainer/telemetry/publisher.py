@@ -223,7 +223,8 @@ class Publisher:
 
     def _publish(self, now: float) -> None:
         self._due = now + _INTERVAL_SECONDS
-        if self._file is None:
+        file = self._file
+        if file is None:
             return
         self._status = replace(
             self._status,
@@ -231,10 +232,7 @@ class Publisher:
             last_step_time=self._last_step_time(),
             measurements=self._measurements(),
         )
-        try:
-            self._file.write(self._status)
-        except OSError as error:
-            self._complaints.of(error)
+        self._complaints.attempt(lambda: file.write(self._status))
 
     def _last_step_time(self) -> str | None:
         if self._last_step_at is None:

@@ -77,11 +77,8 @@ class EventFiles:
         self._writer = module.SummaryWriter(str(self._folder), purge_step=purge_step)
 
     def _survive(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except OSError as error:
+        if not self._complaints.attempt(action):
             self._writer = None
-            self._complaints.of(error)
 
 
 def _numbers(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
