@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, Generic, TypeVar
 
 from ddp_operator.client.cluster import NoSuchJobError, NotInstalledError
+from ddp_operator.client.pacing import pause
 from ddp_operator.client.text import clean
 from ddp_operator.kube import CredentialsError
 from ddp_operator.ports import ClusterError
@@ -15,8 +16,6 @@ from ddp_operator.ports import ClusterError
 T = TypeVar("T")
 
 _TROUBLES: Final = (ClusterError, CredentialsError, NoSuchJobError, NotInstalledError)
-_SHARE: Final = 10
-"""However long a read takes, reading is a tenth of the time at most."""
 
 
 @dataclass
@@ -50,4 +49,4 @@ class Kept(Generic[T]):
             else:
                 self.trouble, self.since = "", None
             ended = self.clock()
-            self._next = ended + max(self.seconds, _SHARE * (ended - began))
+            self._next = ended + pause(self.seconds, took=ended - began)

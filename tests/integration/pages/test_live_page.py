@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from ddp_operator.client import pacing
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.ui import kept, look, pages
+from ddp_operator.ui import look, pages
 from ddp_operator.ui.access import Door
 from ddp_operator.ui.server import serving
 from selenium import webdriver
@@ -66,7 +67,7 @@ async def live(
     for module in (look, pages):
         monkeypatch.setattr(module, "LIST_SECONDS", 0.1)
         monkeypatch.setattr(module, "REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(kept, "_SHARE", 0)
+    monkeypatch.setattr(pacing, "_SHARE", 0)
     uid = server.create("ddpjobs", job())["metadata"]["uid"]
     first = pod(0)
     first["metadata"]["ownerReferences"][0]["uid"] = uid

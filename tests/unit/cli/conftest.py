@@ -1,11 +1,13 @@
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from ddp_operator.cli.__main__ import program
-from ddp_operator.client.cluster import JOBS
+from ddp_operator.client.cluster import JOBS, Cluster
+from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.credentials import load_credentials
 
 from tests.unit.kube.conftest import kubeconfig, server
 from tests.unit.kube.fake_api_server import FakeApiServer
@@ -26,3 +28,11 @@ def ddp(server: FakeApiServer, kubeconfig: Path) -> Ddp:
         return await asyncio.to_thread(CliRunner().invoke, program, given, input=input)
 
     return run
+
+
+@pytest.fixture
+async def cluster(server: FakeApiServer, kubeconfig: Path) -> AsyncIterator[Cluster]:
+    server.resource_lists[JOBS.root] = [JOBS.plural]
+    credentials = load_credentials(kubeconfig=str(kubeconfig))
+    async with ApiClient(credentials, timeout_seconds=5, max_attempts=1) as client:
+        yield Cluster(client)

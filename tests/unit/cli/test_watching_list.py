@@ -3,14 +3,12 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from os import terminal_size
-from pathlib import Path
 
 import pytest
 from ddp_operator.cli import app
 from ddp_operator.cli.commands import watching_list
-from ddp_operator.client.cluster import JOBS, Cluster
-from ddp_operator.kube.client import ApiClient
-from ddp_operator.kube.credentials import load_credentials
+from ddp_operator.client import pacing
+from ddp_operator.client.cluster import Cluster
 from ddp_operator.ports import UnavailableError
 
 from tests.unit.cli.conftest import Ddp
@@ -23,15 +21,7 @@ from tests.waiting import eventually
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching_list, "LIST_SECONDS", 0.02)
-    monkeypatch.setattr(watching_list, "_SHARE", 0)
-
-
-@pytest.fixture
-async def cluster(server: FakeApiServer, kubeconfig: Path) -> AsyncIterator[Cluster]:
-    server.resource_lists[JOBS.root] = [JOBS.plural]
-    credentials = load_credentials(kubeconfig=str(kubeconfig))
-    async with ApiClient(credentials, timeout_seconds=5) as client:
-        yield Cluster(client)
+    monkeypatch.setattr(pacing, "_SHARE", 0)
 
 
 @asynccontextmanager
@@ -106,10 +96,12 @@ async def test_a_table_that_fits_the_terminal(
 async def test_a_server_that_is_away_for_a_while_only_takes_time(
     cluster: Cluster, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs, away = cluster.jobs, False
+    jobs, away, refused = cluster.jobs, False, 0
 
     async def sometimes(namespace: str | None) -> AsyncIterator[object]:
+        nonlocal refused
         if away:
+            refused += 1
             raise UnavailableError("it is away")
         async for each in jobs(namespace):
             yield each
@@ -118,7 +110,7 @@ async def test_a_server_that_is_away_for_a_while_only_takes_time(
     watching = asyncio.create_task(watching_list.watched_list(cluster, "research", wide=False))
     await two_more_lists(server)
     away = True
-    await asyncio.sleep(0.1)
+    await eventually(lambda: refused >= 2)
     away = False
     await two_more_lists(server)
     monkeypatch.setattr(watching_list, "PATIENCE_SECONDS", 0)

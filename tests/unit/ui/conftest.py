@@ -1,20 +1,16 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 import pytest
-from ddp_operator.client.cluster import JOBS, Cluster
-from ddp_operator.kube.client import ApiClient
-from ddp_operator.kube.credentials import load_credentials
+from ddp_operator.client.cluster import Cluster
 from ddp_operator.ui.access import Door
 from ddp_operator.ui.look import Look
 from ddp_operator.ui.server import serving
 
-from tests.unit.cli.conftest import kubeconfig, server
-from tests.unit.kube.fake_api_server import FakeApiServer
+from tests.unit.cli.conftest import cluster, kubeconfig, server
 
-__all__ = ["kubeconfig", "server"]
+__all__ = ["cluster", "kubeconfig", "server"]
 
 
 @dataclass
@@ -29,14 +25,6 @@ class Browser:
         """Open a page."""
         async with self.session.get(f"http://127.0.0.1:{self.door.port}{path}") as answer:
             return await answer.text()
-
-
-@pytest.fixture
-async def cluster(server: FakeApiServer, kubeconfig: Path) -> AsyncIterator[Cluster]:
-    server.resource_lists[JOBS.root] = [JOBS.plural]
-    credentials = load_credentials(kubeconfig=str(kubeconfig))
-    async with ApiClient(credentials, timeout_seconds=5, max_attempts=1) as client:
-        yield Cluster(client)
 
 
 @dataclass

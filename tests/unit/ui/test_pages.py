@@ -5,6 +5,7 @@ import re
 
 import pytest
 from ddp_operator.client.cluster import JOBS, Cluster
+from ddp_operator.client.pacing import LIST_SECONDS
 from ddp_operator.ui import look as looks
 from ddp_operator.ui.look import Look
 
@@ -77,13 +78,13 @@ async def test_many_tabs_cost_as_much_as_one(
     browser: Browser, server: FakeApiServer, clock: Clock
 ) -> None:
     server.create("ddpjobs", training())
-    clock.now += looks.LIST_SECONDS
+    clock.now += LIST_SECONDS
     before = len(server.requests)
     await asyncio.gather(*(browser.get() for _ in range(8)))
     assert len(server.requests) - before == 1, "a list"
     await asyncio.gather(*(browser.get(PAGE) for _ in range(8)))
     assert len(server.requests) - before == 4, "the job, its pods, its events; no pod to read in"
-    clock.now += looks.LIST_SECONDS
+    clock.now += LIST_SECONDS
     await asyncio.gather(browser.get(), browser.get(PAGE))
     assert len(server.requests) - before == 5, "a list; the report is younger than its seconds"
     clock.now += looks.REPORT_SECONDS

@@ -3,23 +3,18 @@
 import asyncio
 import shutil
 from datetime import UTC, datetime
-from typing import Final
 
 import click
 
 from ddp_operator.cli import app
 from ddp_operator.cli.commands.watching import draw
 from ddp_operator.client.cluster import PATIENCE_SECONDS, Cluster
+from ddp_operator.client.pacing import LIST_SECONDS, pause
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, columns
 from ddp_operator.ports import Key, UnavailableError
 from ddp_operator.views import listing
 from ddp_operator.views.screen import change
-
-LIST_SECONDS: Final = 5.0
-"""Between two lists."""
-_SHARE: Final = 10
-"""However many jobs there are, listing them takes a tenth of the time at most."""
 
 
 async def watched_list(cluster: Cluster, namespace: str | None, *, wide: bool) -> None:
@@ -54,7 +49,7 @@ async def watched_list(cluster: Cluster, namespace: str | None, *, wide: bool) -
             else:
                 _tell(said, told or {}, now, namespaces=namespace is None)
             told = said
-        await asyncio.sleep(max(LIST_SECONDS, _SHARE * (clock() - began)))
+        await asyncio.sleep(pause(LIST_SECONDS, took=clock() - began))
 
 
 def _draw(rows: list[listing.Row]) -> None:
