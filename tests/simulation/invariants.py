@@ -161,7 +161,7 @@ class Invariants:
             self.require(times <= len(starts), claim)
 
     def _judge_words(self, status: DDPJobStatus) -> None:
-        for condition in status.conditions or []:
+        for condition in status.conditions:
             said = without_testimony(condition.message)
             wrong = list(faults(said)) if said else []
             self.require(not wrong, f"{condition.type} says {said!r}, which {wrong}")

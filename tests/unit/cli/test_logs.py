@@ -220,10 +220,7 @@ class TestFollow:
         server.create("ddpjobs", training())
         server.logs[started(server, 0, ended=True)] = printed((1, "said"))
 
-        def go_away() -> None:
-            server.faults = [Fault("GET", 503, {"message": "away"}, times=1000)]
-
-        monkeypatch.setattr(logs, "fetch", Script(go_away))
+        monkeypatch.setattr(logs, "fetch", Script(server.go_away))
         result = await ddp("logs", NAME, "-f")
         assert result.exit_code == 1
         assert "away" in result.stderr

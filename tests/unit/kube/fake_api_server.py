@@ -114,6 +114,10 @@ class FakeApiServer:
     def compact(self) -> None:
         self.oldest_revision = self.revision
 
+    def go_away(self) -> None:
+        """Answer no look any more."""
+        self.faults = [Fault("GET", 503, {"message": "away"}, times=1000)]
+
     def count(self, method: str, path_part: str = "", *, watch: bool = False) -> int:
         return sum(
             request.method == method

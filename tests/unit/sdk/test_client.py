@@ -237,7 +237,7 @@ class TestWaiting:
         monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.05)
         server.create("ddpjobs", training())
         job = await client.job(NAME)
-        server.faults = [Fault("GET", 503, {"message": "away"}, times=1000)]
+        server.go_away()
         with pytest.raises(ClusterError, match="away"):
             await job.wait()
 

@@ -13,7 +13,7 @@ from ddp_operator.views.changes import RefusedError
 from tests.unit.cli.jobs import ESCAPES, stored, training
 from tests.unit.cli.test_logs import JOB, printed, started
 from tests.unit.job.builders import NAME
-from tests.unit.kube.fake_api_server import FakeApiServer, Fault
+from tests.unit.kube.fake_api_server import FakeApiServer
 
 
 @pytest.fixture(autouse=True)
@@ -116,8 +116,5 @@ class TestFollow:
         server.create("ddpjobs", training())
         server.logs[started(server, 0, ended=True)] = printed((1, "said"))
 
-        def go_away() -> None:
-            server.faults = [Fault("GET", 503, {"message": "away"}, times=1000)]
-
         with pytest.raises(UnavailableError, match="away"):
-            await self.followed(client, {"said": go_away})
+            await self.followed(client, {"said": server.go_away})
