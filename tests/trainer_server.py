@@ -17,15 +17,20 @@ class TrainerServer:
         self.dump_status = 202
         self.dump_headers: dict[str, str] = {}
         self.asked: list[str] = []
+        self.world: tuple[int, bytes] = 200, b'{"generation": 1}'
+        """Status and content of what it answers to PUT and GET /world."""
+        self.documents: list[bytes] = []
+        """What came with each PUT."""
         self.tokens: list[str] = []
-        """What came with each POST as Authorization."""
+        """What came with each POST and PUT as Authorization."""
         self.address = ""
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Self:
         app = web.Application()
         told = (web.post(path, self._told) for path in ("/dump-stacks", "/checkpoint"))
-        app.add_routes([web.get("/status", self._status), *told])
+        world = web.route("*", "/world", self._answer_of_world)
+        app.add_routes([web.get("/status", self._status), world, *told])
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -52,6 +57,13 @@ class TrainerServer:
         await response.prepare(request)
         while True:  # until the other side has had enough
             await response.write(b" " * 65536)
+
+    async def _answer_of_world(self, request: web.Request) -> web.Response:
+        self.asked.append(f"{request.method} {request.path_qs}")
+        self.tokens.append(request.headers.get("Authorization", ""))
+        self.documents.append(await request.read())
+        status, content = self.world
+        return web.Response(status=status, body=content)
 
     async def _told(self, request: web.Request) -> web.Response:
         self.asked.append(request.path.removeprefix("/"))

@@ -185,6 +185,10 @@ class Job:
     def start_all(self, *arguments: str) -> list[Pod]:
         return [self.start(node_rank, *arguments) for node_rank in range(self.nodes)]
 
+    def begun_by(self, rank: int) -> list[tuple[int, list[int]]]:
+        """The steps that a rank began, in order, with the samples that it had for each."""
+        return [(entry["step"], entry["samples"]) for entry in self._trace(rank)]
+
     def begun_steps_of(self, rank: int) -> list[int]:
         """The steps that a rank began, in order, whichever process was the rank."""
         return [entry["step"] for entry in self._trace(rank)]

@@ -12,6 +12,7 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.library.job import Job
+from ddp_trainer.membership.whereabouts import Whereabouts
 from ddp_trainer.membership.world import World
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
@@ -23,8 +24,9 @@ from torch._C._distributed_c10d import HashStore
 class SameGroup(World):
     """Ranks that meet in the group that they have."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, environment: Environment) -> None:
         self.group = group
+        self.whereabouts = Whereabouts(environment)
 
     @contextmanager
     def formed(self, **_: Any) -> Iterator[Group]:
@@ -51,5 +53,5 @@ def job_in(group: Group, options: Options) -> Job:
     """A job of the ranks of a group, of which nothing is saved."""
     environment = Environment.from_env({**os.environ, "DDP_CHECKPOINT_DIR": ""})
     job = Job(environment, options, RankReport({}, rank=group.rank))
-    job._world = SameGroup(group)
+    job._world = SameGroup(group, environment)
     return job

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from queue import Queue
+from queue import Empty, Queue
+from threading import Event
 
 import pytest
 from ddp_trainer.membership.heartbeat import Heartbeat
@@ -39,6 +40,23 @@ def test_a_rank_that_never_says_a_word_is_named_to_all(memberships: list[Members
         assert lost.get(timeout=DEADLINE_SECONDS) == (
             "rank 1 has been frozen or unreachable for 1 s"
         )
+
+
+def test_the_operators_word_is_enough(memberships: list[Membership]) -> None:
+    said, lost = Event(), Queue[str]()
+    Heartbeat(
+        memberships[1],
+        rank=1,
+        size=SIZE,
+        timeout_seconds=0,
+        on_lost=lost.put,
+        is_broken=said.is_set,
+    ).start()
+    with pytest.raises(Empty):
+        lost.get(timeout=0.3)
+    said.set()
+    words = "another pod has a lost one's place, as the operator says"
+    assert lost.get(timeout=DEADLINE_SECONDS) == words
 
 
 def test_a_rank_0_that_never_says_a_word_is_named(memberships: list[Membership]) -> None:

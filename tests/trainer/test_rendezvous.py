@@ -10,10 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from ddp_trainer.membership.announcement import AnnouncedAddress
 from ddp_trainer.membership.network import Resolver
 from ddp_trainer.membership.rendezvous import Membership, Rendezvous
 from ddp_trainer.membership.retry import NotYetError, Wait, pause_after, retry
+from ddp_trainer.membership.sockets import Connections
 from ddp_trainer.settings.environment import Environment
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistNetworkError
@@ -319,3 +321,52 @@ def test_a_rank_of_another_world_is_told_so() -> None:
 
 def test_who_waits_long_asks_less_often() -> None:
     assert [pause_after(waited) for waited in (0.0, 1.0, 16.0, 600.0)] == [0.05, 0.05, 0.5, 1.0]
+
+
+@contextmanager
+def black_hole() -> Iterator[int]:
+    """A port of this machine that no connection gets through to, as where a node is gone."""
+    with socket.socket() as listener, ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port: int = listener.getsockname()[1]
+        while True:  # until the queue of those that nobody accepts is full
+            connection = waiting.enter_context(socket.socket())
+            connection.settimeout(0.2)
+            try:
+                connection.connect(("127.0.0.1", port))
+            except TimeoutError:
+                break
+        yield port
+
+
+def test_an_address_that_is_gone_is_not_tried_for_as_long_as_a_request_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rendezvous, "_STORE_REQUEST_SECONDS", 30.0)
+    with black_hole() as port, ranks() as pool:
+        is_vain = Event()
+        tried = pool.submit(rendezvous._connected, "127.0.0.1", port, is_vain.is_set)
+        with pytest.raises(TimeoutError):
+            tried.result(0.3)
+        is_vain.set()
+        with pytest.raises(NotYetError, match=r"rank 0's store is not at 127.0.0.1 any more"):
+            tried.result(20)
+
+
+def test_a_request_is_in_vain_once_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_FIRST_PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous, "_PROBE_SECONDS", 0.0)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        rank = Rendezvous(environment(1, port=port))
+        with rank._deadline(Connections(), "127.0.0.1") as is_vain:
+            assert is_vain()
+            listener.listen()
+            assert not is_vain()
+    with (
+        black_hole() as port,
+        Rendezvous(environment(1, port=port))._deadline(Connections(), "127.0.0.1") as is_vain,
+    ):
+        assert is_vain()

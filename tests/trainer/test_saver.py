@@ -233,9 +233,10 @@ def test_a_save_is_due_once_for_those_that_have_asked(tmp_path: Path) -> None:
     environment = {"DDP_STATUS_FILE": str(tmp_path / "status.json")}
     launchers = CheckpointRequest(tmp_path / "status.json")
     assert not launchers.make(), "nobody looks yet"
-    request = CheckpointRequest.from_env(environment)
     one = saver(CheckpointDirectory(tmp_path / "checkpoints", keep=2))
-    keeper = Keeper(one, 0, rank=0, request=request)
+    keeper = Keeper(one, 0, ask_to_save=lambda: CheckpointRequest.from_env(environment))
+    assert not launchers.make(), "it is not rank 0"
+    keeper.lead(True)
     assert not keeper.is_overdue()
     assert launchers.make()
     assert launchers.make()
@@ -244,7 +245,12 @@ def test_a_save_is_due_once_for_those_that_have_asked(tmp_path: Path) -> None:
     assert not keeper.is_overdue()
     assert launchers.make()
     assert keeper.is_overdue()
-    assert not Keeper(None, 0, rank=1, request=request).is_overdue(), "it does not save"
+    keeper.lead(False)
+    assert not keeper.is_overdue(), "it does not save"
+    assert not launchers.make()
+    keeper.lead(True)
+    assert launchers.make()
+    assert keeper.is_overdue()
     again = CheckpointRequest.from_env(environment)
     assert again is not None
     assert not again.is_open(), "it was asked of an earlier process"
@@ -257,9 +263,9 @@ def test_where_no_launcher_listens_nobody_can_ask(tmp_path: Path) -> None:
 
 
 def test_a_save_is_due_by_steps_on_all_ranks() -> None:
-    keeper = Keeper(None, 3, rank=1)
+    keeper = Keeper(None, 3)
     assert [step for step in range(1, 10) if keeper.is_due(step)] == [3, 6, 9]
-    assert not Keeper(None, 0, rank=1).is_due(1)
+    assert not Keeper(None, 0).is_due(1)
 
 
 def test_the_best_model_is_saved_with_its_score(tmp_path: Path) -> None:
@@ -316,12 +322,12 @@ def test_a_state_of_which_only_a_part_has_come_is_no_beginning(
     run = new_run()
     run.is_torn = True
     with pytest.raises(RuntimeError, match="all ranks that had the state were lost"):
-        Keeper(None, 0, rank=0).agree(run, alone)
+        Keeper(None, 0).agree(run, alone)
     advanced = new_run()
     advance(advanced)
     directory = CheckpointDirectory(tmp_path, keep=1)
     saver(directory).save_for_certain(advanced)
-    Keeper(saver(CheckpointDirectory(tmp_path, keep=1)), 0, rank=0).agree(run, alone)
+    Keeper(saver(CheckpointDirectory(tmp_path, keep=1)), 0).agree(run, alone)
     assert_same(run.state(), advanced.state())
     assert not run.is_torn
 

@@ -418,7 +418,7 @@ def test_counters_go_on_in_the_next_process(tmp_path: Path) -> None:
     assert measured().reforms == 0
     first.step(1)
     first.step(2)
-    first.pause()
+    first.pause(time.monotonic())
     first.begin(2, total_steps=9)
     first.close()
     before = measured()
@@ -458,7 +458,7 @@ def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.Mon
     now += 10
     first.interval(step=1, epoch=1, loss=0.5, samples_per_second=1.0, pace=pace([1.0]))
     first.evaluated(step=1, epoch=1, accuracy=0.5)
-    first.pause()
+    first.pause(time.monotonic())
     now += 10
     first.begin(1, total_steps=9)
     assert told() == (1, "2026-11-21T03:00:01.062Z")

@@ -33,12 +33,24 @@ class BrokenGroupError(LostPeerError):
     """A peer was lost while the group was in use; it can be formed anew."""
 
 
+class MovedError(BrokenGroupError):
+    """The operator has another group in mind: all ranks leave this one, which is whole."""
+
+
 class RendezvousTimeoutError(LostPeerError):
     """The other ranks did not come before the deadline."""
 
 
+class LeftError(Exception):
+    """This pod has no place in the group any more; the others train on."""
+
+
 class LostDeviceError(Exception):
     """This rank's device is of no more use to this process; a new process may have more luck."""
+
+
+class SupersededError(Exception):
+    """Another generation of the group has taken this one's part; this process trains for nobody."""
 
 
 class StoppedError(Exception):

@@ -28,12 +28,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.launcher.lifetime import Lifetime, Standing
 from ddp_trainer.launcher.node_environment import NodeEnvironmentError, with_node_environment
 from ddp_trainer.launcher.plan import LaunchPlan
 from ddp_trainer.launcher.scripts import Script
 from ddp_trainer.launcher.starters import SCRIPTS, CommandStarter, ForkserverStarter, Starter
-from ddp_trainer.launcher.supervisor import Supervisor
-from ddp_trainer.launcher.verdict import ComesBack, RestartBudget, Verdict, judge, judge_script
+from ddp_trainer.launcher.supervisor import Supervisor, wake
+from ddp_trainer.launcher.verdict import (
+    ComesBack,
+    RankEnd,
+    RestartBudget,
+    Verdict,
+    judge,
+    judge_script,
+)
+from ddp_trainer.launcher.world.placing import Placing
+from ddp_trainer.launcher.world.state import World
+from ddp_trainer.membership.place import PlaceFile
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.cores import available_cores
 from ddp_trainer.system.logs import end_process, log_to_stdout
@@ -57,9 +68,10 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
     log_to_stdout("launcher")
     try:
         plan = LaunchPlan.parse(arguments)
-        placement = Placement.from_env(env)
-        log_to_stdout(f"launcher {placement.node_rank}")
-        verdict = _run(plan, placement, with_node_environment(env))
+        placing, standing = Placing(env), Standing.from_env(env)
+        if placing.born.node_rank is not None:
+            log_to_stdout(f"launcher {placing.born.node_rank}")
+        verdict = _run(plan, placing, standing, with_node_environment(env))
         report = verdict.report
     except ConfigurationError as error:
         _logger.error("%s", error)
@@ -74,67 +86,87 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
     return report.exit_code or 0
 
 
-def _run(plan: LaunchPlan, placement: Placement, env: Mapping[str, str]) -> Verdict:
-    environment = _environment(placement, env)
-    if placement.status_port is None:
-        return _supervise(plan, placement, environment)
+def _run(plan: LaunchPlan, placing: Placing, standing: Standing, env: Mapping[str, str]) -> Verdict:
+    environment = _environment(placing.placement, env)
+    if placing.placement.status_port is None:
+        return _supervise(plan, placing, standing, environment)
     with status_file(env) as path:
-        return _supervise(plan, placement, environment, path)
+        return _supervise(plan, placing, standing, environment, path)
 
 
 def _supervise(
     plan: LaunchPlan,
-    placement: Placement,
+    placing: Placing,
+    standing: Standing,
     environment: Mapping[str, str],
     status_path: Path | None = None,
 ) -> Verdict:
+    placement = placing.placement
     if status_path is not None:
         environment = {**environment, STATUS_FILE_VARIABLE: str(status_path)}
         if plan.is_script:  # ranks of the bundled trainer answer once they are forked
             folders = [str(HOOK), environment.get("PYTHONPATH", "")]
             environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    found: Mapping[str, str] = {}
     trainjob_token = ""
-    if plan.is_script and placement.node_rank == 0 and status_path is not None:
+    may_hold_rank_0 = placing.can_change or placement.node_rank == 0
+    if plan.is_script and may_hold_rank_0 and status_path is not None:
         found, trainjob_token = _trainjob(placement, environment, status_path)
-        environment = {**environment, **found}
     supervisor = Supervisor(
         _starter(plan, environment),
-        RestartBudget(plan.max_restarts, window_seconds=plan.restart_window_seconds),
+        lambda: RestartBudget(plan.max_restarts, window_seconds=plan.restart_window_seconds),
         kill_after_seconds=plan.kill_after_seconds,
         silence_seconds=plan.silence_seconds,
         can_come_back=ComesBack(is_script=plan.is_script),
         script_has_finished=lambda: plan.is_script and _says_finished(status_path),
     )
+    world = World(placing.born, wake=wake)
+    served = False
     if placement.status_port is not None and status_path is not None:
         # Not before signals are blocked, which the thread inherits; nor where nobody asks for it,
         # for it takes as much memory as half of the launcher.
         from ddp_trainer.launcher.server import serve_status  # noqa: PLC0415
+        from ddp_trainer.launcher.world.requests import WorldRequests  # noqa: PLC0415
 
-        serve_status(
+        served = serve_status(
             placement.status_port,
             status_path,
             supervisor,
             placement,
             trainjob_token=trainjob_token,
+            world=WorldRequests(world, placing) if placing.can_change else None,
         )
-    ranks = {
-        placement.rank_of(local_rank): {
-            "RANK": str(placement.rank_of(local_rank)),
-            "LOCAL_RANK": str(local_rank),
-        }
-        for local_rank in range(placement.local_world_size)
-    }
+    if placing.born.node_rank is None and not served:
+        return _failed(
+            f"a pod without a place cannot be told of one on port {placement.status_port}"
+        )
+
+    def verdict_on(ends: Sequence[RankEnd]) -> Verdict:
+        own_affair = plan.is_script and not any(end.joined for end in ends)
+        return judge_script(ends) if own_affair else judge(ends)
+
+    lifetime = Lifetime(
+        supervisor,
+        world,
+        placing,
+        judge=verdict_on,
+        place_file=PlaceFile(status_path) if status_path is not None else None,
+        of_rank_0=found,
+        standing=standing if served and placing.can_change else None,
+    )
     try:
-        ends = supervisor.run(ranks)
+        return lifetime.run()
     except OSError as error:
         what = plan.command[0] if plan.is_script else "the ranks"
         sentence = f"cannot start {what}: {error}"
         if plan.is_script and error.errno in _NO_COMMAND:
             raise ConfigurationError(sentence) from error
-        code = int(ExitCode.FAILURE)
-        return Verdict(exit_code=code, report=TerminationReport(error=sentence, exit_code=code))
-    own_affair = plan.is_script and not any(end.joined for end in ends)
-    return judge_script(ends) if own_affair else judge(ends)
+        return _failed(sentence)
+
+
+def _failed(sentence: str) -> Verdict:
+    code = int(ExitCode.FAILURE)
+    return Verdict(exit_code=code, report=TerminationReport(error=sentence, exit_code=code))
 
 
 def _starter(plan: LaunchPlan, environment: Mapping[str, str]) -> Starter:

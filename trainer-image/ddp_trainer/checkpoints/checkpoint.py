@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
+from ddp_trainer.checkpoints.claim import Claim
 from ddp_trainer.checkpoints.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -69,13 +70,35 @@ class Checkpoint:
 class CheckpointDirectory:
     """The checkpoints of one job, newest first: the last few are kept, and the best one."""
 
-    def __init__(self, root: Path, *, keep: int, keep_best: bool = True) -> None:
+    def __init__(
+        self, root: Path, *, keep: int, keep_best: bool = True, claim: Claim | None = None
+    ) -> None:
+        """`claim`: by which one of several processes has it; None: there are no others."""
         self._root = root
+        self._claim = claim
         self._keep = keep
         self._keep_best = keep_best
         self._damaged: set[Path] = set()
         self.newest: Checkpoint | None = None
         """The newest checkpoint known to be good; set by `load`, `look` and `save`."""
+
+    def claim(self) -> None:
+        """Have it for this process, and against those that it follows.
+
+        Raises:
+            SupersededError: another process, which follows this one, has it.
+        """
+        if self._claim is not None:
+            self._claim.make()
+
+    def check(self) -> None:
+        """See that this process has it still.
+
+        Raises:
+            SupersededError: another process has it.
+        """
+        if self._claim is not None:
+            self._claim.check()
 
     def load(self) -> memoryview | None:
         """The state of the newest checkpoint that is whole; None if there is none.
@@ -138,6 +161,7 @@ class CheckpointDirectory:
             OSError: it could not be written (disk full, permissions); nothing is left of it.
             DamagedError: what was read back is not what was written; nothing is left of it.
             CancelledError: the transfer was called off; nothing is left of it.
+            SupersededError: another process has the directory now; nothing is left of it.
         """
         saved = self.newest
         if saved is None or saved.step != step:
@@ -165,6 +189,7 @@ class CheckpointDirectory:
                 state_sha256=content.sha256,
             )
             encoded = manifest.encode()
+            self.check()  # it may have taken minutes
             write_file(path / MANIFEST, lambda file: file.write(encoded), transfer)
             sync_directory(path)
             sync_directory(self._root)

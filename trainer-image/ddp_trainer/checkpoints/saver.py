@@ -4,7 +4,7 @@ As a rule only for a copy in memory: a thread writes it to the disk while traini
 next save waits for the one before. Whoever is told to stop has little time left, so that a save
 under way is finished or given up for the newer state, whichever leaves more.
 
-Only rank 0 has a saver.
+Only rank 0 saves.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,11 +20,12 @@ import torch
 
 from ddp_trainer.checkpoints.background_save import BackgroundSave
 from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
+from ddp_trainer.checkpoints.claim import Claim
 from ddp_trainer.checkpoints.snapshot import Snapshot
 from ddp_trainer.checkpoints.storage import Transfer
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
-from ddp_trainer.settings.environment import Environment
+from ddp_trainer.settings.environment import Placement
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import size_of
 
@@ -50,6 +52,16 @@ class Saver:
         self._current: BackgroundSave | None = None
         self._last_time = time.monotonic()
 
+    def take_over(self) -> None:
+        """Save from here on: what others have saved is not known yet.
+
+        Raises:
+            SupersededError: somebody newer does.
+        """
+        self.directory.claim()
+        self.directory.newest = None
+        self._last_time = time.monotonic()
+
     def is_overdue(self) -> bool:
         """Whether the last save began so long ago that another one should."""
         seconds = time.monotonic() - self._last_time
@@ -59,7 +71,11 @@ class Saver:
         """Save the run, unless its step is saved already; a failure is logged and survived.
 
         Returns when training may go on. `score` is kept with the checkpoint.
+
+        Raises:
+            SupersededError: somebody newer saves here.
         """
+        self.directory.check()
         self._last_time = time.monotonic()
         step = run.position.step
         last = self._current
@@ -99,7 +115,9 @@ class Saver:
 
         Raises:
             OSError: it could not be written, or not in time.
+            SupersededError: somebody newer saves here.
         """
+        self.directory.check()
         until = time.monotonic() + min(within_seconds or math.inf, self._timeout_seconds)
         step = run.position.step
         last = self._current
@@ -180,12 +198,20 @@ class Saver:
         return newest is not None and newest.step == step
 
 
-def saver_of(environment: Environment, options: Options, stop: StopSignal) -> Saver | None:
-    """The saver of a rank; None where it has none, or nowhere to save to."""
-    root = environment.placement.checkpoint_dir
-    if environment.rank != 0 or root is None:
+def saver_of(
+    placement: Callable[[], Placement], options: Options, stop: StopSignal
+) -> Saver | None:
+    """What saves where this process is rank 0; None where there is no place to save to.
+
+    `placement`: the present one.
+    """
+    root = placement().checkpoint_dir
+    if root is None:
         return None
     directory = CheckpointDirectory(
-        root, keep=options.keep_checkpoints, keep_best=options.keep_best
+        root,
+        keep=options.keep_checkpoints,
+        keep_best=options.keep_best,
+        claim=Claim(root, placement),
     )
     return Saver(directory, options, stop=stop)

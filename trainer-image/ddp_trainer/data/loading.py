@@ -93,10 +93,6 @@ class Loading:
         self._places.batches = seeded_places
         return Rest(places, count, iter(self._reader))
 
-    def turns(self, *, world_size: int) -> int:
-        """Batches of whichever rank has most, where all share the samples out."""
-        return math.ceil(math.ceil(self.samples / world_size) / self.batch_size)
-
     def share(self, *, rank: int, world_size: int) -> Iterator[Any]:
         """The batches of one rank, where all ranks together read each sample once."""
         own: Subset[Any] = Subset(self._loader.dataset, range(rank, self.samples, world_size))

@@ -81,11 +81,13 @@ class SampleTrace:
 
     def __init__(self, path: Path | None, *, rank: int) -> None:
         """`path` gets the suffix `.rank<rank>`; None: nothing is written."""
-        self._path = path.with_name(f"{path.name}.rank{rank}") if path is not None else None
+        self._path = path
+        self.rank = rank
+        """The present one."""
 
     def write(self, *, step: int, epoch: int, samples: list[int]) -> None:
         """Append one JSON line before the step is taken; `step` counts steps from 1."""
         if self._path is not None:
             line = json.dumps({"step": step, "epoch": epoch, "samples": samples})
-            with self._path.open("a") as file:
+            with self._path.with_name(f"{self._path.name}.rank{self.rank}").open("a") as file:
                 file.write(line + "\n")

@@ -65,7 +65,8 @@ class Stream:
 
     def rest(self, epoch: int, samples: int, *, rank: int, world_size: int) -> StreamRest:
         """What is left, after so many batches of all ranks."""
-        self._rank = rank
+        if rank != self._rank:  # it is another stream, whatever was read of this one
+            self._rank, self._epoch = rank, -1
         self._go_to(epoch, samples // world_size)
         return StreamRest(self, samples // world_size)
 

@@ -1,5 +1,6 @@
-"""Serves a pod's status over HTTP: GET /status, /metrics; POST /stacks, /profile, /trace,
-/dump-stacks, /checkpoint, /rank-0, and from within the pod /trainjob-status.
+"""Serves a pod's status over HTTP: GET /status, /metrics, /world; PUT /world; POST /stacks,
+/profile, /trace, /dump-stacks, /checkpoint, /rank-0, /failures, and from within the pod
+/trainjob-status.
 
 It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
 go wrong here is no reason to end a training. Anybody may read; only the job's own pods and the
@@ -12,8 +13,9 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +24,9 @@ from urllib.parse import parse_qs
 from ddp_trainer.launcher import trainjob
 from ddp_trainer.launcher.bounded_http import BoundedHandler, BoundedServer
 from ddp_trainer.launcher.trainjob import TrainJobStatus
-from ddp_trainer.membership import admission, announcement
+from ddp_trainer.launcher.world import letters
+from ddp_trainer.launcher.world.requests import WorldRequests
+from ddp_trainer.membership import admission, announcement, place
 from ddp_trainer.membership.announcement import AnnouncedAddress
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.logs import Complaints
@@ -48,21 +52,30 @@ class Pod(Protocol):
 
 
 def serve_status(
-    port: int, path: Path, pod: Pod, placement: Placement, *, trainjob_token: str = ""
-) -> None:
+    port: int,
+    path: Path,
+    pod: Pod,
+    placement: Placement,
+    *,
+    trainjob_token: str = "",
+    world: WorldRequests | None = None,
+) -> bool:
     """Serve the status file at `path` from a thread, to the end of this process.
 
     `trainjob_token`: of scripts that report as in a TrainJob; empty: none does.
-    A port that cannot be had is logged, and nothing is served.
+    `world`: who answers for the pod's place in the group; None: it keeps the one that it has.
+    A port that cannot be had is logged, and nothing is served; whether it is, is returned.
     """
     try:
         server = _listen(port, path, pod, placement, trainjob_token)
     except OSError as error:
         _logger.warning("cannot serve /status on port %d: %s", port, error)
-        return
+        return False
+    server.world = world
     if admission.placed_by_earlier_operator(placement):
         _logger.warning("without DDP_TOKEN, anybody may send POST requests to port %d", port)
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
+    return True
 
 
 def _listen(port: int, path: Path, pod: Pod, placement: Placement, token: str) -> _Server:
@@ -92,6 +105,7 @@ class _Server(BoundedServer):
         self.stacks = threading.Lock()
         """Held by who asks for them: each process has one file for its answers."""
         self.trainjob = TrainJobStatus(self._file, trainjob_token) if trainjob_token else None
+        self.world: WorldRequests | None = None
         self._complaints = Complaints(_logger, "the status file is of no use")
         super().__init__(family, port, _Handler)
 
@@ -117,6 +131,14 @@ class _Handler(BoundedHandler):
             self.answer(HTTPStatus.OK, text, "application/json")
         elif self.path == "/status":
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing to report yet")
+        elif self._path() == place.PATH and self.server.world is not None:
+            self._if_admitted(partial(self.server.world.get_news, self))
+        else:
+            self._refuse_path()
+
+    def do_PUT(self) -> None:  # noqa: N802 - so it is called
+        if self._path() == place.PATH and self.server.world is not None:
+            self._if_admitted(partial(self.server.world.put_place, self))
         else:
             self._refuse_path()
 
@@ -131,20 +153,26 @@ class _Handler(BoundedHandler):
             "/dump-stacks": self._dump_stacks,
             "/checkpoint": self._ask_for_checkpoint,
             announcement.PATH: self._take_announcement,
-        }.get(self.path.partition("?")[0])
-        if told is None:
-            self._refuse_path()
-        elif self._is_admitted():
-            told()
+        }.get(self._path())
+        if told is not None:
+            self._if_admitted(told)
+        elif self._path() == letters.PATH and self.server.world is not None:
+            self._if_admitted(partial(self.server.world.post_failure, self))
         else:
-            self.refuse(HTTPStatus.FORBIDDEN, admission.REFUSAL)
+            self._refuse_path()
 
-    def _is_admitted(self) -> bool:
-        return admission.admits(
+    def _path(self) -> str:
+        return self.path.partition("?")[0]
+
+    def _if_admitted(self, do: Callable[[], None]) -> None:
+        if admission.admits(
             self.server.placement,
             authorization=self.headers.get("Authorization"),
             client=self.client_address[0],
-        )
+        ):
+            do()
+        else:
+            self.refuse(HTTPStatus.FORBIDDEN, admission.REFUSAL)
 
     def _show_stacks(self) -> None:
         if not self.server.stacks.acquire(blocking=False):
@@ -248,12 +276,11 @@ class _Handler(BoundedHandler):
             self.answer(HTTPStatus.OK, "{}", "application/json")
 
     def _refuse_path(self) -> None:
-        told = ("/stacks", "/profile", "/trace", "/dump-stacks", "/checkpoint", announcement.PATH)
-        known = ("/status", "/metrics", *told)
-        if self.path.partition("?")[0] in known:
+        told = ["/stacks", "/profile", "/trace", "/dump-stacks", "/checkpoint", announcement.PATH]
+        known = ["GET /status", "GET /metrics", *(f"POST {path}" for path in told)]
+        if self.server.world is not None:
+            known += [f"GET {place.PATH}", f"PUT {place.PATH}", f"POST {letters.PATH}"]
+        if any(self._path() == path for _, path in (each.split() for each in known)):
             self.refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
         else:
-            self.refuse(
-                HTTPStatus.NOT_FOUND,
-                f"there are GET /status, GET /metrics, {', '.join(f'POST {p}' for p in told)}",
-            )
+            self.refuse(HTTPStatus.NOT_FOUND, f"there are {', '.join(known)}")

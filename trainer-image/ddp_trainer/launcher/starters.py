@@ -29,6 +29,13 @@ SCRIPTS = "ddp_trainer.launcher.scripts"
 class Starter(Protocol):
     """Starts ranks as children of this process."""
 
+    def warm_up(self) -> None:
+        """Do beforehand, without waiting for it, what can be done before any rank is to start.
+
+        Raises:
+            OSError: it cannot be done.
+        """
+
     def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
         """Begin to start a rank, with `variables` on top of what all ranks have.
 
@@ -53,6 +60,9 @@ class CommandStarter:
         self._command = command
         self._environment = environment
         self._started: list[tuple[int, int]] = []
+
+    def warm_up(self) -> None:
+        """There is nothing to do."""
 
     def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
         """Start it at once."""
@@ -98,13 +108,18 @@ class ForkserverStarter:
         self._server: int | None = None
         self._channel: socket.socket | None = None
 
-    def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
-        """Ask for it; `started` tells when it is there."""
+    def warm_up(self) -> None:
+        """Start the server, which imports what ranks need."""
         if self._channel is None:
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 command = [*self._command, str(theirs.fileno()), *self._arguments]
                 self._server = _popen(command, self._environment, keep_fd=theirs.fileno())
+
+    def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
+        """Ask for it; `started` tells when it is there."""
+        self.warm_up()
+        assert self._channel is not None
         # A server that is dead already takes this rank along: its end is still to be seen.
         with contextlib.suppress(ConnectionError):
             send_request(self._channel, rank, variables, report_fd=report_fd)

@@ -35,6 +35,11 @@ class RankEnd:
         return self.report.finished is not None
 
     @property
+    def finished(self) -> bool:
+        """Whether it said that all is trained and saved."""
+        return self.report.finished is True
+
+    @property
     def cause(self) -> str | None:
         """Why, in words, even if the rank could not say it itself; None: as it should."""
         if self.exit_code in (ExitCode.DONE, ExitCode.STOPPED):
@@ -112,12 +117,12 @@ class ComesBack:
 
     def __init__(self, *, is_script: bool) -> None:
         """`is_script`: a user's own, of which nobody knows before one of its ranks has joined."""
-        self._known = not is_script
+        self.known = not is_script
 
     def __call__(self, end: RankEnd) -> bool:
         """Of a rank that ended so."""
-        self._known = self._known or end.joined
-        return self._known
+        self.known = self.known or end.joined
+        return self.known
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import logging
 from typing import NoReturn
 
-from ddp_trainer.exit_codes import ConfigurationError, ExitCode, StoppedError
+from ddp_trainer.exit_codes import (
+    ConfigurationError,
+    ExitCode,
+    LeftError,
+    StoppedError,
+    SupersededError,
+)
 from ddp_trainer.membership.failures import is_lost_peer
 from ddp_trainer.system.logs import end_process
 from ddp_trainer.telemetry.termination import RankReport
@@ -17,8 +23,12 @@ def meaning(error: Exception) -> ExitCode:
     """The exit code of a rank that ends with an error."""
     if isinstance(error, StoppedError):
         return ExitCode.STOPPED
+    if isinstance(error, LeftError):
+        return ExitCode.DONE
     if isinstance(error, ConfigurationError):
         return ExitCode.CONFIGURATION
+    if isinstance(error, SupersededError):
+        return ExitCode.LOST_PEER
     return ExitCode.LOST_PEER if is_lost_peer(error) else ExitCode.FAILURE
 
 
@@ -28,14 +38,15 @@ def tell(report: RankReport, error: Exception | None) -> ExitCode:
     if code is ExitCode.LOST_PEER and report.known.finished:
         code = ExitCode.DONE  # whoever has finished needs nobody any more
     failed = error is not None and code not in (ExitCode.DONE, ExitCode.STOPPED)
-    report.update(error=sentence(error) if failed else None, exit_code=int(code))
+    left = True if isinstance(error, LeftError) and not report.known.finished else None
+    report.update(error=sentence(error) if failed else None, exit_code=int(code), left=left)
     return code
 
 
 def sentence(error: Exception | None) -> str:
     """The error in one line: `DiskFull: no space left` rather than a traceback."""
     first_line = next(iter(str(error).splitlines()), "")
-    if isinstance(error, ConfigurationError | StoppedError):
+    if isinstance(error, ConfigurationError | LeftError | StoppedError | SupersededError):
         return first_line
     return f"{type(error).__name__}: {first_line}"
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.exit_codes import BrokenGroupError
+from ddp_trainer.exit_codes import BrokenGroupError, MovedError
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.net import Net
 from ddp_trainer.library.progress import FAREWELL_SECONDS
@@ -17,6 +18,8 @@ from ddp_trainer.membership.world import World
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal, Votes
 from ddp_trainer.settings.options import Options
+
+_logger = logging.getLogger(__name__)
 
 _BURIAL_SECONDS = 10.0
 """For threads of a group that everybody has left in order: they end at once."""
@@ -102,6 +105,7 @@ class Formation:
                 be formed.
         """
         while True:
+            has_moved = isinstance(error, MovedError)
             try:
                 self._form_once(error)
                 return
@@ -109,13 +113,21 @@ class Formation:
                 error = broken
                 if not self.is_open:  # it was left, or has not come about
                     when_broken()
-                    step = self._run.position.step if self._run is not None else 0
-                    self._patience.tried(step=step, reason=str(broken))
+                    self._account_for(broken, has_moved=has_moved)
                     error = None
             except Exception as failure:
                 if not self.is_open:
                     raise
                 error = failure
+
+    def _account_for(self, broken: BrokenGroupError, *, has_moved: bool) -> None:
+        step = self._run.position.step if self._run is not None else 0
+        if self._world.whereabouts.is_outdated():
+            return  # another group is no trouble with this one; it is logged where it is met
+        if has_moved:
+            _logger.info("the group changes, as other pods know: leaving it at step %d", step)
+        else:
+            self._patience.tried(step=step, reason=str(broken))
 
     def wrap(self, net: Net) -> None:
         """Exchange the gradients of another model; a collective.
@@ -218,7 +230,12 @@ class Formation:
         self._begin_to_rehearse()
         for net in self.nets:
             net.form(self._group)
-        self._votes = Votes(self._group, stop=self._stop.told, save=self._keeper.is_overdue)
+        self._votes = Votes(
+            self._group,
+            stop=self._stop.told,
+            save=self._keeper.is_overdue,
+            leave=self._world.whereabouts.is_outdated,
+        )
 
     def _give_up(self, error: BaseException) -> None:
         """Leave the group; raises BrokenGroupError if that is what the error means, else itself."""

@@ -9,9 +9,7 @@ the others stand.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
@@ -19,7 +17,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ddp_trainer.data.loading import Loading
-from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.exit_codes import ConfigurationError, MovedError
+from ddp_trainer.library.evaluation import Parts
 from ddp_trainer.library.net import Net
 from ddp_trainer.library.stepping import Stepping
 from ddp_trainer.run.seeds import seed_step
@@ -46,7 +45,10 @@ class Job(Stepping):
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which alone should print and write what all of them know."""
+        """Whether this is rank 0, which alone should print and write what all of them know.
+
+        Where pods of the job change places, it may be another process after a step.
+        """
         return self.rank == 0
 
     @property
@@ -136,9 +138,10 @@ class Job(Stepping):
             and not position.is_at_end
             and not self._plan.is_at_limit(position)
         ):
-            before = position.step, position.samples
+            before = position.step, position.samples, self.rank, self.world_size
             yield from self._batches_from_here(loading, accumulate)
-            if (position.step, position.samples) == before:  # too few for a whole batch
+            after = position.step, position.samples, self.rank, self.world_size
+            if after == before:  # too few for a whole batch
                 position.end(epoch_length=loading.samples)
 
     def step(
@@ -192,20 +195,28 @@ class Job(Stepping):
         """
         run, seed = self._run, self._options.seed
         seed_step(seed, rank=self.rank, step=run.position.step, purpose="evaluation")
-        loading = Loading(loader, seed=seed)
-        batches = loading.share(rank=self.rank, world_size=self.world_size)
-        began, interval, left = time.monotonic(), 1, 1
-        for _ in range(loading.turns(world_size=self.world_size)):
-            yield from islice(batches, 1)
-            left -= 1
-            if left > 0:
-                continue
-            (told, seconds), is_new = self._sum(self._stop.told(), time.monotonic() - began)
+        [count], begins_here = self._sum(1)
+        parts = Parts(Loading(loader, seed=seed), int(count))
+        if begins_here:
+            parts.take(self.rank)
+        # What each rank does follows from the answers alone, so that all ask for the same ones.
+        while True:
+            yield from parts.batches(seconds=_ASK_SECONDS)
+            (told, leave, unfinished, held), is_new = self._sum(
+                self._stop.told(),
+                self._world.whereabouts.is_outdated,
+                not parts.are_done,
+                len(parts.held),
+            )
             if told and is_new:
                 self._or_form(self._save_and_stop)
-            a_turn = seconds / self.world_size / interval  # the same on all ranks
-            interval = left = max(1, int(_ASK_SECONDS / max(a_turn, 1e-9)))
-            began = time.monotonic()
+            elif leave and is_new:
+                self._form(MovedError("the group changes"))
+            if held < count:
+                answer, is_new = self._sum(*(part in parts.held for part in range(int(count))))
+                parts.share_out(answer, rank=self.rank if is_new else None, size=self.world_size)
+            elif not (told or leave or unfinished):
+                return
 
     def evaluated(self, score: float) -> None:
         """The models have this score now, of which more is better: an accuracy, as a rule.

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LeftError
 from ddp_trainer.library.endings import meaning, sentence, tell
 from ddp_trainer.library.job import Job
 from ddp_trainer.membership.heartbeat import interval
@@ -61,7 +61,8 @@ def join(
     bundled trainer's flags of the same names, 0 for `checkpoint_every_...`: not by that.
 
     Ends the process with exit code 143 when the job is told to stop and all is saved, with 75 when
-    other ranks are gone for good, with 64 when what was asked for cannot work.
+    other ranks are gone for good, with 64 when what was asked for cannot work; and with 0 when its
+    pod has no place in the group any more, while the others train on.
     """
     _show_log()
     flags = {
@@ -111,11 +112,13 @@ def report_of(environment: Environment, options: Options) -> RankReport:
 
 def _end(error: Exception, report: RankReport | None) -> None:
     code = tell(report, error) if report is not None else meaning(error)
-    if code is ExitCode.DONE:
+    has_left = isinstance(error, LeftError)
+    if code is ExitCode.DONE and not has_left:
         return
     if code is ExitCode.FAILURE:
         raise error
-    _logger.log(logging.INFO if code is ExitCode.STOPPED else logging.ERROR, "%s", sentence(error))
+    expected = has_left or code is ExitCode.STOPPED
+    _logger.log(logging.INFO if expected else logging.ERROR, "%s", sentence(error))
     raise SystemExit(int(code)) from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
@@ -41,28 +42,43 @@ class Keeper:
         saver: Saver | None,
         every_steps: int,
         *,
-        rank: int,
-        request: CheckpointRequest | None = None,
+        ask_to_save: Callable[[], CheckpointRequest | None] = lambda: None,
     ) -> None:
-        """Save with `saver`, rank 0's, every so many steps if that is not 0.
+        """Save with `saver`, wherever this is rank 0, every so many steps if that is not 0.
 
-        `saver`: None on other ranks, and where there is no place to save to. `request`: by which a
-        save may be asked for; None where nobody can.
+        `saver`: None where there is no place to save to. `ask_to_save`: makes it known that a save
+        may be asked for here; None where nobody can.
         """
-        self._request = request
-        self._saver = saver
+        self._own_saver = saver
+        self._ask_to_save = ask_to_save
         self._every_steps = every_steps
-        self._directory = saver.directory if saver is not None else None
+        self._leads = False
+        self._saver: Saver | None = None
+        """None on other ranks than 0, too."""
+        self._request: CheckpointRequest | None = None
         # Rank 0's word counts, once there is a group: were ranks to disagree whether to confirm a
         # save to each other, they would wait for ever.
-        self._keeps = self._directory is not None
-        if rank == 0 and saver is None:
+        self._keeps = False
+
+    def lead(self, leads: bool) -> None:
+        """This rank is rank 0, or is not, in the group that has formed."""
+        if leads == self._leads:
+            return
+        self._leads = leads
+        self._saver = self._own_saver if leads else None
+        if self._saver is not None:
+            self._saver.take_over()
+            self._request = self._ask_to_save()
+        elif leads:
             _logger.warning("DDP_CHECKPOINT_DIR is not set: nothing will be saved")
+        elif self._request is not None:
+            self._request.look_away()
+            self._request = None
 
     @property
     def checkpoint(self) -> Checkpoint | None:
         """The newest good checkpoint; None on other ranks than 0."""
-        return self._directory.newest if self._directory is not None else None
+        return self._saver.directory.newest if self._saver is not None else None
 
     @property
     def newest(self) -> str | None:
@@ -75,7 +91,8 @@ class Keeper:
         Raises:
             ConfigurationError: the checkpoint is of another model or optimizer.
         """
-        self._keeps = group.sum(float(self._directory is not None))[0] > 0
+        self.lead(group.rank == 0)
+        self._keeps = group.sum(float(self._saver is not None))[0] > 0
         mine = _NOTHING if run.is_fresh else run.progress()
         all_progress = [json.loads(each) for each in group.gather(json.dumps(mine).encode())]
         most = max(all_progress)
@@ -163,8 +180,8 @@ class Keeper:
 
     def close(self) -> None:
         """Let a save under way come to its end: this rank trains no more."""
-        if self._saver is not None:
-            self._saver.close()
+        if self._own_saver is not None:  # of when this was rank 0, perhaps
+            self._own_saver.close()
 
     def _take_over(self, run: Run, group: Group, *, source: int, lacking: set[int]) -> None:
         what, lacks_it = "all ranks have it", group.rank in lacking
@@ -173,8 +190,8 @@ class Keeper:
             megabytes = hand_over(run, group, source=source, lacks_it=lacks_it) / 1e6
             seconds = time.monotonic() - begin
             what = f"rank {source}'s state, {megabytes:.1f} MB in {seconds:.2f} s"
-        if self._directory is not None and self._directory.newest is None:
-            self._directory.look()
+        if self._saver is not None and self._saver.directory.newest is None:
+            self._saver.directory.look()
         if group.rank == 0 or lacks_it:
             _logger.info("going on from memory at step %d: %s", run.position.step, what)
 
@@ -183,8 +200,8 @@ class Keeper:
             self._start(run, group)
             return
         found, trouble = False, ""
-        if self._directory is not None:
-            loaded = self._directory.load()
+        if self._saver is not None:
+            loaded = self._saver.directory.load()
             found = loaded is not None
             try:
                 if loaded is not None:

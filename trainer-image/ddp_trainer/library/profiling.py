@@ -19,9 +19,24 @@ class Profiling:
 
     def __init__(self, env: Mapping[str, str], rank: int) -> None:
         """From here on this rank can be asked."""
+        self._env = env
+        self._rank = rank
         self._files = ProfileFiles.from_env(env, rank)
         self._profiler: Any = None
         self._left = 0
+
+    @property
+    def rank(self) -> int:
+        """By which this process is asked."""
+        return self._rank
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        if rank != self._rank:
+            self.close()
+            if self._files is not None:
+                self._files.look_away()
+            self._rank, self._files = rank, ProfileFiles.from_env(self._env, rank)
 
     def step(self) -> None:
         """A step is complete: the next one may be the first of a profile."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.run.position import Position
-from ddp_trainer.settings.environment import Environment
+from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry import tensorboard
 from ddp_trainer.telemetry.bar import ProgressBar
 from ddp_trainer.telemetry.history import FILE_NAME, History, Record
@@ -38,28 +38,55 @@ class Progress:
         report: RankReport,
         timer: StepTimer,
         keeper: Keeper,
-        publisher: Publisher | None,
+        voice: Callable[[], Publisher],
         *,
         log_every_steps: int,
     ) -> None:
+        """`voice`: makes a publisher, whenever this rank becomes rank 0."""
         self._report = report
         self._timer = timer
         self._keeper = keeper
-        self._publisher = publisher
+        self._voice = voice
+        self._publisher: Publisher | None = None
         self._log_every_steps = log_every_steps
         self.total_steps: int | None = None
         """Of the whole run, as far as is known: with another world size it is another number."""
         self._samples = 0
         """That this process has seen trained on."""
         self._checkpoint: Checkpoint | None = None
-        self._bar = ProgressBar.on_stdout() if publisher is not None else None
+        self._bar: ProgressBar | None = None
+        self._paused_at: float | None = None
         self._text = ""
         self._begun = _Mark(step=0, samples=0)
         self._told = self._begun
 
+    def lead(self, leads: bool) -> None:
+        """This rank is rank 0, or is not, in the group that has formed."""
+        if leads == (self._publisher is not None):
+            return
+        if leads:
+            self._publisher = self._voice()
+            if self._paused_at is not None:
+                self._publisher.pause(self._paused_at)
+            self._bar = ProgressBar.on_stdout()
+        else:
+            self._fall_silent()
+
+    def _fall_silent(self) -> None:
+        """Leave it to another rank to tell how the training goes."""
+        if self._publisher is not None:
+            self._publisher.resign()
+            self._publisher = None
+        if self._bar is not None:
+            self._bar.end()
+            self._bar = None
+        self._checkpoint = None
+        self._report.update(checkpoint=None)
+
     def begin(self, position: Position, *, total_steps: int | None) -> None:
         """A group has formed, and trains on from `position`; None: nobody knows how far."""
         self.total_steps = total_steps
+        self._paused_at = None
         self._begun = self._told = self._mark(position)
         self._timer.restart()
         self._timer.own_seconds()  # counts from here on
@@ -69,9 +96,10 @@ class Progress:
         self._look_for_checkpoint()
 
     def pause(self) -> None:
-        """The group broke."""
+        """The group broke, or was left."""
+        self._paused_at = time.monotonic()
         if self._publisher is not None:
-            self._publisher.pause()
+            self._publisher.pause(self._paused_at)
 
     def step(self, position: Position, *, samples: int) -> None:
         """A step is complete, on so many samples over all ranks."""
@@ -185,20 +213,22 @@ class _Mark:
         return (self.samples - earlier.samples) / max(self.time - earlier.time, 1e-9)
 
 
-def publisher_of(
-    environment: Environment, timer: StepTimer, *, event_files: bool = False
-) -> Publisher | None:
-    """Rank 0's voice; None on other ranks.
+def voice_of(
+    placement: Placement, timer: StepTimer, *, event_files: bool = False
+) -> Callable[[], Publisher]:
+    """What makes rank 0's publisher, in whichever process is rank 0.
 
     Raises:
         ConfigurationError: TensorBoard's `event_files` are wanted, on any rank, and cannot be.
     """
-    directory = environment.placement.checkpoint_dir
+    directory = placement.checkpoint_dir
     if event_files:
         tensorboard.check(directory)
-    if environment.rank != 0:
-        return None
-    records: list[Record] = [History(directory / FILE_NAME)] if directory is not None else []
-    if directory is not None and event_files:
-        records.append(EventFiles(directory / tensorboard.FOLDER))
-    return Publisher(StatusFile.from_env(os.environ), records, timer)
+
+    def voice() -> Publisher:
+        records: list[Record] = [History(directory / FILE_NAME)] if directory is not None else []
+        if directory is not None and event_files:
+            records.append(EventFiles(directory / tensorboard.FOLDER))
+        return Publisher(StatusFile.from_env(os.environ), records, timer)
+
+    return voice

@@ -6,22 +6,23 @@ of which have the state of the most advanced one.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from ddp_trainer.checkpoints.saver import saver_of
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.devices.accelerator import prepare_nccl
-from ddp_trainer.exit_codes import StoppedError
+from ddp_trainer.exit_codes import StoppedError, SupersededError
 from ddp_trainer.library.endings import end_stuck
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.plan import Plan
 from ddp_trainer.library.profiling import Profiling
-from ddp_trainer.library.progress import Progress, publisher_of
+from ddp_trainer.library.progress import Progress, voice_of
 from ddp_trainer.membership.network import hurry_the_resolver
 from ddp_trainer.membership.world import World
 from ddp_trainer.run.run import Run, SchedulerInterval
@@ -31,6 +32,8 @@ from ddp_trainer.settings.options import Options
 from ddp_trainer.telemetry.request import CheckpointRequest
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import StepTimer, moments_of
+
+_logger = logging.getLogger(__name__)
 
 Parts = Mapping[str, Any]
 """Whatever has `state_dict` and `load_state_dict`, by a name of the script's choice."""
@@ -47,12 +50,8 @@ class Session:
         """
         self._options = options
         self._report = report
-        self.rank = environment.rank
-        """Of this process, among all of the job."""
         self.local_rank = environment.local_rank
         """Of this process, in its pod."""
-        self.world_size = environment.placement.world_size
-        """Processes in the whole job."""
         self._stop = StopSignal(within_seconds=options.stop_within_seconds)
         prepare_nccl()
         hurry_the_resolver()
@@ -65,19 +64,17 @@ class Session:
         )
         self.device = self._world.device
         """Where this rank computes, and where its models are."""
-        saver = saver_of(environment, options, self._stop)
-        request = CheckpointRequest.from_env(os.environ) if saver is not None else None
         self._keeper = Keeper(
-            saver, options.checkpoint_every_steps, rank=self.rank, request=request
+            saver_of(lambda: self._environment.placement, options, self._stop),
+            options.checkpoint_every_steps,
+            ask_to_save=partial(CheckpointRequest.from_env, os.environ),
         )
         self._timer = StepTimer(moments_of(self.device))
+        voice = voice_of(environment.placement, self._timer, event_files=options.tensorboard)
         self._progress = Progress(
-            report,
-            self._timer,
-            self._keeper,
-            publisher_of(environment, self._timer, event_files=options.tensorboard),
-            log_every_steps=options.log_every_steps,
+            report, self._timer, self._keeper, voice, log_every_steps=options.log_every_steps
         )
+        self._progress.lead(self.rank == 0)
         self._profiling = Profiling(os.environ, self.rank)
         self._formation: Formation
         self._asked = 0
@@ -85,6 +82,20 @@ class Session:
         self._epoch = 0
         """The script's: while it evaluates, other ranks may have gone on to the next one."""
         self._plan = Plan(world_size=self.world_size)
+
+    @property
+    def rank(self) -> int:
+        """Of this process, among all of the job; another one, perhaps, after a step."""
+        return self._environment.rank
+
+    @property
+    def world_size(self) -> int:
+        """Processes in the whole job; as many others, perhaps, after a step."""
+        return self._environment.placement.world_size
+
+    @property
+    def _environment(self) -> Environment:
+        return self._world.whereabouts.environment
 
     @contextmanager
     def joined(
@@ -160,8 +171,12 @@ class Session:
         # Where the group is gone, the others cannot agree on a step; this rank's is as good.
         formation = self._formation
         if isinstance(error, StoppedError) and formation.has_state and not formation.is_open:
-            with suppress(OSError):  # logged where it happened
+            try:
                 self._keeper.save_alone(formation.run, within_seconds=self._stop.within_seconds)
+            except SupersededError as refusal:
+                _logger.error("nothing is saved: %s", refusal)
+            except OSError:
+                pass  # logged where it happened
         formation.abandon(error)
 
     @property
@@ -170,7 +185,16 @@ class Session:
 
     def _form(self, error: Exception | None = None) -> None:
         self._formation.form(error, when_broken=self._progress.pause)
+        self._take_place()
         self._tell_progress()
+
+    def _take_place(self) -> None:
+        """Be what a rank of this number is in a group of this size."""
+        self._report.update(rank=self.rank)
+        self._progress.lead(self.rank == 0)
+        self._profiling.rank = self.rank
+        self._plan.world_size = self.world_size
+        self._run.take_steps_of(self.world_size)
 
     def _or_form(self, collective: Callable[[], object]) -> None:
         """Do what takes all ranks, or form the group anew."""
@@ -183,13 +207,16 @@ class Session:
         run, total = self._run, self._progress.total_steps
         self._keeper.save_and_stop(run, self._formation.group, self._stop, total_steps=total)
 
-    def _sum(self, *values: float) -> tuple[list[float], bool]:
-        """The sum, and whether it is new: not if other ranks got it before this one joined them."""
+    def _sum(self, *values: float | Callable[[], float]) -> tuple[list[float], bool]:
+        """The sum, and whether it is new: not if other ranks got it before this one joined them.
+
+        What may have changed in another group comes as a function.
+        """
         answers = self._run.answers
         place, is_new = (self._run.position.step, self._epoch), False
         while self._asked == len(answers.setdefault(place, [])):
             try:
-                answer = self._formation.group.sum(*map(float, values))
+                answer = self._formation.group.sum(*map(_value, values))
             except Exception as error:
                 self._form(error)  # with the answer, where another rank has got it
                 answers = self._run.answers
@@ -204,3 +231,7 @@ class Session:
         if self._plan.loading is not None:
             position = self._run.position
             self._progress.begin(position, total_steps=self._plan.total_steps(position))
+
+
+def _value(given: float | Callable[[], float]) -> float:
+    return float(given() if callable(given) else given)

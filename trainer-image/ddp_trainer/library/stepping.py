@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from ddp_trainer.data.loading import Loading, Rest, is_stream
 from ddp_trainer.data.sampler import SampleTrace
 from ddp_trainer.data.stream import Stream, StreamRest
-from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.exit_codes import ConfigurationError, MovedError
 from ddp_trainer.library.attempt import Attempt
 from ddp_trainer.library.session import Session
 from ddp_trainer.run.seeds import seed_step
@@ -35,9 +35,13 @@ class Stepping(Session):
         self._trace = SampleTrace(options.trace_samples, rank=self.rank)
         self._attempt: Attempt | None = None
 
+    def _take_place(self) -> None:
+        super()._take_place()
+        self._trace.rank = self.rank
+
     def _batches_from_here(self, loading: Loading | Stream, accumulate: int) -> Iterator[Any]:
         """Up to the end of the epoch, or to where another rank has turned out to be further."""
-        run = self._run
+        run, place = self._run, (self.rank, self.world_size)
         rest = loading.rest(
             run.position.epoch,
             run.position.samples,
@@ -48,6 +52,8 @@ class Stepping(Session):
             batches: list[Any] = []
             step, epoch = run.position.step, run.position.epoch
             while (run.position.step, run.position.epoch) == (step, epoch):
+                if (self.rank, self.world_size) != place:  # other batches are this rank's now
+                    return
                 attempt = self._try_step(places, rest)
                 while attempt.given < attempt.batches:
                     if attempt.given == len(batches):
@@ -62,6 +68,8 @@ class Stepping(Session):
                             "after each batch"
                         )
             if (run.position.step, run.position.epoch) != (step + 1, epoch):
+                return
+            if (self.rank, self.world_size) != place:
                 return
             if run.position.is_at_end or self._plan.is_at_limit(run.position):
                 return
@@ -182,7 +190,8 @@ class Stepping(Session):
         votes, group = self._formation.votes, self._formation.group
         votes.read()
         saves = votes.save or self._keeper.is_due(position.step)
-        if saves or votes.stop or attempt.ends_epoch or self._plan.is_at_limit(position):
+        leaves = votes.stop or votes.leave
+        if saves or leaves or attempt.ends_epoch or self._plan.is_at_limit(position):
             self._formation.equalise()
             if isinstance(self._plan.loading, Stream):
                 self._plan.loading.bookmark(self._formation.group)
@@ -193,6 +202,8 @@ class Stepping(Session):
             votes.pace(self._progress.interval(position, attempt.loss(), group))
         if votes.stop:
             self._save_and_stop()
+        if votes.leave:
+            raise MovedError("the group changes")
 
     def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading | Stream:
         if not self._plan.is_of(loader, accumulate):

@@ -70,6 +70,7 @@ class Learner:
             epochs=options.epochs,
             epoch_length=len(workload.train),
             step_size=options.step_size * world_size,
+            ranks=world_size,
             max_steps=options.max_steps,
         )
         return cls(

@@ -10,7 +10,7 @@ from typing import Any
 from ddp_trainer import workloads
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.data.staging import Stage, copy
-from ddp_trainer.exit_codes import ExitCode
+from ddp_trainer.exit_codes import ExitCode, LeftError
 from ddp_trainer.library.endings import sentence, tell
 from ddp_trainer.library.job import Job
 from ddp_trainer.library.join import report_of
@@ -34,10 +34,9 @@ def run_rank(environment: Environment, options: Options) -> ExitCode:
     code = tell(report, error)
     if code is ExitCode.FAILURE:
         _logger.error("failed", exc_info=error)
-    elif code is not ExitCode.DONE:
-        _logger.log(
-            logging.INFO if code is ExitCode.STOPPED else logging.ERROR, "%s", sentence(error)
-        )
+    elif code is not ExitCode.DONE or isinstance(error, LeftError):
+        expected = code in (ExitCode.DONE, ExitCode.STOPPED)
+        _logger.log(logging.INFO if expected else logging.ERROR, "%s", sentence(error))
     return code
 
 

@@ -9,7 +9,7 @@ steps are what it waits for: the optimizer's averages are young until there were
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.optim import Optimizer
@@ -27,8 +27,13 @@ class Course:
     """Samples."""
     step_size: int
     """Samples that all ranks together take in a step; the last step of an epoch takes the rest."""
+    ranks: int = 1
     max_steps: int = 0
     """After which the run ends, if it has not before; 0: no such limit."""
+
+    def by(self, ranks: int) -> Course:
+        """The same samples, taken by so many ranks, each of which takes as many in a step."""
+        return replace(self, step_size=self.step_size // self.ranks * ranks, ranks=ranks)
 
     @property
     def epoch_steps(self) -> int:
@@ -73,6 +78,10 @@ class Schedule:
         """Epoch and samples of it when the warm-up ended; where the cosine begins."""
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+
+    def take_steps_of(self, ranks: int) -> None:
+        """From here on so many ranks train."""
+        self._course = self._course.by(ranks)
 
     def set_rates(self, position: Position) -> None:
         """Set those of the step that begins at `position`."""

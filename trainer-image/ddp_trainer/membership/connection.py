@@ -22,7 +22,6 @@ from ddp_trainer.membership.burial import leave_behind
 from ddp_trainer.membership.failures import is_lost_peer, reason
 from ddp_trainer.membership.network import interface_towards
 from ddp_trainer.membership.rendezvous import Membership
-from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.last_resort import LastResort
 from ddp_trainer.system.threads import start_thread
 
@@ -43,7 +42,6 @@ class Connection:
 
     def __init__(
         self,
-        environment: Environment,
         membership: Membership,
         device: torch.device,
         accelerator: Accelerator | None,
@@ -52,7 +50,6 @@ class Connection:
         told_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """`last_resort`: for what the accelerator does not come back from."""
-        self._environment = environment
         self._membership = membership
         self._device = device
         self._accelerator = accelerator
@@ -74,7 +71,7 @@ class Connection:
                 os.environ["GLOO_SOCKET_IFNAME"] = interface
         store = self._membership.store
         store.set_timeout(_FORMING_TIMEOUT)
-        rank, size = self._environment.rank, self._environment.placement.world_size
+        rank, size = self._membership.rank, self._membership.size
         if self._accelerator is None:
             dist.init_process_group(
                 "gloo", store=store, rank=rank, world_size=size, timeout=_FORMING_TIMEOUT

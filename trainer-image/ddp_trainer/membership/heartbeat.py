@@ -7,6 +7,8 @@ process runs: rank 0 watches all of them, the others watch rank 0 and hear from 
 Rank 0 also sees when a new process asks to take the place of a member, which is then as good as
 dead, whatever its connections look like from here.
 
+The operator may know before all of them: a node that is gone closes no connection either.
+
 A rank whose process runs but whose training waits for something else is not found here: that ends
 with the group's timeout.
 """
@@ -27,6 +29,8 @@ from ddp_trainer.system.threads import start_thread
 
 _LONGEST_INTERVAL_SECONDS = 1.0
 _BEATS_PER_TIMEOUT = 4
+_WORD_SECONDS = 0.1
+"""Between two looks for the operator's word, each of which asks for a file's age."""
 _LOST = "lost"
 _NO_BEAT = -1
 """Stands for the counter of a rank that has not begun to beat."""
@@ -48,19 +52,28 @@ class Heartbeat:
         size: int,
         timeout_seconds: float,
         on_lost: Callable[[str], None],
+        is_broken: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_lost` is called once, in the thread, with a sentence that names the lost rank."""
+        """`on_lost` is called once, in a thread, with a sentence that names the lost rank.
+
+        `timeout_seconds`: 0: nobody says that it runs. `is_broken`: whether the operator says that
+        a rank is lost for good, perhaps before its peers can know.
+        """
         self._membership = membership
         self._rank = rank
         self._watched = list(range(1, size)) if rank == 0 else [0]
         self._timeout_seconds = timeout_seconds
         self._on_lost = on_lost
+        self._is_broken = is_broken
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self._beats = 0
 
     def start(self) -> None:
         """Begin to beat and to watch."""
+        self._threads.append(start_thread("operator's word", self._expect_word))
+        if self._timeout_seconds <= 0:
+            return
         self._threads.append(start_thread("heartbeat", self._run))
         if self._rank != 0:
             # A request to a store that is frozen together with rank 0 never returns.
@@ -86,6 +99,11 @@ class Heartbeat:
         while not self._stopped.wait(interval(self._timeout_seconds)):
             if silence.look({0: self._beats}, now=time.monotonic()):
                 self._tell(_sentence([0], self._timeout_seconds))
+
+    def _expect_word(self) -> None:
+        while not self._stopped.wait(_WORD_SECONDS):
+            if self._is_broken():
+                self._tell("another pod has a lost one's place, as the operator says")
 
     def _tell(self, lost: str) -> None:
         if not self._stopped.is_set():

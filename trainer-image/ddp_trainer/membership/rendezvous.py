@@ -13,27 +13,38 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from functools import partial
+from queue import Empty, Queue
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.exit_codes import ConfigurationError, MovedError
 from ddp_trainer.membership.announcement import AnnouncedAddress, Announcer
 from ddp_trainer.membership.failures import reason
 from ddp_trainer.membership.network import Resolver, expect_answer
+from ddp_trainer.membership.place import PlaceFile
 from ddp_trainer.membership.retry import NotYetError, Wait, retry
 from ddp_trainer.membership.sockets import Connections
+from ddp_trainer.membership.whereabouts import Whereabouts
 from ddp_trainer.settings.environment import Environment
+from ddp_trainer.system.threads import start_thread
 
 _STORE_REQUEST_SECONDS = 10.0
 """A store that takes longer to answer a request is gone, or something else listens there."""
 _LOOK_SECONDS = 1.0
 """Between looks at who is missing, which is a question for each rank."""
+_FIRST_PROBE_SECONDS = 1.0
+_PROBE_SECONDS = 2.0
+"""Between looks whether anybody listens yet where a request waits for its answer: seldom, since a
+store of thousands of ranks may be busy with just that."""
+_WAIT_SECONDS = 0.05
 _ROUND = "round"
 """The key of what rank 0 says of the present round."""
 _OWN_STORE = "localhost"
@@ -55,6 +66,10 @@ class Membership:
     """Of this group, and of no other of the job."""
     connections: Connections
     """What this process has connected since it began to look for the group."""
+    rank: int
+    """Of this process, in this group."""
+    size: int
+    """Processes in the group."""
     number: int
     """Of the round in which the group was declared."""
     newcomers: int
@@ -81,6 +96,7 @@ class _Identity:
     job_name: str
     job_uid: str
     attempt: int
+    generation: int
     world_size: int
     backend: str
 
@@ -88,9 +104,17 @@ class _Identity:
 class Rendezvous:
     """Where one rank meets the others; rank 0's holds the store."""
 
-    def __init__(self, environment: Environment, announced: AnnouncedAddress | None = None) -> None:
-        """`announced`: where rank 0's pod, or its successor, says that it is."""
-        self._environment = environment
+    def __init__(
+        self,
+        environment: Environment,
+        announced: AnnouncedAddress | None = None,
+        places: PlaceFile | None = None,
+    ) -> None:
+        """`announced`: where rank 0's pod, or its successor, says that it is.
+
+        `places`: where this pod hears of another place in the group.
+        """
+        self.whereabouts = Whereabouts(environment, places)
         self._announced = announced
         self._announcer = Announcer(environment.placement)
         self._resolver = Resolver()
@@ -110,13 +134,32 @@ class Rendezvous:
             RendezvousTimeoutError: they were not, before the deadline; the message says who is
                 missing.
             StoppedError: `told_to_stop` meanwhile.
+            LeftError: this pod has no place in the group any more.
             ConfigurationError: the ranks were not given the same world size and backend.
         """
-        wait = Wait(timeout_seconds, told_to_stop)
-        attempt = self._try_to_host if self._environment.rank == 0 else self._try_to_join
-        membership = retry(lambda: attempt(wait), wait)
-        self._is_new = False
-        return membership
+        while True:
+            wait = Wait(timeout_seconds, told_to_stop, is_vain=self.whereabouts.is_outdated)
+            try:
+                membership = retry(partial(self._try, wait), wait)
+            except MovedError:
+                continue  # other ranks are waited for now, and as long
+            self._is_new = False
+            return membership
+
+    @property
+    def _environment(self) -> Environment:
+        return self.whereabouts.environment
+
+    def _try(self, wait: Wait) -> Membership:
+        """Meet the others where the newest place is, and let go of what belongs to another one."""
+        before = self._environment.placement.generation
+        self.whereabouts.follow()
+        if self._environment.placement.generation != before:
+            self._address = None
+        if self._environment.rank != 0:
+            self._server = None  # it listens no more: whoever waits there looks elsewhere
+            return self._try_to_join(wait)
+        return self._try_to_host(wait)
 
     def _try_to_host(self, wait: Wait) -> Membership:
         """Hold the store, and declare the group when all ranks have registered with it."""
@@ -125,7 +168,6 @@ class Rendezvous:
         address = self._own_address()
         if self._server is None:
             self._server = _listen(port)
-            self._server.set("identity", json.dumps(asdict(_identity(self._environment))))
         store = self._server
         connections = Connections()
         # The group's waits are on a connection that can be cut without harm to the store.
@@ -135,13 +177,15 @@ class Rendezvous:
             raise NotYetError(f"rank 0 does not reach its own store: {reason(error)}") from error
         self._round += 1
         number = self._round
-        store.set(_ROUND, json.dumps({"number": number}))
+        # Together: who has seen whose round it is registers in that one alone.
+        begun = {"number": number, "identity": asdict(_identity(self._environment))}
+        store.set(_ROUND, json.dumps(begun))
         _register(store, 0, number=number, is_new=False)
         self._wait_for_all(store, number, wait)
         name = secrets.token_hex(8)
         newcomers = _newcomers(store, number=number)  # before the ranks, so that none is missed
         members = [_count(store, rank, number=number) for rank in range(placement.world_size)]
-        declared = {"number": number, "group": name, "members": members, "newcomers": newcomers}
+        declared = {**begun, "group": name, "members": members, "newcomers": newcomers}
         store.set(_ROUND, json.dumps(declared))
         return Membership(
             root=root,
@@ -150,6 +194,8 @@ class Rendezvous:
             port=port,
             name=name,
             connections=connections,
+            rank=0,
+            size=placement.world_size,
             number=number,
             newcomers=newcomers,
         )
@@ -162,15 +208,20 @@ class Rendezvous:
             # One question for all ranks, whose names are needed only now and then.
             are_enough = _all_registrations(store, number=number) >= placement.world_size
             if are_enough or time.monotonic() >= look_at:
-                look_at = time.monotonic() + _LOOK_SECONDS
+                look_at = time.monotonic() + _PROBE_SECONDS
                 missing = [
                     rank
                     for rank in missing
                     if not store.check([_registrations_key(rank, number=number)])
                 ]
-                self._announcer.tell(sorted({placement.node_rank_of(rank) for rank in missing}))
+                self._announce({placement.node_rank_of(rank) for rank in missing})
             if missing:
                 wait.pause(f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}")
+
+    def _announce(self, node_ranks: Collection[int]) -> None:
+        # Once pods have changed places, nobody here knows their names; the operator tells them.
+        if not self.whereabouts.has_moved:
+            self._announcer.tell(sorted(node_ranks))
 
     def _try_to_join(self, wait: Wait) -> Membership:
         """Join the first store of the job that answers, wherever rank 0 may be."""
@@ -186,17 +237,19 @@ class Rendezvous:
         raise refusal
 
     def _known_addresses(self) -> Iterator[str]:
-        """Where rank 0 may be: what it says itself comes before what DNS remembers of it."""
-        announced = self._announced.read() if self._announced is not None else None
-        if announced is not None:
-            yield announced
+        """Where rank 0 may be: what was told comes before what DNS remembers of it."""
         placement = self._environment.placement
+        announced = self._announced.read() if self._announced is not None else None
+        told = list(dict.fromkeys(filter(None, (placement.master_address, announced))))
+        yield from told
         resolved = self._resolver.resolve(placement.master_addr, placement.master_port)
-        yield from (address for address in resolved if address != announced)
+        yield from (address for address in resolved if address not in told)
 
     def _own_address(self) -> str:
         """An address of rank 0's pod, in this pod."""
         placement = self._environment.placement
+        if placement.master_address:
+            return placement.master_address
         if self._address is None:
             try:
                 found = self._resolver.resolve(placement.master_addr, placement.master_port)
@@ -212,15 +265,14 @@ class Rendezvous:
         expect_answer(placement.master_addr, store_address, placement.master_port)
         connections = Connections()
         try:
-            with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS):
-                store = _client(
-                    store_address, placement.master_port, timedelta(seconds=_STORE_REQUEST_SECONDS)
-                )
-                self._compare(json.loads(store.get("identity")))
-                number = json.loads(store.get(_ROUND))["number"]
+            with self._deadline(connections, store_address) as is_vain:
+                store = _connected(store_address, placement.master_port, is_vain)
+                begun = json.loads(store.get(_ROUND))
+                self._compare(begun["identity"])
+                number = begun["number"]
                 registration = _register(store, rank, number=number, is_new=self._is_new)
             while True:
-                with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS):
+                with self._deadline(connections, store_address):
                     declared = json.loads(store.get(_ROUND))
                 if declared["number"] != number:
                     raise NotYetError("rank 0 has begun another round")
@@ -239,14 +291,44 @@ class Rendezvous:
             port=placement.master_port,
             name=declared["group"],
             connections=connections,
+            rank=rank,
+            size=placement.world_size,
             number=number,
             newcomers=declared["newcomers"],
         )
 
+    @contextmanager
+    def _deadline(self, connections: Connections, address: str) -> Iterator[Callable[[], bool]]:
+        """Of a request to a store, which may be frozen, or gone without a word."""
+        placement = self._environment.placement
+        look_at = time.monotonic() + _FIRST_PROBE_SECONDS
+
+        def is_vain() -> bool:
+            nonlocal look_at
+            if self.whereabouts.is_outdated():
+                return True
+            if time.monotonic() < look_at:
+                return False
+            look_at = time.monotonic() + _LOOK_SECONDS
+            try:
+                expect_answer(placement.master_addr, address, placement.master_port)
+            except NotYetError:
+                return True
+            return False
+
+        with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS, is_vain=is_vain):
+            yield is_vain
+
     def _compare(self, identity: Mapping[str, Any]) -> None:
         theirs, ours = _Identity(**identity), _identity(self._environment)
-        if replace(theirs, world_size=ours.world_size, backend=ours.backend) != ours:
-            placement = self._environment.placement
+        placement = self._environment.placement
+        of_ours = replace(ours, world_size=theirs.world_size, backend=theirs.backend)
+        if replace(of_ours, generation=theirs.generation) == theirs and of_ours != theirs:
+            raise NotYetError(  # if it is the newer one, this rank will be told of it
+                f"{placement.master_addr} port {placement.master_port} belongs to generation "
+                f"{theirs.generation} of the group, and this rank to {ours.generation}"
+            )
+        if of_ours != theirs:
             which = "" if theirs.job_uid == ours.job_uid else "an earlier job "
             raise NotYetError(
                 f"{placement.master_addr} port {placement.master_port} still belongs to attempt "
@@ -265,6 +347,7 @@ def _identity(environment: Environment) -> _Identity:
         job_name=placement.job_name,
         job_uid=placement.job_uid,
         attempt=placement.attempt,
+        generation=placement.generation,
         world_size=placement.world_size,
         backend=placement.backend,
     )
@@ -279,6 +362,32 @@ def _listen(port: int) -> TCPStore:
 
 def _client(address: str, port: int, timeout: timedelta) -> TCPStore:
     return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def _connected(address: str, port: int, is_vain: Callable[[], bool]) -> TCPStore:
+    """Connect to a store; torch tries an address that is gone for as long as a request may take.
+
+    Raises:
+        NotYetError: it is in vain.
+        DistNetworkError, DistStoreError: it does not answer.
+    """
+    found: Queue[TCPStore | Exception] = Queue()
+
+    def connect() -> None:
+        try:
+            found.put(_client(address, port, timedelta(seconds=_STORE_REQUEST_SECONDS)))
+        except Exception as error:
+            found.put(error)
+
+    start_thread("store", connect)
+    while True:
+        with suppress(Empty):
+            store = found.get(timeout=_WAIT_SECONDS)
+            if isinstance(store, Exception):
+                raise store
+            return store
+        if is_vain():
+            raise NotYetError(f"rank 0's store is not at {address} any more")
 
 
 def _register(store: Store, rank: int, *, number: int, is_new: bool) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ddp_trainer.exit_codes import RendezvousTimeoutError, StoppedError
+from ddp_trainer.exit_codes import MovedError, RendezvousTimeoutError, StoppedError
 from ddp_trainer.system.pauses import Pauses
 
 pause_after = Pauses(shortest_seconds=0.05, longest_seconds=1.0, per_doubling=32).after
@@ -26,10 +26,20 @@ class NotYetError(Exception):
 class Wait:
     """A wait with an end, and a log line now and then while it lasts."""
 
-    def __init__(self, timeout_seconds: float, told_to_stop: Callable[[], bool]) -> None:
-        """`timeout_seconds` from now it ends; `told_to_stop`: a reason to end it before."""
+    def __init__(
+        self,
+        timeout_seconds: float,
+        told_to_stop: Callable[[], bool],
+        *,
+        is_vain: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`timeout_seconds` from now it ends; `told_to_stop`: a reason to end it before.
+
+        `is_vain`: whether what it waits for is of no use any more.
+        """
         self._timeout_seconds = timeout_seconds
         self._told_to_stop = told_to_stop
+        self._is_vain = is_vain
         self._begin = time.monotonic()
         self._next_log = self._begin + _FIRST_LOG_SECONDS
 
@@ -39,8 +49,11 @@ class Wait:
         Raises:
             RendezvousTimeoutError: the time is up.
             StoppedError: this rank was told to stop meanwhile.
+            MovedError: it waits in vain.
         """
         now = time.monotonic()
+        if self._is_vain():
+            raise MovedError("the group changes")
         if self._told_to_stop():
             raise StoppedError("told to stop while waiting for the other ranks")
         if now - self._begin > self._timeout_seconds:

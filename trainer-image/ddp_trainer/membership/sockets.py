@@ -13,9 +13,12 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,24 @@ class Connections:
                 _cut(one)
 
     @contextmanager
-    def cut_unless_done_within(self, seconds: float) -> Iterator[None]:
-        """Cut them if the block lasts longer, which makes the block fail."""
-        timer = threading.Timer(seconds, self.cut)
-        timer.daemon = True
-        timer.start()
+    def cut_unless_done_within(
+        self, seconds: float, *, is_vain: Callable[[], bool] = lambda: False
+    ) -> Iterator[None]:
+        """Cut them if the block lasts longer, or does its work in vain, which makes it fail."""
+        done = threading.Event()
+        until = time.monotonic() + seconds
+
+        def watch() -> None:
+            while not done.wait(_LOOK_SECONDS):
+                if is_vain() or time.monotonic() >= until:
+                    self.cut()
+                    return
+
+        threading.Thread(target=watch, name="deadline", daemon=True).start()
         try:
             yield
         finally:
-            timer.cancel()
+            done.set()
 
 
 def _open_sockets() -> frozenset[_OpenSocket]:

@@ -22,6 +22,7 @@ from ddp_trainer.membership.burial import bury_the_last_group
 from ddp_trainer.membership.connection import Connection
 from ddp_trainer.membership.failures import is_lost_device, is_lost_peer, reason
 from ddp_trainer.membership.heartbeat import Heartbeat
+from ddp_trainer.membership.place import PlaceFile
 from ddp_trainer.membership.rendezvous import Membership, Rendezvous
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.last_resort import LastResort
@@ -59,10 +60,13 @@ class World:
         Raises:
             ConfigurationError: this pod has not the GPUs that its ranks need.
         """
-        self._environment = environment
         self._group_timeout = timedelta(seconds=group_timeout_seconds)
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
-        self._rendezvous = Rendezvous(environment, AnnouncedAddress.from_env(os.environ))
+        self._rendezvous = Rendezvous(
+            environment, AnnouncedAddress.from_env(os.environ), PlaceFile.from_env(os.environ)
+        )
+        self.whereabouts = self._rendezvous.whereabouts
+        """Of this rank, which may change from group to group."""
         self.device = pin_device(
             environment.placement, local_rank=environment.local_rank, device_ids=device_ids
         )
@@ -79,6 +83,7 @@ class World:
             BrokenGroupError: a rank was lost, from wherever inside the block that surfaced: form
                 again.
             RendezvousTimeoutError: the other ranks did not come in time.
+            LeftError: this pod has no place among them any more.
             StoppedError: `told_to_stop` while waiting for them.
             ConfigurationError: they were started with other settings.
             LostDeviceError, or what torch says of it: this process can use its device no more.
@@ -90,7 +95,6 @@ class World:
         )
         last_resort = LastResort(self._on_stuck)
         connection = Connection(
-            self._environment,
             membership,
             self.device,
             self._accelerator,
@@ -107,7 +111,7 @@ class World:
                     "group of %d ranks formed in %.2f s: %s, interface %s",
                     group.size,
                     time.monotonic() - begin,
-                    self._environment.placement.backend,
+                    self.whereabouts.environment.placement.backend,
                     os.environ.get("GLOO_SOCKET_IFNAME", "gloo's own choice"),
                 )
             yield group
@@ -137,11 +141,11 @@ class World:
     def _start_heartbeat(self, membership: Membership, connection: Connection) -> Heartbeat:
         heartbeat = Heartbeat(
             membership,
-            rank=self._environment.rank,
-            size=self._environment.placement.world_size,
+            rank=membership.rank,
+            size=membership.size,
             timeout_seconds=self._heartbeat_timeout_seconds,
             on_lost=connection.give_up,
+            is_broken=self.whereabouts.is_broken,
         )
-        if self._heartbeat_timeout_seconds > 0:
-            heartbeat.start()
+        heartbeat.start()
         return heartbeat

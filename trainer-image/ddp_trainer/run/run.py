@@ -46,6 +46,9 @@ class PositionalSchedule(Protocol):
     def set_rates(self, position: Position) -> None:
         """Set those of the step that begins at `position`."""
 
+    def take_steps_of(self, ranks: int) -> None:
+        """From here on so many ranks train."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
@@ -191,6 +194,13 @@ class Run:
         self.order = Order(seed=order.seed, readers=readers)
 
     # Steps.
+
+    def take_steps_of(self, ranks: int) -> None:
+        """From here on so many ranks train."""
+        for schedule in self._schedules:
+            schedule.take_steps_of(ranks)
+        if self.order.readers not in (0, ranks):
+            self.choose_streams(ranks)
 
     def buffers(self) -> Iterator[Tensor]:
         """Those of all models."""

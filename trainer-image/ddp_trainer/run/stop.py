@@ -1,8 +1,8 @@
-"""How a run is told to stop, and how all its ranks stop, and save, at the same step.
+"""How a run is told to stop, and how all its ranks stop, save, or leave, at the same step.
 
-A signal reaches the ranks at different moments, and their clocks differ. Each rank puts what it
-knows into a sum over all ranks now and then; the sum is begun before a step's computation and read
-after it, so that its time hides behind the computation.
+A signal, or word of another group, reaches them at different moments, and their clocks differ. Each
+rank puts what it knows into a sum over all ranks now and then; the sum is begun before a step's
+computation and read after it, so that its time hides behind the computation.
 """
 
 from __future__ import annotations
@@ -49,19 +49,28 @@ class StopSignal:
 
 
 class Votes:
-    """Asks all ranks of a group, every few steps, whether to stop and whether to save."""
+    """Asks all ranks of a group, every few steps, whether to stop, save or leave the group."""
 
-    def __init__(self, group: Group, *, stop: Callable[[], bool], save: Callable[[], bool]) -> None:
-        """`stop` and `save`: what this rank wants; one rank that wants it is enough."""
+    def __init__(
+        self,
+        group: Group,
+        *,
+        stop: Callable[[], bool],
+        save: Callable[[], bool],
+        leave: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`stop`, `save`, `leave`: what this rank wants; one rank that wants it is enough."""
         self._group = group
-        self._wants = stop, save
+        self._wants = stop, save, leave
         self._every_steps = 1
-        self._counts = torch.zeros(3)
+        self._counts = torch.zeros(4)
         self._wait: Callable[[], None] | None = None
         self.stop = False
         """Whether any rank had to stop when the last vote began; the same on all ranks."""
         self.save = False
         """Whether any rank wanted to save then; the same on all ranks."""
+        self.leave = False
+        """Whether any rank knew then of another group, to be formed now; the same on all ranks."""
         self.has_end = False
         """Whether any rank has nothing to train on after the step; the same on all ranks."""
 
@@ -71,7 +80,7 @@ class Votes:
         `has_end`: whether this rank has nothing to train on after that, where each rank knows it of
         itself alone: then it is always time. None: all ranks know.
         """
-        self.stop = self.save = self.has_end = False
+        self.stop = self.save = self.leave = self.has_end = False
         if has_end is not None or step % self._every_steps == 0:
             # Not in the same memory: the answers to a step that is tried again may yet come.
             self._counts = torch.tensor(
@@ -84,7 +93,9 @@ class Votes:
         if self._wait is not None:
             self._wait()
             self._wait = None
-            self.stop, self.save, self.has_end = (count > 0 for count in self._counts.tolist())
+            self.stop, self.save, self.leave, self.has_end = (
+                count > 0 for count in self._counts.tolist()
+            )
 
     def pace(self, step_seconds: float) -> None:
         """Ask no more often than is of use; all ranks must be told the same at the same step."""

@@ -26,6 +26,8 @@ class Placement:
     """Where a pod stands in its job: the part of the environment that all its ranks share."""
 
     master_addr: str
+    master_address: str = ""
+    """The same as a number, where the operator has told it: no name server need be asked."""
     master_port: int
     world_size: int
     """Processes in the whole job."""
@@ -43,6 +45,8 @@ class Placement:
     """None: no checkpoints are written or read."""
     status_port: int | None = None
     """Where the launcher serves the pod's status; None: nowhere."""
+    generation: int = 0
+    """Of the job's group: another one when all its processes have started anew."""
     token: str = field(default="", repr=False)
     """Known to the job's pods and to the operator alone; empty: there is none."""
 
@@ -76,6 +80,9 @@ class Placement:
             status_port=_integer(env, "DDP_STATUS_PORT", minimum=1, maximum=65535)
             if env.get("DDP_STATUS_PORT")
             else None,
+            generation=_integer(env, "DDP_GENERATION", minimum=0)
+            if env.get("DDP_GENERATION")
+            else 0,
             token=_token(env),
         )
 

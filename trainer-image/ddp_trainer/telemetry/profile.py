@@ -6,6 +6,7 @@ costs as long as nobody asks.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,6 +94,11 @@ class ProfileFiles:
             return None
         self._asked.replace(self._running)
         return int(self._running.read_text())
+
+    def look_away(self) -> None:
+        """The process that looked is another rank now."""
+        with contextlib.suppress(OSError):
+            self._looks.unlink(missing_ok=True)
 
     def fail(self, problem: str) -> None:
         """There will be no trace."""

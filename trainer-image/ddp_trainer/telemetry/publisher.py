@@ -90,9 +90,14 @@ class Publisher:
         self._publish(now)
         self._due = now  # the first step ends an outage: it is told at once
 
-    def pause(self) -> None:
-        """The group broke: until the next one begins there is no training."""
-        self._paused_at = time.monotonic()
+    def pause(self, at: float) -> None:
+        """The group broke, or was left, at this time: until the next begins there is no training.
+
+        Another process may be rank 0 then, and write where this one does.
+        """
+        self._paused_at = at
+        self._write_logged()
+        self._close_records()
 
     def step(self, step: int) -> None:
         """A step is complete."""
@@ -184,6 +189,12 @@ class Publisher:
         self._write_logged()
         self._publish(time.monotonic())
         self._close_records()
+
+    def resign(self) -> None:
+        """Another process is rank 0: what this one has told last would pass for what is so."""
+        self._close_records()
+        if self._file is not None:
+            self._complaints.attempt(self._file.remove)
 
     def _write(self, kind: str, *, step: int, **values: Any) -> None:
         for record in self._records:

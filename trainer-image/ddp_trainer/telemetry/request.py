@@ -6,6 +6,7 @@ always hears; the rank looks now and then whether it was asked.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,6 +47,11 @@ class CheckpointRequest:
             return False
         replace_file(self._path, secrets.token_hex(_BYTES))
         return True
+
+    def look_away(self) -> None:
+        """This rank saves no more: whoever asks is to know."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
     def is_open(self) -> bool:
         """Whether one was asked for since the last `answer`."""

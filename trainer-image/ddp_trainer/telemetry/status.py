@@ -101,8 +101,16 @@ class StatusFile:
         except OSError:
             # A step that stands still would pass for a training that hangs.
             with contextlib.suppress(OSError):
-                self._path.unlink()
+                self.remove()
             raise
+
+    def remove(self) -> None:
+        """Take it back: there is none then.
+
+        Raises:
+            OSError: it is still there.
+        """
+        self._path.unlink(missing_ok=True)
 
     def read(self) -> Status | None:
         """The newest document; None as long as there is none.

@@ -61,6 +61,8 @@ class TerminationReport:
 
     False: not yet, and another process may take the rank's place. None: nobody said.
     """
+    left: bool | None = None
+    """True: the pod had no place in the group any more; the others train on without the rank."""
 
     def to_json(self) -> str:
         """One line that fits a termination message; keys in camel case, unknown values left out."""

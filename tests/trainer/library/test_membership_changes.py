@@ -1,0 +1,162 @@
+"""Groups that become others while they train: fewer ranks, more, or others; from memory each time.
+
+No step is lost or taken twice, whichever pod goes, comes, or becomes rank 0's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.library.runs import script_job
+from tests.trainer.membership_changes import (
+    FLAGS,
+    World,
+    assert_each_step_once,
+    assert_ends_alike,
+    step_of_change,
+)
+from tests.trainer.pods import Job, assert_same
+
+
+@contextmanager
+def training(folder: Path, *, nodes: int) -> Iterator[World]:
+    """A job of so many pods that has begun to train."""
+    with script_job(folder, ranks=nodes, nodes=nodes) as of:
+        world = World(of, [*FLAGS, "--trace-samples", str(of.traces)])
+        world.start_all(nodes)
+        of.wait_for_step(5)
+        yield world
+
+
+def begun_again(of: Job, *, ranks: int) -> set[int]:
+    """The steps that a rank began more than once."""
+    begun = [of.begun_steps_of(rank) for rank in range(ranks)]
+    return {later for steps in begun for earlier, later in pairwise(steps) if later <= earlier}
+
+
+def end(world: World) -> tuple[int, int]:
+    """See all pods end well and alike; the last steps before the group changed, and of all."""
+    for pod in world.slots.values():
+        assert pod.wait() == 0, pod.log
+        assert "forming it anew" not in pod.log, "a group that changes is none that breaks"
+    assert_ends_alike([*world.slots.values()])
+    last = step_of_change(world.slots[world.members[0]])
+    ends = max(world.of.begun_steps_of(0))
+    assert world.of.state(ends)["position"]["step"] == ends
+    return last, ends
+
+
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+def test_a_healthy_group_of_three_becomes_one_of_two(leaver: int, tmp_path: Path) -> None:
+    with training(tmp_path, nodes=3) as world:
+        world.change([slot for slot in range(3) if slot != leaver])
+        left = world.slots.pop(leaver)
+        assert left.wait() == 0, left.log
+        assert "this pod has no place in the group any more (generation 1)" in left.log
+        assert "ends with" not in left.log, "the script does not go on after its training"
+        last, ends = end(world)
+        for pod in world.slots.values():
+            assert "the group changes from 3 to 2 pods (generation 1)" in pod.log
+        assert begun_again(world.of, ranks=3) == {1}, "which is rehearsed in a group of three"
+        assert_each_step_once(world.of, (3, last), (2, ends))
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_the_rest_of_three_trains_on_without_the_lost_one(victim: int, tmp_path: Path) -> None:
+    with training(tmp_path, nodes=3) as world:
+        world.slots.pop(victim).kill()
+        world.change(list(world.slots))
+        last, ends = end(world)
+        assert begun_again(world.of, ranks=3) <= {1, last + 1}
+        assert_each_step_once(world.of, (3, last), (2, ends))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    with script_job(tmp_path_factory.mktemp("undisturbed"), ranks=2, nodes=2) as of:
+        for pod in of.start_all(*FLAGS, "--trace-samples", str(of.traces)):
+            assert pod.wait() == 0, pod.log
+        yield of
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_another_pod_takes_a_lost_ones_place_and_the_end_is_the_same_to_the_bit(
+    victim: int, tmp_path: Path, undisturbed: Job
+) -> None:
+    with training(tmp_path, nodes=2) as world:
+        world.slots.pop(victim).kill()
+        world.change([2, 1] if victim == 0 else [0, 2], tell=[], broken=True)
+        heir = world.start(2, node_rank=victim, nodes=2)
+        world.tell([*world.slots])
+        for pod in world.slots.values():
+            assert pod.wait() == 0, pod.log
+        assert "MB in" in heir.log, "its state is the survivor's"
+        last_step = max(undisturbed.steps_of(0))
+        assert_same(world.of.state(last_step), undisturbed.state(last_step))
+        for rank in range(2):
+            assert world.of.steps_of(rank) == undisturbed.steps_of(rank)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_nobody_waits_for_one_that_the_operator_says_is_lost(victim: int, tmp_path: Path) -> None:
+    with training(tmp_path, nodes=3) as world:
+        lost = world.slots.pop(victim)
+        for pid in lost.child_pids():
+            os.kill(
+                pid, signal.SIGSTOP
+            )  # its connections stay open, as those of a node that is gone
+        last = max(world.of.begun_steps_of(1 - victim))
+        world.change(list(world.slots), broken=True)
+        for pod in world.slots.values():
+            pod.wait_for_log("another pod has a lost one's place, as the operator says")
+            assert pod.wait() == 0, pod.log
+        assert_ends_alike([*world.slots.values()])
+        assert step_of_change(world.slots[world.members[0]]) >= last - 1
+
+
+def test_two_become_three(tmp_path: Path) -> None:
+    with training(tmp_path, nodes=2) as world:
+        world.change([0, 1, 2], tell=[])
+        newcomer = world.start(2, node_rank=2, nodes=3)
+        newcomer.wait_for_log("belongs to generation 0 of the group, and this rank to 1")
+        world.tell([0, 1, 2])
+        last, ends = end(world)
+        assert "MB in" in newcomer.log, "its state is another rank's"
+        assert begun_again(world.of, ranks=2) == {last + 1}, "which is rehearsed"
+        assert_each_step_once(world.of, (2, last), (3, ends))
+
+
+def test_rank_0_becomes_another_process_of_a_healthy_group(tmp_path: Path) -> None:
+    with training(tmp_path, nodes=3) as world:
+        world.change([2, 0, 1])
+        last, ends = end(world)
+        assert "the group of 3 pods is another one (generation 1)" in world.slots[0].log
+        assert "node rank 0 becomes 1" in world.slots[0].log
+        assert begun_again(world.of, ranks=3) == {1, last + 1}, "which are rehearsed"
+        assert_each_step_once(world.of, (3, last), (3, ends))
+        saved = [
+            int(step) for step in re.findall(r"saved checkpoint .*step (\d+)", world.slots[2].log)
+        ]
+        assert saved[-1] == ends
+        assert f"(step {last // 3 * 3 + 3})" not in world.slots[0].log, "it saves no more"
+
+
+def test_one_pod_that_knows_is_enough_and_who_does_not_know_waits(tmp_path: Path) -> None:
+    with training(tmp_path, nodes=3) as world:
+        world.change([0, 1, 2], tell=[1])
+        world.slots[0].wait_for_log("leaving it")
+        world.slots[1].wait_for_log("belongs to generation 0 of the group, and this rank to 1")
+        world.tell([0])
+        world.slots[2].wait_for_log("belongs to generation 1 of the group, and this rank to 0")
+        world.tell([2])
+        last, ends = end(world)
+        assert begun_again(world.of, ranks=3) == {1, last + 1}
+        assert_each_step_once(world.of, (3, last), (3, ends))

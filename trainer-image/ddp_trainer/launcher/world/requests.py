@@ -1,0 +1,83 @@
+"""What a pod's status server is asked and told of the group."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from urllib.parse import parse_qs
+
+from ddp_trainer.launcher.bounded_http import BoundedHandler
+from ddp_trainer.launcher.world import letters
+from ddp_trainer.launcher.world.letters import Letter
+from ddp_trainer.launcher.world.placing import Placing
+from ddp_trainer.launcher.world.state import LONGEST_WAIT_SECONDS, World
+from ddp_trainer.membership import place
+from ddp_trainer.membership.place import Place
+from ddp_trainer.telemetry.wire import to_json
+
+_JSON = "application/json"
+_ENDED_SECONDS = 1.0
+"""How long the answer to a change of the group waits for the ranks of before to end: most do at
+once, and who asks has two seconds."""
+
+
+class WorldRequests:
+    """Answers whoever has shown the job's token."""
+
+    def __init__(self, world: World, placing: Placing) -> None:
+        """Of one pod."""
+        self._world = world
+        self._placing = placing
+
+    def put_place(self, request: BoundedHandler) -> None:
+        """PUT /world: the place of this pod."""
+        content = request.content(most=place.MAX_BYTES)
+        if content is None:
+            return
+        try:
+            told = Place.parse(content)
+        except (ValueError, RecursionError) as error:
+            request.refuse(HTTPStatus.BAD_REQUEST, str(error))
+            return
+        if why := self._placing.misfit(told):
+            request.refuse(HTTPStatus.BAD_REQUEST, why)
+            return
+        code = HTTPStatus.OK if self._world.take(told) else HTTPStatus.CONFLICT
+        ended = self._world.have_ended(told.generation, wait_seconds=_ENDED_SECONDS)
+        answer = {"generation": self._world.place.generation, "ended": ended}
+        request.answer(code, json.dumps(answer), _JSON)
+
+    def get_news(self, request: BoundedHandler) -> None:
+        """GET /world: who has failed, and how ranks get over it; perhaps not at once."""
+        try:
+            asked = parse_qs(request.path.partition("?")[2], max_num_fields=4)
+            after = _number(asked, "after")
+            wait = _number(asked, "wait", most=LONGEST_WAIT_SECONDS)
+        except ValueError as error:
+            request.refuse(HTTPStatus.BAD_REQUEST, str(error))
+            return
+        news = self._world.news(after=after, wait_seconds=wait)
+        request.answer(HTTPStatus.OK, to_json(news), _JSON)
+
+    def post_failure(self, request: BoundedHandler) -> None:
+        """POST /failures: a pod's ranks have failed for good."""
+        content = request.content(most=letters.MAX_BYTES)
+        if content is None:
+            return
+        try:
+            letter = Letter.parse(content)
+        except (ValueError, RecursionError) as error:
+            request.refuse(HTTPStatus.BAD_REQUEST, str(error))
+            return
+        refusal = self._world.note(letter)
+        if refusal is None:
+            request.answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
+        else:
+            request.answer(HTTPStatus.CONFLICT, to_json(refusal), _JSON)
+
+
+def _number(asked: dict[str, list[str]], name: str, *, most: int = 2**63) -> int:
+    text = asked.get(name, ["0"])[-1]
+    if not text.isdecimal() or int(text) > most:
+        raise ValueError(f"{name}: a whole number from 0 to {most}")
+    return int(text)
