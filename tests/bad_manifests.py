@@ -264,7 +264,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     _schema(
         "unknown restart scope",
         'spec.restart.scope: Unsupported value: "Node"',
-        "spec.restart.scope: input should be 'Gang' or 'Pod'",
+        "spec.restart.scope: input should be 'Gang', 'Pod', 'InPlace' or 'Auto'",
         restart={"scope": "Node"},
     ),
     _schema(
@@ -619,6 +619,12 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         restart={"scope": "Pod"},
     ),
     _cel(
+        "a queue, and single pods that are replaced beside processes",
+        "spec.scheduling.queueName: Kueue admits pods all together",
+        scheduling={"queueName": "team-a"},
+        restart={"scope": "InPlace"},
+    ),
+    _cel(
         "a queue, and a rule that replaces single pods",
         "spec.scheduling.queueName: Kueue admits pods all together",
         scheduling={"queueName": "team-a", "gang": "coscheduling"},
@@ -693,6 +699,40 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "two containers of one name",
         'spec.containers[1].name: Duplicate value: "a"',
         template=template(container("a"), container("a")),
+    ),
+    _cel(
+        "more pods than a job may have, with its spares",
+        "spec.spares: with the replicas they are more than 10000 pods",
+        replicas=9_999,
+        spares=2,
+        restart={"scope": "Pod"},
+    ),
+    _cel(
+        "spares of unequal pods",
+        "spec.spares: any pod may take another one's place",
+        replicas=2,
+        spares=1,
+        restart={"scope": "Pod"},
+        overrides=[{"indexes": ["1"], "nprocPerNode": 2}],
+    ),
+    _cel(
+        "spares in a queue",
+        "spec.spares: queues and gangs count a fixed number of pods",
+        spares=1,
+        restart={"scope": "Pod"},
+        scheduling={"queueName": "research", "gang": "volcano"},
+    ),
+    _cel(
+        "spares in a gang",
+        "spec.spares: queues and gangs count a fixed number of pods",
+        spares=1,
+        restart={"scope": "InPlace"},
+        scheduling={"gang": "coscheduling"},
+    ),
+    _cel(
+        "spares that nothing would use",
+        "spec.spares: restart.scope Gang starts all pods anew",
+        spares=1,
     ),
     _pod(
         "quantity in words",

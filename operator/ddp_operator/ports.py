@@ -227,5 +227,19 @@ class Trainers(Protocol):
         that can.
         """
 
+    async def tell_world(
+        self, address: str, document: Mapping[str, Any], *, token: str
+    ) -> tuple[int, bool] | None:
+        """PUT /world, with the job's token: the generation of its job's group that the launcher
+        knows now, and whether no process of an earlier one runs; None where it has not taken note.
+        """
+
+    async def hear_world(
+        self, address: str, *, after: int, wait_seconds: int, token: str
+    ) -> bytes | str:
+        """GET /world: the content of the answer, which comes once its number is beyond `after` or
+        the time is over; or in words why there is none.
+        """
+
     async def close(self) -> None:
         """Close the connections."""

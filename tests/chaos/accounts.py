@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.job.membership.world import slots_of
 
 from tests.chaos.journal import Deed
 from tests.chaos.record import PodRecord
@@ -51,12 +52,17 @@ class Account:
             yield f"{status.disruptions} disruptions of {len(removed)} removals: {removed}"
         decisions = status.restarts + status.disruptions
         replaced = sum("-r" in name.removeprefix(self.name) for name in self._names)
+        generations = status.world.generation if status.world else 0
         # A single decision may replace several pods.
-        most = status.attempt + (replaced if self.scope == "Pod" else 0)
+        most = {
+            "Gang": status.attempt,
+            "Pod": status.attempt + replaced,
+            "InPlace": generations,
+        }[self.scope]
         if not status.attempt <= decisions <= most:
             yield (
                 f"{status.restarts} restarts and {status.disruptions} disruptions, but "
-                f"{status.attempt} new attempts and {replaced} replacements"
+                f"{status.attempt} new attempts, {replaced} replacements, {generations} generations"
             )
         if self.record.attempts[self.name] != set(range(status.attempt + 1)):
             seen = sorted(self.record.attempts[self.name])
@@ -82,9 +88,9 @@ class Account:
     def _about_pods(self) -> Iterator[str]:
         counts = self.status.bookkeeping.replacements
         expected = {
-            f"{self.name}-{self.status.attempt}-{index}"
-            + (f"-r{counts[str(index)]}" if str(index) in counts else "")
-            for index in range(self.replicas)
+            f"{self.name}-{self.status.attempt}-{slot}"
+            + (f"-r{counts[str(slot)]}" if str(slot) in counts else "")
+            for slot in slots_of(self.status.world, self.replicas)
         }
         found = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in self.pods}
         if found != dict.fromkeys(expected, "Succeeded"):

@@ -39,19 +39,20 @@ class Shape:
     epochs: int
     rank_restarts: int
     """How many processes of a pod its launcher starts again before it gives the pod up."""
+    spares: int = 0
 
 
 # Epochs such that each trains for three minutes and more when nothing happens to it, and so is
 # there until the last disturbance.
 JOBS = (
-    Shape(name="gang-2", scope="Gang", replicas=2, epochs=16, rank_restarts=0),
     Shape(name="gang-3", scope="Gang", replicas=3, epochs=24, rank_restarts=3),
-    Shape(name="pod-2", scope="Pod", replicas=2, epochs=16, rank_restarts=0),
+    Shape(name="in-place-2", scope="InPlace", replicas=2, epochs=16, rank_restarts=0),
+    Shape(name="spares-2", scope="Pod", replicas=2, epochs=16, rank_restarts=0, spares=1),
     Shape(name="pod-3", scope="Pod", replicas=3, epochs=24, rank_restarts=3),
     Shape(name="pod-1", scope="Pod", replicas=1, epochs=8, rank_restarts=0),
 )
 STEP_SECONDS = 0.5
-"""They wait more than they compute: eleven pods share two cores."""
+"""They wait more than they compute: twelve pods share two cores."""
 FINISH_SECONDS = 900.0
 """Of all jobs, from the last disturbance on; on a machine with nothing else to do one minute."""
 
@@ -108,6 +109,7 @@ def _manifest(shape: Shape, claim: str) -> Manifest:
         "--checkpoint-every-steps=10",
         "--log-every-steps=10",
         replicas=shape.replicas,
+        spares=shape.spares,
         checkpoint={"persistentVolumeClaim": claim},
         restart={
             "scope": shape.scope,
@@ -146,7 +148,8 @@ def _audit(namespace: Kubectl, shape: Shape, journal: Journal, record: PodRecord
     )
     journal.note(
         f"{shape.name}: {status.restarts} restarts, {status.disruptions} disruptions, "
-        f"attempt {status.attempt}, replacements {status.bookkeeping.replacements}"
+        f"attempt {status.attempt}, replacements {status.bookkeeping.replacements}, "
+        f"group {status.world}"
     )
     learned = accuracy(status)
     return [

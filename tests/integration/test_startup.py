@@ -145,7 +145,7 @@ async def test_a_crd_of_another_release_is_told_and_stops_nothing(tmp_path: Path
     crd = custom_resource_definition()
     fields = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     del fields["status"]["properties"]["goodput"]
-    fields["spec"]["properties"]["spares"] = {"type": "integer"}
+    fields["spec"]["properties"]["novelty"] = {"type": "integer"}
     port = await asyncio.to_thread(free_port)
     with cluster.control_plane(controllers=False) as other:
         async with ApiClient(load_credentials(kubeconfig=str(other.kubeconfig))) as client:
@@ -158,7 +158,7 @@ async def test_a_crd_of_another_release_is_told_and_stops_nothing(tmp_path: Path
                 jobs = Jobs(client, "default")
                 await jobs.create(job(), name="good")
                 await jobs.until_pods("good-0-0", name="good")
-                await jobs.create(job(spares=1), name="newer")
+                await jobs.create(job(novelty=1), name="newer")
                 left = await jobs.until(lambda status: bool(status.reason), "newer")
                 assert left.reason == "NewerThanOperator"
                 assert await jobs.pods("newer") == {}
@@ -169,7 +169,7 @@ async def test_a_crd_of_another_release_is_told_and_stops_nothing(tmp_path: Path
                 ):
                     metrics = (await answer.text()).splitlines()
     assert sum("the CRD is older" in line and " status.goodput: " in line for line in said) == 1
-    assert sum("the CRD is newer" in line and " spec.spares " in line for line in said) == 1
+    assert sum("the CRD is newer" in line and " spec.novelty " in line for line in said) == 1
     for sample in ("crd_lost_fields 1", "crd_unknown_fields 1", "newer_jobs 1"):
         assert f"ddp_operator_{sample}" in metrics
 

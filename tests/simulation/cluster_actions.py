@@ -33,8 +33,7 @@ def a_node_dies(simulation: Simulation, choices: Choices) -> None:
     simulation.dead_nodes.add(node)
     for pod in simulation.pods(live=False):
         if kubelet.node_of(pod) == node and not kubelet.is_over(pod):
-            if not kubelet.trainer_exit(pod):
-                simulation.invariants.truth_of(pod).taken_away = True
+            simulation.take_away(pod)
             simulation.server.end_pod(simulation.key_of(pod))
     simulation.tell(f"{node} dies")
 

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME, LABEL_SERVING
+from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB_NAME, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure.records import NODE_LEAVING
+from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Manifest
@@ -38,13 +39,15 @@ def wanted_by(spec: DDPJobSpec) -> World:
     return World(pods=spec.replicas, ranks=ranks, gang=spec.scheduling is not None)
 
 
-def told_of(pod: Manifest) -> World:
-    """The world that a pod is told of."""
+def told_of(pod: Manifest) -> World | None:
+    """The world that a pod is told of; None: it has no place in any."""
     [trainer] = pod["spec"]["containers"]
     told = {entry["name"]: entry.get("value") for entry in trainer["env"]}
+    if "WORLD_SIZE" not in told:
+        return None
     return World(
-        pods=int(told["GROUP_WORLD_SIZE"]),
-        ranks=int(told["WORLD_SIZE"]),
+        pods=int(told["GROUP_WORLD_SIZE"] or 0),
+        ranks=int(told["WORLD_SIZE"] or 0),
         gang="scheduling.x-k8s.io/pod-group" in pod["metadata"]["labels"],
     )
 
@@ -66,7 +69,10 @@ class Invariants:
         self._truth: dict[str, Truth] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
         self._recorded: set[tuple[str, str]] = set()
+        self._spares: set[str] = set()
         self._left: Counter[tuple[str, str]] = Counter()
+        self.judge_place: Callable[[Manifest], None] = lambda _: None
+        """Asked of each pod that is made."""
 
     def truth_of(self, pod: Manifest) -> Truth:
         """What is known of a pod, to be told by whoever does something to it."""
@@ -92,6 +98,8 @@ class Invariants:
             self._judge_isolation(self._parse(job))
             self._judge_world(pod)
             self._judge_gang(pod)
+            self._judge_spare(pod, self._parse(job))
+        self.judge_place(pod)
         self.pod_changed()
 
     def _judge_creation(self, identity: Identity, status: DDPJobStatus) -> None:
@@ -111,21 +119,31 @@ class Invariants:
             meets = other["metadata"]["labels"][LABEL_ATTEMPT] == attempt
             if not (meets and owner_of(other) == owner_of(pod)) or is_over(other):
                 continue
-            if not is_deleting(other):
+            worlds = (told_of(pod), told_of(other))
+            if not is_deleting(other) and None not in worlds:
                 names = f"{pod['metadata']['name']} and {other['metadata']['name']}"
-                worlds = (told_of(pod), told_of(other))
                 self.require(worlds[0] == worlds[1], f"{names} are told of {worlds}")
 
     def _judge_gang(self, pod: Manifest) -> None:
         """No scheduler sees a pod of a gang before it knows of the gang, and how large it is."""
         told = told_of(pod)
-        if not told.gang:
+        if told is None or not told.gang:
             return
         gang = self._server.gang
         known = gang is not None and owner_of(gang) == owner_of(pod)
         size = gang["spec"]["minMember"] if gang and known else 0
         name = pod["metadata"]["name"]
         self.require(size == told.pods, f"{name} is created in a gang of {size}")
+
+    def _judge_spare(self, pod: Manifest, job: DDPJob) -> None:
+        """No pod without a place before all others have been made, or where it has one."""
+        if told_of(pod) is not None:
+            return
+        name = pod["metadata"]["name"]
+        self.require(job.status.is_true("PodsCreated"), f"{name} comes before the group")
+        self.require(name not in self._spares, f"{name} is made anew although it was seen")
+        taken = pod["metadata"]["labels"][LABEL_INDEX] in map(str, members(job))
+        self.require(not taken, f"{name} is told of no place, and has one")
 
     def _judge_succession(self, new: PodState) -> None:
         """No two gangs of a job at work, but for pods that do not end although they had to."""
@@ -203,8 +221,12 @@ class Invariants:
         self._judge_isolation(new)
         notes = status.bookkeeping
         identities = [
-            Identity(index, status.attempt, notes.replacements.get(str(index), 0))
-            for index in range(new.spec.replicas)
-            if status.is_true("PodsCreated") or (notes.replacing and index not in notes.replacing)
+            Identity(slot, status.attempt, notes.replacements.get(str(slot), 0))
+            for slot in members(new)
+            if status.is_true("PodsCreated") or (notes.replacing and slot not in notes.replacing)
         ]
+        self._spares = {
+            Identity(slot, status.attempt, notes.replacements.get(str(slot), 0)).pod_name(new.name)
+            for slot in notes.spares
+        }
         self._recorded = {(new.uid, identity.pod_name(new.name)) for identity in identities}

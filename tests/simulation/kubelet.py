@@ -64,8 +64,10 @@ def not_starting(pod: Manifest, reason: str) -> Manifest:
     return _with_status(pod, containerStatuses=[_container(pod, state)])
 
 
-def started(pod: Manifest, *, ready: bool) -> Manifest:
+def started(pod: Manifest, *, ready: bool, now: datetime) -> Manifest:
     """The trainer runs, at an address of its own."""
+    known = [one["state"].get("running") for one in pod["status"].get("containerStatuses") or ()]
+    running = next(filter(None, known), {"startedAt": format_time(now)})
     conditions = [_condition("PodScheduled", "True")]
     if ready:
         conditions.append(_condition("Ready", "True"))
@@ -74,7 +76,7 @@ def started(pod: Manifest, *, ready: bool) -> Manifest:
         phase=_STARTED,
         podIP=_ip_of(pod),
         conditions=conditions,
-        containerStatuses=[_container(pod, {"running": {}})],
+        containerStatuses=[_container(pod, {"running": running})],
     )
 
 

@@ -4,6 +4,7 @@ from ddp_operator.ports import Manifest
 
 from tests.simulation import kubelet
 from tests.simulation.history import Choices
+from tests.simulation.launchers import starts_anew
 from tests.simulation.simulation import Simulation
 
 _FAILURE_CODES = (1, 137, 75, 143, 2, 139, 1, 137, 75, 1, 64)
@@ -72,6 +73,51 @@ def a_trainer_exits(simulation: Simulation, choices: Choices) -> None:
         pods_progress(simulation, choices)
 
 
+def processes_end_in_their_pod(simulation: Simulation, choices: Choices) -> None:
+    """A launcher keeps its pod, and tells; mostly the operator hears of it."""
+    running = [pod for pod in simulation.pods() if kubelet.is_running(pod) and starts_anew(pod)]
+    if not running:
+        a_trainer_exits(simulation, choices)
+        return
+    pod, code = choices.of(running), choices.of(_FAILURE_CODES[:-1])
+    if simulation.launchers.fail(pod, code, choices.of(_LAST_WORDS)):
+        simulation.invariants.truth_of(pod).exit_code = code
+        simulation.tell(f"the processes of {_name(pod)} end with {code}")
+    if choices.upto(3) < 3 and simulation.operator is not None:
+        simulation.operator.listen()
+        simulation.tell("the operator listens to the launchers")
+
+
+def launchers_are_cut_off(simulation: Simulation, choices: Choices) -> None:
+    """For a while, or for longer than anybody waits; or only their answers get lost."""
+    how, launchers = choices.upto(3), simulation.launchers
+    if how == 3:
+        launchers.loses_answers = not launchers.loses_answers
+        simulation.tell(f"answers of launchers get lost: {launchers.loses_answers}")
+    elif how == 2:
+        launchers.processes_linger = not launchers.processes_linger
+        simulation.tell(f"processes linger when they are to end: {launchers.processes_linger}")
+    elif pod := _pick(simulation, choices):
+        simulation.launchers.cut_off ^= {pod["metadata"]["uid"]}
+        simulation.tell(f"{_name(pod)} is cut off, or within reach again")
+
+
+def what_launchers_were_told_comes_again(simulation: Simulation, choices: Choices) -> None:
+    del choices
+    simulation.launchers.deliver_late()
+    simulation.tell("what launchers were told comes once more")
+
+
+def launchers_run_out_of_patience(simulation: Simulation, choices: Choices) -> None:
+    simulation.advance(choices.of((1.0, 61.0)))
+    for pod in simulation.pods():
+        if kubelet.is_running(pod) and starts_anew(pod):
+            code = simulation.launchers.out_of_patience(pod)
+            if code is not None:
+                simulation.end_trainer(pod, code)
+                simulation.tell(f"{_name(pod)} ends with {code}, for nobody has answered")
+
+
 def a_trainer_takes_its_peers_along(simulation: Simulation, choices: Choices) -> None:
     if first := _pick_running(simulation, choices):
         code, pause = choices.of(_FAILURE_CODES), choices.of((0.0, 0.5, 2.0))
@@ -87,7 +133,7 @@ def training_proceeds(simulation: Simulation, choices: Choices) -> None:
     """Whoever trains moves by some steps, and mostly the operator asks how far."""
     steps, save, asked = choices.of((10, 1)), choices.of((False, True)), choices.upto(3) < 3
     for pod in simulation.pods():
-        if kubelet.is_running(pod) and not kubelet.is_deleting(pod):
+        if simulation.trains(pod) and not kubelet.is_deleting(pod):
             step = simulation.training.proceed(pod, steps=steps, save=save)
             simulation.invariants.truth_of(pod).move(simulation.clock.seconds)
             simulation.tell(f"{_name(pod)} comes to step {step}{', which is saved' * save}")
@@ -121,8 +167,7 @@ def a_pod_is_evicted(simulation: Simulation, choices: Choices) -> None:
     if pod is None or not kubelet.node_of(pod):
         return
     how = choices.of(("Evicted", "EvictionByEvictionAPI", "PreemptionByScheduler", "NodeShutdown"))
-    if not kubelet.trainer_exit(pod):
-        simulation.invariants.truth_of(pod).taken_away = True
+    simulation.take_away(pod)
     if how in ("Evicted", "NodeShutdown"):
         simulation.change(pod, kubelet.failed(pod, how))
     else:
@@ -135,8 +180,7 @@ def a_person_deletes_a_pod(simulation: Simulation, choices: Choices) -> None:
     pod = _pick(simulation, choices, live=False)
     if pod is None:
         return
-    if not kubelet.trainer_exit(pod):
-        simulation.invariants.truth_of(pod).taken_away = True
+    simulation.take_away(pod)
     if choices.upto(1):
         simulation.server.remove_pod(simulation.key_of(pod))
         simulation.tell(f"{_name(pod)} vanishes")

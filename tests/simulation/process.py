@@ -1,7 +1,9 @@
 """One life of an operator process: it begins with what the cluster stores, and ends any time."""
 
 from ddp_operator.engine.engine import Engine
+from ddp_operator.engine.launchers import _listened_to
 from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube.view.cache import ObjectCache
@@ -70,13 +72,26 @@ class OperatorProcess:
         reports._now_due()  # forgets what was said by jobs that do not run any more
         self.loop.create_task(reports._ask(JOB))
 
+    def listen(self) -> None:
+        """Ask the launcher of the job's first pod now, which otherwise answers when it has news."""
+        self.loop.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        launchers, entry = self.engine._launchers, self.engine.jobs.get(JOB)
+        job = _listened_to(entry.job) if entry else None
+        if launchers is None or job is None:
+            return
+        leader = observe(job, self.cluster.pods_of(JOB)).current.get(0)
+        if leader is not None and leader.address and leader.started and not leader.exit:
+            await launchers._hear(JOB, launchers._of(job), leader)
+
     def _start(self) -> None:
         self._list_pods()
         self._list_jobs()
         self.engine.start()
         # It looks twice a second which jobs are due: nearly all of a history's time. Actions ask.
-        assert self.engine._polling is not None
-        self.engine._polling.cancel()
+        for talk in self.engine._talks:
+            talk.cancel()
         self.loop.call_later(_PRUNE_SECONDS, self._prune_again)
 
     def _pod_event(self, kind: str, manifest: Manifest) -> None:

@@ -12,6 +12,7 @@ from tests.simulation import kubelet
 from tests.simulation.clock import Clock
 from tests.simulation.cluster import Weather
 from tests.simulation.invariants import Invariants, told_of, wanted_by
+from tests.simulation.launchers import Launchers, starts_anew
 from tests.simulation.process import OperatorProcess
 from tests.simulation.server import NODES, ApiServer
 from tests.simulation.training import SimulatedTrainers, Training
@@ -37,7 +38,9 @@ class Simulation:
         self.invariants = Invariants(self.server, self.clock, parse=self._parsed)
         self.server.judge = self.invariants
         self.training = Training()
-        self._trainers = SimulatedTrainers(self.training, self.pods)
+        self.launchers = Launchers(self.server, self.clock, self.invariants.require)
+        self.invariants.judge_place = self.launchers.born
+        self._trainers = SimulatedTrainers(self.training, self.pods, self.launchers)
         self.dead_nodes: set[str] = set()
         self.tale: list[str] = []
         self.steps = self.plans = self.writes = 0
@@ -113,12 +116,14 @@ class Simulation:
         """The trainer of a pod runs."""
         if not kubelet.is_running(pod):
             self.invariants.truth_of(pod).move(self.clock.seconds)
-        self.change(pod, kubelet.started(pod, ready=ready))
+        self.change(pod, kubelet.started(pod, ready=ready, now=self.clock.now()))
 
     def end_trainer(
         self, pod: Manifest, code: int, *, message: str = "", side_car_runs: bool = False
     ) -> None:
-        """The trainer of a pod exits."""
+        """The trainer of a pod exits; well only if its processes run."""
+        if code == 0 and not self.trains(pod):
+            return
         truth = self.invariants.truth_of(pod)
         truth.exit_code = code
         reason = "OOMKilled" if code == 137 else "Error" if code else "Completed"
@@ -134,6 +139,16 @@ class Simulation:
             ),
         )
 
+    def trains(self, pod: Manifest) -> bool:
+        """Whether a pod's processes run."""
+        return kubelet.is_running(pod) and self.launchers.works(pod)
+
+    def take_away(self, pod: Manifest) -> None:
+        """The cluster or a person takes a pod: no fault of its own, unless it had failed."""
+        failed = starts_anew(pod) and self.launchers.of(pod).failure
+        if not (kubelet.trainer_exit(pod) or failed):
+            self.invariants.truth_of(pod).taken_away = True
+
     def finish_termination(self, pod: Manifest, code: int) -> None:
         """The kubelet has ended a pod that was to go; its object goes."""
         if kubelet.is_running(pod):
@@ -146,6 +161,8 @@ class Simulation:
         """All faults end; then everything must come to where its user wants it."""
         self.tell("the weather is let clear")
         self.weather.clear()
+        self.launchers.cut_off.clear()
+        self.launchers.loses_answers = self.launchers.processes_linger = False
         self.dead_nodes.clear()
         for node in NODES:
             self.server.put_node(node)
@@ -159,6 +176,7 @@ class Simulation:
             self.advance(0.1)
             assert self.operator is not None
             self.operator.heal()
+            self.operator.listen()
             self.advance(_CALM_ROUND_SECONDS)
             self._require_only_current_pods()
             if self._at_rest():
@@ -183,7 +201,8 @@ class Simulation:
             wanted = (status.attempt, status.bookkeeping.replacements.get(index, 0))
             self.require((attempt, replacement) == wanted, f"{name} was left running")
             world = (told_of(pod), wanted_by(job.spec))
-            agree = status.finished or world[0] == world[1]  # edits of a finished job do nothing
+            # Edits of a finished job do nothing.
+            agree = status.finished or world[0] is None or world[0] == world[1]
             self.require(agree, f"{name} is told of {world[0]}, not {world[1]}")
             self.require(not status.is_true("Suspended"), f"{name} outlived the suspension")
 
@@ -194,11 +213,22 @@ class Simulation:
         for pod in self.pods(live=False):
             if kubelet.is_deleting(pod):
                 self.finish_termination(pod, 143)
+            elif kubelet.is_running(pod) and self._waits_in_vain(pod):
+                continue
             elif kubelet.is_running(pod) and running:
                 self.end_trainer(pod, 0)
             elif not kubelet.is_over(pod) and not kubelet.trainer_exit(pod):
                 placed = pod if kubelet.node_of(pod) else kubelet.scheduled(pod, NODES[0].name)
                 self.start_trainer(placed, ready=True)
+
+    def _waits_in_vain(self, pod: Manifest) -> bool:
+        """Whether its processes have ended or not begun; what waited too long ends with them."""
+        if self.launchers.works(pod):
+            return False
+        code = self.launchers.out_of_patience(pod)
+        if code is not None:
+            self.end_trainer(pod, code)
+        return True
 
     def _at_rest(self) -> bool:
         """Whether nothing is left to do: no job, a finished one, or a suspended one."""

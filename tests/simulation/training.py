@@ -2,11 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ddp_operator.ports import Manifest
 
 from tests.simulation.kubelet import is_running
+from tests.simulation.launchers import Launchers
 from tests.simulation.server import owner_of
 
 _ANSWER_SECONDS = 0.01
@@ -39,9 +41,12 @@ class Training:
 class SimulatedTrainers:
     """Implements `ports.Trainers`."""
 
-    def __init__(self, training: Training, pods: Callable[[], list[Manifest]]) -> None:
+    def __init__(
+        self, training: Training, pods: Callable[[], list[Manifest]], launchers: Launchers
+    ) -> None:
         self._training = training
         self._pods = pods
+        self._launchers = launchers
 
     async def status(self, address: str) -> bytes | str:
         await asyncio.sleep(_ANSWER_SECONDS)
@@ -58,6 +63,27 @@ class SimulatedTrainers:
     async def checkpoint(self, address: str, *, token: str) -> bool:
         await asyncio.sleep(_ANSWER_SECONDS)
         return bool(address and token)
+
+    async def tell_world(
+        self, address: str, document: Mapping[str, Any], *, token: str
+    ) -> tuple[int, bool] | None:
+        await asyncio.sleep(_ANSWER_SECONDS)
+        self._launchers.late.append({"address": address, "document": document})
+        pod = self._launchers.at(address)
+        if pod is None or not token:
+            return None
+        said = self._launchers.take(pod, document)
+        await asyncio.sleep(_ANSWER_SECONDS)
+        return None if self._launchers.loses_answers else said
+
+    async def hear_world(
+        self, address: str, *, after: int, wait_seconds: int, token: str
+    ) -> bytes | str:
+        await asyncio.sleep(_ANSWER_SECONDS)
+        pod = self._launchers.at(address)
+        if pod is None or not token:
+            return f"nobody listens, after {after} and {wait_seconds} s"
+        return self._launchers.say(pod)
 
     async def close(self) -> None:
         """Nothing is open."""

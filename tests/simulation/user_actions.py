@@ -31,7 +31,7 @@ def new_spec(choices: Choices) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "replicas": 1 + choices.upto(2),
         "restart": {
-            "scope": choices.of(("Gang", "Pod")),
+            "scope": choices.of(("Gang", "Pod", "InPlace", "Auto")),
             "maxRestarts": choices.upto(3),
             "resetAfterProgress": choices.of((True, False)),
             "rules": choices.of(_RULES),
@@ -55,6 +55,10 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         spec["overrides"] = [TWO_PROCESSES_IN_POD_0]
     if choices.upto(1):
         spec["scheduling"] = {"gang": "coscheduling"}
+    if spec["restart"]["scope"] != "Gang" and choices.upto(1):
+        spec["spares"] = 1 + choices.upto(1)
+        spec.pop("overrides", None)
+        spec.pop("scheduling", None)
     return spec
 
 
@@ -91,7 +95,12 @@ def the_isolation_changes(simulation: Simulation, choices: Choices) -> None:
 
 
 def the_budget_changes(simulation: Simulation, choices: Choices) -> None:
-    if simulation.server.job:
+    """Or how many spares there are, where there are any."""
+    if simulation.server.job and simulation.server.job["spec"].get("spares") and choices.upto(1):
+        spares = choices.upto(2)
+        simulation.server.edit_job({"spares": spares})
+        simulation.tell(f"a user edits spares: {spares}")
+    elif simulation.server.job:
         limit = choices.upto(4)
         restart = {**simulation.server.job["spec"]["restart"], "maxRestarts": limit}
         simulation.server.edit_job({"restart": restart})

@@ -8,6 +8,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, Goodput
 from ddp_operator.job.failure.nodes import MAX_SHARE
 from ddp_operator.job.failure.records import NO_PROGRESS
+from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import Identity
 
@@ -86,7 +87,12 @@ class Verdicts:
         # Those in a row are counted: the count begins anew once all pods run.
         retried = max(new.bookkeeping.scheduling_retries - old.bookkeeping.scheduling_retries, 0)
         started = new.attempt - old.attempt
-        replaced = new.bookkeeping.replacements != old.bookkeeping.replacements
+        renewed = (new.bookkeeping.spares_renewed or 0) - (old.bookkeeping.spares_renewed or 0)
+        replaced = _replaced(new) - _replaced(old) != (0 if started else renewed)
+        self._same_group(old, new)
+        generations = _generation(new) - _generation(old)
+        self.require(generations in (0, 1), f"the generation moved by {generations}")
+        anew = generations == 1 and not started
         if charged < 0:
             self._correction(old, new)
             return
@@ -94,7 +100,7 @@ class Verdicts:
         self.require(all(count in (0, 1) for count in counts), f"counters jumped by {counts}")
         if charged or disrupted:
             self.require(charged + disrupted + retried == 1, "a restart was counted twice")
-            self.require(started or replaced, "a restart was counted that is none")
+            self.require(started or replaced or anew, "a restart was counted that is none")
             self.require(new.failures[-1:] != old.failures[-1:], "a restart without a record")
             self._cause(after, new.failures[-1], charged=bool(charged))
         elif started:
@@ -104,6 +110,7 @@ class Verdicts:
             self.require(reasons == 1, "the gang starts anew for nothing")
         else:
             self.require(not replaced, "a pod was replaced uncounted")
+            self.require(not anew, "processes start anew uncounted")
         if charged:
             limit = after.spec.restart.max_restarts
             self.require(_used(after) <= limit, "more restarts than allowed")
@@ -112,6 +119,15 @@ class Verdicts:
             saved = new.checkpoint.step if new.checkpoint else 0
             refilled = without != 1 and saved > noted.checkpoint_step_at_restart
             self.require(without == 1 or refilled, "the budget was refilled without progress")
+
+    def _same_group(self, old: DDPJobStatus, new: DDPJobStatus) -> None:
+        """A generation has one group for ever, and each pod has one place in it."""
+        if new.world is None:
+            self.require(old.world is None, "the record of the group is gone")
+            return
+        if old.world is not None and old.world.generation == new.world.generation:
+            same = old.world.members == new.world.members
+            self.require(same, f"the group of generation {new.world.generation} has changed")
 
     def _correction(self, old: DDPJobStatus, new: DDPJobStatus) -> None:
         """A charge is taken back when its cause is seen late, and nothing else happens."""
@@ -150,8 +166,9 @@ class Verdicts:
             rule.exit_codes or () for rule in job.spec.restart.rules if rule.action == "Ignore"
         ]
         for index in indices:
-            replacement = job.status.bookkeeping.replacements.get(str(index), 0)
-            name = Identity(index, job.status.attempt, replacement).pod_name(job.name)
+            slot = members(job)[index]
+            replacement = job.status.bookkeeping.replacements.get(str(slot), 0)
+            name = Identity(slot, job.status.attempt, replacement).pod_name(job.name)
             code = self.truth_of(name).exit_code
             well = code == 0 or any(code in codes for codes in ignored)
             self.require(well, f"{name} ended with {code}, and counts as a success")
@@ -172,6 +189,14 @@ class Verdicts:
         if status.completion_time is not None and self.clock_is_right:
             until = goodput.accounted_until
             self.require(until == status.completion_time, f"accounted until {until}")
+
+
+def _generation(status: DDPJobStatus) -> int:
+    return status.world.generation if status.world else 0
+
+
+def _replaced(status: DDPJobStatus) -> int:
+    return sum(status.bookkeeping.replacements.values())
 
 
 def _used(job: DDPJob) -> int:

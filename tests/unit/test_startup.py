@@ -197,11 +197,11 @@ async def test_what_to_do_about_a_crd_of_another_release_is_said(
     assert len(found.lacking) == 7
     assert line.startswith("ERROR the CRD is older than this operator")
     assert " and 2 more: apply the CRD of this release" in line
-    fields["spec"]["properties"]["spares"] = {"type": "integer"}
+    fields["spec"]["properties"]["novelty"] = {"type": "integer"}
     found, [_, line] = await told(Server(crd), caplog)
-    assert found.unknown == {"spec.spares"}
+    assert found.unknown == {"spec.novelty"}
     assert line.startswith("WARNING the CRD is newer than this operator")
-    assert line.endswith("with spec.spares as they are: upgrade the operator")
+    assert line.endswith("with spec.novelty as they are: upgrade the operator")
 
 
 async def test_without_the_right_to_read_the_crd_that_is_said(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -195,3 +196,46 @@ async def test_little_of_an_answer_is_read_at_once() -> None:
         await asking
         await trainers.close()
     assert sent < 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "knows"),
+    [
+        (200, b'{"generation": 5, "ended": true}', (5, True)),
+        (200, b'{"generation": 5, "ended": 1}', (5, False)),
+        (200, b'{"generation": 5}', (5, False)),
+        (409, b'{"generation": 7, "ended": false}', (7, False)),
+        (409, b"this pod is of another job", None),
+        (200, b'{"generation": true}', None),
+        (200, b'{"generation": -1}', None),
+        (200, b"[5]", None),
+        (200, b" " * 70_000, None),
+        (403, b'{"generation": 5}', None),
+        (404, b"", None),
+    ],
+)
+async def test_a_launcher_says_what_it_knows_of_the_group(
+    trainers: HttpTrainers, status: int, content: bytes, knows: tuple[int, bool] | None
+) -> None:
+    async with TrainerServer() as server:
+        server.world = status, content
+        document = {"generation": 5, "start": True}
+        assert await trainers.tell_world(server.address, document, token=TOKEN) == knows
+        assert server.asked == ["PUT /world"]
+        assert server.tokens == [f"Bearer {TOKEN}"]
+        assert [json.loads(sent) for sent in server.documents] == [document]
+    assert await trainers.tell_world(server.address, document, token=TOKEN) is None
+
+
+async def test_a_launcher_is_listened_to(trainers: HttpTrainers) -> None:
+    async with TrainerServer() as server:
+        asked = trainers.hear_world(server.address, after=3, wait_seconds=20, token=TOKEN)
+        assert await asked == b'{"generation": 1}'
+        assert server.asked == ["GET /world?after=3&wait=20"]
+        assert server.tokens == [f"Bearer {TOKEN}"]
+        server.world = 503, b""
+        asked = trainers.hear_world(server.address, after=3, wait_seconds=20, token=TOKEN)
+        assert await asked == "HTTP status 503"
+        server.world = 200, b" " * 70_000
+        asked = trainers.hear_world(server.address, after=3, wait_seconds=20, token=TOKEN)
+        assert "more than 65536 bytes" in str(await asked)

@@ -15,6 +15,8 @@ LABEL_REPLACEMENT = f"{GROUP}/replacement"
 LABEL_SERVING = f"{GROUP}/serving"
 """`true` on pods that the job's Service lists in DNS; absent on a pod that was fenced out."""
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
+ANNOTATION_GENERATION = f"{GROUP}/generation"
+"""Of the job's group, when the pod was made."""
 ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
 """Name of the pod's container that trains: admission webhooks may put side cars before it."""
 
@@ -69,11 +71,21 @@ MAX_NAME_LENGTH = 50
 1123); this leaves 13 for `-<attempt>-<index>`: eleven digits between them."""
 
 MAX_REPLICAS = 10_000
+MAX_SPARES = 100
 
 ENV_STATUS_PORT = "DDP_STATUS_PORT"
 """Tells the trainer on which port it may serve its progress."""
 ENV_POD_SIZES = "DDP_POD_SIZES"
 """Tells where pods have unequal numbers of processes how many each has: `4,2x3`."""
+ENV_GENERATION = "DDP_GENERATION"
+"""Tells of which generation of the job's group the rest of the environment speaks."""
+ENV_POD = "DDP_POD"
+"""Tells a pod its own name, which unlike its host name is another one after each replacement."""
+ENV_HELD = "DDP_HELD"
+"""Tells the launcher of a pod that comes to others to wait until it is told to start: `1`."""
+ENV_SCOPE = "DDP_RESTART_SCOPE"
+"""Tells the launcher what its job does about failures, where that is not for the operator alone:
+`InPlace`."""
 ENV_TOKEN = "DDP_TOKEN"
 """Tells the trainer by what to know the operator, and the other pods of its job."""
 
@@ -96,6 +108,10 @@ RESERVED_ENVIRONMENT = (
     "PET_NPROC_PER_NODE",
     "PET_NODE_RANK",
     ENV_POD_SIZES,
+    ENV_GENERATION,
+    ENV_POD,
+    ENV_HELD,
+    ENV_SCOPE,
     ENV_TOKEN,
 )
 """Variables that only the operator can know; a user who sets one by hand would break the group."""

@@ -96,6 +96,21 @@ OWN: Final = {
         "a trainer that answers POST /checkpoint saves; training goes on",
         NOTHING,
     ),
+    "LauncherUnreachable": Reason(
+        "a pod's launcher was told for half a minute in vain that the processes start anew",
+        "the pod is replaced, uncharged, which counts against its node",
+        "let the operator reach the pods' status port: a NetworkPolicy may keep it out",
+    ),
+    "SparesLost": Reason(
+        "pods that waited without a place in the group have ended or were taken away",
+        "others take their place, later each time; the job trains on, and nothing is charged",
+        "read kubectl describe pod, and the log; spares need the bundled launcher in the pods",
+    ),
+    "SparesRefused": Reason(
+        "the API server refuses pods that would wait without a place, by quota or policy",
+        "they are asked for again every minute; the job trains on without",
+        "make room in the quota, or lower spec.spares",
+    ),
     "NodeLeaving": Reason(
         "a pod's node is about to go, and there is another place for the pod",
         _UNCHARGED,

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from ddp_operator.api.accelerator import Accelerator
 from ddp_operator.api.base import ApiModel, Processes, ResourceName
-from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.expressions import group_names, valid
 from ddp_operator.api.scheduling import Scheduling
 
@@ -121,11 +121,15 @@ class RestartRule(ApiModel):
 class Restart(ApiModel):
     """What happens after a failure."""
 
-    scope: Literal["Gang", "Pod"] = Field(
+    scope: Literal["Gang", "Pod", "InPlace", "Auto"] = Field(
         default="Gang",
         description=(
             "Gang: all pods start again, which suits any script. Pod: only the failed pod is "
-            "replaced, under the same identity, for trainers that form their group anew."
+            "replaced, under the same identity, for trainers that form their group anew. InPlace: "
+            "the processes of all pods start again, and only pods that are gone are replaced, for "
+            "any script under the bundled launcher; without it, as Gang. Auto: what the pods' "
+            "launcher says it can: Pod for trainers that form their group anew, InPlace for other "
+            "scripts; Gang where there is no launcher, and in queues."
         ),
     )
     replace_when: Literal["Terminating", "Gone"] | None = Field(
@@ -255,6 +259,14 @@ class DDPJobSpec(ApiModel):
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, json_schema_extra={"default": {}})
     restart: Restart = Field(default_factory=Restart, json_schema_extra={"default": {}})
+    spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = Field(
+        default=0,
+        description=(
+            "Pods that wait without a rank, started and on nodes of their own where there are any: "
+            "when a pod is lost, one of them takes its place at once. They need the bundled "
+            "launcher in the pods. It may be changed while the job runs."
+        ),
+    )
     progress: ProgressSource | None = Field(
         default=None, description="For trainers that do not report their progress by themselves."
     )

@@ -30,8 +30,9 @@ from ddp_operator.api.bounded import (
     readable,
     wire_name,
 )
-from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.spec import FailureClass
+from ddp_operator.api.world import World
 
 Phase = Literal["Pending", "Starting", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 ConditionType = Literal["PodsCreated", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
@@ -60,7 +61,7 @@ class Condition(StatusModel):
     observed_generation: Step = 0
 
 
-FailureAction = Literal["RestartPod", "RestartGang", "FailJob", "Ignore"]
+FailureAction = Literal["RestartInPlace", "RestartPod", "RestartGang", "FailJob", "Ignore"]
 
 
 class Failure(StatusModel):
@@ -203,6 +204,23 @@ class Bookkeeping(StatusModel):
         default=(),
         description="The same, of nodes because of whose end a checkpoint was asked for.",
     )
+    launcher: Word = Field(
+        default="",
+        description=(
+            "What the pods' launcher has said: Pod: its processes form their group anew, InPlace: "
+            "it starts them anew."
+        ),
+    )
+    spares: Annotated[tuple[Count, ...], last_items(MAX_SPARES)] = Field(
+        default=(), description="Numbers of pods without a place that were seen."
+    )
+    spares_renewed: Count | None = Field(
+        default=None,
+        description="Replacements of this attempt whose pods had no place in the group.",
+    )
+    no_spare_before: Time | None = Field(
+        default=None, description="No spare is created before this time."
+    )
     scheduling_retries: Count = Field(
         default=0, description="How often half-placed pods were given up, since all last ran."
     )
@@ -235,6 +253,13 @@ class DDPJobStatus(StatusModel):
     ready_replicas: Count = 0
     ready: Annotated[str, Field(max_length=16), first(16)] = Field(
         default="", description="Ready pods of all pods, such as 2/2."
+    )
+    world: Annotated[World | None, OR_NONE] = Field(
+        default=None,
+        description=(
+            "Who is in the group. Absent as long as nothing was started anew in the pods that "
+            "there are."
+        ),
     )
     placement: Line = Field(
         default="",
@@ -298,9 +323,14 @@ class DDPJobStatus(StatusModel):
         return condition is not None and condition.status == "True"
 
     @property
-    def incarnation(self) -> tuple[int, dict[str, int]]:
-        """What the names of the pods are made of: another one with each restart."""
-        return self.attempt, self.bookkeeping.replacements
+    def incarnation(self) -> tuple[int, int, int]:
+        """Attempt, generation of the group, and replacements of its pods: they differ after each
+        restart.
+        """
+        generation = self.world.generation if self.world else 0
+        notes = self.bookkeeping
+        replaced = sum(notes.replacements.values()) - (notes.spares_renewed or 0)
+        return self.attempt, generation, replaced
 
     @property
     def finished(self) -> bool:

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.client.cluster import Cluster
+from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean
 from ddp_operator.kube import PODS, list_pages
 from ddp_operator.kube.channels import run_in_pod
@@ -37,8 +39,13 @@ async def gather(cluster: Cluster, key: Key, *, history: History | None = None) 
         ClusterError: the cluster could not be asked for the job or its pods.
     """
     job, pods = await asyncio.gather(cluster.job(key), _pods(cluster, key))
-    own = [pod for pod in pods if pod.state.owner_uid == job["metadata"]["uid"]]
-    events, gaps = await _events(cluster, key, job["metadata"]["uid"])
+    seen = SeenJob.read(job)
+    own = [
+        replace(pod, state=seen.placed(pod.state))
+        for pod in pods
+        if pod.state.owner_uid == seen.uid
+    ]
+    events, gaps = await _events(cluster, key, seen.uid)
     if history is None:
         history, more = await _history(cluster, own)
         gaps += more

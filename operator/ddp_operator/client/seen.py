@@ -2,16 +2,19 @@
 cannot be read is left out, and said.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Self
 
 from pydantic import ValidationError
 
-from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.membership.world import by_slot, slots_of
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key, Manifest
 
 
@@ -26,6 +29,8 @@ class SeenJob:
     created: datetime
     deleting: bool
     replicas: int
+    spares: int
+    """Pods that are wanted beyond those."""
     suspend: bool
     status: DDPJobStatus
 
@@ -38,7 +43,7 @@ class SeenJob:
             status = DDPJobStatus.model_validate(manifest.get("status") or {})
         except ValidationError:  # of another release, whose counters are none
             status = DDPJobStatus()
-        replicas = spec.get("replicas", 1)
+        replicas, spares = spec.get("replicas", 1), spec.get("spares", 0)
         return cls(
             manifest=manifest,
             key=Key(metadata["namespace"], metadata["name"]),
@@ -47,6 +52,7 @@ class SeenJob:
             created=datetime.fromisoformat(metadata["creationTimestamp"]),
             deleting="deletionTimestamp" in metadata,
             replicas=min(max(replicas, 1), MAX_REPLICAS) if isinstance(replicas, int) else 1,
+            spares=min(max(spares, 0), MAX_SPARES) if isinstance(spares, int) else 0,
             suspend=bool(spec.get("suspend")),
             status=status,
         )
@@ -72,6 +78,18 @@ class SeenJob:
             return DDPJob.parse(self.manifest), ""
         except InvalidJobError as error:
             return None, str(error)
+
+    @cached_property
+    def node_ranks(self) -> Mapping[int, int]:
+        """Which pods have which places, by the numbers in the pods' names."""
+        return by_slot(slots_of(self.status.world, self.replicas))
+
+    def placed(self, pod: PodState) -> PodState:
+        """The same pod, known by its place, if it has one in the present attempt."""
+        identity = pod.identity
+        if identity.attempt != self.status.attempt:
+            return pod
+        return replace(pod, identity=identity.in_place(self.node_ranks))
 
     @property
     def unseen(self) -> bool:

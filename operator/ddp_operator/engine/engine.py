@@ -9,6 +9,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.census import take_census
 from ddp_operator.engine.jobs import JobCache
+from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import JOBS, Metrics, choose, text_of
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
@@ -55,7 +56,8 @@ class Engine:
 
     Whoever watches tells it of jobs (`job_changed`, `job_gone`), of pods (`pods_changed`) and of
     nodes (`nodes_changed`). With
-    `trainers`, it asks those of running jobs for their progress, and closes them in the end. Its
+    `trainers`, it asks those of running jobs for their progress, talks with their pods' launchers,
+    and closes them in the end. Its
     metrics tell of at most `metrics_jobs` jobs by name.
     """
 
@@ -82,6 +84,7 @@ class Engine:
         self._clock = clock
         self._trainers = trainers
         self._reports: ProgressReports | None = None
+        self._launchers: Launchers | None = None
         if trainers is not None:
             self._reports = ProgressReports(
                 cluster,
@@ -91,6 +94,9 @@ class Engine:
                 clock=clock,
                 on_report=self.look_at,
             )
+            self._launchers = Launchers(
+                cluster, self.jobs, trainers, access=access, clock=clock, on_news=self.look_at
+            )
         self._reconciler = Reconciler(
             cluster,
             self.jobs,
@@ -99,6 +105,7 @@ class Engine:
             launcher_image=launcher_image,
             clock=clock,
             report_of=self._reports.of if self._reports else lambda _: None,
+            launchers=self._launchers,
             trainers=trainers,
             progress_seconds=progress_seconds,
             metrics=self.metrics,
@@ -106,7 +113,8 @@ class Engine:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._workers = workers
         self._tasks: list[asyncio.Task[None]] = []
-        self._polling: asyncio.Task[None] | None = None
+        self._talks: list[asyncio.Task[None]] = []
+        """With trainers and launchers."""
 
     def job_changed(self, manifest: Manifest) -> None:
         """Take in a job as stored; work on it if that was news."""
@@ -178,7 +186,9 @@ class Engine:
             asyncio.create_task(self._work(), name=f"worker-{i}") for i in range(self._workers)
         ]
         if self._reports is not None:
-            self._polling = asyncio.create_task(self._reports.run(), name="progress reports")
+            self._talks.append(asyncio.create_task(self._reports.run(), name="progress reports"))
+        if self._launchers is not None:
+            self._talks.append(asyncio.create_task(self._launchers.run(), name="launchers"))
         for key in self.jobs.entries:
             self.look_at(key)
 
@@ -189,9 +199,9 @@ class Engine:
         self._queue.close()
         if self._nodes_due is not None:
             self._nodes_due.cancel()
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.wait([self._polling])
+        for talk in self._talks:
+            talk.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=0 if at_once else _STOP_SECONDS)
             if late and not at_once:

@@ -84,10 +84,13 @@ class Execution:
         planned: Plan,
         *,
         overtaken: Callable[[], bool],
-    ) -> None:
+    ) -> str:
         """Make the writes of a plan, or the first ones of them until it is `overtaken`.
 
         All are tried; of what was refused the heaviest is raised.
+
+        Returns:
+            Why the API server takes no spares, which a job can do without; else nothing.
 
         Raises:
             UnfitTemplateError: no pod of the job can ever be created.
@@ -117,11 +120,13 @@ class Execution:
                     await cluster.delete_pod(pod, grace_seconds=grace, uid=uids[pod])
 
         deletions = [delete(pod) for pod in planned.delete]
-        creates = planned.create or planned.create_service or planned.isolate is not None
+        pods = planned.create or planned.create_spares
+        creates = pods or planned.create_service or planned.isolate is not None
         if isinstance(job, DDPJob) and creates:
             await _all([*deletions, self._create(job, planned, overtaken)])
-        else:
-            await _all(deletions)
+            return await self._create_spares(job, planned, overtaken)
+        await _all(deletions)
+        return ""
 
     async def _create(self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]) -> None:
         """Create the NetworkPolicy, without which anybody would find the pods, the Service, without
@@ -141,6 +146,19 @@ class Execution:
             for needed in beforehand(job):
                 await self._apply(needed)
 
+        _raise_heaviest(await self._create_pods(job, planned.create, overtaken))
+
+    async def _create_spares(
+        self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]
+    ) -> str:
+        refusals = await self._create_pods(job, planned.create_spares, overtaken)
+        refused = (AlreadyExistsError, ForbiddenError, InvalidError)
+        _raise_heaviest([error for error in refusals if not isinstance(error, refused)])
+        return str(refusals[0]) if refusals else ""
+
+    async def _create_pods(
+        self, job: DDPJob, pods: Iterable[Identity], overtaken: Callable[[], bool]
+    ) -> list[Exception]:
         token = self._access.token_of(job.uid)
 
         async def create(identity: Identity) -> None:
@@ -158,10 +176,9 @@ class Execution:
                     raise UnfitTemplateError(job, error.message) from None
                 raise
 
-        refusals = await slow_start(
-            create, planned.create, most=_CREATIONS_AT_ONCE, wanted=lambda: not overtaken()
+        return await slow_start(
+            create, pods, most=_CREATIONS_AT_ONCE, wanted=lambda: not overtaken()
         )
-        _raise_heaviest(refusals)
 
     async def _apply(self, needed: Beforehand) -> None:
         try:

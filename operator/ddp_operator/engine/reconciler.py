@@ -12,10 +12,13 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.execution import Execution, UnfitTemplateError
 from ddp_operator.engine.jobs import Entry, JobCache
+from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.statuspatch import News, news, pruned, status_patch
 from ddp_operator.engine.turns import Turns
+from ddp_operator.job.membership.launchers import NOTHING
+from ddp_operator.job.planning import spares
 from ddp_operator.job.planning.convergence import forbidden, hold
 from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.model import Plan, accounted
@@ -75,6 +78,7 @@ class Reconciler:
         launcher_image: str = "",
         clock: Callable[[], datetime],
         report_of: Callable[[Key], Report | None] = lambda _: None,
+        launchers: Launchers | None = None,
         trainers: Trainers | None = None,
         progress_seconds: float = PROGRESS_SECONDS,
         progress_writes_per_second: float = PROGRESS_WRITES_PER_SECOND,
@@ -85,6 +89,7 @@ class Reconciler:
         self._access = access
         self._clock = clock
         self._report_of = report_of
+        self._launchers = launchers
         self._execution = Execution(
             cluster,
             access=access,
@@ -135,6 +140,7 @@ class Reconciler:
                 now,
                 nodes=self._cluster.nodes(),
                 report=self._report_of(key),
+                heard=self._launchers.of(entry.job) if self._launchers else NOTHING,
             )
         return reject(entry.manifest, entry.job, pods, now)
 
@@ -142,10 +148,12 @@ class Reconciler:
         if planned.delete_job:
             await self._cluster.delete_job(key, uid=entry.uid)
             return None
+        if planned.tell and self._launchers and isinstance(entry.job, DDPJob):
+            self._launchers.tell(entry.job, planned.tell)
         status, events, look_again_at = planned.status, planned.events, planned.look_again_at
         overtaken = self._glances(key, entry)
         try:
-            await self._execution.act(entry, planned, overtaken=overtaken)
+            no_spares = await self._execution.act(entry, planned, overtaken=overtaken)
         except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
             # Quota, policy, or a name in use: it may pass, and until then the user must see it.
             if not isinstance(entry.job, DDPJob):
@@ -159,6 +167,10 @@ class Reconciler:
             raise
         if overtaken():
             return self._clock()  # what was left out must not be on record as done
+        if no_spares and isinstance(entry.job, DDPJob):
+            held = spares.refused(replace(entry.job, status=status), no_spares, self._clock())
+            await self._record(key, entry, held.status, (*events, *held.events))
+            return self._clock()
         later = self._may_wait_until(entry, status)
         if later is not None:
             return min(later, look_again_at) if look_again_at else later

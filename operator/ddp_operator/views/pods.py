@@ -36,23 +36,37 @@ class Pods:
     """Pods of before that are still there."""
     names: frozenset[str] = frozenset()
     """Of all pods that are there, whose logs can be read."""
+    spares: Sequence[str] = ()
+    """Of those without a rank, each in the same words."""
 
     @classmethod
     def of(cls, seen: SeenJob, pods: Iterable[PodState]) -> "Pods":
         """Sort out whatever bears the job's label: the newest of each index counts."""
         current: dict[int, PodState] = {}
+        spares: dict[int, PodState] = {}
         own = [pod for pod in pods if pod.owner_uid == seen.uid]
         for pod in sorted(own, key=lambda pod: pod.identity.replacement):
-            index = pod.identity.index
-            if pod.identity.attempt == seen.status.attempt and index < seen.replicas:
-                current[index] = pod
+            identity = pod.identity
+            if identity.attempt != seen.status.attempt:
+                continue
+            if identity.slot in seen.node_ranks:
+                placed = seen.placed(pod)
+                current[placed.identity.index] = placed
+            elif identity.slot < seen.replicas + seen.spares:
+                spares[identity.slot] = pod
         done = completion.read(seen.status.completed_indexes, below=seen.replicas)
         states = [
             _state(current[index]) if index in current else ("done" if index in done else "missing")
             for index in range(seen.replicas)
         ]
         names = frozenset(pod.key.name for pod in own)
-        return cls(current=current, states=states, old=len(own) - len(current), names=names)
+        return cls(
+            current=current,
+            states=states,
+            old=len(own) - len(current) - len(spares),
+            names=names,
+            spares=[_state(spares[slot]) for slot in sorted(spares)],
+        )
 
     @property
     def first_failed(self) -> PodState | None:
@@ -73,8 +87,16 @@ def rows(pods: Pods) -> list[str]:
     counts = Counter(pods.states)
     legend = [f"{counts[word]} {word} ({mark})" for word, mark in _MARKS.items() if counts[word]]
     old = [f"{counted(pods.old, 'pod')} of before still there"] if pods.old else []
-    legend_line = ", ".join([*legend, *old])
+    legend_line = ", ".join([*legend, *_spares(pods), *old])
     return [f"{lines[0]}  {legend_line}"] if len(lines) == 1 else [*lines, legend_line]
+
+
+def _spares(pods: Pods) -> list[str]:
+    if not pods.spares:
+        return []
+    counts = Counter(pods.spares)
+    words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    return [f"{counted(len(pods.spares), 'spare')} ({words})"]
 
 
 def waits(pods: Pods, most: int = 3) -> list[str]:

@@ -52,14 +52,14 @@ def test_an_older_one_lacks_fields_and_words(crd: Json) -> None:
 
 def test_a_newer_one_has_more(crd: Json) -> None:
     schema = schema_of(crd)
-    spares = {"type": "object", "properties": {"count": {"type": "integer"}}}
-    schema["spec"]["properties"]["spares"] = spares
+    novelty = {"type": "object", "properties": {"count": {"type": "integer"}}}
+    schema["spec"]["properties"]["novelty"] = novelty
     schema["spec"]["properties"]["backend"]["enum"].append("ucc")
     notes = schema["status"]["properties"]["bookkeeping"]
     notes["properties"]["replacements"]["additionalProperties"]["enum"] = [1]
     found = compare(crd)
     assert found.unknown == {
-        "spec.spares",
+        "spec.novelty",
         "spec.backend=ucc",
         "status.bookkeeping.replacements.*=1",
     }

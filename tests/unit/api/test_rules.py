@@ -324,6 +324,7 @@ def test_what_shapes_no_pod_may_change_at_any_time() -> None:
         "restart": {"maxRestarts": 9, "rules": [{"exitCodes": [3], "action": "FailJob"}]},
         "progress": {"logPattern": r"step (?P<step>\d+)"},
         "isolation": "Job",
+        "spares": 2,
         "cleanPodPolicy": "All",
         "activeDeadlineSeconds": 60,
         "progressDeadlineSeconds": 60,

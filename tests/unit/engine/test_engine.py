@@ -1,8 +1,9 @@
 """The engine keeps working, whatever one job does."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from ddp_operator.engine.engine import Engine
@@ -260,6 +261,16 @@ class AskedTrainers:
         self.asked.append((address, token))
         return False
 
+    async def tell_world(
+        self, address: str, document: Mapping[str, Any], *, token: str
+    ) -> tuple[int, bool] | None:
+        raise AssertionError((address, document, token))
+
+    async def hear_world(
+        self, address: str, *, after: int, wait_seconds: int, token: str
+    ) -> bytes | str:
+        raise AssertionError((address, after, wait_seconds, token))
+
     async def close(self) -> None:
         """Nothing is open."""
 
@@ -276,7 +287,7 @@ async def test_a_trainer_that_cannot_leave_its_node_is_asked_to_save_once() -> N
         pod["status"] = {**READY, "podIP": "10.0.0.1"}
     engine.pods_changed(key)
     stored = cluster.jobs[key]
-    await until(lambda: stored["status"]["phase"] == "Running")
+    await until(lambda: stored.get("status", {}).get("phase") == "Running")
     cluster.node_list = [Node("node-a", {}, leaving="taint x")]
     engine.nodes_changed()
     await until(lambda: "askedNodes" in stored["status"]["bookkeeping"])

@@ -154,7 +154,7 @@ def test_errors_of_the_api_server_are_told() -> None:
 
 def test_jobs_of_a_newer_operator_count_as_no_failures() -> None:
     engine = Engine(FakeCluster(), access=ACCESS)
-    engine.job_changed(stored_job(name="newer", spares=1))
+    engine.job_changed(stored_job(name="newer", novelty=1))
     engine.job_changed(stored_job(name="wrong", replicas=0))
     engine.job_changed(stored_job(name="good"))
     found = samples(engine.metrics_text(leading=True))

@@ -300,11 +300,11 @@ async def test_a_job_for_a_newer_operator_is_left_alone(world: World) -> None:
     world.apply(job())
     await world.reconcile()
     pods = set(world.cluster.pods)
-    world.apply(job(spares=0, restart={"scope": "InPlace"}) | {"status": world.status})
+    world.apply(job(novelty=0, restart={"scope": "InPlace"}) | {"status": world.status})
     world.cluster.set_pod_status("train-0-1", CRASHED)
     await world.reconcile()
     assert (world.status["phase"], world.status["reason"]) == ("Pending", "NewerThanOperator")
-    assert "spec.spares: unknown field" in world.status["message"]
+    assert "spec.novelty: unknown field" in world.status["message"]
     assert "upgrade it" in world.status["message"]
     assert await world.reconcile() == []
     assert set(world.cluster.pods) == pods

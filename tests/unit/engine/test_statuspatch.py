@@ -70,8 +70,8 @@ def test_a_status_is_stored_without_empty_fields_but_with_zeros() -> None:
 
 
 def test_what_a_newer_operator_has_stored_stays() -> None:
-    spares = {"node": "a"}
-    old = {**as_stored(DDPJobStatus(reason="PodsStarting")), "spares": spares}
+    novelty = {"node": "a"}
+    old = {**as_stored(DDPJobStatus(reason="PodsStarting")), "novelty": novelty}
     patch = status_patch(old, DDPJobStatus(phase="Running"))
     assert patch == {"phase": "Running", "reason": None}
 

@@ -124,7 +124,7 @@ def test_an_operator_of_before_that_came_back_is_believed(
 
 def test_notes_of_a_newer_operator_stay() -> None:
     stored = as_stored(DDPJobStatus(phase="Running"))
-    stored["bookkeeping"]["spares"] = 2
+    stored["bookkeeping"]["novelty"] = 2
     after = after_a_write(stored, DDPJobStatus(phase="Running").noting(scheduling_retries=1))
-    assert after["bookkeeping"]["spares"] == 2
+    assert after["bookkeeping"]["novelty"] == 2
     assert after["bookkeeping"]["schedulingRetries"] == 1

@@ -127,6 +127,7 @@ def does_nothing(planned: Plan) -> bool:
     return not (
         planned.decided
         or planned.create
+        or planned.create_spares
         or planned.create_service
         or planned.isolate is not None
         or planned.delete

@@ -91,6 +91,23 @@ class TestStatus:
             "            node node-b: ValueError: bad batch [RestartGang, charged]",
         ]
 
+    def test_a_spare_that_has_taken_a_place_stands_in_it(self) -> None:
+        manifest = training()
+        manifest["spec"] |= {"spares": 2, "restart": {"scope": "Pod"}}
+        manifest["status"]["world"] = {"generation": 1, "size": 2, "members": "3,1"}
+        job = parsed(manifest)
+        pods = [
+            builders.pod(job, 0, replacement=1),
+            builders.ready(job, 1),
+            builders.ready(job, 2),
+            builders.ready(job, 3),
+            builders.ended(job, 0, code=137),
+        ]
+        text = " ".join(shown(manifest, *pods).split())
+        assert "RR 2 ready (R), 2 spares (1 waiting, 1 ready), 1 pod of before still" in text
+        seen_job = SeenJob.read(manifest)
+        assert Pods.of(seen_job, pods).current[0].key.name == pods[3].key.name
+
     def test_the_last_steps_of_a_job_that_ended_well_may_not_have_been_seen(self) -> None:
         manifest = training()
         manifest["status"] |= {"phase": "Succeeded"}

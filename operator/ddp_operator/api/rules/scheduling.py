@@ -29,7 +29,9 @@ def _says_how_near(spec: DDPJobSpec) -> bool:
 
 def _replaces_pods(spec: DDPJobSpec) -> bool:
     rules = spec.restart.rules
-    return spec.restart.scope == "Pod" or any(rule.action == "RestartPod" for rule in rules)
+    return spec.restart.scope in ("InPlace", "Pod") or any(
+        rule.action == "RestartPod" for rule in rules
+    )
 
 
 def _kueue(spec: DDPJobSpec) -> bool:
@@ -44,9 +46,9 @@ _NO_KUEUE: Final = (
 SCHEDULING_RULES = (
     Rule(
         "spec.scheduling.queueName: Kueue admits pods all together, and takes a single new one for "
-        "one too many; leave the queue out, or set spec.restart.scope to Gang and let no rule "
-        "RestartPod",
-        f"{_NO_KUEUE} || self.restart.scope == 'Gang'"
+        "one too many; leave the queue out, or set spec.restart.scope to Auto or Gang and let no "
+        "rule RestartPod",
+        f"{_NO_KUEUE} || self.restart.scope in ['Auto', 'Gang']"
         " && (!has(self.restart.rules) || self.restart.rules.all(r, r.action != 'RestartPod'))",
         lambda spec: not (_kueue(spec) and _replaces_pods(spec)),
     ),

@@ -120,7 +120,7 @@ def _vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:
     if not status.is_true("PodsCreated") and not status.bookkeeping.replacing:
         return ()
     replacing = frozenset(status.bookkeeping.replacing)
-    return tuple(gone for gone in pods.missing if gone.index not in replacing)
+    return tuple(gone for gone in pods.missing if gone.slot not in replacing)
 
 
 def _is_consequence(pod: PodState) -> bool:

@@ -16,6 +16,8 @@ NO_PROGRESS = "NoProgress"
 """Reason of a failure that consists in nothing happening."""
 NODE_LEAVING = "NodeLeaving"
 """Reason of a disruption that comes before its time: the pod's node is about to go."""
+LAUNCHER_UNREACHABLE = "LauncherUnreachable"
+"""Reason of a failure that consists in a launcher that does not hear of a change of the group."""
 _NO_PYTHON = (
     "spec.launcher: inject needs Python 3.11 or newer in the image; take an image that has it, or "
     "leave launcher out"

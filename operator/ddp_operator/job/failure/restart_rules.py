@@ -1,17 +1,25 @@
 """Applies `spec.restart.rules`: what to do about a failure, and whether it is charged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Final
 
 from ddp_operator.api.expressions import search
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import RestartRule
 from ddp_operator.api.status import Failure, FailureAction
 from ddp_operator.job.failure import records
+from ddp_operator.job.membership.world import scope_of
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
+
+_OF_SCOPE: Final[Mapping[str, FailureAction]] = {
+    "Gang": "RestartGang",
+    "Pod": "RestartPod",
+    "InPlace": "RestartInPlace",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ def judge(job: DDPJob, failure: Failure) -> Verdict:
         return ruled
     if failure.class_ == "Configuration":
         return Verdict("FailJob")
-    return Verdict("RestartGang" if job.spec.restart.scope == "Gang" else "RestartPod")
+    return Verdict(_OF_SCOPE[scope_of(job)])
 
 
 def ignoring(job: DDPJob, pods: Observed, now: datetime) -> Observed:

@@ -18,7 +18,7 @@ def clean_up(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     has come.
     """
     policy = job.spec.clean_pod_policy
-    doomed = [pod for pod in pods.old if not pod.deleting]
+    doomed = [pod for pod in (*pods.old, *pods.spares) if not pod.deleting]
     waits: list[datetime] = []
     for pod in pods.current.values():
         runs_until = _runs_until(pod, now)

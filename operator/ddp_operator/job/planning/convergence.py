@@ -10,7 +10,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import kinds
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure.causes import cause_due, unstartable, unstartable_due
-from ddp_operator.job.planning.decisions import active_deadline, queued
+from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, active_deadline, queued
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.planning.succession import awaited, given_up_at
@@ -30,9 +30,6 @@ from ddp_operator.job.status.conditions import (
 )
 from ddp_operator.ports import Event, Key
 
-RESTART_GRACE_SECONDS = 15
-"""What a gang that starts anew leaves its old pods to save in: as long as a spot node has."""
-
 _PASSING = (PODS_READY, PODS_NOT_READY, NAME_TAKEN, PODS_FORBIDDEN)
 """Reasons of a job that runs, which are as right as what is seen. What is said of one that reports
 no progress stays."""
@@ -40,7 +37,7 @@ no progress stays."""
 
 def stay_suspended(job: DDPJob, pods: Observed) -> Plan:
     """Plan for a suspended job: no pods."""
-    live = [pod for pod in (*pods.current.values(), *pods.old) if not pod.deleting]
+    live = [pod for pod in (*pods.current.values(), *pods.spares, *pods.old) if not pod.deleting]
     return Plan(job.status, delete=tuple(pod.key for pod in live))
 
 

@@ -10,11 +10,15 @@ from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus, Failure
 from ddp_operator.job.failure import records
+from ddp_operator.job.membership.world import of_next_attempt
 from ddp_operator.job.planning import isolation
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.conditions import with_condition, with_phase
 from ddp_operator.ports import Event
+
+RESTART_GRACE_SECONDS: Final = 15
+"""What a gang that starts anew leaves its old processes to save in: as long as a spot node has."""
 
 RESTART_REQUESTED: Final = "RestartRequested"
 """Reason of a restart that a person has asked for."""
@@ -92,7 +96,7 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         status = status.noting(suspended_seconds=status.bookkeeping.suspended_seconds + seconds)
     if status.start_time or pods.current:
         # A pod of before may still be terminating: the new ones need names of their own.
-        status = next_attempt(status)
+        status = next_attempt(job, status)
     status = with_condition(status, "Suspended", False, "Resumed", message, now)
     status = with_condition(status, "PodsCreated", False, "Resumed", message, now)
     return decided(_clear(status, "Resumed", message, now), Event("Resumed", message))
@@ -107,7 +111,7 @@ def restart_as_requested(job: DDPJob, now: datetime) -> Plan | None:
     if not wanted or status.start_time is None:
         return Plan(status, decided=True)  # there is nothing to start anew
     message = f"starting all {job.spec.replicas} pods anew: {ANNOTATION_RESTART_REQUESTED} says so"
-    return restarting(next_attempt(status), RESTART_REQUESTED, message, now)
+    return restarting(next_attempt(job, status), RESTART_REQUESTED, message, now)
 
 
 def queued(status: DDPJobStatus, now: datetime, *, waits: bool) -> DDPJobStatus:
@@ -121,23 +125,40 @@ def queued(status: DDPJobStatus, now: datetime, *, waits: bool) -> DDPJobStatus:
     return status.noting(queued_since=None, suspended_seconds=notes.suspended_seconds + seconds)
 
 
-def next_attempt(status: DDPJobStatus) -> DDPJobStatus:
+def next_attempt(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
     """Return the status that names the pods of another start of the whole gang."""
-    update = {"attempt": status.attempt + 1, "completed_indexes": ""}
+    world = of_next_attempt(job.spec, status)
+    update = {"attempt": status.attempt + 1, "completed_indexes": "", "world": world}
     status = status.model_copy(update=update)
-    return status.noting(replacements={}, replacing=(), isolation=isolation.in_doubt(status))
+    return status.noting(
+        replacements={},
+        replacing=(),
+        launcher="",
+        spares=(),
+        spares_renewed=None,
+        no_spare_before=None,
+        isolation=isolation.in_doubt(status),
+    )
 
 
 def restarting(
-    status: DDPJobStatus, reason: str, message: str, now: datetime, *, event: str = "Restarting"
+    status: DDPJobStatus,
+    reason: str,
+    message: str,
+    now: datetime,
+    *,
+    event: str = "Restarting",
+    creates: bool = True,
 ) -> Plan:
     """Decide that the pods which `status` names (its attempt, its replacements) are created.
 
-    `event`: the reason of the Event that tells of it.
+    `event`: the reason of the Event that tells of it. `creates`: whether there are such that do not
+    exist.
     """
-    status = _not_waiting(_placed_anew(status), now)
     status = with_condition(status, "Restarting", True, reason, message, now)
-    status = with_condition(status, "PodsCreated", False, reason, message, now)
+    if creates:
+        status = _not_waiting(_placed_anew(status), now)
+        status = with_condition(status, "PodsCreated", False, reason, message, now)
     if status.condition("Running"):
         status = with_condition(status, "Running", False, reason, message, now)
     warning = reason not in ("Disrupted", "SpecChanged", RESTART_REQUESTED)

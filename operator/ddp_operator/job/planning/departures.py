@@ -15,7 +15,8 @@ from ddp_operator.api.bounded import format_time
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.failure import records
 from ddp_operator.job.failure.nodes import avoiding_signalled, fitting
-from ddp_operator.job.planning import recovery
+from ddp_operator.job.membership.world import scope_of
+from ddp_operator.job.planning import recovery, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
@@ -111,6 +112,8 @@ def _is_place(
     run there is not known. And whether the new pods will not come back to the old ones.
     """
     going = {node.name: node for _, node in doomed}
+    if sum(spare.node not in going for spare in spares.ready(job, pods)) >= len(doomed):
+        return True
     fits = fitting(job, [pod.identity.index for pod, _ in doomed])
     near = _bound_to(job, pods, nodes, doomed)
     unwanted = {pod.node for pod in pods.current.values()}.union(job.status.excluded_nodes)
@@ -134,7 +137,7 @@ def _bound_to(
     others' nodes, where the job wants them in one place.
     """
     topology = job.spec.scheduling.topology if job.spec.scheduling else None
-    if not (topology and topology.required and job.spec.restart.scope == "Pod"):
+    if not (topology and topology.required and scope_of(job) != "Gang"):
         return {}
     going = {pod.key for pod, _ in doomed}
     others = {pod.node for pod in pods.current.values() if pod.key not in going}

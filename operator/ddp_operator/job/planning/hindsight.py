@@ -46,13 +46,13 @@ def correct(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def _of_attempt(pods: Observed, attempt: int) -> list[PodState]:
-    """The attempt's last pod of each index: earlier ones had been replaced."""
+    """The attempt's last pod of each slot: earlier ones had been replaced."""
     newest: dict[int, PodState] = {}
     for pod in pods.old:
-        known = newest.get(pod.identity.index)
+        known = newest.get(pod.identity.slot)
         newer = known is None or known.identity.replacement < pod.identity.replacement
         if pod.identity.attempt == attempt and newer:
-            newest[pod.identity.index] = pod
+            newest[pod.identity.slot] = pod
     return list(newest.values())
 
 

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.membership.launchers import Telling
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status import goodput
 from ddp_operator.ports import Event, Key
@@ -22,6 +23,8 @@ class Plan:
     status: DDPJobStatus
     decided: bool = False
     create: tuple[Identity, ...] = ()
+    create_spares: tuple[Identity, ...] = ()
+    """Pods without a place, of which the job is not to suffer if they are refused."""
     create_service: bool = False
     """Whether the Service may be missing: it is not watched, so it is created again with an
     attempt.
@@ -37,6 +40,8 @@ class Plan:
     """Addresses of trainers to ask for their stacks before any pod is deleted."""
     ask_checkpoint: str = ""
     """Address of the trainer to ask for a checkpoint, since a node will be gone soon."""
+    tell: tuple[Telling, ...] = ()
+    """What launchers are to be told of the group."""
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     look_again_at: datetime | None = None

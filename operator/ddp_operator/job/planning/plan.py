@@ -14,6 +14,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure import restart_rules
 from ddp_operator.job.failure.nodes import avoiding_signalled, with_bad_nodes
+from ddp_operator.job.membership.launchers import NOTHING, Heard
 from ddp_operator.job.planning import (
     cleanup,
     convergence,
@@ -22,10 +23,13 @@ from ddp_operator.job.planning import (
     hindsight,
     isolation,
     recovery,
+    spares,
+    telling,
     watchdog,
 )
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.scheduling import release_half_placed
+from ddp_operator.job.planning.telling import in_present_group
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed, observe
 from ddp_operator.job.pods.state import PodState
@@ -41,26 +45,27 @@ def plan(
     *,
     nodes: Sequence[Node] = (),
     report: Report | None = None,
+    heard: Heard = NOTHING,
 ) -> Plan:
     """Decide what one job needs now.
 
     `nodes` are those that its pods may be placed on, `report` is what its trainer said last of its
-    progress.
+    progress, `heard` what is known of its pods' launchers.
     """
     if job.deleting:
         return Plan(job.status)  # what it owns goes with it
     known = nodes if isinstance(nodes, Nodes) else Nodes(nodes)
-    observed = restart_rules.ignoring(job, observe(job, pods), now)
-    seen = replace(job, status=_with_counts(job, observed, now))
+    observed = restart_rules.ignoring(job, observe(job, pods, heard), now)
+    seen = replace(job, status=_with_counts(job, observed, heard, now))
     if seen.status.finished:
         return watchdog.with_stacks(job, observed, cleanup.clean_up(seen, observed, now))
     seen = replace(seen, status=progress.with_report(seen, report))
     pod_0 = observed.current.get(0)
     seen = replace(seen, status=progress.with_last_words(seen.status, pod_0, now))
-    if planned := _decide(seen, observed, report, known, now):
+    if planned := _decide(seen, observed, report, heard, known, now):
         planned = replace(planned, status=with_bad_nodes(seen, planned.status, known))
     else:
-        planned = _carry_out(seen, observed, report, known, now)
+        planned = _carry_out(seen, observed, report, heard, known, now)
         status, told = placement.with_placement(planned.status, observed, known)
         planned = replace(planned, status=status, events=(*planned.events, *told))
     planned = watchdog.with_stacks(job, observed, planned)
@@ -69,7 +74,12 @@ def plan(
 
 
 def _decide(
-    job: DDPJob, pods: Observed, report: Report | None, nodes: Nodes, now: datetime
+    job: DDPJob,
+    pods: Observed,
+    report: Report | None,
+    heard: Heard,
+    nodes: Nodes,
+    now: datetime,
 ) -> Plan | None:
     if job.status.is_true("Suspended"):
         return None if job.spec.suspend else decisions.resume(job, pods, now)
@@ -86,9 +96,11 @@ def _decide(
         or decisions.restart_as_requested(job, now)
         or hindsight.correct(job, pods, now)
         or recovery.recover(job, pods, now)
+        or telling.give_up(job, pods, heard, now)
         or departures.leave(job, pods, nodes, now)
         or _end_hang(job, pods, report, now)
         or release_half_placed(job, pods, now)
+        or spares.renew(job, pods, now)
         or isolation.begin_change(job)
         or _avoid_signalled(job, pods, nodes)
     )
@@ -111,26 +123,45 @@ def _end_hang(job: DDPJob, pods: Observed, report: Report | None, now: datetime)
 
 
 def _carry_out(
-    job: DDPJob, pods: Observed, report: Report | None, nodes: Nodes, now: datetime
+    job: DDPJob,
+    pods: Observed,
+    report: Report | None,
+    heard: Heard,
+    nodes: Nodes,
+    now: datetime,
 ) -> Plan:
     if job.spec.suspend:
         return convergence.stay_suspended(job, pods)
     planned = isolation.isolated(job, convergence.converge(job, pods, now))
     planned = departures.saved(job, pods, nodes, planned, now)
+    planned = spares.provided(job, pods, planned, now)
+    planned = telling.told(job, pods, heard, planned, now)
     return watchdog.watched(job, planned, report, now)
 
 
-def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
+def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DDPJobStatus:
     """The stored status with what is simply seen: the spec's generation, ready and done pods."""
     present = pods.current.values()
-    ready = sum(pod.succeeded or (pod.ready and not pod.failed) for pod in present)
+    ready = sum(
+        pod.succeeded
+        or (pod.ready and not pod.failed and in_present_group(job, pod, heard, started=True))
+        for pod in present
+    )
     ready += len(pods.completed)
     completed = pods.completed.union(completion.settled(present, now))
-    return job.status.model_copy(
+    status = job.status
+    if not status.finished:
+        launcher = heard.scope or status.bookkeeping.launcher
+        status = status.noting(launcher=launcher, spares=spares.seen(job, pods))
+    return status.model_copy(
         update={
             "observed_generation": job.generation,
             "ready_replicas": ready,
-            "ready": f"{ready}/{job.spec.replicas}",
+            "ready": f"{ready}/{job.spec.replicas}" + _and_spares(job, pods),
             "completed_indexes": completion.in_words(completed),
         }
     )
+
+
+def _and_spares(job: DDPJob, pods: Observed) -> str:
+    return f" +{len(spares.ready(job, pods))}" if job.spec.spares else ""

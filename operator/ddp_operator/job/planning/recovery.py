@@ -3,17 +3,25 @@
 All failures come to `failed`, whoever noticed them: what the pods show comes by way of `recover`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
-from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
+from ddp_operator.job.membership.world import begun_anew, members
+from ddp_operator.job.planning import spares
+from ddp_operator.job.planning.decisions import (
+    RESTART_GRACE_SECONDS,
+    fail,
+    next_attempt,
+    restarting,
+)
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Event
 
 DISRUPTED_START_PAUSE_SECONDS: Final = 10
@@ -28,7 +36,7 @@ def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide about what failed or went missing; None when nothing did, or its cause is awaited."""
     if any(pod.spec_hash != job.spec_hash for pod in pods.current.values()):
         what = f"starting all {job.spec.replicas} pods anew: spec changed"
-        return restarting(next_attempt(job.status), "SpecChanged", what, now)
+        return restarting(next_attempt(job, job.status), "SpecChanged", what, now)
     cause = causes.find(job, pods, now)
     if cause is None:
         return None
@@ -48,8 +56,8 @@ def failed(
     """Decide about one failure, by the job's rules, its class, and what is left of the budget.
 
     `failure` says what happened and of what class it is; what is done about it is filled in here.
-    `lost`: indices of the pods that cannot go on; empty when none can. `excused`: it is not charged
-    unless a rule says so.
+    `lost`: node ranks of the pods that cannot go on; empty when none can. `excused`: it is not
+    charged unless a rule says so.
     """
     verdict = restart_rules.judge(job, failure)
     words = records.in_words(failure)
@@ -69,19 +77,34 @@ def failed(
         told = f"spec.restart.maxRestarts ({limit}) is used up{by_rule}; {words}"
         return fail(job, "MaxRestartsExceeded", told, now, failure)
 
-    gang = verdict.action == "RestartGang" or _concerns_all(job, pods, lost)
-    action = "RestartGang" if gang else "RestartPod"
+    action, gone, why_gang = _action(job, pods, verdict.action, lost)
+    # A spare takes a place over in the write that records the loss.
+    heirs = dict(zip(gone, spares.ready(job, pods), strict=False))
+    awaited = [node_rank for node_rank in gone if node_rank not in heirs]
+    anew = action != "RestartPod"
     failure = failure.model_copy(update={"action": action, "charged": charged})
     status = budget.count(records.remember(status, failure), failure)
-    pause = _pause(job, status, failure)
+    pause = _pause(job, status, failure) if anew or awaited else timedelta()
     if pause:
         until = max(status.next_start_time or now, now + pause)
         status = status.model_copy(update={"next_start_time": until})
-    status = next_attempt(status) if gang else _replacing(status, lost)
+    if action == "RestartGang":
+        status = next_attempt(job, status)
+    else:
+        status = _replacing(job, status, gone, awaited)
+    if action == "RestartInPlace" or heirs:
+        # Who saves is rank 0, or nobody.
+        grace_seconds = 0 if 0 in lost else RESTART_GRACE_SECONDS
+        slots = {node_rank: spare.identity.slot for node_rank, spare in heirs.items()}
+        status = begun_anew(
+            job, status, now, grace_seconds=grace_seconds, heirs=slots, lost=len(gone)
+        )
     cost = f"restart {budget.used(job, status)} of {limit}" if charged else "not charged"
     wait = f" after {int(pause.total_seconds())} s" if pause else ""
-    message = f"{_what(job, status, lost, gang=gang)}{wait} ({cost}{by_rule}): {words}"
-    return restarting(status, _reason_to_restart(failure), message, now)
+    what = _what(job, status, action, heirs, awaited)
+    message = f"{what}{wait} ({cost}{by_rule}{why_gang}): {words}"
+    creates = action == "RestartGang" or bool(awaited)
+    return restarting(status, _reason_to_restart(failure), message, now, creates=creates)
 
 
 def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
@@ -111,11 +134,22 @@ def _is_excused(job: DDPJob, now: datetime) -> bool:
     return budget.is_spent(job, budget.after_progress(job.status)) and not doubted
 
 
-def _concerns_all(job: DDPJob, pods: Observed, lost: Sequence[int]) -> bool:
-    """Whether a replacement would find nobody to form a group with."""
-    # One that has ended well will not come back for it.
-    over = pods.completed or any(pod.succeeded for pod in pods.current.values())
-    return bool(over) or len(lost) in (0, job.spec.replicas)
+def _action(
+    job: DDPJob, pods: Observed, wanted: FailureAction, lost: Sequence[int]
+) -> tuple[FailureAction, Sequence[int], str]:
+    """What is started anew, which pods are replaced for it, and why it is more than was wanted."""
+    in_place = wanted == "RestartInPlace"
+    kept = {index for index, pod in pods.current.items() if pod.kept} if in_place else set()
+    gone = [index for index in lost if index not in kept]
+    # One that has ended well will not come back, and nobody forms a group with new pods alone.
+    over = bool(pods.completed) or any(pod.succeeded for pod in pods.current.values())
+    if wanted == "RestartGang" or over or len(gone) == job.spec.replicas:
+        return "RestartGang", (), ""
+    if not in_place and not gone:
+        return "RestartGang", (), ""  # nobody knows which pod it is
+    if in_place and not job.status.bookkeeping.launcher:
+        return "RestartGang", (), "; no launcher answers"
+    return wanted, gone, ""
 
 
 def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
@@ -125,19 +159,43 @@ def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
     return pause
 
 
-def _replacing(status: DDPJobStatus, indices: Sequence[int]) -> DDPJobStatus:
+def _replacing(
+    job: DDPJob, status: DDPJobStatus, gone: Sequence[int], awaited: Sequence[int]
+) -> DDPJobStatus:
+    """Return the status in which the pods of node ranks are others; `awaited`: of those that no
+    spare takes over.
+    """
+    slots = members(job)
     replacements = dict(status.bookkeeping.replacements)
-    for index in indices:
-        replacements[str(index)] = replacements.get(str(index), 0) + 1
+    for slot in (slots[node_rank] for node_rank in gone):
+        replacements[str(slot)] = replacements.get(str(slot), 0) + 1
     replacing: set[int] = set()  # before all pods of the attempt existed, nobody knows which do
     if status.bookkeeping.replacing or status.is_true("PodsCreated"):
-        replacing = {*status.bookkeeping.replacing, *indices}
+        replacing = {*status.bookkeeping.replacing, *(slots[node_rank] for node_rank in awaited)}
     return status.noting(replacements=replacements, replacing=tuple(sorted(replacing)))
 
 
-def _what(job: DDPJob, status: DDPJobStatus, lost: Sequence[int], *, gang: bool) -> str:
-    if gang:
+def _what(
+    job: DDPJob,
+    status: DDPJobStatus,
+    action: FailureAction,
+    heirs: Mapping[int, PodState],
+    awaited: Sequence[int],
+) -> str:
+    if action == "RestartGang":
         return f"starting all {job.spec.replicas} pods as attempt {status.attempt}"
+    parts = ["all processes start anew in place"] if action == "RestartInPlace" else []
+    if len(heirs) == 1:
+        [(node_rank, spare)] = heirs.items()
+        parts.append(f"spare {spare.key.name} becomes node rank {node_rank}")
+    elif heirs:
+        parts.append(f"spares become node ranks {_first(completion.in_words(heirs))}")
+    if awaited:
+        parts.append(_replaced(awaited))
+    return ", ".join(parts)
+
+
+def _replaced(lost: Sequence[int]) -> str:
     if len(lost) == 1:
         return f"replacing the pod of node rank {lost[0]}"
     return f"replacing the {len(lost):,} pods of node ranks {_first(completion.in_words(lost))}"

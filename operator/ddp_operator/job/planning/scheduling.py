@@ -57,7 +57,7 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
     pause = min(FIRST_PAUSE_SECONDS * 2 ** min(retries, 10), LONGEST_PAUSE_SECONDS)
     pause += round(pause * _share(f"{job.uid}/{retries}"))
     message = _in_words(job, pods)
-    status = next_attempt(job.status).noting(scheduling_retries=retries + 1)
+    status = next_attempt(job, job.status).noting(scheduling_retries=retries + 1)
     status = status.model_copy(update={"next_start_time": now + timedelta(seconds=pause)})
     return restarting(status, SCHEDULING_TIMEOUT, message, now, event=SCHEDULING_TIMEOUT)
 

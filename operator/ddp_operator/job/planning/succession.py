@@ -42,11 +42,11 @@ def given_up_at(job: DDPJob, pod: PodState, now: datetime) -> datetime:
 
 def _replaced(job: DDPJob, pods: Observed) -> tuple[PodState, ...]:
     """The pods whose place single new ones take."""
-    status, indices = job.status, set(job.status.bookkeeping.replacing)
+    status, slots = job.status, set(job.status.bookkeeping.replacing)
     return tuple(
         pod
         for pod in pods.old
-        if pod.identity.attempt == status.attempt and pod.identity.index in indices
+        if pod.identity.attempt == status.attempt and pod.identity.slot in slots
     )
 
 

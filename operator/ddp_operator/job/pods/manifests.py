@@ -5,11 +5,16 @@ from typing import Any
 
 from ddp_operator.api.accelerator import Accelerator, Reservation
 from ddp_operator.api.constants import (
+    ANNOTATION_GENERATION,
     ANNOTATION_SPEC_HASH,
     ANNOTATION_TRAINER,
     API_VERSION,
     ARCHITECTURE_LABEL,
+    ENV_GENERATION,
+    ENV_HELD,
+    ENV_POD,
     ENV_POD_SIZES,
+    ENV_SCOPE,
     ENV_STATUS_PORT,
     ENV_TOKEN,
     GKE_ACCELERATOR_LABEL,
@@ -33,6 +38,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import is_gpu, trainer_container
 from ddp_operator.api.spec import Checkpoint
+from ddp_operator.job.membership.world import members, node_ranks, scope_of, world_of
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
 from ddp_operator.job.pods.injection import inject
@@ -43,6 +49,11 @@ CHECKPOINT_VOLUME = "ddp-checkpoints"
 SHARED_MEMORY_VOLUME = "ddp-shared-memory"
 SHARED_MEMORY_PATH = "/dev/shm"
 
+_OF_A_PLACE = frozenset(
+    {"MASTER_ADDR", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "PET_NNODES",
+     "PET_NODE_RANK", "PET_MASTER_ADDR"}
+)  # fmt: skip
+"""Variables that a pod without a place does not have."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -52,10 +63,7 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
     """
     spec = job.spec
     local_world_size = ranks.local_world_size(spec, identity.index)
-    master = Identity(index=0, attempt=identity.attempt).host_name(job.name)
-    # Fully qualified within the cluster's search domains, and resolvable from any of the job's
-    # pods.
-    master_addr = f"{master}.{job.name}"
+    master_addr = master_addr_of(job, identity.attempt)
     variables = {
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": spec.master_port,
@@ -77,7 +85,11 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         "PET_MASTER_ADDR": master_addr,
         "PET_MASTER_PORT": spec.master_port,
     }
-    if local_world_size == 1:
+    if is_spare(
+        job, identity
+    ):  # its launcher is told; a script without one fails, and joins nobody
+        variables = {name: value for name, value in variables.items() if name not in _OF_A_PLACE}
+    elif local_world_size == 1:
         # With several processes the launcher knows these; a plain script then fails at once on the
         # missing RANK instead of hanging in a group that never completes.
         variables |= {"RANK": ranks.first_rank(spec, identity.index), "LOCAL_RANK": 0}
@@ -85,9 +97,35 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         variables[ENV_POD_SIZES] = sizes
     if token:
         variables[ENV_TOKEN] = token
-    if identity.index == 0:
+    queue = spec.scheduling and spec.scheduling.kueue_queue
+    variables[ENV_SCOPE] = scope_of(job) if queue else spec.restart.scope
+    variables[ENV_GENERATION] = world_of(job).generation
+    variables[ENV_POD] = identity.pod_name(job.name)
+    if is_held(job, identity):
+        variables[ENV_HELD] = 1
+    if identity.index == 0 and not is_spare(job, identity):
         variables |= _trackers(job)
     return {name: str(value) for name, value in variables.items()}
+
+
+def master_addr_of(job: DDPJob, attempt: int) -> str:
+    """The name by which an attempt's pods find rank 0's: fully qualified within the cluster's
+    search domains, and resolvable from any of the job's pods.
+    """
+    return f"{Identity(index=members(job)[0], attempt=attempt).host_name(job.name)}.{job.name}"
+
+
+def is_spare(job: DDPJob, identity: Identity) -> bool:
+    """Whether a pod has no place in the group."""
+    return identity.slot not in node_ranks(job)
+
+
+def is_held(job: DDPJob, identity: Identity) -> bool:
+    """Whether a pod's processes are not to start before it is told: those of the pods that it comes
+    to may be of an earlier generation, as may be rank 0, which it would take for its own.
+    """
+    in_place = scope_of(job) == "InPlace"
+    return in_place and identity.replacement > 0 and world_of(job).generation > 0
 
 
 def _trackers(job: DDPJob) -> dict[str, str]:
@@ -155,7 +193,7 @@ def pod(
     labels = {
         **(metadata.get("labels") or {}),
         LABEL_JOB_NAME: job.name,
-        LABEL_INDEX: str(identity.index),
+        LABEL_INDEX: str(identity.slot),
         LABEL_ATTEMPT: str(identity.attempt),
         LABEL_REPLACEMENT: str(identity.replacement),
         LABEL_SERVING: "true",
@@ -170,6 +208,8 @@ def pod(
         ANNOTATION_SPEC_HASH: job.spec_hash,
         ANNOTATION_TRAINER: trainer["name"],
     }
+    if generation := world_of(job).generation:
+        annotations[ANNOTATION_GENERATION] = str(generation)
     spec["containers"] = [
         trainer if c.get("name") == trainer.get("name") else c for c in spec["containers"]
     ]

@@ -7,8 +7,10 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import wants_host_network
 from ddp_operator.api.status import Failure
+from ddp_operator.job.membership import world
+from ddp_operator.job.membership.launchers import NOTHING, Heard
 from ddp_operator.job.pods import completion
-from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 from ddp_operator.ports import Key
 
 
@@ -17,6 +19,7 @@ class Observed:
     """A job's pods, sorted by what they mean."""
 
     current: dict[int, PodState]
+    """Those of the group, by node rank."""
     old: tuple[PodState, ...]
     strangers: tuple[PodState, ...]
     """Pods of another owner: of an earlier job of the same name, as a rule."""
@@ -26,48 +29,68 @@ class Observed:
     """Those that ended well before they went are not."""
     creatable: tuple[Identity, ...]
     """Of the missing ones those whose names nobody else bears."""
+    spares: tuple[PodState, ...] = ()
+    """Those that wait without a place."""
+    spares_missing: tuple[Identity, ...] = ()
+    """Of these, those whose names nobody else bears."""
     completed: frozenset[int] = frozenset()
     """Indices of pods that have ended well and are gone."""
     ignored: tuple[tuple[Failure, str], ...] = ()
     """Failures of current pods that count as good ends, each with the rule that says so."""
 
 
-def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
-    """Sort a job's pods by what they mean to it."""
+def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Observed:
+    """Sort a job's pods by what they mean to it; `heard`: what their launchers say."""
     status, replicas = job.status, job.spec.replicas
+    node_ranks, slots, free = world.node_ranks(job), world.members(job), world.spare_slots(job)
+    ended = _ended(job, heard)
     replacements: dict[int, int] = {}
-    if status.bookkeeping.replacements:
-        replacements = {i: status.bookkeeping.replacements.get(str(i), 0) for i in range(replicas)}
+    if stored := status.bookkeeping.replacements:
+        replacements = {slot: stored.get(str(slot), 0) for slot in (*slots, *free)}
     current: dict[int, PodState] = {}
+    spares: dict[int, PodState] = {}
     old: list[PodState] = []
     strangers: list[PodState] = []
     for pod in pods:
         if pod.has_nodes_ip and not _wants_nodes_ip(job, pod):
             pod = replace(pod, address="")  # noqa: PLW2901
         identity = pod.identity
-        index = identity.index
+        slot = identity.slot
+        wanted = (status.attempt, replacements.get(slot, 0))
         if pod.owner_uid != job.uid:
             strangers.append(pod)
-        elif (
-            identity.attempt == status.attempt
-            and identity.replacement == replacements.get(index, 0)
-            and 0 <= index < replicas
-        ):
-            current[index] = pod
+        elif (identity.attempt, identity.replacement) != wanted:
+            old.append(pod)
+        elif (index := node_ranks.get(slot)) is not None:
+            if index != slot:
+                identity = Identity.at(slot, *wanted, index=index)
+                pod = replace(pod, identity=identity)  # noqa: PLW2901
+            current[index] = _as_its_launcher_says(pod, ended.get(pod.key.name))
+        elif slot in free:
+            spares[slot] = pod
         else:
             old.append(pod)
     done = completion.read(status.completed_indexes, below=replicas)
     missing = tuple(
-        Identity(index, status.attempt, replacements.get(index, 0))
-        for index in range(replicas)
+        Identity.at(slot, status.attempt, replacements.get(slot, 0), index=index)
+        for index, slot in enumerate(slots)
         if index not in current and index not in done
     )
+    spares_missing = [
+        Identity(slot, status.attempt, replacements.get(slot, 0))
+        for slot in free
+        if slot not in spares
+    ]
     by_name = {pod.key.name: pod for pod in strangers}
     by_host_name = {pod.identity.host_name(job.name): pod for pod in strangers if pod.in_dns}
+
+    def bearer(i: Identity) -> PodState | None:
+        return by_name.get(i.pod_name(job.name)) or by_host_name.get(i.host_name(job.name))
+
     blocking: dict[Key, PodState] = {}
     creatable: list[Identity] = []
     for i in missing:
-        other = by_name.get(i.pod_name(job.name)) or by_host_name.get(i.host_name(job.name))
+        other = bearer(i)
         if other is None:
             creatable.append(i)
         else:
@@ -79,8 +102,27 @@ def observe(job: DDPJob, pods: Sequence[PodState]) -> Observed:
         blocking=tuple(blocking.values()),
         missing=missing,
         creatable=tuple(creatable),
+        spares=tuple(spares[slot] for slot in sorted(spares)),
+        spares_missing=tuple(i for i in spares_missing if bearer(i) is None),
         completed=done.difference(current),
     )
+
+
+def _ended(job: DDPJob, heard: Heard) -> dict[str, ContainerExit]:
+    """By the name of a pod: how its processes ended in the present generation."""
+    generation = world.world_of(job).generation
+    return {
+        one.pod: ContainerExit(one.exit_code, 0, "Error", one.message, one.time)
+        for one in heard.failures
+        if one.generation == generation
+    }
+
+
+def _as_its_launcher_says(pod: PodState, ended: ContainerExit | None) -> PodState:
+    # What happens to the pod itself counts more.
+    if ended is None or pod.started is None or pod.exit or pod.deleting or pod.lost_to_cluster:
+        return pod
+    return replace(pod, exit=ended, kept=True)
 
 
 def _wants_nodes_ip(job: DDPJob, pod: PodState) -> bool:

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.constants import (
+    ANNOTATION_GENERATION,
     ANNOTATION_SPEC_HASH,
     ANNOTATION_TRAINER,
     LABEL_ATTEMPT,
@@ -74,6 +75,7 @@ def project(manifest: Manifest) -> PodState:
             replacement=_number(labels, LABEL_REPLACEMENT, "0"),
         ),
         spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
+        generation=_number(annotations, ANNOTATION_GENERATION, "0"),
         phase=status.get("phase", "Pending"),
         ready=ready,
         deleting=ends_by is not None,

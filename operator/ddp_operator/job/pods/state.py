@@ -3,8 +3,10 @@
 Thousands of pods are held in memory and compared at every step, so nothing else of them is kept.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Self
 
 from ddp_operator.ports import Key
 
@@ -45,14 +47,32 @@ class Identity:
     """
 
     index: int
+    """Of a pod without a place in the group, its slot."""
     attempt: int
     replacement: int = 0
+    other_slot: int | None = None
+    """The number in its name, where that is not its index: it has taken another pod's place."""
+
+    @classmethod
+    def at(cls, slot: int, attempt: int, replacement: int, *, index: int) -> Self:
+        """The pod of a slot that has this place."""
+        return cls(index, attempt, replacement, slot if slot != index else None)
+
+    @property
+    def slot(self) -> int:
+        """The number in its name, which stays its own."""
+        return self.index if self.other_slot is None else self.other_slot
+
+    def in_place(self, node_ranks: Mapping[int, int]) -> "Identity":
+        """The same, whose index is its node rank by its slot, where it has one."""
+        index = node_ranks.get(self.slot, self.slot)
+        return Identity.at(self.slot, self.attempt, self.replacement, index=index)
 
     def host_name(self, job_name: str) -> str:
         """Name under which the other ranks know it: the same for all replacements within an
         attempt.
         """
-        return f"{job_name}-{self.attempt}-{self.index}"
+        return f"{job_name}-{self.attempt}-{self.slot}"
 
     def pod_name(self, job_name: str) -> str:
         """Name of the pod object; no two pods that a job ever has share one."""
@@ -114,6 +134,10 @@ class PodState:
     waiting_message: str = ""
     managed: bool = False
     """Kueue has taken it in."""
+    generation: int = 0
+    """Of the job's group, when it was made."""
+    kept: bool = False
+    """Its processes have ended, as its launcher says, but it has not: they can start anew in it."""
     held_by: str = ""
     """A side car that runs on after the trainer has ended, and keeps the pod from ending: not one
     among the init containers, which the kubelet ends itself.

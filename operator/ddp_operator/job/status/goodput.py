@@ -141,7 +141,7 @@ def _closed(
     # Pods that were given up for another cause than a failure could save first.
     failed = after.failures != before.failures
     stopped = lost_from = min(after.failures[-1].time, until) if failed else until
-    if checkpoint is not None and failed and after.attempt > before.attempt:
+    if checkpoint is not None and failed and after.incarnation[:2] > before.incarnation[:2]:
         steps = max(told.step - checkpoint.step, 0) if told else 0
         if checkpoint.time is not None:
             lost_from = min(lost_from, checkpoint.time)

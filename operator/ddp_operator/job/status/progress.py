@@ -17,6 +17,7 @@ from pydantic.alias_generators import to_camel
 from ddp_operator.api.base import explained
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
+from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.state import Identity, PodState
 
 _LARGEST = 2**53 - 1
@@ -93,7 +94,9 @@ class Report:
 
     def concerns(self, job: DDPJob) -> bool:
         """Whether the pod that said it is the one that speaks for the job now."""
-        current = Identity(0, job.status.attempt, job.status.bookkeeping.replacements.get("0", 0))
+        slot = members(job)[0]
+        replacement = job.status.bookkeeping.replacements.get(str(slot), 0)
+        current = Identity.at(slot, job.status.attempt, replacement, index=0)
         return self.owner_uid == job.uid and self.identity == current
 
 

@@ -100,7 +100,7 @@ def test_nobody_leaves_where_there_is_nowhere_to_go() -> None:
 
 
 @pytest.mark.parametrize(("scope", "required", "leaves"), [
-    ("Pod", True, False), ("Pod", False, True), ("Gang", True, True),
+    ("Pod", True, False), ("Pod", False, True), ("InPlace", True, False), ("Gang", True, True),
 ])  # fmt: skip
 def test_a_place_is_where_the_others_are_if_they_have_to_be_together(
     scope: str, required: bool, leaves: bool

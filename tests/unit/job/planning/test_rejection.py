@@ -102,9 +102,9 @@ def test_its_time_to_live_counts_where_it_can_be_read(ttl: object, *, expires: b
 @pytest.mark.parametrize(
     ("spec", "newer"),
     [
-        ({"spares": 1}, True),
-        ({"restart": {"scope": "InPlace"}}, True),
-        ({"spares": 1, "replicas": 0}, False),
+        ({"novelty": 1}, True),
+        ({"restart": {"scope": "Somehow"}}, True),
+        ({"novelty": 1, "replicas": 0}, False),
         ({"replicas": "two"}, False),
     ],
 )

@@ -74,6 +74,9 @@ class TestEnvironment:
             "PET_NODE_RANK": "3",
             "PET_MASTER_ADDR": "digits-2-0.digits",
             "PET_MASTER_PORT": "23456",
+            "DDP_RESTART_SCOPE": "Gang",
+            "DDP_GENERATION": "0",
+            "DDP_POD": "digits-2-3-r1",
         }
 
     def test_a_run_of_wandb_goes_on_after_restarts_and_is_rank_0s_alone(self) -> None:
@@ -100,7 +103,9 @@ class TestEnvironment:
 
     def test_a_replacement_is_told_the_same_as_the_pod_that_it_replaces(self) -> None:
         job = fresh_job(restart={"scope": "Pod"})
-        assert env(job, Identity(1, 2, 5)) == env(job, Identity(1, 2, 0))
+        new, old = env(job, Identity(1, 2, 5)), env(job, Identity(1, 2, 0))
+        assert (new.pop("DDP_POD"), old.pop("DDP_POD")) == ("digits-2-1-r5", "digits-2-1")
+        assert new == old
 
     @pytest.mark.parametrize(
         ("spec", "processes", "backend"),

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.pods.schedulers.affinity import near_each_other
+from ddp_operator.job.membership.world import node_ranks
+from ddp_operator.job.pods.schedulers.affinity import apart_from_others, near_each_other
 from ddp_operator.job.pods.schedulers.coscheduling import (
     COSCHEDULING_NEEDS,
     coscheduled,
@@ -61,4 +62,4 @@ def scheduled(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     made = dict(pod)
     for scheduler in schedulers(job):
         made = scheduler.member(job, identity, made)
-    return made
+    return apart_from_others(job, made) if identity.slot not in node_ranks(job) else made

@@ -19,6 +19,8 @@ _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 _WEIGHT: Final = 100
 """The most that one preference can weigh."""
+_HOST: Final = "kubernetes.io/hostname"
+"""The label by which Kubernetes tells nodes apart."""
 
 
 def near_each_other(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
@@ -34,10 +36,24 @@ def near_each_other(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str,
     kind, wanted = _REQUIRED, term
     if not asked.required:
         kind, wanted = _PREFERRED, {"weight": _WEIGHT, "podAffinityTerm": term}
+    return _wanting(pod, "podAffinity", kind, wanted)
+
+
+def apart_from_others(job: DDPJob, pod: Manifest) -> dict[str, Any]:
+    """Return the pod that rather goes where no other pod of its job is: one that is to take a lost
+    one's place had better not go with the same node.
+    """
+    siblings = {LABEL_JOB_NAME: job.name}
+    term = {"labelSelector": {"matchLabels": siblings}, "topologyKey": _HOST}
+    wanted = {"weight": _WEIGHT, "podAffinityTerm": term}
+    return _wanting(pod, "podAntiAffinity", _PREFERRED, wanted)
+
+
+def _wanting(pod: Manifest, what: str, kind: str, wanted: Any) -> dict[str, Any]:
     affinity = pod["spec"].get("affinity") or {}
-    to_pods = affinity.get("podAffinity") or {}
+    to_pods = affinity.get(what) or {}
     terms = to_pods.get(kind) or []
     if wanted not in terms:
         terms = [*terms, wanted]
-    affinity = {**affinity, "podAffinity": {**to_pods, kind: terms}}
+    affinity = {**affinity, what: {**to_pods, kind: terms}}
     return {**pod, "spec": {**pod["spec"], "affinity": affinity}}

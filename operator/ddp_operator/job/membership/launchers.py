@@ -1,0 +1,115 @@
+"""What the launchers in a job's pods say, and what they are told.
+
+They are other people's programs: what they say is checked here, field by field, before it decides
+anything.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.alias_generators import to_camel
+
+from ddp_operator.api.base import explained
+
+_EXACT: Final = 2**53 - 1
+"""The largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""
+_MAX_FAILURES: Final = 64
+"""As many as a launcher keeps."""
+_YEARS: Final = range(1970, 9998)
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True, strict=True
+    )
+
+
+class PodFailure(_Said):
+    """The processes of one pod have ended, and the pod has not."""
+
+    pod: Annotated[str, Field(max_length=253)]
+    """Its name."""
+    generation: Annotated[int, Field(ge=0, le=_EXACT)]
+    exit_code: Annotated[int, Field(ge=1, le=255)]
+    message: Annotated[str, Field(max_length=4096)] = ""
+    """What the pod would have left as its termination message."""
+    time: Annotated[datetime, Field(strict=False)]
+
+    @field_validator("time")
+    @classmethod
+    def _is_in_a_zone(cls, moment: datetime) -> datetime:
+        if moment.tzinfo is None or moment.year not in _YEARS:
+            raise ValueError("it is no time of this age, in a time zone")
+        return moment
+
+
+class LauncherStatus(_Said):
+    """The answer to GET /world."""
+
+    number: Annotated[int, Field(ge=0, le=_EXACT)]
+    """Another one whenever anything else in it has changed."""
+    generation: Annotated[int, Field(ge=0, le=_EXACT)]
+    scope: Literal["InPlace", "Pod"] = "InPlace"
+    """How its processes get into another group: started anew, or by themselves."""
+    failures: Annotated[tuple[PodFailure, ...], Field(max_length=_MAX_FAILURES, strict=False)] = ()
+
+
+class InvalidAnswerError(ValueError):
+    """What a launcher says cannot be understood; the text names the field."""
+
+
+def parse(content: bytes) -> LauncherStatus:
+    """Read a launcher's answer.
+
+    Raises:
+        InvalidAnswerError: it is not JSON, or a field is missing or wrong.
+    """
+    try:
+        return LauncherStatus.model_validate(json.loads(content))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the answer"
+        raise InvalidAnswerError(f"{where}: {explained(first)}") from None
+    except (ValueError, RecursionError):
+        raise InvalidAnswerError("the answer is not JSON") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What is known of the launchers of one job's pods; nothing, where nobody has asked."""
+
+    answers: bool = False
+    """Whether that of a present pod has ever answered."""
+    told: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
+    """By the name of a pod: the generation that its launcher knows, whose predecessors' processes
+    have all ended in it, and whether it was told to start."""
+    unreached_since: Mapping[str, datetime] = field(default_factory=dict)
+    """By the name of a pod: since when its launcher was told in vain, or has not ended what ran."""
+    failures: tuple[PodFailure, ...] = ()
+    scope: Literal["InPlace", "Pod", ""] = ""
+    """What that of pod 0 says that its processes can; empty: it has not answered."""
+
+    def knows(self, pod: str, generation: int, *, start: bool = False) -> bool:
+        """Whether a pod has been told of a generation and, where it may `start`, of that, too."""
+        known, started = self.told.get(pod, (0, False))
+        return known > generation or (known == generation and (started or not start))
+
+
+NOTHING: Final = Heard()
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What the launcher of one pod is to be told of the group."""
+
+    pod: str
+    """Its name."""
+    address: str
+    """`ip:port`, where it listens."""
+    generation: int
+    start: bool
+    document: Mapping[str, Any]

@@ -1,0 +1,141 @@
+"""Who is in a job's group: its generations, each of which is on record before any pod is told.
+
+A job has a pool of pods, known by their slots: the numbers in their names. The first ones are the
+group as it begins, in the order of their slots; the rest are spares. What changes that is decided
+in `planning`.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from itertools import count, islice
+from typing import Final, Literal
+
+from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.world import World
+
+_DIGITS: Final = 5
+"""Of a slot: `MAX_REPLICAS` has as many."""
+
+
+def scope_of(job: DDPJob) -> Literal["Gang", "InPlace", "Pod"]:
+    """What a failure starts anew, as the job says it or its pods' launcher."""
+    asked = job.spec.restart.scope
+    if asked != "Auto":
+        return asked
+    queue = job.spec.scheduling and job.spec.scheduling.kueue_queue
+    said = "" if queue else job.status.bookkeeping.launcher
+    return "Pod" if said == "Pod" else "InPlace" if said == "InPlace" else "Gang"
+
+
+def world_of(job: DDPJob) -> World:
+    """The group as it is stored, else as it begins."""
+    return job.status.world or _first_world(job.spec)
+
+
+def members(job: DDPJob) -> Sequence[int]:
+    """The slots of the group's pods, in the order of their node ranks."""
+    return slots_of(job.status.world, job.spec.replicas)
+
+
+def slots_of(stored: World | None, replicas: int) -> Sequence[int]:
+    """The same, of a group as it is on record; None: as it begins."""
+    if stored is None:
+        return range(replicas)
+    found = _read(stored.members)
+    # A record that people have changed is none.
+    return found if len(found) == replicas else range(replicas)
+
+
+def spare_slots(job: DDPJob) -> Sequence[int]:
+    """The slots of those that are wanted beyond the group: the lowest that are free."""
+    taken = node_ranks(job)
+    return tuple(islice((slot for slot in count() if slot not in taken), job.spec.spares))
+
+
+def node_ranks(job: DDPJob) -> Mapping[int, int]:
+    """The node rank of each slot that has one."""
+    return by_slot(members(job))
+
+
+def by_slot(slots: Sequence[int]) -> Mapping[int, int]:
+    """The node rank of each of a group's slots."""
+    return _by_slot(tuple(slots))
+
+
+def begun_anew(
+    job: DDPJob,
+    status: DDPJobStatus,
+    now: datetime,
+    *,
+    grace_seconds: int,
+    heirs: Mapping[int, int] | None = None,
+    lost: int = 0,
+) -> DDPJobStatus:
+    """Return the status of the group's next generation, in which what cannot join another group
+    while it lives starts anew.
+
+    `grace_seconds`: what processes of before get to end. `heirs`: the slots of pods that take other
+    pods' places, by node rank. `lost`: pods that have gone.
+    """
+    slots = list(members(job))
+    for node_rank, slot in (heirs or {}).items():
+        slots[node_rank] = slot
+    world = World(
+        generation=world_of(job).generation + 1,
+        size=job.spec.replicas,
+        members=in_words(slots),
+        lost=lost,
+        grace_seconds=grace_seconds,
+        changed_at=now,
+    )
+    return status.model_copy(update={"world": world})
+
+
+def of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
+    """Return the group that pods of another attempt form, if any was ever on record: who hears of
+    it late must not take it for the attempt before.
+    """
+    if status.world is None:
+        return None
+    generation = status.world.generation + 1
+    return _first_world(spec).model_copy(update={"generation": generation})
+
+
+def in_words(slots: Sequence[int]) -> str:
+    """Slots in any order, such as `0-2,5,4`."""
+    parts: list[str] = []
+    begin = 0
+    for end in range(1, len(slots) + 1):
+        if end == len(slots) or slots[end] != slots[end - 1] + 1:
+            first, last = slots[begin], slots[end - 1]
+            parts.append(f"{first}-{last}" if first < last else str(first))
+            begin = end
+    return ",".join(parts)
+
+
+def _first_world(spec: DDPJobSpec) -> World:
+    return World(size=spec.replicas, members=in_words(range(spec.replicas)))
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> tuple[int, ...]:
+    """What `in_words` has written; of anything else, what can be understood, each slot once."""
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        if not all(each.isascii() and each.isdigit() for each in (first, last)):
+            continue
+        if max(len(first), len(last)) <= _DIGITS:
+            room = MAX_REPLICAS - len(found)
+            found.update(dict.fromkeys(islice(range(int(first), int(last) + 1), room)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _by_slot(slots: tuple[int, ...]) -> Mapping[int, int]:
+    return {slot: node_rank for node_rank, slot in enumerate(slots)}

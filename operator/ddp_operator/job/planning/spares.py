@@ -1,0 +1,99 @@
+"""Pods that wait without a place: when they are created, given up, and taken for another one.
+
+One that fails costs the job nothing, and none takes a node that the group still wants.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.words import some
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import Event
+
+SPARES_REFUSED: Final = "SparesRefused"
+SPARES_LOST: Final = "SparesLost"
+FIRST_PAUSE_SECONDS: Final = 10
+LONGEST_PAUSE_SECONDS: Final = 300
+"""Between a spare's end and the next one the pause doubles from the one to the other, Kubernetes'
+own back-off limits for pods that crash."""
+REFUSED_PAUSE_SECONDS: Final = 60
+"""Until spares are asked for again for which there was no quota."""
+
+
+def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
+    """The spares that can take a place, those before the others that are on good nodes."""
+    bad = frozenset(job.status.excluded_nodes)
+    waiting = [pod for pod in pods.spares if _is_well(pod) and pod.started and pod.address]
+    return sorted(waiting, key=lambda pod: (pod.node in bad, pod.identity.slot))
+
+
+def renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+    """Decide that others take the place of spares that have ended; None where there are none."""
+    ended = [
+        pod.identity for pod in pods.spares if not _is_well(pod) or pod.spec_hash != job.spec_hash
+    ]
+    known = job.status.bookkeeping.spares
+    ended += [gone for gone in pods.spares_missing if gone.slot in known]
+    if not ended:
+        return None
+    replacements = dict(job.status.bookkeeping.replacements)
+    for identity in ended:
+        slot = str(identity.slot)
+        replacements[slot] = replacements.get(slot, 0) + 1
+    renewed = job.status.bookkeeping.spares_renewed or 0
+    pause = min(FIRST_PAUSE_SECONDS * 2 ** min(renewed, 10), LONGEST_PAUSE_SECONDS)
+    status = job.status.noting(
+        replacements=replacements,
+        spares=tuple(sorted({*known} - {identity.slot for identity in ended})),
+        spares_renewed=renewed + len(ended),
+        no_spare_before=now + timedelta(seconds=pause),
+    )
+    names = some([identity.pod_name(job.name) for identity in ended])
+    said = f"spares ended and are replaced, which costs the job nothing: {names}"
+    return Plan(status, decided=True, events=(Event(SPARES_LOST, said),))
+
+
+def seen(job: DDPJob, pods: Observed) -> tuple[int, ...]:
+    """The slots of the spares that are there, or were: one that is gone is not made again under
+    the name that it had.
+    """
+    wanted = {identity.slot for identity in pods.spares_missing}
+    known = wanted.intersection(job.status.bookkeeping.spares)
+    return tuple(sorted({pod.identity.slot for pod in pods.spares} | known))
+
+
+def refused(job: DDPJob, message: str, now: datetime) -> Plan:
+    """Decide to ask again later for spares that the API server does not take."""
+    due = now + timedelta(seconds=REFUSED_PAUSE_SECONDS)
+    said = f"the API server takes no spares, and the job goes on without: {message}"
+    event = Event(SPARES_REFUSED, said, warning=True)
+    return Plan(job.status.noting(no_spare_before=due), decided=True, events=(event,))
+
+
+def provided(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
+    """Complete the plan of an active job: create the spares that are missing, once all pods of the
+    group have nodes.
+    """
+    if not pods.spares_missing or planned.create or not _is_placed(job, pods):
+        return planned
+    due = planned.status.bookkeeping.no_spare_before
+    if due is None or due <= now:
+        return replace(planned, create_spares=pods.spares_missing)
+    moments = [moment for moment in (due, planned.look_again_at) if moment]
+    return replace(planned, look_again_at=min(moments))
+
+
+def _is_well(pod: PodState) -> bool:
+    """Whether it waits, or is about to."""
+    over = pod.failed or pod.succeeded or pod.deleting or pod.lost_to_cluster
+    return not (over or pod.exit)
+
+
+def _is_placed(job: DDPJob, pods: Observed) -> bool:
+    everybody = not pods.missing and all(pod.scheduled for pod in pods.current.values())
+    return everybody and job.status.is_true("PodsCreated")

@@ -1,0 +1,132 @@
+"""What the launchers are told of the group, and what becomes of those that do not hear of it.
+
+Nobody is told what is not on record. Whoever was told twice, or late, goes by the generation: the
+highest one holds.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Failure
+from ddp_operator.job.failure import records
+from ddp_operator.job.membership.launchers import Heard, Telling
+from ddp_operator.job.membership.world import scope_of, world_of
+from ddp_operator.job.planning import recovery
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.manifests import is_held
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.state import PodState
+
+UNREACHABLE_SECONDS: Final = 30
+"""How long a launcher may be told in vain before its pod counts as lost: one that has just started,
+or whose node swaps, answers within seconds, and processes get `RESTART_GRACE_SECONDS` to end."""
+_AGAIN: Final = timedelta(seconds=1)
+
+
+def told(job: DDPJob, pods: Observed, heard: Heard, planned: Plan, now: datetime) -> Plan:
+    """Complete the plan of an active job: have the launchers told that do not know the group."""
+    tellings = tuple(_tellings(job, pods, heard, now))
+    if not tellings:
+        return planned
+    waits = (now + _AGAIN, planned.look_again_at)
+    soonest = min(moment for moment in waits if moment)
+    return replace(planned, tell=tellings, look_again_at=soonest)
+
+
+def give_up(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
+    """Decide that the pods are lost whose launchers were told in vain for too long; None where
+    there are none.
+    """
+    patience = timedelta(seconds=UNREACHABLE_SECONDS)
+    late = [
+        pod
+        for pod in pods.current.values()
+        if not (pod.failed or pod.succeeded or in_present_group(job, pod, heard))
+        and (since := heard.unreached_since.get(pod.key.name)) is not None
+        and now >= since + patience
+    ]
+    if not late:
+        return None
+    late.sort(key=lambda pod: pod.identity.index)
+    lost = tuple(pod.identity.index for pod in late)
+    return recovery.failed(job, pods, _unreachable(job, late[0], now), lost, now)
+
+
+def in_present_group(job: DDPJob, pod: PodState, heard: Heard, *, started: bool = False) -> bool:
+    """Whether no process of an earlier generation runs in a pod; and, if asked, whether those of
+    the present one may.
+    """
+    generation = world_of(job).generation
+    if pod.generation >= generation and not (started and is_held(job, pod.identity)):
+        return True
+    return heard.knows(pod.key.name, generation, start=started)
+
+
+def _tellings(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Iterator[Telling]:
+    generation = world_of(job).generation
+    if generation == 0:
+        return  # as all pods were made
+    start = _may_start(job, pods, heard, now)
+    for index, pod in pods.current.items():
+        listens = pod.address and pod.started and not (pod.exit or pod.deleting)
+        if not listens or in_present_group(job, pod, heard, started=start):
+            continue
+        document = _document(job, pods, index, start=start)
+        yield Telling(pod.key.name, pod.address, generation, start, document)
+
+
+def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool:
+    """Whether all are there, nothing of an earlier generation runs, and nothing is waited for.
+
+    Who starts alone may wait in vain, or meet a process of before that it takes for its peer; but
+    not where processes form the group by themselves, and none with those of another generation.
+    """
+    if scope_of(job) == "Pod":
+        return True
+    paused_until = job.status.next_start_time
+    if pods.missing or (paused_until is not None and now < paused_until):
+        return False
+    return all(
+        pod.succeeded or (pod.started and in_present_group(job, pod, heard))
+        for pod in pods.current.values()
+    )
+
+
+def _document(job: DDPJob, pods: Observed, index: int, *, start: bool) -> dict[str, Any]:
+    world = world_of(job)
+    leader = pods.current.get(0)
+    address = leader.address.rpartition(":")[0].strip("[]") if leader else ""
+    return {
+        "jobUid": job.uid,
+        "attempt": job.status.attempt,
+        "generation": world.generation,
+        "nodeRank": index,
+        "nodes": world.size,
+        "masterAddr": manifests.master_addr_of(job, job.status.attempt),
+        "masterAddress": address,
+        "start": start,
+        "graceSeconds": world.grace_seconds,
+        "broken": world.lost > 0,
+    }
+
+
+def _unreachable(job: DDPJob, pod: PodState, now: datetime) -> Failure:
+    generation = world_of(job).generation
+    return Failure(
+        time=now,
+        attempt=pod.identity.attempt,
+        index=pod.identity.index,
+        pod=pod.key.name,
+        container=pod.container,
+        node=pod.node,
+        reason=records.LAUNCHER_UNREACHABLE,
+        message=(
+            f"its launcher has not begun generation {generation} in {UNREACHABLE_SECONDS} s; the "
+            f"operator has to reach port {job.spec.status_port} of the job's pods"
+        ),
+        class_="Infrastructure",
+    )

@@ -1,0 +1,173 @@
+"""From a pod that is taken away by force to the next step of all ranks: with a spare, with a new
+pod, and with a gang that starts anew.
+
+Jobs of two pods on a real node, with the operator, that train the same with the bundled trainer.
+Rank 0's pod and a worker's are deleted in turns, as when their node is gone: no connection is
+closed. Measured is the longest time without a step that both ranks begin and had not begun before;
+who begins a step has completed the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ddp_operator.job.membership.world import slots_of
+from ddp_operator.job.pods.state import Identity
+
+from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
+from tests.bench.server.control_plane import say
+from tests.cluster import ClusterError
+from tests.e2e import environment as environments
+from tests.e2e.environment import Environment
+from tests.e2e.jobs import Job, digits_job, force_delete
+from tests.e2e.kubectl import Kubectl, wait_for
+
+RANKS = 2
+WAYS: Mapping[str, dict[str, Any]] = {
+    "a spare": {"restart": {"scope": "Pod"}, "spares": 1},
+    "a new pod": {"restart": {"scope": "Pod"}},
+    "a new gang": {"restart": {"scope": "Gang"}},
+}
+_STEP_SECONDS = 0.05
+_WARM_SECONDS = 10.0
+"""For torch to be imported in new pods, spares among them, and then nothing to happen."""
+_LOOK_SECONDS = 0.005
+_TRACE = "steps"
+
+
+def measure(settings: Settings) -> Outcome:
+    """Take a pod of each job away, in turns."""
+    try:
+        with environments.node_with_images() as node:
+            environment = Environment(Kubectl(node.kubeconfig))
+            with environment.installed():
+                return _report(settings, _outages(settings, environment), environment)
+    except (AssertionError, ClusterError, subprocess.TimeoutExpired) as error:
+        raise BenchmarkError(str(error)) from error
+
+
+def _outages(settings: Settings, environment: Environment) -> dict[str, list[list[float]]]:
+    """By way and node rank of the lost pod: seconds of each outage."""
+    kubectl = environment.new_namespace()
+    found: dict[str, list[list[float]]] = {way: [[] for _ in range(RANKS)] for way in WAYS}
+    try:
+        for number in range(settings.repeat):
+            for way, spec in WAYS.items():
+                # One after the other: what another one computes would be measured, too.
+                say(f"{way}: {number + 1} of {settings.repeat}")
+                name = f"{way.replace(' ', '-')}-{number}"
+                claim = environment.make_claim(kubectl, name)
+                folder = environment.volume_path(kubectl, claim)
+                kubectl.apply(
+                    digits_job(
+                        name,
+                        "--epochs=1000",
+                        f"--step-delay-seconds={_STEP_SECONDS}",
+                        "--checkpoint-every-steps=20",
+                        f"--trace-samples=/checkpoints/{_TRACE}",
+                        replicas=RANKS,
+                        checkpoint={"persistentVolumeClaim": claim},
+                        **spec,
+                    )
+                )
+                for rank in range(RANKS):
+                    found[way][rank].append(_outage(Job(kubectl, name), folder, rank))
+                kubectl.run("delete", "ddpjob", name)
+    finally:
+        environment.delete_namespace(kubectl)
+    return found
+
+
+def _outage(job: Job, folder: Path, node_rank: int) -> float:
+    """Seconds without a new step after the pod of a node rank is gone."""
+    wait_for(partial(_is_whole, job), what=f"all of {job.name}", describe=job.status)
+    first = _last_steps(folder)
+    wait_for(lambda: min(_last_steps(folder)) > max(first), what="steps", describe=job.status)
+    time.sleep(_WARM_SECONDS)
+    status = job.status()
+    slot = slots_of(status.world, RANKS)[node_rank]
+    replacement = status.bookkeeping.replacements.get(str(slot), 0)
+    pod = Identity(slot, status.attempt, replacement).pod_name(job.name)
+    disruptions = status.disruptions
+
+    def trains_on() -> bool:
+        return job.status().disruptions > disruptions and _is_whole(job)
+
+    with _following(folder) as advances:
+        force_delete(job, pod)
+        wait_for(trains_on, what=f"what comes after {pod}", describe=job.status)
+        count = len(advances)
+        wait_for(lambda: len(advances) > count + 20, what="steps", describe=job.status)
+    return max(later - earlier for earlier, later in pairwise(advances))
+
+
+@contextmanager
+def _following(folder: Path) -> Iterator[list[float]]:
+    """When all ranks had begun a step that not all had begun before, as long as it lasts.
+
+    The lost pod's process may take steps yet until the kubelet ends it, so that only the longest
+    pause tells.
+    """
+    advances: list[float] = []
+    over = threading.Event()
+
+    def look() -> None:
+        last = 0
+        while not over.wait(_LOOK_SECONDS):
+            step = min(_last_steps(folder))
+            if step > last:
+                last = step
+                advances.append(time.monotonic())
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield advances
+    finally:
+        over.set()
+        thread.join()
+
+
+def _is_whole(job: Job) -> bool:
+    status = job.status()
+    wanted = f"{RANKS}/{RANKS}" + (" +1" if job.name.startswith("a-spare") else "")
+    return status.is_true("Running") and status.ready == wanted
+
+
+def _last_steps(folder: Path) -> list[int]:
+    """The last step that each rank has begun; 0 before the first."""
+    return [_last_step(folder / f"{_TRACE}.rank{rank}") for rank in range(RANKS)]
+
+
+def _last_step(path: Path) -> int:
+    if not path.exists():
+        return 0
+    *lines, _ = path.read_bytes().rsplit(b"\n", 2)
+    return int(json.loads(lines[-1])["step"]) if lines and lines[-1] else 0
+
+
+def _report(
+    settings: Settings, found: dict[str, list[list[float]]], environment: Environment
+) -> Outcome:
+    major, minor = environment.kubectl.server_version()
+    lines = [
+        f"Kubernetes   {major}.{minor}, one bare node; operator and trainer from their images",
+        f"job          {RANKS} pods of one rank, steps of {_STEP_SECONDS:g} s and what they cost",
+        f"repetitions  {settings.repeat}, in turns; shown: median (min-max)",
+        "",
+        f"{'s without a step':18}{'rank 0 is lost':>22}{'a worker is lost':>22}",
+        *(
+            f"{way:18}" + "".join(f"{spread(seconds, 2):>22}" for seconds in of_ranks)
+            for way, of_ranks in found.items()
+        ),
+    ]
+    return Outcome("\n".join(lines), {**found})

@@ -1,0 +1,105 @@
+"""Processes that start anew in the pods that they have: after a failure, and around a lost pod."""
+
+from __future__ import annotations
+
+from tests.e2e.jobs import Job, digits_job, force_delete
+from tests.e2e.kubectl import Kubectl, wait_for
+from tests.e2e.test_any_image import launched
+
+SCRIPT = """
+import os, sys, time
+
+rank, generation = os.environ["RANK"], os.environ["DDP_GENERATION"]
+print(f"rank {rank} of generation {generation}")
+while not os.path.exists(f"/checkpoints/end-{generation}"):
+    time.sleep(0.05)
+sys.exit(7 if (rank, generation) == ("3", "0") else 0)
+"""
+
+
+def end(job: Job, pod: str, generation: int) -> None:
+    job.kubectl.run("exec", pod, "--", "touch", f"/checkpoints/end-{generation}")
+
+
+def begun(job: Job, generation: int, *pods: str) -> None:
+    """Wait for all ranks of a generation."""
+    for node, pod in enumerate(pods):
+        for local_rank in (0, 1):
+            job.log_with(pod, f"rank {2 * node + local_rank} of generation {generation}")
+
+
+def test_processes_start_anew_and_pods_stay(shared: Kubectl) -> None:
+    name = "in-place"
+    manifest = launched(name, ["python3", "-c", SCRIPT])
+    manifest["spec"]["restart"] = {"scope": "Auto"}
+    shared.apply(manifest)
+    job = Job(shared, name)
+    first, second = f"{name}-0-0", f"{name}-0-1"
+    begun(job, 0, first, second)
+    before = job.uids()
+
+    def listens() -> bool:
+        return job.status().bookkeeping.launcher == "InPlace"
+
+    wait_for(listens, what="the launcher's first answer", describe=job.status)
+    end(job, second, 0)
+    begun(job, 1, first, second)
+    assert job.uids() == before
+    status = job.status()
+    [failure] = status.failures
+    assert (failure.pod, failure.rank, failure.exit_code) == (second, 3, 7)
+    assert failure.action == "RestartInPlace"
+
+    force_delete(job, first)  # that of rank 0, whose launcher the operator listens to
+    begun(job, 2, f"{first}-r1", second)
+    assert job.uids()[second] == before[second]
+    for pod in (f"{first}-r1", second):
+        end(job, pod, 2)
+    status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 1, 1)
+    assert status.world is not None
+    assert (status.world.generation, status.world.members) == (2, "0-1")
+
+
+COLLECTIVE = """
+import os, sys, time
+import torch
+from torch import distributed as dist
+
+rank, generation = int(os.environ["RANK"]), os.environ["DDP_GENERATION"]
+dist.init_process_group("gloo")
+for step in range(40):
+    try:
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total == dist.get_world_size()
+    except RuntimeError:
+        if rank == 0:
+            time.sleep(3)  # as if it saved, while its store still answers
+        raise
+    if (rank, step, generation) == (1, 20, "0"):
+        os._exit(3)
+    time.sleep(0.02)
+print(f"rank {rank} is done in generation {generation}")
+"""
+
+
+def test_new_processes_meet_none_of_before(shared: Kubectl) -> None:
+    """A plain script of torch's, whose old rank 0 takes its time to end."""
+    name = "in-place-torch"
+    manifest = digits_job(name, replicas=3, restart={"scope": "InPlace", "maxRestarts": 1})
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    write = 'printf "%s" "$SCRIPT" > /tmp/script.py'
+    run = "exec python -m ddp_trainer.launch -- python /tmp/script.py"
+    del container["args"]
+    container |= {
+        "command": ["sh", "-c", f"{write} && {run}"],
+        "env": [{"name": "SCRIPT", "value": COLLECTIVE}],
+    }
+    shared.apply(manifest)
+    job = Job(shared, name)
+    status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 1, 0)
+    assert len(status.failures) == 1
+    for index in range(3):
+        job.log_with(f"{name}-0-{index}", f"rank {index} is done in generation 1")

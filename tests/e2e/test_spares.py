@@ -1,0 +1,115 @@
+"""Pods that wait without a rank, and take the place of one that is lost."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from tests.e2e.environment import Environment
+from tests.e2e.jobs import (
+    SHORT_RUN,
+    SLOW_STEPS,
+    Job,
+    digits_job,
+    force_delete,
+    is_training,
+    last_words,
+)
+from tests.e2e.kubectl import Kubectl, wait_for
+from tests.e2e.test_any_image import launched
+from tests.e2e.test_in_place import SCRIPT, begun, end
+
+STEP_LOG = "steps"
+
+
+def whole_with(job: Job, spares: int, *, generation: int) -> None:
+    """Wait until all its pods are ready, and so many spares."""
+
+    def ready() -> bool:
+        status = job.status()
+        known = status.world.generation if status.world else 0
+        return (status.ready, known) == (f"2/2 +{spares}", generation)
+
+    wait_for(ready, what=f"{job.name} to be whole, with its spare", describe=job.status)
+
+
+def test_a_training_loses_rank_0_and_a_worker_and_no_step(
+    environment: Environment, shared: Kubectl
+) -> None:
+    disturbed, undisturbed = "spares", "spares-undisturbed"
+    for name in (disturbed, undisturbed):
+        spec: dict[str, Any] = {"restart": {"scope": "Auto"}, "spares": int(name == disturbed)}
+        shared.apply(
+            digits_job(
+                name,
+                *SHORT_RUN,
+                *SLOW_STEPS,
+                f"--trace-samples=/checkpoints/{STEP_LOG}",
+                checkpoint={"persistentVolumeClaim": environment.make_claim(shared, name)},
+                **spec,
+            )
+        )
+    job, twin = Job(shared, disturbed), Job(shared, undisturbed)
+    whole_with(job, 1, generation=0)
+    wait_for(lambda: is_training(job), what="training", describe=job.status)
+    wait_for(
+        lambda: job.status().bookkeeping.launcher == "Pod",
+        what="its launcher to say that ranks form their group anew",
+        describe=job.status,
+    )
+    assert "waiting without a place" in job.log(f"{disturbed}-0-2")
+    before = job.uids()
+
+    leader, worker = f"{disturbed}-0-2", f"{disturbed}-0-0-r1"
+    force_delete(job, f"{disturbed}-0-0")  # rank 0's
+    job.log_with(leader, "going on from memory at step")
+    whole_with(job, 1, generation=1)
+    force_delete(job, f"{disturbed}-0-1")
+    status = job.wait_until("Succeeded")
+
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 2)
+    assert [failure.index for failure in status.failures] == [0, 1]
+    assert status.world is not None
+    assert (status.world.generation, status.world.members) == (2, "2,0")
+    assert job.uids()[f"{disturbed}-0-2"] == before[f"{disturbed}-0-2"]
+    for pod in (leader, worker):
+        assert "resuming from checkpoint" not in job.log_with(pod, "going on from memory at step")
+    broken = job.log(leader).count("the group broke at step")
+    for rank in range(2):
+        file = f"{STEP_LOG}.rank{rank}"
+        log = environment.read_volume(shared, claim=disturbed, file=file)
+        steps = [json.loads(line)["step"] for line in log.splitlines()]
+        # A step that was under way when the group broke is begun once more, and no other.
+        assert all(later - earlier in (0, 1) for earlier, later in pairwise(steps)), steps
+        assert (steps[0], steps[-1]) == (1, last_words(status)["totalSteps"])
+        assert len(steps) - len(set(steps)) <= broken + 2, steps
+
+    ends = [last_words(known) for known in (status, twin.wait_until("Succeeded"))]
+    for what in ("loss", "accuracy"):
+        assert ends[0][what] == ends[1][what]
+
+
+def test_a_plain_script_starts_anew_with_the_spare_in_the_lost_ones_place(shared: Kubectl) -> None:
+    name = "spares-in-place"
+    manifest = launched(name, ["python3", "-c", SCRIPT])
+    manifest["spec"] |= {"restart": {"scope": "InPlace"}, "spares": 1}
+    shared.apply(manifest)
+    job = Job(shared, name)
+    first, second, spare = (f"{name}-0-{slot}" for slot in range(3))
+    begun(job, 0, first, second)
+    whole_with(job, 1, generation=0)
+    assert "rank" not in job.log(spare), "it has none"
+
+    force_delete(job, first)
+    begun(job, 1, spare, second)
+    assert not any("of generation 0" in line for line in job.log(spare).splitlines())
+    for pod in (spare, second):
+        end(job, pod, 1)
+    status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
+
+    def gone() -> bool:
+        return {spare, second} == set(job.uids())
+
+    wait_for(gone, what="the end of the spare that came after", describe=job.uids)

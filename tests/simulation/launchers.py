@@ -1,0 +1,224 @@
+"""The launchers in pods of jobs whose processes start anew in place, and the way to them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from ddp_operator.api.bounded import format_time
+from ddp_operator.api.constants import (
+    ANNOTATION_GENERATION,
+    ENV_GENERATION,
+    ENV_HELD,
+    ENV_SCOPE,
+    LABEL_ATTEMPT,
+    LABEL_JOB_NAME,
+    LABEL_SERVING,
+)
+from ddp_operator.ports import Manifest
+
+from tests.simulation.clock import Clock
+from tests.simulation.kubelet import is_deleting, is_running
+from tests.simulation.server import ApiServer, owner_of
+
+PATIENCE_SECONDS = 60.0
+"""How long a launcher waits for what the operator decides about a failure."""
+
+Require = Callable[[object, str], None]
+
+
+def starts_anew(pod: Manifest) -> bool:
+    """Whether a pod's launcher starts its processes anew; others form their group by themselves, or
+    end with their pods.
+    """
+    scope = _told(pod, ENV_SCOPE)
+    return scope == "InPlace" or (scope == "Auto" and not _joins(pod))
+
+
+def _joins(pod: Manifest) -> bool:
+    """Whether its processes form their group anew by themselves: in every other job they do."""
+    return int(owner_of(pod).removeprefix("job-") or 0) % 2 == 1
+
+
+def _told(pod: Manifest, name: str) -> str | None:
+    [trainer] = pod["spec"]["containers"]
+    told = {entry["name"]: entry.get("value") for entry in trainer["env"]}
+    return told.get(name)
+
+
+def node_rank_at_birth(pod: Manifest) -> int | None:
+    """The place that a pod was made with; None: it has none."""
+    found = _told(pod, "NODE_RANK")
+    return None if found is None else int(found)
+
+
+@dataclass
+class Launcher:
+    """What one of them knows."""
+
+    generation: int
+    node_rank: int | None
+    """None: the pod has no place."""
+    start: bool = True
+    failure: Mapping[str, Any] | None = None
+    """Of its processes, in this generation."""
+    failed_at: float = 0.0
+    asks_until_ended: int = 0
+    """How often it says yet that processes of before have not ended."""
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether processes run in its pod, of whichever generation."""
+        return self.works or self.asks_until_ended > 0
+
+    @property
+    def works(self) -> bool:
+        """Whether those of the generation that it knows run."""
+        return self.node_rank is not None and self.start and self.failure is None
+
+
+@dataclass
+class Launchers:
+    """All of them, by the UID of their pods."""
+
+    server: ApiServer
+    clock: Clock
+    require: Require
+    cut_off: set[str] = field(default_factory=set)
+    """UIDs of pods that the operator does not reach."""
+    loses_answers: bool = False
+    """Whether what it is told takes effect, and it never hears so."""
+    processes_linger: bool = False
+    """Whether processes that are to end take some time."""
+    late: list[Mapping[str, Any]] = field(default_factory=list)
+    """Requests that were sent and come again later."""
+    _known: dict[str, Launcher] = field(default_factory=dict)
+    _places: dict[tuple[str, str, int, int], str] = field(default_factory=dict)
+    """Who has been told, or made, to have a place: UID of the job, attempt, generation and node
+    rank, and the host name of the pod."""
+
+    def of(self, pod: Manifest) -> Launcher:
+        """The launcher of a pod."""
+        annotations = pod["metadata"].get("annotations") or {}
+        generation = int(annotations.get(ANNOTATION_GENERATION, 0))
+        born = Launcher(generation, node_rank_at_birth(pod), start=not _told(pod, ENV_HELD))
+        return self._known.setdefault(pod["metadata"]["uid"], born)
+
+    def born(self, pod: Manifest) -> None:
+        """Judge the place that a pod is made with."""
+        self._judge_place(pod, int(_told(pod, ENV_GENERATION) or 0), node_rank_at_birth(pod))
+
+    def fail(self, pod: Manifest, code: int, message: str) -> bool:
+        """The processes of a pod end, and it stays; False: they had ended, or not begun."""
+        one = self.of(pod)
+        if not one.works or is_deleting(pod):
+            return False
+        one.failure = {
+            "pod": pod["metadata"]["name"],
+            "generation": one.generation,
+            "exitCode": code,
+            "message": message,
+            "time": format_time(self.clock.now()),
+        }
+        one.failed_at = self.clock.seconds
+        return True
+
+    def works(self, pod: Manifest) -> bool:
+        """Whether its processes run, or would if they were there."""
+        return self.of(pod).works
+
+    def out_of_patience(self, pod: Manifest) -> int | None:
+        """The exit code with which a pod ends now, since nothing came of its failure."""
+        one = self.of(pod)
+        waited = self.clock.seconds - one.failed_at
+        return one.failure["exitCode"] if one.failure and waited >= PATIENCE_SECONDS else None
+
+    def at(self, address: str) -> Manifest | None:
+        """The pod that listens there, as the operator reaches it."""
+        ip = address.partition(":")[0]
+        for pod in self.server.pods.values():
+            if pod["status"].get("podIP") == ip and is_running(pod):
+                return None if pod["metadata"]["uid"] in self.cut_off else pod
+        return None
+
+    def take(self, pod: Manifest, document: Mapping[str, Any]) -> tuple[int, bool]:
+        """PUT /world: the generation that it knows now, and whether those of before have ended."""
+        one = self.of(pod)
+        if document["jobUid"] != owner_of(pod) or document["generation"] < one.generation:
+            return one.generation, True
+        self._judge_place(pod, document["generation"], document["nodeRank"])
+        stored = (self.server.job or {}).get("status", {}).get("world", {}).get("generation", 0)
+        alive = self.server.job is not None and self.server.job["metadata"]["uid"] == owner_of(pod)
+        what = f"a launcher is told of generation {document['generation']}, stored is {stored}"
+        self.require(not alive or document["generation"] <= stored, what)
+        one.node_rank = document["nodeRank"]
+        if not starts_anew(pod):  # it joins the others in that generation alone
+            one.generation, one.start = document["generation"], True
+            return one.generation, True
+        if document["generation"] > one.generation:
+            one.asks_until_ended = 2 if one.has_ranks and self.processes_linger else 0
+            one.generation, one.start, one.failure = document["generation"], False, None
+        one.asks_until_ended = max(one.asks_until_ended - 1, 0)
+        ended = one.asks_until_ended == 0
+        if document["start"] and ended and not one.start:
+            one.start = True
+            self._judge_start(pod, one.generation)
+        return one.generation, ended
+
+    def _judge_place(self, pod: Manifest, generation: int, node_rank: int | None) -> None:
+        """No two pods ever hold one node rank of one generation, but one that takes the name of
+        another, under which nobody knows that one any more.
+        """
+        labels = pod["metadata"]["labels"]
+        if node_rank is not None:
+            where = (owner_of(pod), labels[LABEL_ATTEMPT], generation, node_rank)
+            host = pod["spec"]["hostname"]
+            known = self._places.setdefault(where, host)
+            claim = (
+                f"node rank {node_rank} of generation {generation} is that of {host} and {known}"
+            )
+            self.require(known == host, claim)
+
+    def _judge_start(self, pod: Manifest, generation: int) -> None:
+        """No process starts while one that it would take for its peer is of the past."""
+        for other in self.server.pods.values():
+            meets = all(
+                other["metadata"]["labels"].get(label) == pod["metadata"]["labels"][label]
+                for label in (LABEL_ATTEMPT, LABEL_JOB_NAME)
+            )
+            if not (meets and owner_of(other) == owner_of(pod) and is_running(other)):
+                continue
+            if is_deleting(other) or LABEL_SERVING not in other["metadata"]["labels"]:
+                continue
+            theirs = self.of(other)
+            past = theirs.has_ranks and (theirs.generation < generation or theirs.asks_until_ended)
+            names = f"{pod['metadata']['name']} and {other['metadata']['name']}"
+            self.require(not past, f"{names} run processes of different generations")
+
+    def say(self, pod: Manifest) -> bytes:
+        """GET /world, of the pod of node rank 0: what all have told it that reach it."""
+        one = self.of(pod)
+        failures = [
+            failure
+            for other in self.server.pods.values()
+            if owner_of(other) == owner_of(pod)
+            and is_running(other)
+            and (failure := self.of(other).failure)
+            and failure["generation"] == one.generation
+        ]
+        number = 1 + one.generation * 100 + len(failures)
+        scope = "Pod" if _joins(pod) else "InPlace"
+        said = {"number": number, "generation": one.generation, "failures": failures}
+        said |= {"scope": scope}
+        return orjson.dumps(said)
+
+    def deliver_late(self) -> None:
+        """What was sent long ago comes again, to whoever has the address by now."""
+        late, self.late = self.late, []
+        for sent in late:
+            pod = self.at(sent["address"])
+            if pod is not None:
+                before = self.of(pod).generation
+                self.take(pod, sent["document"])
+                now = self.of(pod).generation
+                self.require(now >= before, f"a launcher went back from {before} to {now}")

@@ -1,0 +1,202 @@
+"""The engine and the launchers in pods: what it hears of them, and what it tells them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from ddp_operator.engine.engine import Engine
+from ddp_operator.job.membership.launchers import InvalidAnswerError, parse
+from ddp_operator.ports import Key
+
+from tests.unit.engine.fakes import ACCESS, FakeCluster
+from tests.unit.engine.test_reconciler import READY, job
+from tests.waiting import eventually
+
+FAILURE = {
+    "pod": "train-0-1",
+    "generation": 0,
+    "exitCode": 3,
+    "message": "boom",
+    "time": "2026-11-21T03:00:00Z",
+}
+
+
+class FakeLaunchers:
+    """Implements `ports.Trainers`: launchers by their address, told and asked."""
+
+    def __init__(self) -> None:
+        self.answer: bytes | str = "nobody listens"
+        self.deaf: set[str] = set()
+        self.lingering: set[str] = set()
+        """Where processes of before do not end."""
+        self.told: list[tuple[str, int, bool, str]] = []
+        self._changed = asyncio.Event()
+
+    def say(self, *failures: Mapping[str, Any], number: int = 1, generation: int = 0) -> None:
+        said = {"number": number, "generation": generation, "failures": list(failures)}
+        self.answer = json.dumps(said).encode()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def status(self, address: str) -> bytes | str:
+        return f"{address}: nothing to report yet"
+
+    async def dump_stacks(self, address: str, *, token: str) -> bool:
+        raise AssertionError((address, token))
+
+    async def checkpoint(self, address: str, *, token: str) -> bool:
+        raise AssertionError((address, token))
+
+    async def tell_world(
+        self, address: str, document: Mapping[str, Any], *, token: str
+    ) -> tuple[int, bool] | None:
+        generation: int = document["generation"]
+        if address in self.deaf:
+            return None
+        self.told.append((address, generation, document["start"], token))
+        return generation, address not in self.lingering
+
+    async def hear_world(
+        self, address: str, *, after: int, wait_seconds: int, token: str
+    ) -> bytes | str:
+        assert (address, wait_seconds, token) == ("10.0.0.1:29501", 20, ACCESS.token_of("u1"))
+        if isinstance(self.answer, bytes) and json.loads(self.answer).get("number") == after:
+            await self._changed.wait()
+        return self.answer
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class World:
+    """A job of two pods that run, whose processes start anew in place."""
+
+    def __init__(self) -> None:
+        self.cluster, self.launchers = FakeCluster(), FakeLaunchers()
+        self.ahead = timedelta()
+        self.engine = Engine(
+            self.cluster,
+            access=ACCESS,
+            clock=lambda: datetime.now(UTC) + self.ahead,
+            trainers=self.launchers,
+        )
+        self.cluster.tell = self.engine.look_at
+        self.engine.start()
+
+    async def run(self) -> None:
+        manifest = job(restart={"scope": "InPlace"})
+        manifest["metadata"]["creationTimestamp"] = datetime.now(UTC).isoformat()
+        self.engine.job_changed(self.cluster.store_job(manifest))
+        await self.until(lambda: len(self.cluster.pods) == 2)
+        for number, name in enumerate(("train-0-0", "train-0-1"), start=1):
+            self.start(name, f"10.0.0.{number}")
+        await self.until(lambda: self.status.get("phase") == "Running")
+
+    def start(self, name: str, ip: str) -> None:
+        running = {"running": {"startedAt": datetime.now(UTC).isoformat()}}
+        containers = [{"name": "trainer", "state": running}]
+        status = {**READY, "podIP": ip, "containerStatuses": containers}
+        self.cluster.set_pod_status(name, status)
+        self.engine.look_at(Key("default", "train"))
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.cluster.jobs[Key("default", "train")].get("status") or {}
+        return found
+
+    @property
+    def generation(self) -> int:
+        found: int = self.status.get("world", {}).get("generation", 0)
+        return found
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        await eventually(condition, describe=lambda: self.cluster.jobs)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    yield world
+    await world.engine.stop()
+
+
+async def test_a_failure_that_is_told_has_all_launchers_begin_anew(world: World) -> None:
+    world.launchers.say()
+    await world.run()
+    await world.until(lambda: world.status["bookkeeping"].get("launcher") == "InPlace")
+    world.launchers.say(FAILURE, number=2)
+    await world.until(lambda: world.generation == 1)
+    await world.until(lambda: world.status["phase"] == "Running")
+    token = ACCESS.token_of("u1")
+    both = ("10.0.0.1:29501", "10.0.0.2:29501")
+    first, then = world.launchers.told[:2], world.launchers.told[2:]
+    assert sorted(first) == [(address, 1, False, token) for address in both]
+    assert sorted(then) == [(address, 1, True, token) for address in both]
+    assert sorted(pod.name for pod in world.cluster.pods) == ["train-0-0", "train-0-1"]
+    assert world.status["restarts"] == 1
+
+
+async def test_a_pod_whose_launcher_stays_deaf_is_replaced(world: World) -> None:
+    world.launchers.say()
+    world.launchers.deaf.add("10.0.0.2:29501")
+    await world.run()
+    await world.until(lambda: world.status["bookkeeping"].get("launcher") == "InPlace")
+    world.launchers.say(FAILURE, number=2)
+    await world.until(lambda: len(world.launchers.told) == 1)
+    assert world.status["phase"] == "Restarting"
+    world.ahead += timedelta(seconds=31)
+    await world.until(lambda: Key("default", "train-0-1-r1") in world.cluster.pods)
+    assert world.generation == 2
+    assert Key("default", "train-0-0") in world.cluster.pods
+    world.start("train-0-1-r1", "10.0.0.3")
+    await world.until(lambda: world.status["phase"] == "Running")
+    started = {address for address, *what, _ in world.launchers.told if what == [2, True]}
+    assert started == {"10.0.0.1:29501", "10.0.0.3:29501"}
+
+
+async def test_nothing_starts_before_all_of_before_has_ended(world: World) -> None:
+    world.launchers.say()
+    world.launchers.lingering.add("10.0.0.2:29501")
+    await world.run()
+    await world.until(lambda: world.status["bookkeeping"].get("launcher") == "InPlace")
+    world.launchers.say(FAILURE, number=2)
+    asked = [("10.0.0.2:29501", 1, False)] * 2
+    await world.until(lambda: [t[:3] for t in world.launchers.told].count(asked[0]) == len(asked))
+    assert not any(start for _, _, start, _ in world.launchers.told)
+    world.launchers.lingering.clear()
+    await world.until(lambda: world.status["phase"] == "Running")
+    assert world.generation == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b"[" * 50_000,
+        b'{"number": 1}',
+        b'{"number": -1, "generation": 0}',
+        b'{"number": "1", "generation": 0}',
+        json.dumps({"number": 1, "generation": 0, "failures": [FAILURE] * 65}).encode(),
+        *(
+            json.dumps({"number": 1, "generation": 0, "failures": [{**FAILURE, **wrong}]}).encode()
+            for wrong in (
+                {"pod": "x" * 300},
+                {"exitCode": 0},
+                {"exitCode": 256},
+                {"generation": 1e300},
+                {"message": "x" * 5000},
+                {"time": "2026-11-21T03:00:00"},
+                {"time": "0001-01-01T00:00:00Z"},
+                {"time": None},
+            )
+        ),
+    ],
+)
+def test_what_is_no_answer_decides_nothing(content: bytes) -> None:
+    with pytest.raises(InvalidAnswerError):
+        parse(content)

@@ -1,0 +1,238 @@
+"""`plan` of jobs whose processes start anew in their pods: what is decided, and who is told."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership.launchers import NOTHING, Heard, PodFailure
+from ddp_operator.job.membership.world import world_of
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.planning.telling import UNREACHABLE_SECONDS
+from ddp_operator.job.pods.manifests import environment
+from ddp_operator.job.pods.state import Identity, PodState
+
+from tests.unit.job.builders import condition, ended, later, pod, ready, running_job, stored
+
+LISTENS = Heard(answers=True, scope="InPlace")
+
+
+def in_place(**spec: Any) -> tuple[DDPJob, list[PodState]]:
+    """A job of three pods that train, whose launchers answer."""
+    restart = {"scope": "InPlace", **spec.pop("restart", {})}
+    job, pods = running_job(replicas=3, restart=restart, **spec)
+    pods = [listening(each) for each in pods]
+    return stored(job, plan(job, pods, later(20), heard=LISTENS)), pods
+
+
+def listening(each: PodState) -> PodState:
+    address = f"10.0.0.{each.identity.index}:29501"
+    return replace(each, address=address, started=later(1))
+
+
+def failure(of: PodState, *, generation: int = 0, code: int = 1, at: float = 59) -> PodFailure:
+    return PodFailure(
+        pod=of.key.name, generation=generation, exit_code=code, message="boom", time=later(at)
+    )
+
+
+def heard(*failures: PodFailure, **more: Any) -> Heard:
+    return replace(LISTENS, failures=failures, **more)
+
+
+def told(job: DDPJob, pods: list[PodState], when: datetime, **what: Any) -> Plan:
+    return plan(job, pods, when, heard=replace(LISTENS, **what))
+
+
+def knowing(pods: list[PodState], generation: int, *, start: bool = True) -> Mapping[str, Any]:
+    return {"told": {each.key.name: (generation, start) for each in pods}}
+
+
+def test_processes_start_anew_and_no_pod_is_touched() -> None:
+    job, pods = in_place()
+    planned = plan(job, pods, later(60), heard=heard(failure(pods[1])))
+    assert planned.decided
+    assert planned.tell == (), "not before it is on record"
+    world = planned.status.world
+    assert world is not None
+    assert (world.generation, world.size, world.members) == (1, 3, "0-2")
+    assert world.grace_seconds == 15
+    assert (planned.status.restarts, planned.status.attempt) == (1, 0)
+    assert planned.status.bookkeeping.replacements == {}
+    [failed] = planned.status.failures
+    assert (failed.action, failed.index, failed.message) == ("RestartInPlace", 1, "boom")
+    assert condition(planned, "PodsCreated")[0] == "True"
+    assert condition(planned, "Running")[0] == "False"
+
+    job = stored(job, planned)
+    planned = plan(job, pods, later(60), heard=heard(failure(pods[1])))
+    assert not planned.decided
+    assert (planned.create, planned.delete) == ((), ())
+    assert [telling.document["nodeRank"] for telling in planned.tell] == [0, 1, 2]
+    assert not any(telling.start for telling in planned.tell), "those of before may run elsewhere"
+    some = told(job, pods, later(61), **knowing(pods[:2], 1, start=False))
+    assert [(telling.pod, telling.start) for telling in some.tell] == [(pods[2].key.name, False)]
+    planned = told(job, pods, later(61), **knowing(pods, 1, start=False))
+    assert all(telling.start and telling.generation == 1 for telling in planned.tell)
+    assert planned.tell[2].document == {
+        "jobUid": job.uid,
+        "attempt": 0,
+        "generation": 1,
+        "nodeRank": 2,
+        "nodes": 3,
+        "masterAddr": "digits-0-0.digits",
+        "masterAddress": "10.0.0.0",
+        "start": True,
+        "graceSeconds": 15,
+        "broken": False,
+    }
+    assert condition(planned, "Running")[0] == "False", "nobody knows of it yet"
+
+
+def test_who_has_taken_note_is_not_told_again_and_runs() -> None:
+    job, pods = in_place()
+    job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
+    both = {**knowing(pods, 1, start=False)["told"], **knowing(pods[:2], 1)["told"]}
+    some = told(job, pods, later(61), told=both)
+    assert [(telling.pod, telling.start) for telling in some.tell] == [(pods[2].key.name, True)]
+    assert condition(some, "Running")[0] == "False"
+    done = told(job, pods, later(61), **knowing(pods, 1))
+    assert done.tell == ()
+    assert condition(done, "Running") == ("True", "PodsReady")
+
+
+def test_the_pod_of_rank_0_saves_or_nobody_does() -> None:
+    job, pods = in_place()
+    planned = plan(job, pods, later(60), heard=heard(failure(pods[0])))
+    assert planned.status.world is not None
+    assert planned.status.world.grace_seconds == 0
+
+
+def test_a_pod_that_is_gone_is_replaced_and_the_others_wait_for_it() -> None:
+    job, pods = in_place()
+    lost = ended(job, 2, code=137, at=59)
+    planned = plan(job, [*pods[:2], lost], later(63), heard=LISTENS)
+    assert planned.status.world is not None
+    assert planned.status.world.generation == 1
+    assert planned.status.bookkeeping.replacements == {"2": 1}
+    job = stored(job, planned)
+
+    planned = plan(job, [*pods[:2], lost], later(63), heard=LISTENS)
+    assert [each.replacement for each in planned.create] == [1]
+    assert [(telling.pod, telling.start) for telling in planned.tell] == [
+        (pods[0].key.name, False),
+        (pods[1].key.name, False),
+    ]
+    new = pod(job, 2, replacement=1, generation=1)
+    waiting = told(job, [*pods[:2], new], later(64), **knowing(pods[:2], 1, start=False))
+    assert waiting.tell == ()
+    new = listening(ready(job, 2, replacement=1, generation=1))
+    going = told(job, [*pods[:2], new], later(65), **knowing(pods[:2], 1, start=False))
+    assert [telling.start for telling in going.tell] == [True, True, True], "the new one waits, too"
+    done = told(job, [*pods[:2], new], later(66), **knowing([*pods[:2], new], 1))
+    assert done.tell == ()
+    assert condition(done, "Running")[0] == "True"
+
+
+def test_failures_of_another_generation_are_none() -> None:
+    job, pods = in_place()
+    assert not plan(job, pods, later(60), heard=heard(failure(pods[1], generation=3))).decided
+    stranger = PodFailure(pod="another", generation=0, exit_code=1, time=later(59))
+    assert not plan(job, pods, later(60), heard=heard(stranger)).decided
+
+
+@pytest.mark.parametrize("code", [64, 1])
+def test_what_ends_a_job_ends_it_here_too(code: int) -> None:
+    job, pods = in_place(restart={"maxRestarts": 0})
+    planned = plan(job, pods, later(60), heard=heard(failure(pods[1], code=code)))
+    assert condition(planned, "Failed")[0] == "True"
+
+
+def test_the_gang_starts_anew_where_no_launcher_has_ever_answered() -> None:
+    job, pods = running_job(replicas=3, restart={"scope": "InPlace"})
+    planned = plan(job, [*pods[:2], ended(job, 2, code=1, at=59)], later(60))
+    assert planned.status.attempt == 1
+    assert "no launcher answers" in planned.events[0].message
+
+
+def test_a_pause_holds_processes_back_as_it_does_pods() -> None:
+    job, pods = in_place()
+    for number in range(2):
+        generation = job.status.world.generation if job.status.world else 0
+        fault = heard(failure(pods[1], generation=generation, at=60 + number))
+        fault = replace(fault, **knowing(pods, generation))
+        job = stored(job, plan(job, pods, later(60 + number), heard=fault))
+    assert job.status.next_start_time is not None
+    held = told(job, pods, later(62), **knowing(pods, 2, start=False))
+    assert held.tell == ()
+    after = told(job, pods, later(600), **knowing(pods, 2, start=False))
+    assert [telling.start for telling in after.tell] == [True] * 3
+
+
+def test_a_launcher_that_cannot_be_told_loses_its_pod() -> None:
+    job, pods = in_place()
+    job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
+    deaf = {"unreached_since": {pods[2].key.name: later(61)}, **knowing(pods[:2], 1)}
+    early = told(job, pods, later(61 + UNREACHABLE_SECONDS - 1), **deaf)
+    assert not early.decided
+    late = told(job, pods, later(61 + UNREACHABLE_SECONDS), **deaf)
+    [*_, lost] = late.status.failures
+    assert (lost.reason, lost.index, lost.charged) == ("LauncherUnreachable", 2, False)
+    assert late.status.bookkeeping.replacements == {"2": 1}
+    assert late.status.world is not None
+    assert late.status.world.generation == 2
+
+
+def test_a_gang_that_starts_anew_goes_on_counting() -> None:
+    job, pods = in_place(restart={"rules": [{"exitCodes": [9], "action": "RestartGang"}]})
+    job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
+    fault = heard(failure(pods[1], generation=1, code=9, at=70), **knowing(pods, 1))
+    planned = plan(job, pods, later(70), heard=fault)
+    assert planned.status.attempt == 1
+    assert planned.status.world is not None
+    assert planned.status.world.generation == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "action", "spec"),
+    [
+        ("Pod", "RestartPod", {}),
+        ("InPlace", "RestartInPlace", {}),
+        ("", "RestartGang", {}),
+        ("Pod", "RestartGang", {"scheduling": {"queueName": "research"}}),
+    ],
+)
+def test_what_starts_anew_is_what_the_launcher_says_it_can(
+    said: Any, action: str, spec: dict[str, Any]
+) -> None:
+    job, pods = running_job(replicas=3, restart={"scope": "Auto"}, **spec)
+    pods = [listening(each) for each in pods]
+    known = replace(NOTHING, answers=bool(said), scope=said)
+    job = stored(job, plan(job, pods, later(20), heard=known))
+    assert job.status.bookkeeping.launcher == said
+    lost = [*pods[:2], ended(job, 2, code=1, at=59)]
+    planned = plan(job, lost, later(60), heard=NOTHING)  # what was said once is on record
+    assert planned.status.failures[-1].action == action
+    if action == "RestartGang":
+        assert planned.status.bookkeeping.launcher == "", "new pods may be of another image"
+
+
+def test_new_pods_that_re_form_are_not_held() -> None:
+    job, _ = in_place()
+    world = world_of(job).model_copy(update={"generation": 2})
+    job = replace(job, status=job.status.model_copy(update={"world": world}))
+    for scope, said, held in (
+        ("InPlace", "InPlace", True),
+        ("Auto", "InPlace", True),
+        ("Auto", "Pod", False),
+        ("Auto", "", False),
+        ("Pod", "Pod", False),
+    ):
+        restart = job.spec.restart.model_copy(update={"scope": scope})
+        spec = job.spec.model_copy(update={"restart": restart})
+        of_scope = replace(job, spec=spec, status=job.status.noting(launcher=said))
+        told = environment(of_scope, Identity(1, 0, 1), token="")
+        assert (told["DDP_RESTART_SCOPE"], "DDP_HELD" in told) == (scope, held)

@@ -1,0 +1,322 @@
+"""`plan` of jobs with pods that wait without a place: who takes a lost one's, and when."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership import world
+from ddp_operator.job.membership.launchers import NOTHING, Heard
+from ddp_operator.job.planning import spares
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.manifests import environment
+from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.ports import Node
+
+from tests.unit.job.builders import condition, ended, later, ready, running_job, stored, with_status
+from tests.unit.job.planning.test_in_place import failure, knowing, listening
+
+
+def with_spares(
+    *, count: int = 1, scope: str = "Pod", **spec: Any
+) -> tuple[DDPJob, list[PodState]]:
+    """A job of three pods that train, and its spares, all ready."""
+    job, pods = running_job(replicas=3, spares=count, restart={"scope": scope}, **spec)
+    pods += [ready(job, 3 + number) for number in range(count)]
+    pods = [listening(each) for each in pods]
+    return stored(job, plan(job, pods, later(20), heard=listens(scope))), pods
+
+
+def listens(scope: str) -> Heard:
+    """What is known of launchers of that scope: nobody asks those of others."""
+    return Heard(answers=True, scope="InPlace") if scope == "InPlace" else NOTHING
+
+
+def recorded(job: DDPJob, planned: Plan) -> DDPJob:
+    assert planned.decided
+    assert (planned.create, planned.create_spares, planned.delete) == ((), (), ())
+    assert planned.tell == (), "not before it is on record"
+    return stored(job, planned)
+
+
+def names(pods: Sequence[Identity]) -> list[str]:
+    return [each.pod_name("digits") for each in pods]
+
+
+def test_spares_come_once_the_group_is_placed_and_have_no_place() -> None:
+    job, pods = running_job(replicas=3, spares=2, restart={"scope": "Pod"})
+    unplaced = [replace(pods[0], node=""), *pods[1:]]
+    assert plan(job, unplaced, later(20)).create_spares == ()
+    assert plan(job, pods[:2], later(20)).create_spares == ()
+    planned = plan(job, pods, later(20))
+    assert names(planned.create_spares) == ["digits-0-3", "digits-0-4"]
+    assert planned.status.ready == "3/3 +0"
+    told = environment(job, planned.create_spares[0], token="secret")
+    assert told["DDP_POD"] == "digits-0-3"
+    assert {"MASTER_PORT", "LOCAL_WORLD_SIZE", "DDP_GENERATION", "DDP_TOKEN"} <= told.keys()
+    assert not {"RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "PET_NNODES"} & told.keys()
+    there = [*pods, *(listening(ready(job, slot)) for slot in (3, 4))]
+    planned = plan(job, there, later(21))
+    assert planned.create_spares == ()
+    assert (planned.status.ready, planned.status.ready_replicas) == ("3/3 +2", 3)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_spare_takes_the_place_in_the_write_that_records_the_loss(victim: int) -> None:
+    job, pods = with_spares()
+    lost = ended(job, victim, code=137, at=59)
+    seen = [lost if each.identity.index == victim else each for each in pods]
+    planned = plan(job, seen, later(63))
+    job = recorded(job, planned)
+    found = planned.status.world
+    assert found is not None
+    assert (found.generation, found.size) == (1, 3)
+    assert found.members == ("3,1-2" if victim == 0 else "0-1,3")
+    assert planned.status.bookkeeping.replacements == {str(victim): 1}
+    [event] = planned.events
+    assert f"spare digits-0-3 becomes node rank {victim} (" in event.message
+    assert condition(planned, "PodsCreated")[0] == "True"
+    assert planned.status.next_start_time is None, "nothing is waited for"
+
+    planned = plan(job, seen, later(63))
+    assert planned.delete == (lost.key,)
+    assert planned.create == ()
+    assert names(planned.create_spares) == [f"digits-0-{victim}-r1"]
+    assert {telling.pod: telling.document["nodeRank"] for telling in planned.tell} == {
+        each.key.name: rank
+        for rank, each in enumerate([pods[3 if i == victim else i] for i in range(3)])
+    }
+    for telling in planned.tell:
+        assert telling.document["broken"], "nobody is to wait for the lost one"
+        assert telling.start, "they form no group with ranks of another generation"
+        leader = 3 if victim == 0 else 0
+        assert telling.document["masterAddr"] == f"digits-0-{leader}.digits"
+        assert telling.document["masterAddress"] == f"10.0.0.{leader}"
+    assert condition(planned, "Running")[0] == "False"
+
+    others = [each for each in pods if each.identity.index != victim]
+    planned = plan(job, others, later(64), heard=replace(NOTHING, **knowing(others, 1)))
+    assert planned.tell == ()
+    assert condition(planned, "Running")[0] == "True"
+    assert planned.status.ready == "3/3 +0"
+
+
+def test_a_spare_rather_goes_to_a_node_of_its_own() -> None:
+    job, _ = with_spares()
+    assert "affinity" not in manifests.pod(job, Identity(2, 0))["spec"]
+    affinity = manifests.pod(job, Identity(3, 0))["spec"]["affinity"]
+    [(kind, [preference])] = affinity["podAntiAffinity"].items()
+    assert kind.startswith("preferred")
+    term = preference["podAffinityTerm"]
+    assert term["labelSelector"]["matchLabels"] == {"ddp-operator.io/job-name": "digits"}
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+
+
+def test_places_change_hands_again_and_again() -> None:
+    job, pods = with_spares()
+    by_slot = {each.identity.slot: each for each in pods}
+    for round_ in range(1, 6):
+        slot = world.members(job)[1]
+        now = later(60 + 60 * round_)
+        lost = replace(by_slot.pop(slot), phase="Failed", reason="Evicted")
+        job = recorded(job, plan(job, [*by_slot.values(), lost], now))
+        told = replace(NOTHING, **knowing(list(by_slot.values()), round_))
+        planned = plan(job, list(by_slot.values()), now, heard=told)
+        assert condition(planned, "Running")[0] == "True"
+        [new] = planned.create_spares
+        assert (new.slot, new.replacement) == (slot, (round_ + 1) // 2)
+        by_slot[slot] = listening(ready(job, slot, replacement=new.replacement, generation=round_))
+        assert world.members(job)[1] == (3 if round_ % 2 else 1)
+    assert job.status.attempt == 0
+    assert job.status.restarts == 0
+    assert job.status.disruptions == 5
+
+
+def test_of_more_lost_ones_than_spares_the_rest_is_replaced() -> None:
+    job, pods = with_spares()
+    seen = [pods[0], *(ended(job, index, code=137, at=59) for index in (1, 2)), pods[3]]
+    planned = plan(job, seen, later(63))
+    job = recorded(job, planned)
+    assert planned.status.world is not None
+    assert planned.status.world.members == "0,3,2"
+    assert planned.status.bookkeeping.replacing == (2,)
+    [event] = planned.events
+    assert "spare digits-0-3 becomes node rank 1, replacing the pod of node rank 2" in event.message
+    planned = plan(job, seen, later(70))
+    assert names(planned.create) == ["digits-0-2-r1"]
+    assert planned.create_spares == (), "not before the group is whole"
+    new = environment(job, planned.create[0], token="")
+    assert (new["NODE_RANK"], new["DDP_GENERATION"], new["WORLD_SIZE"]) == ("2", "1", "3")
+
+
+def test_processes_of_others_start_anew_with_the_spare_in_place() -> None:
+    job, pods = with_spares(scope="InPlace")
+    seen = [*pods[:2], ended(job, 2, code=137, at=59), pods[3]]
+    planned = plan(job, seen, later(63), heard=listens("InPlace"))
+    job = recorded(job, planned)
+    [event] = planned.events
+    said = "all processes start anew in place, spare digits-0-3 becomes node rank 2"
+    assert said in event.message
+    group = [*pods[:2], pods[3]]
+    planned = plan(job, seen, later(63), heard=listens("InPlace"))
+    assert [telling.start for telling in planned.tell] == [False] * 3
+    heard = replace(listens("InPlace"), **knowing(group, 1, start=False))
+    planned = plan(job, group, later(70), heard=heard)
+    assert [telling.start for telling in planned.tell] == [True] * 3
+    # What fails in its pod keeps it, and its place.
+    told = replace(
+        listens("InPlace"),
+        **knowing(group, 1),
+        failures=(failure(pods[3], generation=1, at=80),),
+    )
+    planned = plan(job, group, later(81), heard=told)
+    assert planned.status.world is not None
+    assert (planned.status.world.generation, planned.status.world.members) == (2, "0-1,3")
+    assert planned.status.failures[-1].index == 2
+
+
+def test_a_spare_that_ends_costs_nothing_and_the_next_comes_later() -> None:
+    job, pods = with_spares()
+    dead = replace(pods[3], phase="Failed", reason="Evicted")
+    planned = plan(job, [*pods[:3], dead], later(60))
+    job = recorded(job, planned)
+    assert (planned.status.restarts, planned.status.disruptions) == (0, 0)
+    assert planned.status.failures == ()
+    assert planned.status.incarnation == (0, 0, 0)
+    assert [event.reason for event in planned.events] == [spares.SPARES_LOST]
+    assert condition(planned, "Running")[0] == "True"
+    planned = plan(job, [*pods[:3], dead], later(61))
+    assert planned.delete == (dead.key,)
+    assert planned.create_spares == ()
+    assert planned.look_again_at == later(70)
+    planned = plan(job, pods[:3], later(70))
+    assert names(planned.create_spares) == ["digits-0-3-r1"]
+    pauses = []
+    for replacement in range(1, 8):
+        job = stored(job, plan(job, pods[:3], later(400 * replacement)))
+        again = ended(job, 3, code=1, at=1, replacement=replacement)
+        job = recorded(job, plan(job, [*pods[:3], again], later(400 * replacement)))
+        due = job.status.bookkeeping.no_spare_before
+        assert due is not None
+        pauses.append((due - later(400 * replacement)).total_seconds())
+    assert pauses == [20, 40, 80, 160, 300, 300, 300]
+
+
+def test_a_spare_that_is_gone_is_not_made_again_under_its_name() -> None:
+    job, pods = with_spares()
+    planned = plan(job, pods[:3], later(60))
+    job = recorded(job, planned)
+    assert job.status.bookkeeping.replacements == {"3": 1}
+    assert job.status.incarnation == (0, 0, 0)
+    planned = plan(job, pods[:3], later(70))
+    assert names(planned.create_spares) == ["digits-0-3-r1"]
+    # One that has never been seen may be there: it is asked for again, and nothing is counted.
+    job = stored(job, planned)
+    assert plan(job, pods[:3], later(71)).create_spares == planned.create_spares
+
+
+def test_what_the_api_server_refuses_is_asked_for_again_later() -> None:
+    job, pods = with_spares()
+    planned = spares.refused(job, "exceeded quota", later(60))
+    [event] = planned.events
+    assert (event.reason, event.warning) == (spares.SPARES_REFUSED, True)
+    assert "exceeded quota" in event.message
+    job = stored(job, planned)
+    without = with_status(job, spares=())
+    assert plan(without, pods[:3], later(61)).create_spares == ()
+    assert plan(without, pods[:3], later(120)).create_spares != ()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"deleting": True},
+        {"disruption": "PreemptionByScheduler"},
+        {"started": None},
+        {"address": ""},
+        {"phase": "Failed"},
+    ],
+)
+def test_who_is_not_well_takes_no_place(state: dict[str, Any]) -> None:
+    job, pods = with_spares()
+    seen = [*pods[:2], ended(job, 2, code=137, at=59), replace(pods[3], **state)]
+    planned = plan(job, seen, later(63))
+    assert planned.status.world is None
+    assert planned.status.bookkeeping.replacements == {"2": 1}
+
+
+def test_spares_go_with_the_job_its_suspension_and_its_attempt() -> None:
+    job, pods = with_spares()
+    done = [ended(job, index, code=0, at=100) for index in range(3)]
+    job = stored(job, plan(job, [*done, pods[3]], later(110)))
+    assert job.status.phase == "Succeeded"
+    assert plan(job, [*done, pods[3]], later(111)).delete == (pods[3].key,)
+
+    job, pods = with_spares()
+    job = replace(job, spec=job.spec.model_copy(update={"suspend": True}))
+    job = recorded(job, plan(job, pods, later(60)))
+    assert set(plan(job, pods, later(60)).delete) == {each.key for each in pods}
+
+    job, pods = with_spares()
+    hopeless = [ended(job, index, code=1, at=59) for index in range(3)]
+    job = recorded(job, plan(job, [*hopeless, pods[3]], later(60)))
+    assert job.status.attempt == 1, "there is nobody left to take part"
+    assert pods[3].key in plan(job, [*hopeless, pods[3]], later(60)).delete
+
+
+def test_the_next_attempt_begins_with_the_first_pods() -> None:
+    job, pods = with_spares()
+    job = recorded(job, plan(job, [*pods[1:], ended(job, 0, code=137, at=59)], later(63)))
+    assert world.members(job) == (3, 1, 2)
+    all_lost = [replace(each, phase="Failed", reason="Evicted") for each in (pods[3], *pods[1:3])]
+    job = recorded(job, plan(job, all_lost, later(70)))
+    assert job.status.attempt == 1
+    assert job.status.world is not None
+    assert (job.status.world.generation, job.status.world.members) == (2, "0-2")
+    assert job.status.bookkeeping.replacements == {}
+
+
+def test_more_and_fewer_spares_while_the_job_runs() -> None:
+    job, pods = with_spares()
+    more = replace(job, spec=job.spec.model_copy(update={"spares": 3}))
+    assert names(plan(more, pods, later(60)).create_spares) == ["digits-0-4", "digits-0-5"]
+    none = replace(job, spec=job.spec.model_copy(update={"spares": 0}))
+    assert plan(none, pods, later(60)).delete == (pods[3].key,)
+    # A pod that has taken a place keeps it, whatever its number.
+    job = recorded(job, plan(job, [*pods[1:], ended(job, 0, code=137, at=59)], later(63)))
+    none = replace(job, spec=job.spec.model_copy(update={"spares": 0}))
+    told = replace(NOTHING, **knowing(pods[1:], 1))
+    planned = plan(none, pods[1:], later(70), heard=told)
+    assert (planned.delete, planned.create, planned.create_spares) == ((), (), ())
+    assert condition(planned, "Running")[0] == "True"
+
+
+def test_a_pod_on_a_node_that_goes_leaves_for_a_spare_though_no_node_is_free() -> None:
+    job, pods = with_spares()
+    pods = [replace(each, node=f"node-{each.identity.index}") for each in pods]
+    nodes = [Node(f"node-{index}", {}) for index in (0, 1, 3)]
+    nodes.append(Node("node-2", {}, leaving="a taint"))
+    planned = plan(job, pods, later(60), nodes=nodes)
+    assert planned.decided
+    assert planned.status.world is not None
+    assert planned.status.world.members == "0-1,3"
+
+
+@pytest.mark.parametrize("members", ["", "0", "0-1,1", "x", "0-2,3", "0-99999", "1-", "3-1,0,2"])
+def test_a_record_that_makes_no_group_is_none(members: str) -> None:
+    job, _ = with_spares()
+    found = world.world_of(job).model_copy(update={"members": members, "generation": 4})
+    job = replace(job, status=job.status.model_copy(update={"world": found}))
+    assert list(world.members(job)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("slots", "text"),
+    [((0, 1, 2), "0-2"), ((3, 1, 2), "3,1-2"), ((2, 1, 0), "2,1,0"), ((7,), "7"), ((0, 9), "0,9")],
+)
+def test_slots_in_words_are_read_again(slots: tuple[int, ...], text: str) -> None:
+    assert world.in_words(slots) == text
+    assert world._read(text) == slots
