@@ -297,6 +297,7 @@ GOOD_MANIFESTS: dict[str, Json] = {
 
 DEFAULTS: Json = {
     "replicas": 1,
+    "spares": 0,
     "nprocPerNode": "auto",
     "backend": "auto",
     "launcher": "auto",

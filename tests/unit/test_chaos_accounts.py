@@ -83,7 +83,7 @@ def test_nothing_to_complain_about() -> None:
     [
         ({"restarts": 2}, "2 charged restarts of 1 kills"),
         ({"disruptions": 2}, "2 disruptions of 1 removals"),
-        ({"restarts": 0}, "but 2 new attempts and 0 replacements"),
+        ({"restarts": 0}, "but 2 new attempts, 0 replacements, 0 generations"),
         ({"attempt": 3}, "pods of attempts [0, 1, 2] were seen"),
         ({"failures": [KILLED]}, "1 failures on record instead of 2"),
         ({"failures": [KILLED, DELETED | {"charged": True}]}, "nothing was done that explains"),
@@ -110,7 +110,17 @@ def test_replacements_count_for_single_pods_alone() -> None:
     (complaint,) = one_replaced.complaints()[:1]
     assert "attempt 1, but pods of attempts [0, 1, 2] were seen" in complaint
     gang = account(status={"attempt": 1}, names=["train-1-0-r1"])
-    assert any("but 1 new attempts and 1 replacements" in text for text in gang.complaints())
+    assert any(
+        "but 1 new attempts, 1 replacements, 0 generations" in text for text in gang.complaints()
+    )
+
+
+@pytest.mark.parametrize(("generation", "fits"), [(1, False), (2, True), (3, True)])
+def test_each_decision_of_a_gang_in_place_has_a_generation(generation: int, fits: bool) -> None:
+    world = {"generation": generation, "size": 2, "members": "0-1"}
+    status = {"attempt": 1, "world": world}
+    texts = account(status=status, scope="InPlace").complaints()
+    assert any(f"{generation} generations" in text for text in texts) is not fits
 
 
 def test_a_pod_that_is_created_twice_is_found() -> None:

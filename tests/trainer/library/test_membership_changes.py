@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -23,7 +24,9 @@ from tests.trainer.membership_changes import (
     assert_ends_alike,
     step_of_change,
 )
-from tests.trainer.pods import Job, assert_same
+from tests.trainer.pods import Job, assert_same, until
+
+STANDSTILL_SECONDS = 2.0
 
 
 @contextmanager
@@ -40,6 +43,21 @@ def begun_again(of: Job, *, ranks: int) -> set[int]:
     """The steps that a rank began more than once."""
     begun = [of.begun_steps_of(rank) for rank in range(ranks)]
     return {later for steps in begun for earlier, later in pairwise(steps) if later <= earlier}
+
+
+def wait_for_standstill(of: Job, *, rank: int) -> int:
+    """See a rank begin no more steps, which take it a tenth of a second; the last one."""
+    last, since = -1, time.monotonic()
+
+    def stands() -> bool:
+        nonlocal last, since
+        now = max(of.begun_steps_of(rank))
+        if now != last:
+            last, since = now, time.monotonic()
+        return time.monotonic() - since > STANDSTILL_SECONDS
+
+    until(stands, f"rank {rank} to wait for the others")
+    return last
 
 
 def end(world: World) -> tuple[int, int]:
@@ -110,10 +128,9 @@ def test_nobody_waits_for_one_that_the_operator_says_is_lost(victim: int, tmp_pa
     with training(tmp_path, nodes=3) as world:
         lost = world.slots.pop(victim)
         for pid in lost.child_pids():
-            os.kill(
-                pid, signal.SIGSTOP
-            )  # its connections stay open, as those of a node that is gone
-        last = max(world.of.begun_steps_of(1 - victim))
+            # Its connections stay open, as those of a node that is gone.
+            os.kill(pid, signal.SIGSTOP)
+        last = wait_for_standstill(world.of, rank=1 - victim)
         world.change(list(world.slots), broken=True)
         for pod in world.slots.values():
             pod.wait_for_log("another pod has a lost one's place, as the operator says")

@@ -380,7 +380,8 @@ def _connected(address: str, port: int, is_vain: Callable[[], bool]) -> TCPStore
             found.put(error)
 
     start_thread("store", connect)
-    while True:
+    until = time.monotonic() + _STORE_REQUEST_SECONDS
+    while time.monotonic() < until:
         with suppress(Empty):
             store = found.get(timeout=_WAIT_SECONDS)
             if isinstance(store, Exception):
@@ -388,6 +389,7 @@ def _connected(address: str, port: int, is_vain: Callable[[], bool]) -> TCPStore
             return store
         if is_vain():
             raise NotYetError(f"rank 0's store is not at {address} any more")
+    raise NotYetError("rank 0's store went away: it does not answer")
 
 
 def _register(store: Store, rank: int, *, number: int, is_new: bool) -> int:

@@ -50,15 +50,19 @@ class Connections:
     def cut_unless_done_within(
         self, seconds: float, *, is_vain: Callable[[], bool] = lambda: False
     ) -> Iterator[None]:
-        """Cut them if the block lasts longer, or does its work in vain, which makes it fail."""
+        """Cut them if the block lasts longer, or does its work in vain, which makes it fail.
+
+        Those too that it opens after that: torch connects to a store again by itself.
+        """
         done = threading.Event()
         until = time.monotonic() + seconds
 
         def watch() -> None:
+            is_over = False
             while not done.wait(_LOOK_SECONDS):
-                if is_vain() or time.monotonic() >= until:
+                is_over = is_over or is_vain() or time.monotonic() >= until
+                if is_over:
                     self.cut()
-                    return
 
         threading.Thread(target=watch, name="deadline", daemon=True).start()
         try:
