@@ -290,6 +290,18 @@ GOOD_MANIFESTS: dict[str, Json] = {
             initContainers=[container("data")],
         ),
     ),
+    "a group of any size": job(
+        replicas=4,
+        spares=1,
+        restart={"scope": "Auto"},
+        elastic={
+            "minReplicas": 2,
+            "maxReplicas": 8,
+            "shrinkAfterSeconds": 0,
+            "growAfterSeconds": 60,
+            "batch": "perRank",
+        },
+    ),
     "limits of another container": job(
         nprocPerNode=4, template=template(container(), container("viz", resources=gpus(gpu=1)))
     ),

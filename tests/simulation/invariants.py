@@ -18,6 +18,7 @@ from ddp_operator.ports import Manifest
 from tests.manners import faults, without_testimony
 from tests.simulation.clock import Clock
 from tests.simulation.kubelet import is_deleting, is_over, is_running
+from tests.simulation.launchers import generation_at_birth
 from tests.simulation.server import JOB, ApiServer, owner_of
 from tests.simulation.verdicts import Truth, Verdicts
 
@@ -120,7 +121,8 @@ class Invariants:
             if not (meets and owner_of(other) == owner_of(pod)) or is_over(other):
                 continue
             worlds = (told_of(pod), told_of(other))
-            if not is_deleting(other) and None not in worlds:
+            generations = {generation_at_birth(one) for one in (pod, other)}
+            if not is_deleting(other) and None not in worlds and len(generations) == 1:
                 names = f"{pod['metadata']['name']} and {other['metadata']['name']}"
                 self.require(worlds[0] == worlds[1], f"{names} are told of {worlds}")
 

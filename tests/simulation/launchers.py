@@ -46,6 +46,11 @@ def _told(pod: Manifest, name: str) -> str | None:
     return told.get(name)
 
 
+def generation_at_birth(pod: Manifest) -> int:
+    """Of the group, when a pod was made."""
+    return int(_told(pod, ENV_GENERATION) or 0)
+
+
 def node_rank_at_birth(pod: Manifest) -> int | None:
     """The place that a pod was made with; None: it has none."""
     found = _told(pod, "NODE_RANK")
@@ -106,7 +111,7 @@ class Launchers:
 
     def born(self, pod: Manifest) -> None:
         """Judge the place that a pod is made with."""
-        self._judge_place(pod, int(_told(pod, ENV_GENERATION) or 0), node_rank_at_birth(pod))
+        self._judge_place(pod, generation_at_birth(pod), node_rank_at_birth(pod))
 
     def fail(self, pod: Manifest, code: int, message: str) -> bool:
         """The processes of a pod end, and it stays; False: they had ended, or not begun."""
@@ -196,16 +201,20 @@ class Launchers:
             self.require(not past, f"{names} run processes of different generations")
 
     def say(self, pod: Manifest) -> bytes:
-        """GET /world, of the pod of node rank 0: what all have told it that reach it."""
+        """GET /world: that of node rank 0 says what all have told it that reach it."""
         one = self.of(pod)
-        failures = [
-            failure
-            for other in self.server.pods.values()
-            if owner_of(other) == owner_of(pod)
-            and is_running(other)
-            and (failure := self.of(other).failure)
-            and failure["generation"] == one.generation
-        ]
+        failures = (
+            []
+            if one.node_rank != 0
+            else [
+                failure
+                for other in self.server.pods.values()
+                if owner_of(other) == owner_of(pod)
+                and is_running(other)
+                and (failure := self.of(other).failure)
+                and failure["generation"] == one.generation
+            ]
+        )
         number = 1 + one.generation * 100 + len(failures)
         scope = "Pod" if _joins(pod) else "InPlace"
         said = {"number": number, "generation": one.generation, "failures": failures}

@@ -151,7 +151,8 @@ def training_hangs(simulation: Simulation, choices: Choices) -> None:
 def _ask_for_progress(simulation: Simulation) -> None:
     if simulation.operator is not None:
         simulation.operator.ask_for_progress()
-        simulation.tell("the operator asks for progress")
+        simulation.operator.listen()
+        simulation.tell("the operator asks for progress, and listens to the launchers")
 
 
 def training_ends_well(simulation: Simulation, choices: Choices) -> None:

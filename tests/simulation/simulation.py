@@ -201,8 +201,9 @@ class Simulation:
             wanted = (status.attempt, status.bookkeeping.replacements.get(index, 0))
             self.require((attempt, replacement) == wanted, f"{name} was left running")
             world = (told_of(pod), wanted_by(job.spec))
-            # Edits of a finished job do nothing.
-            agree = status.finished or world[0] is None or world[0] == world[1]
+            # Edits of a finished job do nothing, and an elastic one is of any size.
+            fixed = not (status.finished or job.spec.elastic)
+            agree = not fixed or world[0] is None or world[0] == world[1]
             self.require(agree, f"{name} is told of {world[0]}, not {world[1]}")
             self.require(not status.is_true("Suspended"), f"{name} outlived the suspension")
 

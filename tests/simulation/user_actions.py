@@ -57,6 +57,14 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         spec["scheduling"] = {"gang": "coscheduling"}
     if spec["restart"]["scope"] != "Gang" and choices.upto(1):
         spec["spares"] = 1 + choices.upto(1)
+    if spec["restart"]["scope"] != "Gang" and choices.upto(1):
+        spec["elastic"] = {
+            "minReplicas": 1,
+            "maxReplicas": choices.of((3, 4)),
+            "shrinkAfterSeconds": choices.of((30, 0)),
+            "growAfterSeconds": choices.of((60, 0)),
+        }
+    if "spares" in spec or "elastic" in spec:
         spec.pop("overrides", None)
         spec.pop("scheduling", None)
     return spec
@@ -95,8 +103,12 @@ def the_isolation_changes(simulation: Simulation, choices: Choices) -> None:
 
 
 def the_budget_changes(simulation: Simulation, choices: Choices) -> None:
-    """Or how many spares there are, where there are any."""
-    if simulation.server.job and simulation.server.job["spec"].get("spares") and choices.upto(1):
+    """Or how many spares there are, where there are any; or how many pods, where they may."""
+    if simulation.server.job and simulation.server.job["spec"].get("elastic") and choices.upto(1):
+        replicas = 1 + choices.upto(2)
+        simulation.server.edit_job({"replicas": replicas})
+        simulation.tell(f"a user scales the job: {replicas}")
+    elif simulation.server.job and simulation.server.job["spec"].get("spares") and choices.upto(1):
         spares = choices.upto(2)
         simulation.server.edit_job({"spares": spares})
         simulation.tell(f"a user edits spares: {spares}")

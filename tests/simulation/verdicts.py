@@ -8,7 +8,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, Goodput
 from ddp_operator.job.failure.nodes import MAX_SHARE
 from ddp_operator.job.failure.records import NO_PROGRESS
-from ddp_operator.job.membership.world import members
+from ddp_operator.job.membership.world import least_size, members, slots_of, wanted_size
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import Identity
 
@@ -69,11 +69,12 @@ class Verdicts:
             ]
             self.require(not changed, f"{changed} of a finished job's status changed")
             return
-        self._ended_well(after, completion.read(new.completed_indexes, below=after.spec.replicas))
+        size = len(members(after))
+        self._ended_well(after, completion.read(new.completed_indexes, below=size))
         self._counters(old, after)
         self._goodput(new, after)
         if new.is_true("Succeeded"):
-            self._ended_well(after, range(after.spec.replicas))
+            self._ended_well(after, range(size))
         if new.is_true("Failed") and new.reason == "MaxRestartsExceeded":
             self.require(_used(after) >= after.spec.restart.max_restarts, "failed within budget")
         excluded = len(new.excluded_nodes)
@@ -108,6 +109,8 @@ class Verdicts:
             edited = restarting is not None and restarting.reason == "SpecChanged"
             reasons = edited + retried + old.is_true("Suspended")
             self.require(reasons == 1, "the gang starts anew for nothing")
+        elif anew and after.spec.elastic:
+            self._resized(old, after)
         else:
             self.require(not replaced, "a pod was replaced uncounted")
             self.require(not anew, "processes start anew uncounted")
@@ -128,6 +131,21 @@ class Verdicts:
         if old.world is not None and old.world.generation == new.world.generation:
             same = old.world.members == new.world.members
             self.require(same, f"the group of generation {new.world.generation} has changed")
+
+    def _resized(self, old: DDPJobStatus, after: DDPJob) -> None:
+        """A group of another size is within its job's bounds, and keeps who it had in order."""
+        before = slots_of(old.world, after.spec.replicas, elastic=True)
+        now = members(after)
+        self.require(before != now, "processes start anew for nothing")
+        least, most = least_size(after.spec), wanted_size(after.spec)
+        self.require(len(now) >= least, f"{len(now)} pods are fewer than {least}")
+        grows = len(now) > len(before)
+        self.require(not grows or len(now) <= most, f"{len(now)} pods are more than {most}")
+        kept = [slot for slot in before if slot in now]
+        if grows:
+            self.require(list(now[: len(before)]) == list(before), f"{before} became {now}")
+        elif len(now) == len(kept):
+            self.require(list(now) == kept, f"{before} became {now}")
 
     def _correction(self, old: DDPJobStatus, new: DDPJobStatus) -> None:
         """A charge is taken back when its cause is seen late, and nothing else happens."""

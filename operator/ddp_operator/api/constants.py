@@ -86,6 +86,14 @@ ENV_HELD = "DDP_HELD"
 ENV_SCOPE = "DDP_RESTART_SCOPE"
 """Tells the launcher what its job does about failures, where that is not for the operator alone:
 `InPlace`."""
+ENV_BATCH = "DDP_BATCH"
+"""Tells the trainers of an elastic job whose share of samples stays when the group changes its
+size: `global`, that of a step; `perRank`, that of a rank."""
+ENV_BATCH_RANKS = "DDP_BATCH_RANKS"
+"""Tells them how many ranks' batches are one step's: those of `spec.replicas`."""
+ENV_LEAVE_SECONDS = "DDP_LEAVE_SECONDS"
+"""Tells trainers how long one that is told to end trains on, for the operator to take it out of
+the group before all save and stop; absent where it cannot."""
 ENV_TOKEN = "DDP_TOKEN"
 """Tells the trainer by what to know the operator, and the other pods of its job."""
 
@@ -112,6 +120,9 @@ RESERVED_ENVIRONMENT = (
     ENV_POD,
     ENV_HELD,
     ENV_SCOPE,
+    ENV_BATCH,
+    ENV_BATCH_RANKS,
+    ENV_LEAVE_SECONDS,
     ENV_TOKEN,
 )
 """Variables that only the operator can know; a user who sets one by hand would break the group."""

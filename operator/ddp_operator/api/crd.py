@@ -51,7 +51,10 @@ def custom_resource_definition() -> dict[str, Any]:
     description = spec["properties"]["template"]["description"]
     spec["properties"]["template"] = {**_schema(PodTemplate), "description": description}
     for name in POD_FIELDS:
-        spec["properties"][to_camel(name)]["description"] += " Immutable except while suspended."
+        unless = " or with spec.elastic" if name == "replicas" else ""
+        spec["properties"][to_camel(name)]["description"] += (
+            f" Immutable except while suspended{unless}."
+        )
     spec["x-kubernetes-validations"] = [
         {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES
     ] + [{"rule": cel, "message": message} for cel, message in TRANSITION_RULES]
@@ -97,7 +100,14 @@ def custom_resource_definition() -> dict[str, Any]:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.readyReplicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
                     "additionalPrinterColumns": [
                         {"name": name, "type": kind, "jsonPath": path, "priority": priority}
                         for name, kind, path, priority in _COLUMNS

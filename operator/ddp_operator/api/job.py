@@ -151,8 +151,12 @@ def _spec_hash(spec: DDPJobSpec) -> str:
     job.
     """
     fields = set(POD_FIELDS) - {"template"}
+    if spec.elastic:  # pods of a group of any size are alike
+        fields.remove("replicas")
     shape = spec.model_dump(mode="json", include=fields, exclude_defaults=True)
     shape["template"] = spec.template
+    if spec.elastic:
+        shape["batch"] = spec.elastic.batch
     return sha256(orjson.dumps(shape, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 
 

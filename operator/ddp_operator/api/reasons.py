@@ -111,6 +111,17 @@ OWN: Final = {
         "they are asked for again every minute; the job trains on without",
         "make room in the quota, or lower spec.spares",
     ),
+    "GroupShrunk": Reason(
+        "pods of an elastic job did not come within spec.elastic.shrinkAfterSeconds, or fewer are "
+        "wanted",
+        "the others train on; who comes later joins them",
+        "kubectl get pods shows what those that are missing wait for",
+    ),
+    "GroupGrown": Reason(
+        "pods of an elastic job that waited outside have joined the others",
+        "training goes on with them at the next step",
+        NOTHING,
+    ),
     "NodeLeaving": Reason(
         "a pod's node is about to go, and there is another place for the pod",
         _UNCHARGED,

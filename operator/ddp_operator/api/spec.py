@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 from ddp_operator.api.accelerator import Accelerator
 from ddp_operator.api.base import ApiModel, Processes, ResourceName
 from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
+from ddp_operator.api.elastic import Elastic
 from ddp_operator.api.expressions import group_names, valid
 from ddp_operator.api.scheduling import Scheduling
 
@@ -265,6 +266,13 @@ class DDPJobSpec(ApiModel):
             "Pods that wait without a rank, started and on nodes of their own where there are any: "
             "when a pod is lost, one of them takes its place at once. They need the bundled "
             "launcher in the pods. It may be changed while the job runs."
+        ),
+    )
+    elastic: Elastic | None = Field(
+        default=None,
+        description=(
+            "Train on with fewer pods while some are missing, and with more when they can be had. "
+            "It needs the bundled launcher in the pods."
         ),
     )
     progress: ProgressSource | None = Field(

@@ -214,6 +214,9 @@ class Bookkeeping(StatusModel):
     spares: Annotated[tuple[Count, ...], last_items(MAX_SPARES)] = Field(
         default=(), description="Numbers of pods without a place that were seen."
     )
+    short_since: Time | None = Field(
+        default=None, description="Since when pods of an elastic job's group are not there."
+    )
     spares_renewed: Count | None = Field(
         default=None,
         description="Replacements of this attempt whose pods had no place in the group.",
@@ -254,11 +257,15 @@ class DDPJobStatus(StatusModel):
     ready: Annotated[str, Field(max_length=16), first(16)] = Field(
         default="", description="Ready pods of all pods, such as 2/2."
     )
+    selector: Line = Field(
+        default="",
+        description="By which an autoscaler finds the pods of an elastic job: a label selector.",
+    )
     world: Annotated[World | None, OR_NONE] = Field(
         default=None,
         description=(
-            "Who is in the group. Absent as long as nothing was started anew in the pods that "
-            "there are."
+            "Who is in the group. Absent as long as it is the one that it began as, of the pods "
+            "in their order, unless the job is elastic."
         ),
     )
     placement: Line = Field(

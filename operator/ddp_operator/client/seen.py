@@ -2,7 +2,7 @@
 cannot be read is left out, and said.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -31,6 +31,8 @@ class SeenJob:
     replicas: int
     spares: int
     """Pods that are wanted beyond those."""
+    elastic: bool
+    """Whether its group may be of another size."""
     suspend: bool
     status: DDPJobStatus
 
@@ -53,6 +55,7 @@ class SeenJob:
             deleting="deletionTimestamp" in metadata,
             replicas=min(max(replicas, 1), MAX_REPLICAS) if isinstance(replicas, int) else 1,
             spares=min(max(spares, 0), MAX_SPARES) if isinstance(spares, int) else 0,
+            elastic=isinstance(spec.get("elastic"), Mapping),
             suspend=bool(spec.get("suspend")),
             status=status,
         )
@@ -80,9 +83,14 @@ class SeenJob:
             return None, str(error)
 
     @cached_property
+    def slots(self) -> Sequence[int]:
+        """The group's pods, by the numbers in their names, in the order of their node ranks."""
+        return slots_of(self.status.world, self.replicas, elastic=self.elastic)
+
+    @cached_property
     def node_ranks(self) -> Mapping[int, int]:
         """Which pods have which places, by the numbers in the pods' names."""
-        return by_slot(slots_of(self.status.world, self.replicas))
+        return by_slot(self.slots)
 
     def placed(self, pod: PodState) -> PodState:
         """The same pod, known by its place, if it has one in the present attempt."""

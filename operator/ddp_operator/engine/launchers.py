@@ -163,11 +163,11 @@ class Launchers:
                 del known.told[gone]
             for gone in known.unreached_since.keys() - names:
                 del known.unreached_since[gone]
-            leader = observe(job, pods).current.get(0)
-            if leader is None or not (leader.address and leader.started) or leader.exit:
+            leader = _leader(job, pods)
+            if leader is None:
                 known.status = None
                 await asyncio.sleep(_ROUND_SECONDS)
-            elif not await self._hear(key, known, leader):
+            elif not await self._hear(key, known, leader) or leader.identity.index != 0:
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _hear(self, key: Key, known: _Known, leader: PodState) -> bool:
@@ -177,7 +177,7 @@ class Launchers:
         answer = await self._trainers.hear_world(
             leader.address,
             after=known.status.number if known.status else 0,
-            wait_seconds=_WAIT_SECONDS,
+            wait_seconds=_WAIT_SECONDS if leader.identity.index == 0 else 0,
             token=self._access.token_of(known.uid),
         )
         try:
@@ -192,6 +192,16 @@ class Launchers:
         if is_news:
             self._on_news(key)
         return True
+
+
+def _leader(job: DDPJob, pods: list[PodState]) -> PodState | None:
+    """Pod 0, if its launcher can be asked; of an elastic job, which may be about to go on without
+    it, the first that can.
+    """
+    current = observe(job, pods).current
+    asked = [current[index] for index in sorted(current) if index == 0 or job.spec.elastic]
+    can_answer = (pod for pod in asked if pod.address and pod.started and not pod.exit)
+    return next(can_answer, None)
 
 
 def _listened_to(job: object) -> DDPJob | None:

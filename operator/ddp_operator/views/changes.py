@@ -74,6 +74,12 @@ def scale(seen: SeenJob, replicas: int) -> Change:
     name = clean(seen.name)
     if replicas == seen.replicas:
         raise RefusedError(f"{name} has {counted(replicas, 'replica')} already")
+    if seen.elastic:
+        says = [
+            f"scales {name} from {seen.replicas} to {counted(replicas, 'pod')} while it runs: pods "
+            "that are too many leave, and others join when they are ready"
+        ]
+        return Change("scaled", says, {"spec": {"replicas": replicas}})
     if not seen.suspend:
         raise RefusedError(
             f"spec.replicas of {name} can only change while it is stopped: kubectl ddp stop "

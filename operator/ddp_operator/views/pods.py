@@ -52,12 +52,13 @@ class Pods:
             if identity.slot in seen.node_ranks:
                 placed = seen.placed(pod)
                 current[placed.identity.index] = placed
-            elif identity.slot < seen.replicas + seen.spares:
+            elif seen.elastic or identity.slot < seen.replicas + seen.spares:
                 spares[identity.slot] = pod
-        done = completion.read(seen.status.completed_indexes, below=seen.replicas)
+        size = len(seen.slots)
+        done = completion.read(seen.status.completed_indexes, below=size)
         states = [
             _state(current[index]) if index in current else ("done" if index in done else "missing")
-            for index in range(seen.replicas)
+            for index in range(size)
         ]
         names = frozenset(pod.key.name for pod in own)
         return cls(

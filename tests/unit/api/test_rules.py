@@ -165,12 +165,16 @@ _override = st.fixed_dictionaries(
 _restart = st.fixed_dictionaries(
     {},
     optional={
-        "scope": st.sampled_from(["Gang", "Pod"]),
+        "scope": st.sampled_from(["Gang", "Pod", "Auto"]),
         "rules": st.lists(_rule, max_size=3),
         "backoff": st.fixed_dictionaries(
             {}, optional={"initialSeconds": st.integers(0, 400), "maxSeconds": st.integers(0, 400)}
         ),
     },
+)
+_elastic = st.fixed_dictionaries(
+    {},
+    optional={"minReplicas": st.integers(1, 4), "maxReplicas": st.sampled_from([1, 3, 9_999])},
 )
 _scheduling = st.fixed_dictionaries(
     {},
@@ -226,6 +230,7 @@ _spec = st.fixed_dictionaries(
         "isolation": st.sampled_from(["None", "Job"]),
         "statusPort": st.sampled_from([29500, 29502]),
         "restart": _restart,
+        "elastic": _elastic,
         "checkpoint": st.fixed_dictionaries(
             {},
             optional={
@@ -283,6 +288,7 @@ _CHANGES: dict[str, tuple[Json, Json]] = {
     "overrides": ({}, {"overrides": [{"indexes": ["0"], "nprocPerNode": 2}]}),
     "scheduling": ({}, {"scheduling": {"queueName": "team-a"}}),
     "checkpoint": ({}, {"checkpoint": {"hostPath": "/mnt"}}),
+    "elastic": ({"elastic": {}}, {"elastic": {"batch": "perRank"}}),
 }
 """For each field that shapes running pods: two values of it."""
 
@@ -319,6 +325,22 @@ def test_a_change_within_an_accelerator_is_one_too() -> None:
     assert refused(plain, standard) == []
 
 
+def test_an_elastic_job_may_have_another_size_while_it_runs() -> None:
+    sizes: list[Json] = [
+        {"replicas": replicas, "elastic": {"minReplicas": 1, "maxReplicas": most}}
+        for replicas, most in ((1, 4), (3, 4), (3, 9))
+    ]
+    specs = [job(restart={"scope": "Auto"}, **size)["spec"] for size in sizes]
+    digests = {DDPJob.parse(stored({**job(), "spec": spec})).spec_hash for spec in specs}
+    assert len(digests) == 1
+    assert [refused(one, other) for one in specs for other in specs] == [[]] * 9
+    fixed = job(replicas=3, restart={"scope": "Auto"})["spec"]
+    for one, other in ((fixed, specs[1]), (specs[1], fixed)):
+        (said,) = refused(one, other)
+        assert said.startswith("spec.elastic: immutable except while the job is suspended")
+    assert DDPJob.parse(stored({**job(), "spec": fixed})).spec_hash not in digests
+
+
 def test_what_shapes_no_pod_may_change_at_any_time() -> None:
     others: Json = {
         "restart": {"maxRestarts": 9, "rules": [{"exitCodes": [3], "action": "FailJob"}]},
@@ -339,7 +361,11 @@ def test_what_shapes_no_pod_may_change_at_any_time() -> None:
 
 
 _choices: dict[str, list[Any]] = {
-    **{field: [first.get(field), second[field]] for field, (first, second) in _CHANGES.items()},
+    **{
+        field: [first.get(field), second[field]]
+        for field, (first, second) in _CHANGES.items()
+        if field != "elastic"  # which does not go with others of them
+    },
     "accelerator": [
         None,
         {"type": "nvidia-l4", "count": 2},

@@ -7,12 +7,18 @@ from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.spec import DDPJobSpec
 
 _NONE: Final = "self.spares == 0"
+_FIXED: Final = "!has(self.elastic)"
+_MOST: Final = "(has(self.elastic.maxReplicas) ? self.elastic.maxReplicas : self.replicas)"
 _SCHEDULING: Final = "self.scheduling"
 
 
 def _counts_pods(spec: DDPJobSpec) -> bool:
     asked = spec.scheduling
     return bool(asked and (asked.gang != "none" or asked.queue_name is not None))
+
+
+def _most(spec: DDPJobSpec) -> int:
+    return (spec.elastic and spec.elastic.max_replicas) or spec.replicas
 
 
 MEMBERSHIP_RULES = (
@@ -40,5 +46,44 @@ MEMBERSHIP_RULES = (
         "out",
         f"{_NONE} || self.restart.scope != 'Gang'",
         lambda spec: not (spec.spares and spec.restart.scope == "Gang"),
+    ),
+    Rule(
+        "spec.elastic.minReplicas: more than spec.replicas; lower it, or raise replicas",
+        f"{_FIXED} || !has(self.elastic.minReplicas) || self.elastic.minReplicas <= self.replicas",
+        lambda spec: (
+            spec.elastic is None
+            or spec.elastic.min_replicas is None
+            or spec.elastic.min_replicas <= spec.replicas
+        ),
+    ),
+    Rule(
+        "spec.elastic.maxReplicas: fewer than spec.replicas; raise it, or lower replicas",
+        f"{_FIXED} || {_MOST} >= self.replicas",
+        lambda spec: spec.elastic is None or _most(spec) >= spec.replicas,
+    ),
+    Rule(
+        f"spec.elastic.maxReplicas: with the spares they are more than {MAX_REPLICAS} pods; ask "
+        "for fewer",
+        f"{_FIXED} || {_MOST} + self.spares <= {MAX_REPLICAS}",
+        lambda spec: spec.elastic is None or _most(spec) + spec.spares <= MAX_REPLICAS,
+    ),
+    Rule(
+        "spec.elastic: pods move up to others' places, so that all are alike; leave spec.overrides "
+        "out, or elastic",
+        f"{_FIXED} || !has(self.overrides) || self.overrides.size() == 0",
+        lambda spec: not (spec.elastic and spec.overrides),
+    ),
+    Rule(
+        "spec.elastic: queues and gangs count a fixed number of pods; leave "
+        "spec.scheduling.queueName and gang out, or elastic",
+        f"{_FIXED} || !has({_SCHEDULING})"
+        f" || !has({_SCHEDULING}.queueName) && {_SCHEDULING}.gang == 'none'",
+        lambda spec: not (spec.elastic and _counts_pods(spec)),
+    ),
+    Rule(
+        "spec.elastic: restart.scope Gang starts all pods anew whenever one is lost; set it to "
+        "Auto, or leave elastic out",
+        f"{_FIXED} || self.restart.scope != 'Gang'",
+        lambda spec: not (spec.elastic and spec.restart.scope == "Gang"),
     ),
 )

@@ -199,7 +199,20 @@ def _unchanged(name: str) -> tuple[str, str]:
 # not name, too, with one gap: objects are equal to it where one such field came in another's place,
 # such as args for command. It estimates the cost from the declared lengths of strings and lists; an
 # object has none and costs next to nothing.
-TRANSITION_RULES = tuple(_unchanged(name) for name in POD_FIELDS)
+TRANSITION_RULES = (
+    *(_unchanged(name) for name in POD_FIELDS if name != "replicas"),
+    (
+        "self.replicas == oldSelf.replicas || has(self.elastic) || oldSelf.suspend || self.suspend",
+        "spec.replicas: immutable except while the job is suspended, or with spec.elastic; set "
+        "spec.suspend to true, change it, and set suspend to false again, or make a new job",
+    ),
+    (
+        "(has(self.elastic) ? has(oldSelf.elastic) && self.elastic.batch == oldSelf.elastic.batch"
+        " : !has(oldSelf.elastic)) || oldSelf.suspend || self.suspend",
+        "spec.elastic: immutable except while the job is suspended, but for sizes and seconds; set "
+        "spec.suspend to true, change it, and set suspend to false again, or make a new job",
+    ),
+)
 """For each field that shapes running pods: (CEL, message).
 
 They compare with the stored spec, so that only the API server can check them. A change that it lets

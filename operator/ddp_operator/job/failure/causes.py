@@ -12,6 +12,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import classes, records
+from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, Identity, PodState
 
@@ -56,7 +57,7 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
         lost = tuple(sorted(hopeless_ones.union(lost)))
         return Cause(records.of_pod(job, primary(hopeless), now), lost)
     first = primary(failed) if failed else None
-    secondary = first is not None and _is_consequence(first) and job.spec.replicas > 1
+    secondary = first is not None and _is_consequence(first) and len(members(job)) > 1
     if vanished and (first is None or secondary):
         return Cause(records.of_missing(job, vanished[0], now), lost)
     if first is not None:

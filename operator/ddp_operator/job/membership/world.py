@@ -1,11 +1,11 @@
 """Who is in a job's group: its generations, each of which is on record before any pod is told.
 
 A job has a pool of pods, known by their slots: the numbers in their names. The first ones are the
-group as it begins, in the order of their slots; the rest are spares. What changes that is decided
-in `planning`.
+group as it begins, in the order of their slots; the rest wait without a place, as spares, or since
+an elastic job wants more than are in its group. What changes that is decided in `planning`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import count, islice
@@ -33,27 +33,45 @@ def scope_of(job: DDPJob) -> Literal["Gang", "InPlace", "Pod"]:
 
 def world_of(job: DDPJob) -> World:
     """The group as it is stored, else as it begins."""
-    return job.status.world or _first_world(job.spec)
+    return job.status.world or first_world(job.spec)
 
 
 def members(job: DDPJob) -> Sequence[int]:
     """The slots of the group's pods, in the order of their node ranks."""
-    return slots_of(job.status.world, job.spec.replicas)
+    return slots_of(job.status.world, job.spec.replicas, elastic=job.spec.elastic is not None)
 
 
-def slots_of(stored: World | None, replicas: int) -> Sequence[int]:
+def slots_of(stored: World | None, replicas: int, *, elastic: bool = False) -> Sequence[int]:
     """The same, of a group as it is on record; None: as it begins."""
     if stored is None:
         return range(replicas)
     found = _read(stored.members)
+    size = stored.size if elastic else replicas
     # A record that people have changed is none.
-    return found if len(found) == replicas else range(replicas)
+    return found if len(found) == size > 0 else range(replicas)
 
 
-def spare_slots(job: DDPJob) -> Sequence[int]:
-    """The slots of those that are wanted beyond the group: the lowest that are free."""
+def least_size(spec: DDPJobSpec) -> int:
+    """The fewest pods that a job trains with."""
+    least = spec.elastic and spec.elastic.min_replicas
+    return least or spec.replicas
+
+
+def wanted_size(spec: DDPJobSpec) -> int:
+    """As many pods as a job would have in its group."""
+    most = spec.elastic and spec.elastic.max_replicas
+    return most or spec.replicas
+
+
+def outside_slots(job: DDPJob) -> Sequence[int]:
+    """The slots of those that are wanted beyond the group, as spares or to join it: the lowest
+    that are free.
+    """
     taken = node_ranks(job)
-    return tuple(islice((slot for slot in count() if slot not in taken), job.spec.spares))
+    wanted = job.spec.spares
+    if job.spec.elastic:
+        wanted += max(wanted_size(job.spec) - len(taken), 0)
+    return tuple(islice((slot for slot in count() if slot not in taken), wanted))
 
 
 def node_ranks(job: DDPJob) -> Mapping[int, int]:
@@ -73,20 +91,27 @@ def begun_anew(
     *,
     grace_seconds: int,
     heirs: Mapping[int, int] | None = None,
+    without: Collection[int] = (),
+    joined_by: Sequence[int] = (),
     lost: int = 0,
 ) -> DDPJobStatus:
     """Return the status of the group's next generation, in which what cannot join another group
     while it lives starts anew.
 
     `grace_seconds`: what processes of before get to end. `heirs`: the slots of pods that take other
-    pods' places, by node rank. `lost`: pods that have gone.
+    pods' places, by node rank. `without`: node ranks that nobody has any more; those after them
+    move up. `joined_by`: the slots of pods that come last. `lost`: pods that have gone.
     """
-    slots = list(members(job))
-    for node_rank, slot in (heirs or {}).items():
-        slots[node_rank] = slot
+    taken = heirs or {}
+    kept = [
+        taken.get(node_rank, slot)
+        for node_rank, slot in enumerate(members(job))
+        if node_rank not in without
+    ]
+    slots = [*kept, *joined_by]
     world = World(
         generation=world_of(job).generation + 1,
-        size=job.spec.replicas,
+        size=len(slots),
         members=in_words(slots),
         lost=lost,
         grace_seconds=grace_seconds,
@@ -102,7 +127,7 @@ def of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
     if status.world is None:
         return None
     generation = status.world.generation + 1
-    return _first_world(spec).model_copy(update={"generation": generation})
+    return first_world(spec).model_copy(update={"generation": generation})
 
 
 def in_words(slots: Sequence[int]) -> str:
@@ -117,7 +142,8 @@ def in_words(slots: Sequence[int]) -> str:
     return ",".join(parts)
 
 
-def _first_world(spec: DDPJobSpec) -> World:
+def first_world(spec: DDPJobSpec) -> World:
+    """The group as it begins."""
     return World(size=spec.replicas, members=in_words(range(spec.replicas)))
 
 

@@ -10,6 +10,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import kinds
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure.causes import cause_due, unstartable, unstartable_due
+from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, active_deadline, queued
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.scheduling import timeout_due
@@ -161,7 +162,7 @@ def _shares_host_name(job: DDPJob, pod: PodState) -> bool:
 
 def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus, tuple[Event, ...]]:
     """Say how far the pods are, once those to create exist."""
-    replicas = job.spec.replicas
+    replicas = len(members(job))
     status = job.status
     stuck_since = status.bookkeeping.unstartable_since or now if unstartable(pods) else None
     times = {"start_time": status.start_time or now, "next_start_time": None}

@@ -10,7 +10,7 @@ from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus, Failure
 from ddp_operator.job.failure import records
-from ddp_operator.job.membership.world import of_next_attempt
+from ddp_operator.job.membership.world import members, of_next_attempt
 from ddp_operator.job.planning import isolation
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed
@@ -22,6 +22,8 @@ RESTART_GRACE_SECONDS: Final = 15
 
 RESTART_REQUESTED: Final = "RestartRequested"
 """Reason of a restart that a person has asked for."""
+_NO_TROUBLE: Final = ("Disrupted", "SpecChanged", "GroupShrunk", "GroupGrown", RESTART_REQUESTED)
+"""Reasons of restarts that nobody has to look into."""
 
 
 def active_deadline(job: DDPJob) -> datetime | None:
@@ -69,7 +71,7 @@ def succeed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     if pods.missing or not all(pod.succeeded for pod in pods.current.values()):
         return None
     said = pods.current[0].exit if 0 in pods.current else None
-    message = f"all {job.spec.replicas} pods ended well"
+    message = f"all {len(members(job))} pods ended well"
     if pods.ignored:
         message += f", {len(pods.ignored)} of them by spec.restart.rules"
     if said and said.message:
@@ -94,7 +96,7 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     if status.start_time and suspended:
         seconds = max(int((now - suspended.last_transition_time).total_seconds()), 0)
         status = status.noting(suspended_seconds=status.bookkeeping.suspended_seconds + seconds)
-    if status.start_time or pods.current:
+    if status.start_time or pods.current or status.world:
         # A pod of before may still be terminating: the new ones need names of their own.
         status = next_attempt(job, status)
     status = with_condition(status, "Suspended", False, "Resumed", message, now)
@@ -134,6 +136,7 @@ def next_attempt(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
         replacements={},
         replacing=(),
         launcher="",
+        short_since=None,
         spares=(),
         spares_renewed=None,
         no_spare_before=None,
@@ -161,7 +164,7 @@ def restarting(
         status = with_condition(status, "PodsCreated", False, reason, message, now)
     if status.condition("Running"):
         status = with_condition(status, "Running", False, reason, message, now)
-    warning = reason not in ("Disrupted", "SpecChanged", RESTART_REQUESTED)
+    warning = reason not in _NO_TROUBLE
     return decided(status, Event(event, message, warning=warning))
 
 

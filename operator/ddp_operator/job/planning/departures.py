@@ -16,7 +16,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.job.failure import records
 from ddp_operator.job.failure.nodes import avoiding_signalled, fitting
 from ddp_operator.job.membership.world import scope_of
-from ddp_operator.job.planning import recovery, spares
+from ddp_operator.job.planning import elasticity, recovery, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
@@ -38,7 +38,10 @@ def leave(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | No
     It is a disruption like any other, a little early: uncharged, of the pods or of the gang.
     """
     doomed = _doomed(job, pods, nodes)
-    if not doomed or not _is_place(job, pods, nodes, doomed):
+    if not doomed:
+        return None
+    without = [pod.identity.index for pod, _ in doomed]
+    if not (elasticity.can_go_without(job, pods, without) or _is_place(job, pods, nodes, doomed)):
         return None
     left = (*job.status.bookkeeping.left_nodes, *dict.fromkeys(_start(n) for _, n in doomed))
     job = replace(job, status=job.status.noting(left_nodes=left[-MAX_LEFT:]))

@@ -10,16 +10,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure import restart_rules
 from ddp_operator.job.failure.nodes import avoiding_signalled, with_bad_nodes
 from ddp_operator.job.membership.launchers import NOTHING, Heard
+from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning import (
     cleanup,
     convergence,
     decisions,
     departures,
+    elasticity,
     hindsight,
     isolation,
     recovery,
@@ -93,12 +96,14 @@ def _decide(
         return decisions.suspend(job, now)
     return (
         decisions.end_at_deadline(job, now)
+        or elasticity.begin(job)
         or decisions.restart_as_requested(job, now)
         or hindsight.correct(job, pods, now)
         or recovery.recover(job, pods, now)
         or telling.give_up(job, pods, heard, now)
         or departures.leave(job, pods, nodes, now)
         or _end_hang(job, pods, report, now)
+        or elasticity.resize(job, pods, heard, now)
         or release_half_placed(job, pods, now)
         or spares.renew(job, pods, now)
         or isolation.begin_change(job)
@@ -108,7 +113,7 @@ def _decide(
 
 def _avoid_signalled(job: DDPJob, pods: Observed, nodes: Nodes) -> Plan | None:
     """Decide that the pods which are about to be created avoid nodes by their signals of now."""
-    if not pods.creatable:
+    if not (pods.creatable or pods.spares_missing):
         return None
     status = avoiding_signalled(job, job.status, nodes)
     if status.excluded_nodes == job.status.excluded_nodes:
@@ -135,6 +140,7 @@ def _carry_out(
     planned = isolation.isolated(job, convergence.converge(job, pods, now))
     planned = departures.saved(job, pods, nodes, planned, now)
     planned = spares.provided(job, pods, planned, now)
+    planned = elasticity.with_look(job, pods, planned, now)
     planned = telling.told(job, pods, heard, planned, now)
     return watchdog.watched(job, planned, report, now)
 
@@ -151,17 +157,27 @@ def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DD
     completed = pods.completed.union(completion.settled(present, now))
     status = job.status
     if not status.finished:
-        launcher = heard.scope or status.bookkeeping.launcher
-        status = status.noting(launcher=launcher, spares=spares.seen(job, pods))
+        status = status.noting(
+            launcher=heard.scope or status.bookkeeping.launcher,
+            spares=spares.seen(job, pods),
+            short_since=elasticity.short_since(job, pods, now),
+        )
     return status.model_copy(
         update={
             "observed_generation": job.generation,
             "ready_replicas": ready,
-            "ready": f"{ready}/{job.spec.replicas}" + _and_spares(job, pods),
+            "ready": f"{ready}/{_wanted(job)}" + _and_spares(job, pods),
+            "selector": f"{LABEL_JOB_NAME}={job.name}" if job.spec.elastic else "",
             "completed_indexes": completion.in_words(completed),
         }
     )
 
 
+def _wanted(job: DDPJob) -> int:
+    """Pods of a whole group: an elastic one may have more than it would wait for."""
+    return max(job.spec.replicas, len(members(job)))
+
+
 def _and_spares(job: DDPJob, pods: Observed) -> str:
-    return f" +{len(spares.ready(job, pods))}" if job.spec.spares else ""
+    """Those that wait without a place, of a job that has them on purpose."""
+    return f" +{len(spares.ready(job, pods))}" if job.spec.spares or job.spec.elastic else ""

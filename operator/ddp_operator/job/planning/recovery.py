@@ -11,7 +11,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.membership.world import begun_anew, members
-from ddp_operator.job.planning import spares
+from ddp_operator.job.planning import elasticity, spares
 from ddp_operator.job.planning.decisions import (
     RESTART_GRACE_SECONDS,
     fail,
@@ -81,6 +81,9 @@ def failed(
     # A spare takes a place over in the write that records the loss.
     heirs = dict(zip(gone, spares.ready(job, pods), strict=False))
     awaited = [node_rank for node_rank in gone if node_rank not in heirs]
+    without: Sequence[int] = ()
+    if awaited and elasticity.can_go_without(job, pods, awaited):
+        awaited, without = [], awaited
     anew = action != "RestartPod"
     failure = failure.model_copy(update={"action": action, "charged": charged})
     status = budget.count(records.remember(status, failure), failure)
@@ -92,16 +95,22 @@ def failed(
         status = next_attempt(job, status)
     else:
         status = _replacing(job, status, gone, awaited)
-    if action == "RestartInPlace" or heirs:
+    if action == "RestartInPlace" or heirs or without:
         # Who saves is rank 0, or nobody.
         grace_seconds = 0 if 0 in lost else RESTART_GRACE_SECONDS
         slots = {node_rank: spare.identity.slot for node_rank, spare in heirs.items()}
         status = begun_anew(
-            job, status, now, grace_seconds=grace_seconds, heirs=slots, lost=len(gone)
+            job,
+            status,
+            now,
+            grace_seconds=grace_seconds,
+            heirs=slots,
+            without=without,
+            lost=len(gone),
         )
     cost = f"restart {budget.used(job, status)} of {limit}" if charged else "not charged"
     wait = f" after {int(pause.total_seconds())} s" if pause else ""
-    what = _what(job, status, action, heirs, awaited)
+    what = _what(job, status, action, heirs, awaited, without)
     message = f"{what}{wait} ({cost}{by_rule}{why_gang}): {words}"
     creates = action == "RestartGang" or bool(awaited)
     return restarting(status, _reason_to_restart(failure), message, now, creates=creates)
@@ -143,7 +152,7 @@ def _action(
     gone = [index for index in lost if index not in kept]
     # One that has ended well will not come back, and nobody forms a group with new pods alone.
     over = bool(pods.completed) or any(pod.succeeded for pod in pods.current.values())
-    if wanted == "RestartGang" or over or len(gone) == job.spec.replicas:
+    if wanted == "RestartGang" or over or len(gone) == len(members(job)):
         return "RestartGang", (), ""
     if not in_place and not gone:
         return "RestartGang", (), ""  # nobody knows which pod it is
@@ -181,21 +190,31 @@ def _what(
     action: FailureAction,
     heirs: Mapping[int, PodState],
     awaited: Sequence[int],
+    without: Sequence[int],
 ) -> str:
     if action == "RestartGang":
         return f"starting all {job.spec.replicas} pods as attempt {status.attempt}"
-    parts = ["all processes start anew in place"] if action == "RestartInPlace" else []
+    # Of several things each is said in few words: the reason comes after them.
+    several = bool(heirs) + bool(awaited) + bool(without) > 1
+    parts: list[str] = []
+    if action == "RestartInPlace":
+        parts.append(f"all {'' if several else 'processes '}start anew in place")
     if len(heirs) == 1:
         [(node_rank, spare)] = heirs.items()
         parts.append(f"spare {spare.key.name} becomes node rank {node_rank}")
     elif heirs:
         parts.append(f"spares become node ranks {_first(completion.in_words(heirs))}")
     if awaited:
-        parts.append(_replaced(awaited))
+        parts.append(_replaced(awaited, briefly=several))
+    if without:
+        rest, ranks = len(members(job)) - len(without), _first(completion.in_words(without))
+        parts.append(f"{rest} pods train on" + ("" if several else f" without node rank {ranks}"))
     return ", ".join(parts)
 
 
-def _replaced(lost: Sequence[int]) -> str:
+def _replaced(lost: Sequence[int], *, briefly: bool) -> str:
+    if briefly:
+        return f"node rank {_first(completion.in_words(lost))} is replaced"
     if len(lost) == 1:
         return f"replacing the pod of node rank {lost[0]}"
     return f"replacing the {len(lost):,} pods of node ranks {_first(completion.in_words(lost))}"

@@ -8,6 +8,7 @@ import zlib
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning.decisions import next_attempt, restarting
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
@@ -84,9 +85,10 @@ def _in_words(job: DDPJob, pods: Observed) -> str:
         cause = pod.waiting_message or "the scheduler has not said why"
         by_cause.setdefault(cause, []).append(pod.key.name)
     causes = "; ".join(f"{some(names)}: {cause}" for cause, names in by_cause.items())
-    placed = job.spec.replicas - len(waiting) - len(pods.missing)
+    size = len(members(job))
+    placed = size - len(waiting) - len(pods.missing)
     return (
-        f"only {placed} of {job.spec.replicas} pods got a node within "
+        f"only {placed} of {size} pods got a node within "
         f"spec.schedulingTimeoutSeconds ({job.spec.scheduling_timeout_seconds}), and give it "
         f"up for others; waiting were {causes}"
     )

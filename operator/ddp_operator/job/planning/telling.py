@@ -25,6 +25,9 @@ UNREACHABLE_SECONDS: Final = 30
 """How long a launcher may be told in vain before its pod counts as lost: one that has just started,
 or whose node swaps, answers within seconds, and processes get `RESTART_GRACE_SECONDS` to end."""
 _AGAIN: Final = timedelta(seconds=1)
+"""Until a launcher is told once more."""
+_SELDOM: Final = timedelta(seconds=30)
+"""The same, at most, where it is of a pod outside the group and has not heard for that long."""
 
 
 def told(job: DDPJob, pods: Observed, heard: Heard, planned: Plan, now: datetime) -> Plan:
@@ -32,7 +35,14 @@ def told(job: DDPJob, pods: Observed, heard: Heard, planned: Plan, now: datetime
     tellings = tuple(_tellings(job, pods, heard, now))
     if not tellings:
         return planned
-    waits = (now + _AGAIN, planned.look_again_at)
+    deaf = [
+        now - heard.unreached_since.get(telling.pod, now)
+        for telling in tellings
+        if telling.document["nodeRank"] is None
+    ]
+    # Whoever is in the group is given up before long.
+    pause = min(max(min(deaf), _AGAIN), _SELDOM) if len(deaf) == len(tellings) else _AGAIN
+    waits = (now + pause, planned.look_again_at)
     soonest = min(moment for moment in waits if moment)
     return replace(planned, tell=tellings, look_again_at=soonest)
 
@@ -72,11 +82,18 @@ def _tellings(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Itera
         return  # as all pods were made
     start = _may_start(job, pods, heard, now)
     for index, pod in pods.current.items():
-        listens = pod.address and pod.started and not (pod.exit or pod.deleting)
-        if not listens or in_present_group(job, pod, heard, started=start):
-            continue
-        document = _document(job, pods, index, start=start)
-        yield Telling(pod.key.name, pod.address, generation, start, document)
+        if _listens(pod) and not in_present_group(job, pod, heard, started=start):
+            document = _document(job, pods, index, start=start)
+            yield Telling(pod.key.name, pod.address, generation, start, document)
+    # Who has lost its place leaves; and who never had one says whether it could have one.
+    for pod in pods.spares:
+        if _listens(pod) and not heard.knows(pod.key.name, generation):
+            document = _document(job, pods, None, start=False)
+            yield Telling(pod.key.name, pod.address, generation, False, document)
+
+
+def _listens(pod: PodState) -> bool:
+    return bool(pod.address and pod.started) and not (pod.exit or pod.deleting)
 
 
 def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool:
@@ -96,7 +113,7 @@ def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool
     )
 
 
-def _document(job: DDPJob, pods: Observed, index: int, *, start: bool) -> dict[str, Any]:
+def _document(job: DDPJob, pods: Observed, index: int | None, *, start: bool) -> dict[str, Any]:
     world = world_of(job)
     leader = pods.current.get(0)
     address = leader.address.rpartition(":")[0].strip("[]") if leader else ""

@@ -10,8 +10,11 @@ from ddp_operator.api.constants import (
     ANNOTATION_TRAINER,
     API_VERSION,
     ARCHITECTURE_LABEL,
+    ENV_BATCH,
+    ENV_BATCH_RANKS,
     ENV_GENERATION,
     ENV_HELD,
+    ENV_LEAVE_SECONDS,
     ENV_POD,
     ENV_POD_SIZES,
     ENV_SCOPE,
@@ -49,6 +52,11 @@ CHECKPOINT_VOLUME = "ddp-checkpoints"
 SHARED_MEMORY_VOLUME = "ddp-shared-memory"
 SHARED_MEMORY_PATH = "/dev/shm"
 
+LEAVE_SECONDS = 5
+"""How long a pod that is told to end trains on, so that the others can go on without it: the word
+takes a tenth of that on its way, and a spot node leaves 15 s in all, in which it may have to save.
+"""
+
 _OF_A_PLACE = frozenset(
     {"MASTER_ADDR", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "PET_NNODES",
      "PET_NODE_RANK", "PET_MASTER_ADDR"}
@@ -62,16 +70,16 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
     our own. Without a token it is told of none.
     """
     spec = job.spec
-    local_world_size = ranks.local_world_size(spec, identity.index)
+    pods, local_world_size = len(members(job)), ranks.local_world_size(spec, identity.index)
     master_addr = master_addr_of(job, identity.attempt)
     variables = {
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": spec.master_port,
-        "WORLD_SIZE": ranks.world_size(spec),
+        "WORLD_SIZE": ranks.world_size(spec, pods),
         "NODE_RANK": identity.index,
         "GROUP_RANK": identity.index,
         "LOCAL_WORLD_SIZE": local_world_size,
-        "GROUP_WORLD_SIZE": spec.replicas,
+        "GROUP_WORLD_SIZE": pods,
         "DDP_BACKEND": ranks.backend(spec),
         "DDP_JOB_NAME": job.name,
         "DDP_JOB_UID": job.uid,
@@ -79,7 +87,7 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         "DDP_CHECKPOINT_DIR": spec.checkpoint.path,
         ENV_STATUS_PORT: spec.status_port,
         "PYTHONUNBUFFERED": 1,
-        "PET_NNODES": spec.replicas,
+        "PET_NNODES": pods,
         "PET_NPROC_PER_NODE": local_world_size,
         "PET_NODE_RANK": identity.index,
         "PET_MASTER_ADDR": master_addr,
@@ -103,6 +111,10 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
     variables[ENV_POD] = identity.pod_name(job.name)
     if is_held(job, identity):
         variables[ENV_HELD] = 1
+    if spec.elastic:
+        variables |= {ENV_BATCH: spec.elastic.batch, ENV_BATCH_RANKS: ranks.world_size(spec)}
+    if spec.elastic or spec.spares:
+        variables[ENV_LEAVE_SECONDS] = LEAVE_SECONDS
     if identity.index == 0 and not is_spare(job, identity):
         variables |= _trackers(job)
     return {name: str(value) for name, value in variables.items()}

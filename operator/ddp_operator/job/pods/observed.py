@@ -30,7 +30,7 @@ class Observed:
     creatable: tuple[Identity, ...]
     """Of the missing ones those whose names nobody else bears."""
     spares: tuple[PodState, ...] = ()
-    """Those that wait without a place."""
+    """Those that wait without a place, for another one's or to join the group."""
     spares_missing: tuple[Identity, ...] = ()
     """Of these, those whose names nobody else bears."""
     completed: frozenset[int] = frozenset()
@@ -41,8 +41,8 @@ class Observed:
 
 def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Observed:
     """Sort a job's pods by what they mean to it; `heard`: what their launchers say."""
-    status, replicas = job.status, job.spec.replicas
-    node_ranks, slots, free = world.node_ranks(job), world.members(job), world.spare_slots(job)
+    status = job.status
+    node_ranks, slots, free = world.node_ranks(job), world.members(job), world.outside_slots(job)
     ended = _ended(job, heard)
     replacements: dict[int, int] = {}
     if stored := status.bookkeeping.replacements:
@@ -70,7 +70,7 @@ def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Ob
             spares[slot] = pod
         else:
             old.append(pod)
-    done = completion.read(status.completed_indexes, below=replicas)
+    done = completion.read(status.completed_indexes, below=len(slots))
     missing = tuple(
         Identity.at(slot, status.attempt, replacements.get(slot, 0), index=index)
         for index, slot in enumerate(slots)

@@ -7,6 +7,7 @@ from itertools import groupby
 from ddp_operator.api.overrides import kinds, spec_of
 from ddp_operator.api.rules import gpu_limit
 from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.job.membership.world import wanted_size
 
 
 def local_world_size(spec: DDPJobSpec, index: int) -> int:
@@ -14,13 +15,15 @@ def local_world_size(spec: DDPJobSpec, index: int) -> int:
     return processes(spec_of(spec, index))
 
 
-def world_size(spec: DDPJobSpec) -> int:
-    """Training processes in all pods."""
-    return first_rank(spec, spec.replicas)
+def world_size(spec: DDPJobSpec, pods: int | None = None) -> int:
+    """Training processes in all pods; `pods`: how many, where that is not `spec.replicas`."""
+    return first_rank(spec, spec.replicas if pods is None else pods)
 
 
 def first_rank(spec: DDPJobSpec, index: int) -> int:
     """The rank of a pod's first process: how many processes the pods before it have."""
+    if not spec.overrides:  # a group may have more pods than replicas
+        return processes(spec) * index
     # By kinds, of which there are few, and not by pods, of which there are thousands.
     return sum(
         processes(kind) * sum(len(range(pods.start, min(pods.stop, index))) for pods in where)
@@ -36,6 +39,8 @@ def ranks(spec: DDPJobSpec, index: int) -> range:
 
 def pod_of(spec: DDPJobSpec, rank: int) -> int:
     """The index of the pod that has a rank; of one that no pod has, the last."""
+    if not spec.overrides:
+        return min(rank // processes(spec), wanted_size(spec) - 1)
     # The last pod that begins at it or before: each has a process at least.
     found = bisect_right(range(spec.replicas), rank, key=lambda index: first_rank(spec, index))
     return max(found - 1, 0)

@@ -1,0 +1,204 @@
+"""Groups that change their size while they train: which pods are gone without, and which join.
+
+Pods that are wanted but not in the group wait outside of it like spares, and are born without a
+place. A pod that was made with a place and lost it before it ran is made anew, so that its
+processes never come to a group that does not know them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.membership.launchers import Heard
+from ddp_operator.job.membership.world import (
+    begun_anew,
+    first_world,
+    least_size,
+    members,
+    scope_of,
+    wanted_size,
+    world_of,
+)
+from ddp_operator.job.planning import spares
+from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, decided, restarting
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.words import some
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import Event
+
+GROUP_SHRUNK: Final = "GroupShrunk"
+GROUP_GROWN: Final = "GroupGrown"
+
+
+def begin(job: DDPJob) -> Plan | None:
+    """Decide which pods the group begins with: `spec.replicas` may be another number later. None
+    where that is on record, or always the same.
+    """
+    if not job.spec.elastic or job.status.world is not None:
+        return None
+    # Not in the generation that pods know who were told of none.
+    world = first_world(job.spec).model_copy(update={"generation": 1})
+    return Plan(job.status.model_copy(update={"world": world}), decided=True)
+
+
+def short_since(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
+    """Since when pods of an elastic job's group are not there; None where all are, or have been."""
+    if not job.spec.elastic or not _absent(job, pods):
+        return None
+    return job.status.bookkeeping.short_since or now
+
+
+def can_go_without(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> bool:
+    """Whether the group may train on at once without some of its pods, which are lost or going."""
+    elastic = job.spec.elastic
+    rest = len(members(job)) - len(node_ranks)
+    if not elastic or rest < least_size(job.spec) or not _may_change(job, pods):
+        return False
+    if rest >= job.spec.replicas or elastic.shrink_after_seconds == 0:
+        return True
+    return all(_announces(pods.current.get(node_rank)) for node_rank in node_ranks)
+
+
+def resize(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
+    """Decide that the group goes on without pods that did not come in time, or that are wanted no
+    more; or that those which wait outside join it. None where it stays as it is.
+    """
+    if not job.spec.elastic or not _may_change(job, pods):
+        return None
+    if any(pod.failed or pod.disrupted for pod in pods.current.values()):
+        return None  # whose cause is awaited
+    absent = _absent(job, pods)
+    if absent:
+        return _shrink(job, pods, absent, now)
+    if len(members(job)) > wanted_size(job.spec):
+        return _dismiss(job, now)
+    return _grow(job, pods, heard, now)
+
+
+def next_change(job: DDPJob, pods: Observed) -> datetime | None:
+    """When the group may change by itself; None where nothing is to be awaited."""
+    if not job.spec.elastic or not _may_change(job, pods):
+        return None
+    if absent := _absent(job, pods):
+        return _shrink_due(job, absent)
+    return _grow_due(job) if _room(job) and pods.spares else None
+
+
+def with_look(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
+    """Complete the plan of an active job: look again when the group may change."""
+    due = next_change(job, pods)
+    if due is None or due <= now:
+        return planned
+    moments = [moment for moment in (due, planned.look_again_at) if moment]
+    return replace(planned, look_again_at=min(moments))
+
+
+def _may_change(job: DDPJob, pods: Observed) -> bool:
+    """Whether its launchers can be told, and none of its pods has ended well, which comes to no
+    other group.
+    """
+    if pods.completed or any(pod.succeeded for pod in pods.current.values()):
+        return False
+    return scope_of(job) != "Gang" and bool(job.status.bookkeeping.launcher)
+
+
+def _absent(job: DDPJob, pods: Observed) -> Sequence[int]:
+    """The node ranks whose pods have not begun to run; what has ended is decided elsewhere."""
+    begun = {
+        node_rank
+        for node_rank, pod in pods.current.items()
+        if pod.started or pod.succeeded or pod.failed or pod.disrupted
+    }
+    here = begun.union(pods.completed)
+    return [node_rank for node_rank in range(len(members(job))) if node_rank not in here]
+
+
+def _announces(pod: PodState | None) -> bool:
+    """Whether a pod that is to go runs yet: nobody waits for it to come back."""
+    return pod is not None and pod.started is not None and not (pod.exit or pod.kept)
+
+
+def _shrink_due(job: DDPJob, absent: Sequence[int]) -> datetime | None:
+    elastic, since = job.spec.elastic, job.status.bookkeeping.short_since
+    rest = len(members(job)) - len(absent)
+    if elastic is None or since is None or rest < least_size(job.spec):
+        return None
+    patience = elastic.shrink_after_seconds if rest < job.spec.replicas else 0
+    return since + timedelta(seconds=patience)
+
+
+def _shrink(job: DDPJob, pods: Observed, absent: Sequence[int], now: datetime) -> Plan | None:
+    due = _shrink_due(job, absent)
+    if due is None or due > now:
+        return None
+    heirs = dict(zip(absent, spares.ready(job, pods), strict=False))
+    without = [node_rank for node_rank in absent if node_rank not in heirs]
+    slots = members(job)
+    replacements = dict(job.status.bookkeeping.replacements)
+    for node_rank in absent:
+        slot = str(slots[node_rank])
+        replacements[slot] = replacements.get(slot, 0) + 1
+    status = job.status.noting(replacements=replacements, replacing=(), short_since=None)
+    status = begun_anew(
+        job,
+        status,
+        now,
+        grace_seconds=0 if 0 in absent else RESTART_GRACE_SECONDS,
+        heirs={node_rank: spare.identity.slot for node_rank, spare in heirs.items()},
+        without=without,
+        lost=len(absent),
+    )
+    size, before = len(slots) - len(without), len(slots)
+    names = some([f"{slots[node_rank]}" for node_rank in absent])
+    message = f"{size} pods train on, {before} were to: these did not come in time: {names}"
+    return _changed(status, GROUP_SHRUNK, message, now)
+
+
+def _dismiss(job: DDPJob, now: datetime) -> Plan:
+    """The last ones go, so that rank 0 stays where it is."""
+    before, size = len(members(job)), wanted_size(job.spec)
+    status = begun_anew(
+        job, job.status, now, grace_seconds=RESTART_GRACE_SECONDS, without=range(size, before)
+    )
+    message = f"{size} pods train on, {before} did: no more are wanted"
+    return _changed(status, GROUP_SHRUNK, message, now)
+
+
+def _grow(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
+    due = _grow_due(job)
+    if not job.status.is_true("Running") or due is None or due > now:
+        return None
+    generation = world_of(job).generation
+    # Who was told of the present group, and has left what was before, is ready for the next.
+    waiting = [pod for pod in spares.ready(job, pods) if heard.knows(pod.key.name, generation)]
+    joining = sorted(pod.identity.slot for pod in waiting[: _room(job)])
+    if not joining:
+        return None
+    before = len(members(job))
+    status = begun_anew(
+        job, job.status, now, grace_seconds=RESTART_GRACE_SECONDS, joined_by=joining
+    )
+    message = f"{before + len(joining)} pods train on, {before} did: {len(joining)} more are there"
+    return _changed(status, GROUP_GROWN, message, now)
+
+
+def _room(job: DDPJob) -> int:
+    return max(wanted_size(job.spec) - len(members(job)), 0)
+
+
+def _grow_due(job: DDPJob) -> datetime | None:
+    since = world_of(job).changed_at or job.status.start_time
+    elastic = job.spec.elastic
+    if elastic is None or since is None:
+        return None
+    return since + timedelta(seconds=elastic.grow_after_seconds)
+
+
+def _changed(status: DDPJobStatus, reason: str, message: str, now: datetime) -> Plan:
+    if status.is_true("Running") or status.is_true("Restarting"):
+        return restarting(status, reason, message, now, event=reason, creates=False)
+    return decided(status, Event(reason, message))  # it has not begun yet

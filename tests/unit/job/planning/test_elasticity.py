@@ -1,0 +1,248 @@
+"""`plan` of jobs whose groups change their size: when they do, who is in them, and who is told."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership import world
+from ddp_operator.job.membership.launchers import Heard
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.manifests import LEAVE_SECONDS, environment
+from ddp_operator.job.pods.state import Identity, PodState
+
+from tests.unit.job.builders import (
+    condition,
+    edited,
+    ended,
+    event_reasons,
+    fresh_job,
+    key,
+    later,
+    pod,
+    ready,
+    stored,
+)
+from tests.unit.job.planning.test_in_place import knowing, listening
+
+JOINS = Heard(answers=True, scope="Pod")
+
+
+def elastic_job(replicas: int = 4, **elastic: Any) -> tuple[DDPJob, list[PodState]]:
+    """A job of pods that train and form their group by themselves, and those pods."""
+    return _running(fresh_job(replicas=replicas, restart={"scope": "Auto"}, elastic=elastic))
+
+
+def _running(job: DDPJob) -> tuple[DDPJob, list[PodState]]:
+    job = settled(job, [], later(0))
+    pods = [born(job, index) for index in range(job.spec.replicas)]
+    job = settled(job, pods, later(10))
+    return settled(job, pods, later(20)), pods
+
+
+def born(job: DDPJob, index: int, **state: Any) -> PodState:
+    """A pod that was made for the present group, or to wait outside of it, and runs."""
+    generation = world.world_of(job).generation
+    return listening(ready(job, index, generation=generation, **state))
+
+
+def settled(job: DDPJob, pods: Sequence[PodState], now: datetime, *, decisions: int = 3) -> DDPJob:
+    """The job once all is on record that is decided at one moment."""
+    for _ in range(decisions):
+        planned = told(job, pods, now)
+        job = stored(job, planned)
+        if not planned.decided:
+            return job
+    raise AssertionError(f"decides without end: {planned}")
+
+
+def told(job: DDPJob, pods: Sequence[PodState], now: datetime, **heard: Any) -> Plan:
+    return plan(job, list(pods), now, heard=replace(JOINS, **heard))
+
+
+def members(planned: Plan) -> str:
+    assert planned.status.world is not None
+    assert planned.status.world.size == len(world.slots_of(planned.status.world, 0, elastic=True))
+    return planned.status.world.members
+
+
+def test_who_begins_is_on_record_before_any_pod_is_made() -> None:
+    job = fresh_job(replicas=4, restart={"scope": "Auto"}, elastic={"minReplicas": 2})
+    first = told(job, [], later(0))
+    assert first.decided
+    assert (first.create, first.create_service) == ((), False)
+    assert members(first) == "0-3"
+    job = stored(job, first)
+    scaled = edited(job, replicas=6, elastic={"minReplicas": 2})
+    assert scaled.spec_hash == job.spec_hash, "pods of a group of any size are alike"
+    planned = told(scaled, [], later(1))
+    assert [each.slot for each in planned.create] == [0, 1, 2, 3]
+    variables = environment(scaled, planned.create[1], token="secret")
+    assert (variables["WORLD_SIZE"], variables["GROUP_WORLD_SIZE"]) == ("4", "4")
+    assert (variables["DDP_BATCH"], variables["DDP_BATCH_RANKS"]) == ("global", "6")
+    assert variables["DDP_LEAVE_SECONDS"] == str(LEAVE_SECONDS)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_after_some_patience_the_others_go_on_without_the_lost_one(victim: int) -> None:
+    job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=30)
+    lost = ended(job, victim, code=137, at=59)
+    seen = [lost if each.identity.index == victim else each for each in pods]
+    job = settled(job, seen, later(63))
+    assert job.status.bookkeeping.replacements == {str(victim): 1}
+    assert world.members(job) == (0, 1, 2, 3), "it is waited for"
+    others = [each for each in pods if each.identity.index != victim]
+    waiting = [*others, pod(job, victim, replacement=1)]
+    early = told(job, waiting, later(92))
+    assert not early.decided
+    assert early.look_again_at == later(93)
+
+    planned = told(job, waiting, later(93))
+    assert planned.decided
+    assert members(planned) == {0: "1-3", 1: "0,2-3", 3: "0-2"}[victim]
+    assert planned.status.bookkeeping.replacements == {str(victim): 2}, "that one knew of a place"
+    assert event_reasons(planned) == ["GroupShrunk"]
+    assert planned.status.restarts == 1, "for the loss, and for nothing else"
+    job = stored(job, planned)
+    planned = told(job, waiting, later(93))
+    assert planned.delete == (waiting[-1].key,)
+    [outside] = planned.create_spares
+    assert (outside.slot, outside.replacement) == (victim, 2)
+    assert "NODE_RANK" not in environment(job, outside, token="secret")
+    for rank, telling in enumerate(planned.tell):
+        document = telling.document
+        assert (document["nodeRank"], document["nodes"], document["broken"]) == (rank, 3, True)
+        assert document["masterAddr"] == f"digits-0-{1 if victim == 0 else 0}.digits"
+    assert len(planned.tell) == 3
+    known = told(job, others, later(94), **knowing(others, planned.tell[0].generation))
+    assert condition(known, "Running") == ("True", "PodsReady")
+    assert known.status.ready == "3/4 +0"
+
+
+def test_nobody_goes_on_with_fewer_than_the_least() -> None:
+    job, pods = elastic_job(minReplicas=3, shrinkAfterSeconds=0)
+    gone = [ended(job, index, code=137, at=59) for index in (1, 2)]
+    job = settled(job, [pods[0], *gone, pods[3]], later(63))
+    new = [pod(job, index, replacement=1) for index in (1, 2)]
+    planned = told(job, [pods[0], *new, pods[3]], later(500))
+    assert not planned.decided
+    assert planned.status.bookkeeping.short_since is not None
+
+
+def test_without_patience_the_loss_and_the_smaller_group_are_one_write() -> None:
+    job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=0)
+    lost = ended(job, 2, code=137, at=59)
+    planned = told(job, [*pods[:2], lost, pods[3]], later(63))
+    assert members(planned) == "0-1,3"
+    [event] = planned.events
+    assert "3 pods train on without node rank 2 (" in event.message
+    assert planned.status.next_start_time is None, "nothing is waited for"
+    planned = told(stored(job, planned), [*pods[:2], lost, pods[3]], later(63))
+    assert [each.pod_name("digits") for each in planned.create_spares] == ["digits-0-2-r1"]
+
+
+def test_a_pod_that_announces_its_end_is_not_waited_for() -> None:
+    job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=3600)
+    going = replace(pods[1], deleting=True, disrupted_at=later(60), ends_by=later(75))
+    planned = told(job, [pods[0], going, *pods[2:]], later(60))
+    assert members(planned) == "0,2-3"
+    assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
+
+
+def test_who_waits_outside_joins_after_a_while_and_comes_last() -> None:
+    job, pods = elastic_job(minReplicas=1, shrinkAfterSeconds=0, growAfterSeconds=120)
+    lost = ended(job, 0, code=137, at=59)
+    job = settled(job, [lost, *pods[1:]], later(63))
+    generation = world.world_of(job).generation
+    back = replace(born(job, 0), identity=Identity(0, 0, 1))
+    back = replace(back, key=key("digits-0-0-r1"))
+    all_of_them = [back, *pods[1:]]
+    known = dict(knowing(pods[1:], generation))
+    job = stored(job, told(job, all_of_them, later(70), **known))
+    assert job.status.ready == "3/4 +1"
+    unheard = told(job, all_of_them, later(200), **known)
+    assert not unheard.decided, "nobody knows whether it is ready"
+    known["told"] = {**known["told"], "digits-0-0-r1": (generation, False)}
+    early = told(job, all_of_them, later(182), **known)
+    assert (early.decided, early.look_again_at) == (False, later(183))
+    planned = told(job, all_of_them, later(183), **known)
+    assert members(planned) == "1-3,0"
+    assert event_reasons(planned) == ["GroupGrown"]
+    assert planned.status.world is not None
+    assert planned.status.world.lost == 0, "they leave the group of before in order"
+    job = stored(job, planned)
+    planned = told(job, all_of_them, later(183), **known)
+    assert {t.pod: t.document["nodeRank"] for t in planned.tell}["digits-0-0-r1"] == 3
+    assert planned.create_spares == ()
+
+
+def test_more_than_replicas_are_asked_for_where_more_may_be() -> None:
+    job, pods = elastic_job(replicas=2, maxReplicas=4, growAfterSeconds=10)
+    planned = told(job, pods, later(21))
+    assert [each.slot for each in planned.create_spares] == [2, 3]
+    pending = [*pods, *(pod(job, slot) for slot in (2, 3))]
+    assert not told(job, pending, later(500)).decided, "they wait for nodes, and nobody for them"
+    one_more = [*pods, born(job, 2), pod(job, 3)]
+    generation = world.world_of(job).generation
+    grown = told(job, one_more, later(30), **knowing(one_more, generation, start=False))
+    assert members(grown) == "0-2"
+    job = stored(job, grown)
+    known = knowing(one_more, generation + 1)
+    assert told(job, one_more, later(40), **known).status.ready == "3/3 +0"
+
+
+def test_a_job_is_scaled_while_it_runs() -> None:
+    job, pods = elastic_job(replicas=4, minReplicas=1, growAfterSeconds=0)
+    smaller = edited(job, replicas=2, elastic={"minReplicas": 1})
+    planned = told(smaller, pods, later(30))
+    assert members(planned) == "0-1"
+    smaller = stored(smaller, planned)
+    planned = told(smaller, pods, later(30))
+    assert planned.delete == tuple(each.key for each in pods[2:])
+    assert [telling.document["nodes"] for telling in planned.tell] == [2, 2]
+    larger = edited(smaller, replicas=3, elastic={"minReplicas": 1})
+    known = knowing(pods[:2], world.world_of(smaller).generation)
+    planned = told(larger, pods[:2], later(40), **known)
+    assert [each.slot for each in planned.create_spares] == [2]
+
+
+def test_a_group_begins_with_those_that_are_there() -> None:
+    job = fresh_job(replicas=4, restart={"scope": "Auto"}, elastic={"minReplicas": 2})
+    job = settled(job, [], later(0))
+    some = [born(job, 1), pod(job, 0), pod(job, 2), born(job, 3)]
+    job = settled(job, some, later(5))
+    assert not told(job, some, later(29)).decided
+    planned = told(job, some, later(35))
+    assert members(planned) == "1,3"
+    assert condition(planned, "Restarting") == ("", ""), "it has not begun yet"
+
+
+def test_where_no_launcher_answers_the_size_stays() -> None:
+    job = fresh_job(replicas=3, restart={"scope": "Auto"}, elastic={"minReplicas": 1})
+    for now in (0, 0, 5, 500):
+        some = [born(job, 0), pod(job, 1), born(job, 2)] if now else []
+        planned = plan(job, some, later(now))
+        job = stored(job, planned)
+    assert world.members(job) == (0, 1, 2)
+
+
+def test_a_pod_that_has_ended_well_comes_to_no_other_group() -> None:
+    job, pods = elastic_job(minReplicas=1, shrinkAfterSeconds=0)
+    done = ended(job, 1, code=0, at=59)
+    waiting = pod(job, 2, replacement=0)
+    planned = told(job, [pods[0], done, waiting, pods[3]], later(500))
+    assert not planned.decided
+
+
+def test_a_ready_spare_takes_a_place_rather_than_that_the_group_shrinks() -> None:
+    job = fresh_job(
+        replicas=3, spares=1, restart={"scope": "Auto"}, elastic={"shrinkAfterSeconds": 0}
+    )
+    job, pods = _running(job)
+    spare = born(job, 3)
+    lost = ended(job, 1, code=137, at=59)
+    planned = told(job, [pods[0], lost, pods[2], spare], later(63))
+    assert members(planned) == "0,3,2"
