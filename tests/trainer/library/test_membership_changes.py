@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -24,19 +24,36 @@ from tests.trainer.membership_changes import (
     assert_ends_alike,
     step_of_change,
 )
-from tests.trainer.pods import Job, assert_same, until
+from tests.trainer.pods import Job, Pod, assert_same, until
 
 STANDSTILL_SECONDS = 2.0
 
 
 @contextmanager
-def training(folder: Path, *, nodes: int) -> Iterator[World]:
+def training(
+    folder: Path, *flags: str, nodes: int, variables: Mapping[str, str] | None = None
+) -> Iterator[World]:
     """A job of so many pods that has begun to train."""
     with script_job(folder, ranks=nodes, nodes=nodes) as of:
-        world = World(of, [*FLAGS, "--trace-samples", str(of.traces)])
+        of.extra_environment = {**of.extra_environment, **(variables or {})}
+        world = World(of, [*FLAGS, *flags, "--trace-samples", str(of.traces)])
         world.start_all(nodes)
         of.wait_for_step(5)
         yield world
+
+
+def freeze(pod: Pod) -> None:
+    """Have its processes do nothing any more."""
+    for pid in pod.child_pids():
+        os.kill(pid, signal.SIGSTOP)
+
+
+@contextmanager
+def frozen(pod: Pod) -> Iterator[None]:
+    """What a pod is killed after, as if nobody had known before."""
+    freeze(pod)
+    yield
+    pod.kill()
 
 
 def begun_again(of: Job, *, ranks: int) -> set[int]:
@@ -90,8 +107,8 @@ def test_a_healthy_group_of_three_becomes_one_of_two(leaver: int, tmp_path: Path
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_the_rest_of_three_trains_on_without_the_lost_one(victim: int, tmp_path: Path) -> None:
     with training(tmp_path, nodes=3) as world:
-        world.slots.pop(victim).kill()
-        world.change(list(world.slots))
+        with frozen(world.slots.pop(victim)):
+            world.change(list(world.slots))
         last, ends = end(world)
         assert begun_again(world.of, ranks=3) <= {1, last + 1}
         assert_each_step_once(world.of, (3, last), (2, ends))
@@ -110,8 +127,8 @@ def test_another_pod_takes_a_lost_ones_place_and_the_end_is_the_same_to_the_bit(
     victim: int, tmp_path: Path, undisturbed: Job
 ) -> None:
     with training(tmp_path, nodes=2) as world:
-        world.slots.pop(victim).kill()
-        world.change([2, 1] if victim == 0 else [0, 2], tell=[], broken=True)
+        with frozen(world.slots.pop(victim)):
+            world.change([2, 1] if victim == 0 else [0, 2], broken=True)
         heir = world.start(2, node_rank=victim, nodes=2)
         world.tell([*world.slots])
         for pod in world.slots.values():
@@ -123,18 +140,38 @@ def test_another_pod_takes_a_lost_ones_place_and_the_end_is_the_same_to_the_bit(
             assert world.of.steps_of(rank) == undisturbed.steps_of(rank)
 
 
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_one_that_is_told_to_end_leaves_first_where_the_others_can_go_on(
+    leaver: int, tmp_path: Path
+) -> None:
+    with training(tmp_path, nodes=3, variables={"DDP_LEAVE_SECONDS": "600"}) as world:
+        going = world.slots.pop(leaver)
+        going.stop()
+        going.wait_for_log("telling the ranks to save and stop")
+        world.change(list(world.slots))
+        assert going.wait() == 143, going.log
+        last, ends = end(world)
+        for pod in world.slots.values():
+            assert "another pod was told to stop" not in pod.log
+        assert_each_step_once(world.of, (3, last), (2, ends))
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_nobody_waits_for_one_that_the_operator_says_is_lost(victim: int, tmp_path: Path) -> None:
-    with training(tmp_path, nodes=3) as world:
-        lost = world.slots.pop(victim)
-        for pid in lost.child_pids():
-            # Its connections stay open, as those of a node that is gone.
-            os.kill(pid, signal.SIGSTOP)
+    # Long enough that nobody can hear of it in another way than by that word.
+    seconds = ("--heartbeat-timeout-seconds", "600", "--group-timeout-seconds", "600")
+    with training(tmp_path, *seconds, nodes=3) as world:
+        # Its connections stay open, as those of a node that is gone.
+        freeze(world.slots.pop(victim))
         last = wait_for_standstill(world.of, rank=1 - victim)
         world.change(list(world.slots), broken=True)
+        logs = []
         for pod in world.slots.values():
-            pod.wait_for_log("another pod has a lost one's place, as the operator says")
             assert pod.wait() == 0, pod.log
+            logs.append(pod.log)
+        # Whoever hears it first cuts its connections, by which the other may know before it looks.
+        word = "another pod has a lost one's place, as the operator says"
+        assert any(word in log for log in logs), logs
         assert_ends_alike([*world.slots.values()])
         assert step_of_change(world.slots[world.members[0]]) >= last - 1
 

@@ -232,9 +232,10 @@ class Formation:
             net.form(self._group)
         self._votes = Votes(
             self._group,
-            stop=self._stop.told,
+            stop=self._stop.must,
             save=self._keeper.is_overdue,
             leave=self._world.whereabouts.is_outdated,
+            told=self._stop.told,
         )
 
     def _give_up(self, error: BaseException) -> None:

@@ -203,7 +203,7 @@ class Job(Stepping):
         while True:
             yield from parts.batches(seconds=_ASK_SECONDS)
             (told, leave, unfinished, held), is_new = self._sum(
-                self._stop.told(),
+                self._stop.must(),
                 self._world.whereabouts.is_outdated,
                 not parts.are_done,
                 len(parts.held),

@@ -52,7 +52,10 @@ class Session:
         self._report = report
         self.local_rank = environment.local_rank
         """Of this process, in its pod."""
-        self._stop = StopSignal(within_seconds=options.stop_within_seconds)
+        self._stop = StopSignal(
+            within_seconds=options.stop_within_seconds,
+            leave_seconds=environment.placement.leave_seconds,
+        )
         prepare_nccl()
         hurry_the_resolver()
         self._world = World(

@@ -24,9 +24,13 @@ _INTERVAL_SECONDS = 0.25
 class StopSignal:
     """Remembers that this rank was told to stop; being told twice changes nothing."""
 
-    def __init__(self, *, within_seconds: float) -> None:
-        """`within_seconds` after being told the process has to end, everything saved."""
+    def __init__(self, *, within_seconds: float, leave_seconds: float = 0.0) -> None:
+        """`within_seconds` after being told the process has to end, everything saved.
+
+        `leave_seconds`: what it gives the others to go on without it, before all have to stop.
+        """
         self.within_seconds = within_seconds
+        self._leave_seconds = min(leave_seconds, within_seconds / 2)
         self.told_at = math.inf
         """When it was told (monotonic)."""
 
@@ -38,6 +42,10 @@ class StopSignal:
     def told(self) -> bool:
         """Whether this rank was told to stop."""
         return self.told_at < math.inf
+
+    def must(self) -> bool:
+        """Whether this rank stops, and has all others stop that are in a group with it."""
+        return time.monotonic() >= self.told_at + self._leave_seconds
 
     def listen(self) -> None:
         """From here on a signal is remembered instead of ending the process at once."""
@@ -58,12 +66,16 @@ class Votes:
         stop: Callable[[], bool],
         save: Callable[[], bool],
         leave: Callable[[], bool] = lambda: False,
+        told: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`stop`, `save`, `leave`: what this rank wants; one rank that wants it is enough."""
+        """`stop`, `save`, `leave`: what this rank wants; one rank that wants it is enough.
+
+        `told`: whether this rank will want to stop; where all do, they need not wait.
+        """
         self._group = group
-        self._wants = stop, save, leave
+        self._wants = stop, save, leave, told
         self._every_steps = 1
-        self._counts = torch.zeros(4)
+        self._counts = torch.zeros(5)
         self._wait: Callable[[], None] | None = None
         self.stop = False
         """Whether any rank had to stop when the last vote began; the same on all ranks."""
@@ -93,9 +105,9 @@ class Votes:
         if self._wait is not None:
             self._wait()
             self._wait = None
-            self.stop, self.save, self.leave, self.has_end = (
-                count > 0 for count in self._counts.tolist()
-            )
+            stop, save, leave, told, has_end = self._counts.tolist()
+            self.stop = stop > 0 or told >= self._group.size
+            self.save, self.leave, self.has_end = save > 0, leave > 0, has_end > 0
 
     def pace(self, step_seconds: float) -> None:
         """Ask no more often than is of use; all ranks must be told the same at the same step."""

@@ -47,6 +47,9 @@ class Placement:
     """Where the launcher serves the pod's status; None: nowhere."""
     generation: int = 0
     """Of the job's group: another one when all its processes have started anew."""
+    leave_seconds: int = 0
+    """How long a pod that is told to end waits to be taken out of the group; 0: nobody does that.
+    """
     token: str = field(default="", repr=False)
     """Known to the job's pods and to the operator alone; empty: there is none."""
 
@@ -82,6 +85,9 @@ class Placement:
             else None,
             generation=_integer(env, "DDP_GENERATION", minimum=0)
             if env.get("DDP_GENERATION")
+            else 0,
+            leave_seconds=_integer(env, "DDP_LEAVE_SECONDS", minimum=0, maximum=600)
+            if env.get("DDP_LEAVE_SECONDS")
             else 0,
             token=_token(env),
         )
