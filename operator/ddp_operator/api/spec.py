@@ -122,14 +122,14 @@ class Restart(ApiModel):
     """What happens after a failure."""
 
     scope: Literal["Gang", "Pod", "InPlace", "Auto"] = Field(
-        default="Gang",
+        default="Auto",
         description=(
-            "Gang: all pods start again, which suits any script. Pod: only the failed pod is "
-            "replaced, under the same identity, for trainers that form their group anew. InPlace: "
-            "the processes of all pods start again, and only pods that are gone are replaced, for "
-            "any script under the bundled launcher; without it, as Gang. Auto: what the pods' "
-            "launcher says it can: Pod for trainers that form their group anew, InPlace for other "
-            "scripts; Gang where there is no launcher, and in queues."
+            "Auto: what the pods' launcher says it can: Pod for trainers that form their group "
+            "anew, InPlace for other scripts; Gang where no launcher answers, and in queues. Gang: "
+            "all pods start again. Pod: only the failed pod is replaced, under the same identity, "
+            "for trainers that form their group anew. InPlace: the processes of all pods start "
+            "again, and only pods that are gone are replaced, for any script under the bundled "
+            "launcher; without it, as Gang."
         ),
     )
     replace_when: Literal["Terminating", "Gone"] | None = Field(

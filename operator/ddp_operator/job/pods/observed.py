@@ -52,8 +52,7 @@ def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Ob
     old: list[PodState] = []
     strangers: list[PodState] = []
     for pod in pods:
-        if pod.has_nodes_ip and not _wants_nodes_ip(job, pod):
-            pod = replace(pod, address="")  # noqa: PLW2901
+        pod = with_own_address(job, pod)  # noqa: PLW2901
         identity = pod.identity
         slot = identity.slot
         wanted = (status.attempt, replacements.get(slot, 0))
@@ -125,5 +124,8 @@ def _as_its_launcher_says(pod: PodState, ended: ContainerExit | None) -> PodStat
     return replace(pod, exit=ended, kept=True)
 
 
-def _wants_nodes_ip(job: DDPJob, pod: PodState) -> bool:
-    return wants_host_network(spec_of(job.spec, pod.identity.index))
+def with_own_address(job: DDPJob, pod: PodState) -> PodState:
+    """The same pod; without its address, where that is its node's and the job asks for no such."""
+    if pod.has_nodes_ip and not wants_host_network(spec_of(job.spec, pod.identity.index)):
+        return replace(pod, address="")
+    return pod

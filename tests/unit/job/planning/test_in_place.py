@@ -17,7 +17,7 @@ from ddp_operator.job.pods.state import Identity, PodState
 
 from tests.unit.job.builders import condition, ended, later, pod, ready, running_job, stored
 
-LISTENS = Heard(answers=True, scope="InPlace")
+LISTENS = Heard(scope="InPlace")
 
 
 def in_place(**spec: Any) -> tuple[DDPJob, list[PodState]]:
@@ -151,11 +151,24 @@ def test_what_ends_a_job_ends_it_here_too(code: int) -> None:
     assert condition(planned, "Failed")[0] == "True"
 
 
-def test_the_gang_starts_anew_where_no_launcher_has_ever_answered() -> None:
-    job, pods = running_job(replicas=3, restart={"scope": "InPlace"})
+@pytest.mark.parametrize(
+    ("spec", "says_so"),
+    [
+        ({"restart": {"scope": "InPlace"}}, True),
+        ({}, True),
+        ({"restart": {"scope": "Gang"}}, False),
+        ({"restart": {"rules": [{"exitCodes": [1], "action": "RestartGang"}]}}, False),
+        ({"scheduling": {"queueName": "research"}}, False),
+    ],
+)
+def test_the_gang_starts_anew_where_no_launcher_has_ever_answered(
+    spec: dict[str, Any], says_so: bool
+) -> None:
+    job, pods = running_job(replicas=3, **spec)
     planned = plan(job, [*pods[:2], ended(job, 2, code=1, at=59)], later(60))
     assert planned.status.attempt == 1
-    assert "no launcher answers" in planned.events[0].message
+    said = planned.events[0].message
+    assert ("; all of them, since no launcher answers)" in said) is says_so
 
 
 def test_a_pause_holds_processes_back_as_it_does_pods() -> None:
@@ -210,7 +223,7 @@ def test_what_starts_anew_is_what_the_launcher_says_it_can(
 ) -> None:
     job, pods = running_job(replicas=3, restart={"scope": "Auto"}, **spec)
     pods = [listening(each) for each in pods]
-    known = replace(NOTHING, answers=bool(said), scope=said)
+    known = replace(NOTHING, scope=said)
     job = stored(job, plan(job, pods, later(20), heard=known))
     assert job.status.bookkeeping.launcher == said
     lost = [*pods[:2], ended(job, 2, code=1, at=59)]

@@ -32,7 +32,7 @@ def with_spares(
 
 def listens(scope: str) -> Heard:
     """What is known of launchers of that scope: nobody asks those of others."""
-    return Heard(answers=True, scope="InPlace") if scope == "InPlace" else NOTHING
+    return Heard(scope="InPlace") if scope == "InPlace" else NOTHING
 
 
 def recorded(job: DDPJob, planned: Plan) -> DDPJob:
