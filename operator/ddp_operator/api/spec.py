@@ -267,6 +267,16 @@ class DDPJobSpec(ApiModel):
             "launcher in the pods. It may be changed while the job runs."
         ),
     )
+    spares_priority_class_name: ResourceName | None = Field(
+        default=None,
+        description=(
+            "Takes the place of the template's priorityClassName in pods that are made without a "
+            "rank, so that the scheduler may take their nodes first. A spare that takes a lost "
+            "pod's place keeps it: Kubernetes changes no pod's priority. Where another job takes "
+            "its node then, the next spare takes over. It may be changed while the job runs, and "
+            "is that of the next spares."
+        ),
+    )
     progress: ProgressSource | None = Field(
         default=None, description="For trainers that do not report their progress by themselves."
     )

@@ -41,4 +41,10 @@ MEMBERSHIP_RULES = (
         f"{_NONE} || self.restart.scope != 'Gang'",
         lambda spec: not (spec.spares and spec.restart.scope == "Gang"),
     ),
+    Rule(
+        "spec.sparesPriorityClassName: there are no spares that could have it; set spec.spares, or "
+        "leave it out",
+        f"!has(self.sparesPriorityClassName) || !({_NONE})",
+        lambda spec: spec.spares_priority_class_name is None or spec.spares > 0,
+    ),
 )

@@ -221,6 +221,10 @@ def pod(
     if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
         # By Kubernetes' default it would ask its node's name server, which knows of no rank.
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
+    if is_spare(job, identity) and (lower := job.spec.spares_priority_class_name):
+        for of_another_class in ("priority", "preemptionPolicy"):
+            spec.pop(of_another_class, None)
+        spec["priorityClassName"] = lower
     _add_environment(trainer, environment(job, identity, token=token))
     _add_checkpoint(spec, annotations, trainer, own.checkpoint)
     _add_shared_memory(spec, trainer)

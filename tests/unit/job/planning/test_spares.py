@@ -16,7 +16,16 @@ from ddp_operator.job.pods.manifests import environment
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Node
 
-from tests.unit.job.builders import condition, ended, later, ready, running_job, stored, with_status
+from tests.unit.job.builders import (
+    condition,
+    ended,
+    fresh_job,
+    later,
+    ready,
+    running_job,
+    stored,
+    with_status,
+)
 from tests.unit.job.planning.test_in_place import failure, knowing, listening
 
 
@@ -62,6 +71,21 @@ def test_spares_come_once_the_group_is_placed_and_have_no_place() -> None:
     planned = plan(job, there, later(21))
     assert planned.create_spares == ()
     assert (planned.status.ready, planned.status.ready_replicas) == ("3/3 +2", 3)
+
+
+def test_a_spare_may_be_of_another_priority_than_the_group() -> None:
+    template = fresh_job().spec.template
+    pod_spec = {**template["spec"], "priorityClassName": "high", "priority": 9}
+    job, pods = running_job(
+        replicas=3,
+        spares=1,
+        sparesPriorityClassName="low",
+        template={**template, "spec": pod_spec},
+    )
+    [spare] = plan(job, pods, later(20)).create_spares
+    made = {each: manifests.pod(job, each)["spec"] for each in (pods[0].identity, spare)}
+    said = [(spec["priorityClassName"], spec.get("priority")) for spec in made.values()]
+    assert said == [("high", 9), ("low", None)]
 
 
 @pytest.mark.parametrize("victim", [0, 2])
