@@ -9,6 +9,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.launchers import NOTHING, Heard, PodFailure
 from ddp_operator.job.membership.world import world_of
+from ddp_operator.job.planning.cleanup import KEPT_SECONDS
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.telling import UNREACHABLE_SECONDS
@@ -149,6 +150,17 @@ def test_what_ends_a_job_ends_it_here_too(code: int) -> None:
     job, pods = in_place(restart={"maxRestarts": 0})
     planned = plan(job, pods, later(60), heard=heard(failure(pods[1], code=code)))
     assert condition(planned, "Failed")[0] == "True"
+
+
+def test_where_a_job_has_failed_the_pod_of_its_cause_may_end_and_keep_its_log() -> None:
+    job, pods = in_place(restart={"maxRestarts": 0})
+    job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
+    planned = plan(job, pods, later(61))
+    assert planned.delete == (pods[0].key, pods[2].key)
+    assert planned.look_again_at == later(60 + KEPT_SECONDS)
+    assert pods[1].key in plan(job, pods, later(60 + KEPT_SECONDS)).delete
+    over = ended(job, 1, code=1, at=100)
+    assert plan(job, [over], later(60 + KEPT_SECONDS)).delete == ()
 
 
 @pytest.mark.parametrize(
