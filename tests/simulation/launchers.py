@@ -21,6 +21,8 @@ from tests.simulation.clock import Clock
 from tests.simulation.kubelet import is_deleting, is_running
 from tests.simulation.server import ApiServer, owner_of
 
+WITHOUT_LAUNCHER = "registry.example/script:1"
+"""An image in which nobody listens, and processes begin at once."""
 PATIENCE_SECONDS = 60.0
 """How long a launcher waits for what the operator decides about a failure."""
 
@@ -31,8 +33,16 @@ def starts_anew(pod: Manifest) -> bool:
     """Whether a pod's launcher starts its processes anew; others form their group by themselves, or
     end with their pods.
     """
+    if not has_launcher(pod):
+        return False
     scope = _told(pod, ENV_SCOPE)
     return scope == "InPlace" or (scope == "Auto" and not _joins(pod))
+
+
+def has_launcher(pod: Manifest) -> bool:
+    """Whether somebody listens in a pod."""
+    [trainer] = pod["spec"]["containers"]
+    return bool(trainer["image"] != WITHOUT_LAUNCHER)
 
 
 def _joins(pod: Manifest) -> bool:
@@ -44,6 +54,11 @@ def _told(pod: Manifest, name: str) -> str | None:
     [trainer] = pod["spec"]["containers"]
     told = {entry["name"]: entry.get("value") for entry in trainer["env"]}
     return told.get(name)
+
+
+def _uid(pod: Manifest) -> str:
+    uid: str = pod["metadata"]["uid"]
+    return uid
 
 
 def node_rank_at_birth(pod: Manifest) -> int | None:
@@ -86,6 +101,8 @@ class Launchers:
     require: Require
     cut_off: set[str] = field(default_factory=set)
     """UIDs of pods that the operator does not reach."""
+    apart: set[str] = field(default_factory=set)
+    """UIDs of pods whose launchers do not reach that of node rank 0."""
     loses_answers: bool = False
     """Whether what it is told takes effect, and it never hears so."""
     processes_linger: bool = False
@@ -101,7 +118,8 @@ class Launchers:
         """The launcher of a pod."""
         annotations = pod["metadata"].get("annotations") or {}
         generation = int(annotations.get(ANNOTATION_GENERATION, 0))
-        born = Launcher(generation, node_rank_at_birth(pod), start=not _told(pod, ENV_HELD))
+        waits = _told(pod, ENV_HELD) and has_launcher(pod)
+        born = Launcher(generation, node_rank_at_birth(pod), start=not waits)
         return self._known.setdefault(pod["metadata"]["uid"], born)
 
     def born(self, pod: Manifest) -> None:
@@ -138,7 +156,8 @@ class Launchers:
         ip = address.partition(":")[0]
         for pod in self.server.pods.values():
             if pod["status"].get("podIP") == ip and is_running(pod):
-                return None if pod["metadata"]["uid"] in self.cut_off else pod
+                reached = has_launcher(pod) and pod["metadata"]["uid"] not in self.cut_off
+                return pod if reached else None
         return None
 
     def take(self, pod: Manifest, document: Mapping[str, Any]) -> tuple[int, bool]:
@@ -203,6 +222,7 @@ class Launchers:
             for other in self.server.pods.values()
             if owner_of(other) == owner_of(pod)
             and is_running(other)
+            and (other is pod or not self.apart & {_uid(pod), _uid(other)})
             and (failure := self.of(other).failure)
             and failure["generation"] == one.generation
         ]

@@ -162,6 +162,7 @@ class Simulation:
         self.tell("the weather is let clear")
         self.weather.clear()
         self.launchers.cut_off.clear()
+        self.launchers.apart.clear()
         self.launchers.loses_answers = self.launchers.processes_linger = False
         self.dead_nodes.clear()
         for node in NODES:

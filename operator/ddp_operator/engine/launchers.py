@@ -135,8 +135,8 @@ class Launchers:
                 task.cancel()
 
     def look_at(self, key: Key) -> None:
-        """Listen to the launcher of a job's node rank 0, as the job and its pods are now: to another
-        one than before, or to none any more.
+        """Listen to the launcher of a job's node rank 0, as the job and its pods are now: perhaps to
+        another one than before, or to none any more.
         """
         if not self._runs:
             return

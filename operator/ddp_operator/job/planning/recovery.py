@@ -148,7 +148,7 @@ def _action(
     if over:
         return "RestartGang", (), ""
     if not verdict.rule and _misses_launcher(job):
-        return "RestartGang", (), "; all of them, since no launcher answers"
+        return "RestartGang", (), "; no launcher answers"
     if wanted == "RestartGang" or len(gone) == job.spec.replicas:
         return "RestartGang", (), ""
     if not in_place and not gone:
