@@ -8,7 +8,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, Goodput
 from ddp_operator.job.failure.nodes import MAX_SHARE
 from ddp_operator.job.failure.records import NO_PROGRESS
-from ddp_operator.job.membership.world import members
+from ddp_operator.job.membership.world import members, slots_of
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import Identity
 
@@ -110,7 +110,10 @@ class Verdicts:
             self.require(reasons == 1, "the gang starts anew for nothing")
         else:
             self.require(not replaced, "a pod was replaced uncounted")
-            self.require(not anew, "processes start anew uncounted")
+            # Until all run again, the loss that is on record has not been made good.
+            groups = [slots_of(each.world, after.spec.replicas) for each in (old, new)]
+            relieved = old.is_true("Restarting") and tuple(groups[0]) != tuple(groups[1])
+            self.require(not anew or relieved, "processes start anew uncounted")
         if charged:
             limit = after.spec.restart.max_restarts
             self.require(_used(after) <= limit, "more restarts than allowed")

@@ -135,8 +135,8 @@ class Launchers:
                 task.cancel()
 
     def look_at(self, key: Key) -> None:
-        """Listen to the launcher of a job's node rank 0, as the job and its pods are now: perhaps to
-        another one than before, or to none any more.
+        """Listen to whom there is to listen to in a job, as it and its pods are now: another one than
+        before, or nobody any more.
         """
         if not self._runs:
             return

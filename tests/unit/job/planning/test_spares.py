@@ -176,6 +176,36 @@ def test_of_more_lost_ones_than_spares_the_rest_is_replaced() -> None:
     assert (new["NODE_RANK"], new["DDP_GENERATION"], new["WORLD_SIZE"]) == ("2", "1", "3")
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_later_spare_takes_the_place_of_a_pod_that_has_no_node(is_there: bool) -> None:
+    job, pods = with_spares()
+    starting = replace(pods[3], started=None)
+    lost = ended(job, 1, code=137, at=59)
+    job = recorded(job, plan(job, [pods[0], lost, pods[2], starting], later(63)))
+    new = replace(ready(job, 1, replacement=1), node="", phase="Pending")
+    group = [pods[0], pods[2], *([new] if is_there else [])]
+    if is_there:
+        job = stored(job, plan(job, [*group, starting], later(64)))
+    assert not plan(job, [*group, starting], later(65)).decided
+
+    planned = plan(job, [*group, pods[3]], later(66))
+    job = recorded(job, planned)
+    [event] = planned.events
+    assert "no node: digits-0-3 becomes node rank 1" in event.message
+    assert planned.status.world is not None
+    assert planned.status.world.members == "0,3,2"
+    assert planned.status.bookkeeping.replacements == {"1": 2}
+    assert planned.status.bookkeeping.replacing == ()
+    assert (planned.status.restarts, planned.status.disruptions) == (1, 0), "that of the loss"
+    planned = plan(job, [*group, pods[3]], later(66))
+    assert planned.create == ()
+    assert planned.delete == ((new.key,) if is_there else ())
+    assert len(planned.tell) == 3
+    told = replace(NOTHING, **knowing([pods[0], pods[2], pods[3]], 1))
+    planned = plan(job, [pods[0], pods[2], pods[3]], later(67), heard=told)
+    assert condition(planned, "Running")[0] == "True"
+
+
 def test_processes_of_others_start_anew_with_the_spare_in_place() -> None:
     job, pods = with_spares(scope="InPlace")
     seen = [*pods[:2], ended(job, 2, code=137, at=59), pods[3]]
