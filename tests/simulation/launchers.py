@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
@@ -13,7 +14,6 @@ from ddp_operator.api.constants import (
     ENV_SCOPE,
     LABEL_ATTEMPT,
     LABEL_JOB_NAME,
-    LABEL_SERVING,
 )
 from ddp_operator.ports import Manifest
 
@@ -25,6 +25,9 @@ WITHOUT_LAUNCHER = "registry.example/script:1"
 """An image in which nobody listens, and processes begin at once."""
 PATIENCE_SECONDS = 60.0
 """How long a launcher waits for what the operator decides about a failure."""
+
+_UNHEARD_OF = timedelta(seconds=10)
+"""How long after its time a pod that does not end is to be waited for."""
 
 Require = Callable[[object, str], None]
 
@@ -99,6 +102,8 @@ class Launchers:
     server: ApiServer
     clock: Clock
     require: Require
+    clock_is_right: Callable[[], bool]
+    """Whether the operator's clock always was."""
     cut_off: set[str] = field(default_factory=set)
     """UIDs of pods that the operator does not reach."""
     apart: set[str] = field(default_factory=set)
@@ -199,7 +204,9 @@ class Launchers:
             self.require(known == host, claim)
 
     def _judge_start(self, pod: Manifest, generation: int) -> None:
-        """No process starts while one that it would take for its peer is of the past."""
+        """No process starts while one is of the past that it would take for its peer, or that may save
+        where it does.
+        """
         for other in self.server.pods.values():
             meets = all(
                 other["metadata"]["labels"].get(label) == pod["metadata"]["labels"][label]
@@ -207,7 +214,10 @@ class Launchers:
             )
             if not (meets and owner_of(other) == owner_of(pod) and is_running(other)):
                 continue
-            if is_deleting(other) or LABEL_SERVING not in other["metadata"]["labels"]:
+            due = other["metadata"].get("deletionTimestamp")
+            if due and not self.clock_is_right():
+                continue
+            if due and self.clock.now() >= datetime.fromisoformat(due) + _UNHEARD_OF:
                 continue
             theirs = self.of(other)
             past = theirs.has_ranks and (theirs.generation < generation or theirs.asks_until_ended)

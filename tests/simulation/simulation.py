@@ -38,7 +38,12 @@ class Simulation:
         self.invariants = Invariants(self.server, self.clock, parse=self._parsed)
         self.server.judge = self.invariants
         self.training = Training()
-        self.launchers = Launchers(self.server, self.clock, self.invariants.require)
+        self.launchers = Launchers(
+            self.server,
+            self.clock,
+            self.invariants.require,
+            clock_is_right=lambda: self.invariants.clock_is_right,
+        )
         self.invariants.judge_place = self.launchers.born
         self._trainers = SimulatedTrainers(self.training, self.pods, self.launchers)
         self.dead_nodes: set[str] = set()

@@ -16,6 +16,7 @@ from ddp_operator.job.membership.launchers import Heard, Telling
 from ddp_operator.job.membership.world import scope_of, world_of
 from ddp_operator.job.planning import recovery
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.succession import still_at_work
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.manifests import is_held
 from ddp_operator.job.pods.observed import Observed
@@ -30,7 +31,7 @@ _AGAIN: Final = timedelta(seconds=1)
 def told(job: DDPJob, pods: Observed, heard: Heard, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: have the launchers told that do not know the group."""
     tellings = tuple(_tellings(job, pods, heard, now))
-    if not tellings:
+    if world_of(job).generation == 0 or not (tellings or _must_wait(job, pods, now)):
         return planned
     waits = (now + _AGAIN, planned.look_again_at)
     soonest = min(moment for moment in waits if moment)
@@ -88,12 +89,17 @@ def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool
     if scope_of(job) == "Pod":
         return True
     paused_until = job.status.next_start_time
-    if pods.missing or (paused_until is not None and now < paused_until):
+    if _must_wait(job, pods, now) or pods.missing or (paused_until is not None and now < paused_until):
         return False
     return all(
         pod.succeeded or (pod.started and in_present_group(job, pod, heard))
         for pod in pods.current.values()
     )
+
+
+def _must_wait(job: DDPJob, pods: Observed, now: datetime) -> bool:
+    """Whether pods of before may still save where those of the group would."""
+    return scope_of(job) == "InPlace" and bool(still_at_work(job, pods, now))
 
 
 def _document(job: DDPJob, pods: Observed, index: int, *, start: bool) -> dict[str, Any]:

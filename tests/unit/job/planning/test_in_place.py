@@ -138,6 +138,24 @@ def test_a_pod_that_is_gone_is_replaced_and_the_others_wait_for_it() -> None:
     assert condition(done, "Running")[0] == "True"
 
 
+@pytest.mark.parametrize(("policy", "waits"), [({}, True), ({"replaceWhen": "Terminating"}, False)])
+def test_none_starts_while_a_pod_that_is_to_go_may_save(policy: Any, waits: bool) -> None:
+    job, pods = in_place(restart=policy)
+    going = replace(pods[0], deleting=True, ends_by=later(90))
+    planned = plan(job, [going, *pods[1:]], later(60), heard=LISTENS)
+    job = stored(job, planned)
+    new = listening(ready(job, 0, replacement=1, generation=1))
+    there = [going, new, *pods[1:]]
+    job = stored(job, plan(job, there, later(65), heard=LISTENS))
+    knows = knowing(pods[1:], 1, start=False)
+    planned = told(job, there, later(65), **knows)
+    assert [telling.start for telling in planned.tell] == ([] if waits else [True] * 3)
+    assert condition(planned, "Running")[0] == "False"
+    assert planned.look_again_at is not None
+    for seen, when in ((there[1:], 66), (there, 101)):  # it has gone, or is given up
+        assert [each.start for each in told(job, seen, later(when), **knows).tell] == [True] * 3
+
+
 def test_failures_of_another_generation_are_none() -> None:
     job, pods = in_place()
     assert not plan(job, pods, later(60), heard=heard(failure(pods[1], generation=3))).decided
