@@ -204,8 +204,8 @@ class Launchers:
             self.require(known == host, claim)
 
     def _judge_start(self, pod: Manifest, generation: int) -> None:
-        """No process starts while one is of the past that it would take for its peer, or that may save
-        where it does.
+        """No process starts while one is of the past that it would take for its peer, or that may
+        save where it does.
         """
         for other in self.server.pods.values():
             meets = all(

@@ -48,9 +48,9 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         spec["progressDeadlineSeconds"] = 60
     if choices.upto(1):
         spec["schedulingTimeoutSeconds"] = 30
-    limited = {"resources": {"limits": {"memory": "1Gi"}}} if choices.upto(1) else {}
+    fields: dict[str, Any] = {"resources": {"limits": {"memory": "1Gi"}}} if choices.upto(1) else {}
     image = choices.of((_PLAIN_IMAGE, _PLAIN_IMAGE, _PLAIN_IMAGE, WITHOUT_LAUNCHER))
-    spec["template"] = template(container(image=image, **limited))
+    spec["template"] = template(container(**fields, image=image))
     if choices.upto(1):
         spec["isolation"] = "Job"
     if choices.upto(1):

@@ -23,9 +23,8 @@ from ddp_operator.job.membership.launchers import (
     parse,
     pause_seconds,
 )
-from ddp_operator.job.membership.world import leader_name
 from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.observed import with_own_address
+from ddp_operator.job.pods.observed import leader_name, with_own_address
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Cluster, Key, Trainers
 
@@ -135,8 +134,8 @@ class Launchers:
                 task.cancel()
 
     def look_at(self, key: Key) -> None:
-        """Listen to whom there is to listen to in a job, as it and its pods are now: another one than
-        before, or nobody any more.
+        """Listen to whom there is to listen to in a job, as it and its pods are now: another one
+        than before, or nobody any more.
         """
         if not self._runs:
             return

@@ -16,7 +16,6 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.world import World
-from ddp_operator.job.pods.state import Identity
 
 _DIGITS: Final = 5
 """Of a slot: `MAX_REPLICAS` has as many."""
@@ -55,13 +54,6 @@ def spare_slots(job: DDPJob) -> Sequence[int]:
     """The slots of those that are wanted beyond the group: the lowest that are free."""
     taken = node_ranks(job)
     return tuple(islice((slot for slot in count() if slot not in taken), job.spec.spares))
-
-
-def leader_name(job: DDPJob) -> str:
-    """The name of the pod of node rank 0."""
-    slot, status = members(job)[0], job.status
-    replacement = status.bookkeeping.replacements.get(str(slot), 0)
-    return Identity(slot, status.attempt, replacement).pod_name(job.name)
 
 
 def node_ranks(job: DDPJob) -> Mapping[int, int]:

@@ -89,7 +89,11 @@ def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool
     if scope_of(job) == "Pod":
         return True
     paused_until = job.status.next_start_time
-    if _must_wait(job, pods, now) or pods.missing or (paused_until is not None and now < paused_until):
+    if (
+        _must_wait(job, pods, now)
+        or pods.missing
+        or (paused_until is not None and now < paused_until)
+    ):
         return False
     return all(
         pod.succeeded or (pod.started and in_present_group(job, pod, heard))

@@ -107,6 +107,13 @@ def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Ob
     )
 
 
+def leader_name(job: DDPJob) -> str:
+    """The name of the pod of node rank 0."""
+    slot, status = world.members(job)[0], job.status
+    replacement = status.bookkeeping.replacements.get(str(slot), 0)
+    return Identity(slot, status.attempt, replacement).pod_name(job.name)
+
+
 def _ended(job: DDPJob, heard: Heard) -> dict[str, ContainerExit]:
     """By the name of a pod: how its processes ended in the present generation."""
     generation = world.world_of(job).generation
