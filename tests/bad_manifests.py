@@ -730,9 +730,15 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         scheduling={"gang": "coscheduling"},
     ),
     _cel(
+        "a priority of no spares",
+        "spec.sparesPriorityClassName: there are no spares that could have it",
+        sparesPriorityClassName="low",
+    ),
+    _cel(
         "spares that nothing would use",
         "spec.spares: restart.scope Gang starts all pods anew",
         spares=1,
+        restart={"scope": "Gang"},
     ),
     _cel(
         "elastic with more at least than replicas",

@@ -53,6 +53,7 @@ GOOD_MANIFESTS: dict[str, Json] = {
         restart={"scope": "Pod", "maxRestarts": 0},
         checkpoint={"path": "/data/checkpoints"},
     ),
+    "spares": job(spares=2, sparesPriorityClassName="low"),
     "every way to restart": job(
         statusPort=8080,
         progressDeadlineSeconds=900,
@@ -318,7 +319,7 @@ DEFAULTS: Json = {
     "statusPort": 29501,
     "isolation": "None",
     "restart": {
-        "scope": "Gang",
+        "scope": "Auto",
         "maxRestarts": 3,
         "resetAfterProgress": True,
         "backoff": {"initialSeconds": 5, "maxSeconds": 300},

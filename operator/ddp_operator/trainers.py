@@ -123,7 +123,10 @@ class HttpTrainers:
         waits: bool = False,
     ) -> "aiohttp.client._RequestContextManager":
         """`waits`: the answer may take as long as nothing happens, and no place from others."""
-        timeout = aiohttp.ClientTimeout(total=seconds or self._timeout_seconds)
+        # Where nobody may connect, no place is held for as long as an answer may take.
+        timeout = aiohttp.ClientTimeout(
+            total=seconds or self._timeout_seconds, sock_connect=self._timeout_seconds
+        )
         if waits:
             self._waiting = session = self._waiting or _session(_WAITING)
         else:

@@ -44,7 +44,10 @@ def _in_training(kubectl: Kubectl, *arguments: str, **spec: Any) -> Job:
 def job(kubectl: Kubectl, claim: Callable[[str], str]) -> Job:
     """A job in the midst of training."""
     return _in_training(
-        kubectl, *SHORT_RUN, checkpoint={"persistentVolumeClaim": claim("checkpoints")}
+        kubectl,
+        *SHORT_RUN,
+        restart={"scope": "Gang"},
+        checkpoint={"persistentVolumeClaim": claim("checkpoints")},
     )
 
 

@@ -35,7 +35,8 @@ async def test_a_failed_pod_restarts_the_gang(jobs: Jobs, kubelet: FakeKubelet) 
     assert (failure.action, failure.charged) == ("RestartGang", True)
     assert (failure.exit_code, failure.signal, failure.reason) == (137, 9, "OOMKilled")
     assert failure.message == "too much"
-    assert "(restart 1 of 3)" in await jobs.until_told("Restarting")
+    said = await jobs.until_told("Restarting")
+    assert "(restart 1 of 3; no launcher answers)" in said
     await run_all(jobs, kubelet)
     status = await jobs.until_phase("Running")
     assert not status.is_true("Restarting")

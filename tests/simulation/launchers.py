@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
@@ -13,7 +14,6 @@ from ddp_operator.api.constants import (
     ENV_SCOPE,
     LABEL_ATTEMPT,
     LABEL_JOB_NAME,
-    LABEL_SERVING,
 )
 from ddp_operator.ports import Manifest
 
@@ -21,8 +21,13 @@ from tests.simulation.clock import Clock
 from tests.simulation.kubelet import is_deleting, is_running
 from tests.simulation.server import ApiServer, owner_of
 
+WITHOUT_LAUNCHER = "registry.example/script:1"
+"""An image in which nobody listens, and processes begin at once."""
 PATIENCE_SECONDS = 60.0
 """How long a launcher waits for what the operator decides about a failure."""
+
+_UNHEARD_OF = timedelta(seconds=10)
+"""How long after its time a pod that does not end is to be waited for."""
 
 Require = Callable[[object, str], None]
 
@@ -31,8 +36,16 @@ def starts_anew(pod: Manifest) -> bool:
     """Whether a pod's launcher starts its processes anew; others form their group by themselves, or
     end with their pods.
     """
+    if not has_launcher(pod):
+        return False
     scope = _told(pod, ENV_SCOPE)
     return scope == "InPlace" or (scope == "Auto" and not _joins(pod))
+
+
+def has_launcher(pod: Manifest) -> bool:
+    """Whether somebody listens in a pod."""
+    [trainer] = pod["spec"]["containers"]
+    return bool(trainer["image"] != WITHOUT_LAUNCHER)
 
 
 def _joins(pod: Manifest) -> bool:
@@ -49,6 +62,11 @@ def _told(pod: Manifest, name: str) -> str | None:
 def generation_at_birth(pod: Manifest) -> int:
     """Of the group, when a pod was made."""
     return int(_told(pod, ENV_GENERATION) or 0)
+
+
+def _uid(pod: Manifest) -> str:
+    uid: str = pod["metadata"]["uid"]
+    return uid
 
 
 def node_rank_at_birth(pod: Manifest) -> int | None:
@@ -89,8 +107,12 @@ class Launchers:
     server: ApiServer
     clock: Clock
     require: Require
+    clock_is_right: Callable[[], bool]
+    """Whether the operator's clock always was."""
     cut_off: set[str] = field(default_factory=set)
     """UIDs of pods that the operator does not reach."""
+    apart: set[str] = field(default_factory=set)
+    """UIDs of pods whose launchers do not reach that of node rank 0."""
     loses_answers: bool = False
     """Whether what it is told takes effect, and it never hears so."""
     processes_linger: bool = False
@@ -106,7 +128,8 @@ class Launchers:
         """The launcher of a pod."""
         annotations = pod["metadata"].get("annotations") or {}
         generation = int(annotations.get(ANNOTATION_GENERATION, 0))
-        born = Launcher(generation, node_rank_at_birth(pod), start=not _told(pod, ENV_HELD))
+        waits = _told(pod, ENV_HELD) and has_launcher(pod)
+        born = Launcher(generation, node_rank_at_birth(pod), start=not waits)
         return self._known.setdefault(pod["metadata"]["uid"], born)
 
     def born(self, pod: Manifest) -> None:
@@ -143,7 +166,8 @@ class Launchers:
         ip = address.partition(":")[0]
         for pod in self.server.pods.values():
             if pod["status"].get("podIP") == ip and is_running(pod):
-                return None if pod["metadata"]["uid"] in self.cut_off else pod
+                reached = has_launcher(pod) and pod["metadata"]["uid"] not in self.cut_off
+                return pod if reached else None
         return None
 
     def take(self, pod: Manifest, document: Mapping[str, Any]) -> tuple[int, bool]:
@@ -185,7 +209,9 @@ class Launchers:
             self.require(known == host, claim)
 
     def _judge_start(self, pod: Manifest, generation: int) -> None:
-        """No process starts while one that it would take for its peer is of the past."""
+        """No process starts while one is of the past that it would take for its peer, or that may
+        save where it does.
+        """
         for other in self.server.pods.values():
             meets = all(
                 other["metadata"]["labels"].get(label) == pod["metadata"]["labels"][label]
@@ -193,7 +219,10 @@ class Launchers:
             )
             if not (meets and owner_of(other) == owner_of(pod) and is_running(other)):
                 continue
-            if is_deleting(other) or LABEL_SERVING not in other["metadata"]["labels"]:
+            due = other["metadata"].get("deletionTimestamp")
+            if due and not self.clock_is_right():
+                continue
+            if due and self.clock.now() >= datetime.fromisoformat(due) + _UNHEARD_OF:
                 continue
             theirs = self.of(other)
             past = theirs.has_ranks and (theirs.generation < generation or theirs.asks_until_ended)
@@ -211,6 +240,7 @@ class Launchers:
                 for other in self.server.pods.values()
                 if owner_of(other) == owner_of(pod)
                 and is_running(other)
+                and (other is pod or not self.apart & {_uid(pod), _uid(other)})
                 and (failure := self.of(other).failure)
                 and failure["generation"] == one.generation
             ]

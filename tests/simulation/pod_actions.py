@@ -89,16 +89,21 @@ def processes_end_in_their_pod(simulation: Simulation, choices: Choices) -> None
 
 
 def launchers_are_cut_off(simulation: Simulation, choices: Choices) -> None:
-    """For a while, or for longer than anybody waits; or only their answers get lost."""
-    how, launchers = choices.upto(3), simulation.launchers
+    """From the operator or from each other, for a while or for longer than anybody waits; or only
+    their answers get lost.
+    """
+    how, launchers = choices.upto(4), simulation.launchers
     if how == 3:
         launchers.loses_answers = not launchers.loses_answers
         simulation.tell(f"answers of launchers get lost: {launchers.loses_answers}")
     elif how == 2:
         launchers.processes_linger = not launchers.processes_linger
         simulation.tell(f"processes linger when they are to end: {launchers.processes_linger}")
+    elif how == 4 and (pod := _pick(simulation, choices)):
+        launchers.apart ^= {pod["metadata"]["uid"]}
+        simulation.tell(f"{_name(pod)} is cut off from its peers' launchers, or no longer")
     elif pod := _pick(simulation, choices):
-        simulation.launchers.cut_off ^= {pod["metadata"]["uid"]}
+        launchers.cut_off ^= {pod["metadata"]["uid"]}
         simulation.tell(f"{_name(pod)} is cut off, or within reach again")
 
 

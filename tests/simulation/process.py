@@ -1,7 +1,6 @@
 """One life of an operator process: it begins with what the cluster stores, and ends any time."""
 
 from ddp_operator.engine.engine import Engine
-from ddp_operator.engine.launchers import _leader, _listened_to
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import PodState
@@ -76,13 +75,10 @@ class OperatorProcess:
         self.loop.create_task(self._listen())
 
     async def _listen(self) -> None:
-        launchers, entry = self.engine._launchers, self.engine.jobs.get(JOB)
-        job = _listened_to(entry.job) if entry else None
-        if launchers is None or job is None:
-            return
-        leader = _leader(job, list(self.cluster.pods_of(JOB)))
-        if leader is not None:
-            await launchers._hear(JOB, launchers._of(job), leader)
+        launchers = self.engine._launchers
+        known = launchers._turned(JOB) if launchers else None
+        if launchers and known and known.leader:
+            await launchers._hear(JOB, known)
 
     def _start(self) -> None:
         self._list_pods()

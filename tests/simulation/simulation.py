@@ -38,7 +38,12 @@ class Simulation:
         self.invariants = Invariants(self.server, self.clock, parse=self._parsed)
         self.server.judge = self.invariants
         self.training = Training()
-        self.launchers = Launchers(self.server, self.clock, self.invariants.require)
+        self.launchers = Launchers(
+            self.server,
+            self.clock,
+            self.invariants.require,
+            clock_is_right=lambda: self.invariants.clock_is_right,
+        )
         self.invariants.judge_place = self.launchers.born
         self._trainers = SimulatedTrainers(self.training, self.pods, self.launchers)
         self.dead_nodes: set[str] = set()
@@ -162,6 +167,7 @@ class Simulation:
         self.tell("the weather is let clear")
         self.weather.clear()
         self.launchers.cut_off.clear()
+        self.launchers.apart.clear()
         self.launchers.loses_answers = self.launchers.processes_linger = False
         self.dead_nodes.clear()
         for node in NODES:

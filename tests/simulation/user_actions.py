@@ -8,6 +8,7 @@ from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import container, template
 from tests.simulation.history import Choices
+from tests.simulation.launchers import WITHOUT_LAUNCHER
 from tests.simulation.server import REFUSED_IMAGE
 from tests.simulation.simulation import Simulation
 
@@ -47,8 +48,9 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         spec["progressDeadlineSeconds"] = 60
     if choices.upto(1):
         spec["schedulingTimeoutSeconds"] = 30
-    if choices.upto(1):
-        spec["template"] = template(container(resources={"limits": {"memory": "1Gi"}}))
+    fields: dict[str, Any] = {"resources": {"limits": {"memory": "1Gi"}}} if choices.upto(1) else {}
+    image = choices.of((_PLAIN_IMAGE, _PLAIN_IMAGE, _PLAIN_IMAGE, WITHOUT_LAUNCHER))
+    spec["template"] = template(container(**fields, image=image))
     if choices.upto(1):
         spec["isolation"] = "Job"
     if choices.upto(1):
@@ -90,7 +92,8 @@ def the_job_is_resumed(simulation: Simulation, choices: Choices) -> None:
 
 def the_template_changes(simulation: Simulation, choices: Choices) -> None:
     if simulation.server.job:
-        image = choices.of((*2 * ("registry.example/trainer:2", _PLAIN_IMAGE), REFUSED_IMAGE))
+        others = ("registry.example/trainer:2", _PLAIN_IMAGE)
+        image = choices.of((*2 * others, WITHOUT_LAUNCHER, REFUSED_IMAGE))
         simulation.server.edit_job({"template": template(container(image=image))})
         simulation.tell(f"a user edits the template: {image}")
 

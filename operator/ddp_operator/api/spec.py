@@ -123,14 +123,14 @@ class Restart(ApiModel):
     """What happens after a failure."""
 
     scope: Literal["Gang", "Pod", "InPlace", "Auto"] = Field(
-        default="Gang",
+        default="Auto",
         description=(
-            "Gang: all pods start again, which suits any script. Pod: only the failed pod is "
-            "replaced, under the same identity, for trainers that form their group anew. InPlace: "
-            "the processes of all pods start again, and only pods that are gone are replaced, for "
-            "any script under the bundled launcher; without it, as Gang. Auto: what the pods' "
-            "launcher says it can: Pod for trainers that form their group anew, InPlace for other "
-            "scripts; Gang where there is no launcher, and in queues."
+            "Auto: what the pods' launcher says it can: Pod for trainers that form their group "
+            "anew, InPlace for other scripts; Gang where no launcher answers, and in queues. Gang: "
+            "all pods start again. Pod: only the failed pod is replaced, under the same identity, "
+            "for trainers that form their group anew. InPlace: the processes of all pods start "
+            "again, and only pods that are gone are replaced, for any script under the bundled "
+            "launcher; without it, as Gang."
         ),
     )
     replace_when: Literal["Terminating", "Gone"] | None = Field(
@@ -266,6 +266,16 @@ class DDPJobSpec(ApiModel):
             "Pods that wait without a rank, started and on nodes of their own where there are any: "
             "when a pod is lost, one of them takes its place at once. They need the bundled "
             "launcher in the pods. It may be changed while the job runs."
+        ),
+    )
+    spares_priority_class_name: ResourceName | None = Field(
+        default=None,
+        description=(
+            "Takes the place of the template's priorityClassName in pods that are made without a "
+            "rank, so that the scheduler may take their nodes first. A spare that takes a lost "
+            "pod's place keeps it: Kubernetes changes no pod's priority. Where another job takes "
+            "its node then, the next spare takes over. It may be changed while the job runs, and "
+            "is that of the next spares."
         ),
     )
     elastic: Elastic | None = Field(

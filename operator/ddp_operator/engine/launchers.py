@@ -6,7 +6,8 @@ All of it goes by in the background: a launcher that does not answer holds no re
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -20,9 +21,10 @@ from ddp_operator.job.membership.launchers import (
     LauncherStatus,
     Telling,
     parse,
+    pause_seconds,
 )
 from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.observed import observe
+from ddp_operator.job.pods.observed import member_names, with_own_address
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Cluster, Key, Trainers
 
@@ -30,12 +32,16 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
 """Launchers told at the same time."""
-_ROUND_SECONDS: Final = 0.5
-"""How often to look which jobs have launchers to listen to."""
+_SWEEP_SECONDS: Final = 60.0
+"""How often to look for jobs that have gone without a word."""
+_SWEPT_AT_ONCE: Final = 100
+"""Jobs looked at before others have their turn."""
 _WAIT_SECONDS: Final = 20
 """How long a launcher may wait for something to tell: less than what middle boxes take for dead."""
-_AGAIN_SECONDS: Final = 2.0
-"""Until a launcher is asked again that has not answered."""
+_LEAST_SECONDS: Final = 0.2
+"""Between two questions: what answers in a pod is other people's, and may do so without news."""
+_JITTER: Final = 0.2
+"""Each pause is longer by up to this part, so that jobs that start together drift apart."""
 
 
 @dataclass(slots=True)
@@ -43,17 +49,23 @@ class _Known:
     """What is known of the launchers of a job, and of the pods that it is of."""
 
     uid: str
-    answers: bool = False
     told: dict[str, tuple[int, bool]] = field(default_factory=dict)
     unreached_since: dict[str, datetime] = field(default_factory=dict)
     status: LauncherStatus | None = None
+    """What that of node rank 0 has said; None: nothing yet."""
     leader: str = ""
-    """Whose launcher has said so: that of pod 0, by its name."""
+    """The pod of node rank 0, by its name; empty while it does not run."""
+    address: str = ""
+    """Where its launcher listens."""
+    silent: int = 0
+    """How often it has not answered in a row."""
+    listening: asyncio.Task[None] | None = None
     under_way: set[tuple[str, int, bool]] = field(default_factory=set)
 
 
 class Launchers:
-    """What the launchers of all jobs say; `run` listens.
+    """What the launchers of all jobs say: to listen begins with `run`, and for each job with a look
+    at it.
 
     `on_news` is called for a job whose launchers have said, or taken note of, something.
     """
@@ -75,7 +87,7 @@ class Launchers:
         self._clock = clock
         self._on_news = on_news
         self._known: dict[Key, _Known] = {}
-        self._listening: dict[Key, asyncio.Task[None]] = {}
+        self._runs = False
         self._telling: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -85,11 +97,11 @@ class Launchers:
         if known is None or known.uid != job.uid:  # an earlier job of that name
             return NOTHING
         return Heard(
-            answers=known.answers,
             told=known.told,
             unreached_since=known.unreached_since,
             failures=known.status.failures if known.status else (),
-            scope=known.status.scope if known.status else "",
+            # That of another pod says nothing of one that may be of another image.
+            scope=known.status.scope if known.status and known.leader in _asked(job) else "",
         )
 
     def tell(self, job: DDPJob, tellings: Iterable[Telling]) -> None:
@@ -107,28 +119,57 @@ class Launchers:
     async def run(self) -> None:
         """Listen until cancelled."""
         try:
+            self._runs = True
             while True:
-                self._look()
-                await asyncio.sleep(_ROUND_SECONDS)
+                for number, key in enumerate([*self._jobs.entries, *self._known]):
+                    self.look_at(key)
+                    if number % _SWEPT_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                await asyncio.sleep(_SWEEP_SECONDS)
         finally:
-            for task in (*self._listening.values(), *self._telling):
+            self._runs = False
+            for known in self._known.values():
+                _end_listening(known)
+            for task in self._telling:
                 task.cancel()
 
-    def _look(self) -> None:
-        wanted = {key: job for key, e in self._jobs.entries.items() if (job := _listened_to(e.job))}
-        for key in self._known.keys() - wanted.keys():
-            del self._known[key]
-        for key in self._listening.keys() - wanted.keys():
-            self._listening.pop(key).cancel()
-        for key, job in wanted.items():
-            self._of(job)
-            task = self._listening.get(key)
-            if task is None or task.done():
-                self._listening[key] = asyncio.create_task(self._listen(key, job.uid))
+    def look_at(self, key: Key) -> None:
+        """Listen to whom there is to listen to in a job, as it and its pods are now: another one
+        than before, or nobody any more.
+        """
+        if not self._runs:
+            return
+        known = self._turned(key)
+        if known is None or not known.leader:
+            return
+        task = known.listening
+        if task is None or task.done():
+            known.listening = asyncio.create_task(self._listen(key, known))
+
+    def _turned(self, key: Key) -> _Known | None:
+        """What is known of a job's launchers, turned to whom there is to listen to, if any."""
+        entry = self._jobs.get(key)
+        job = _listened_to(entry.job) if entry else None
+        if job is None:
+            self._forget(key)
+            return None
+        known, pods = self._of(job), self._cluster.pods_of(key)
+        _forget_gone(known, pods)
+        leader = _leader(job, pods)
+        name, address = (leader.key.name, leader.address) if leader else ("", "")
+        if (name, address) != (known.leader, known.address):
+            _end_listening(known)
+            known.leader, known.address, known.status, known.silent = name, address, None, 0
+        return known
+
+    def _forget(self, key: Key) -> None:
+        if known := self._known.pop(key, None):
+            _end_listening(known)
 
     def _of(self, job: DDPJob) -> _Known:
         known = self._known.get(job.key)
         if known is None or known.uid != job.uid:
+            self._forget(job.key)
             known = self._known[job.key] = _Known(job.uid)
         return known
 
@@ -150,34 +191,25 @@ class Launchers:
         known.told[telling.pod] = max(told, known.told.get(telling.pod, told))
         self._on_news(key)
 
-    async def _listen(self, key: Key, uid: str) -> None:
-        """To the launcher of pod 0, to which the others' tell what they have to say."""
-        while (entry := self._jobs.get(key)) is not None and entry.uid == uid:
-            job = _listened_to(entry.job)
-            if job is None:
-                return
-            known = self._of(job)
-            pods = self._cluster.pods_of(key)
-            names = {pod.key.name for pod in pods}
-            for gone in known.told.keys() - names:
-                del known.told[gone]
-            for gone in known.unreached_since.keys() - names:
-                del known.unreached_since[gone]
-            leader = _leader(job, pods)
-            if leader is None:
-                known.status = None
-                await asyncio.sleep(_ROUND_SECONDS)
-            elif not await self._hear(key, known, leader) or leader.identity.index != 0:
-                await asyncio.sleep(_AGAIN_SECONDS)
+    async def _listen(self, key: Key, known: _Known) -> None:
+        """To the launcher of node rank 0, to which the others' tell what they have to say."""
+        now = asyncio.get_running_loop().time
+        while True:
+            asked_at = now()
+            if await self._hear(key, known):
+                pause = max(asked_at + _LEAST_SECONDS - now(), 0.0)
+            else:
+                known.silent += 1
+                pause = pause_seconds(known.silent, has_answered=known.status is not None)
+            await asyncio.sleep(pause * random.uniform(1, 1 + _JITTER))
 
-    async def _hear(self, key: Key, known: _Known, leader: PodState) -> bool:
+    async def _hear(self, key: Key, known: _Known) -> bool:
         """Whether it has answered."""
-        if known.leader != leader.key.name:
-            known.leader, known.status = leader.key.name, None
+        leader = known.leader
         answer = await self._trainers.hear_world(
-            leader.address,
+            known.address,
             after=known.status.number if known.status else 0,
-            wait_seconds=_WAIT_SECONDS if leader.identity.index == 0 else 0,
+            wait_seconds=_WAIT_SECONDS,
             token=self._access.token_of(known.uid),
         )
         try:
@@ -185,23 +217,15 @@ class Launchers:
         except InvalidAnswerError as error:
             said = str(error)
         if isinstance(said, str):
-            logger.debug("%s: the launcher of %s says nothing: %s", key, leader.key.name, said)
+            logger.debug("%s: the launcher of %s says nothing: %s", key, leader, said)
             return False
+        if leader != known.leader:
+            return True  # another one is listened to by now
         is_news = said != known.status
-        known.answers, known.status = True, said
+        known.status, known.silent = said, 0
         if is_news:
             self._on_news(key)
         return True
-
-
-def _leader(job: DDPJob, pods: list[PodState]) -> PodState | None:
-    """Pod 0, if its launcher can be asked; of an elastic job, which may be about to go on without
-    it, the first that can.
-    """
-    current = observe(job, pods).current
-    asked = [current[index] for index in sorted(current) if index == 0 or job.spec.elastic]
-    can_answer = (pod for pod in asked if pod.address and pod.started and not pod.exit)
-    return next(can_answer, None)
 
 
 def _listened_to(job: object) -> DDPJob | None:
@@ -211,3 +235,37 @@ def _listened_to(job: object) -> DDPJob | None:
     if job.spec.restart.scope not in ("Auto", "InPlace") and job.status.world is None:
         return None  # of another scope now, its pods may still know generations
     return None if job.spec.suspend or job.deleting or job.status.finished else job
+
+
+def _leader(job: DDPJob, pods: Sequence[PodState]) -> PodState | None:
+    """The pod of node rank 0, if its launcher may listen; of an elastic job, which may be about to
+    go on without it, else the first one of the group whose launcher may.
+    """
+    by_name = {pod.key.name: pod for pod in pods if pod.owner_uid == job.uid}
+    asked = (by_name[name] for name in _asked(job) if name in by_name)
+    return next((pod for pod in asked if _may_listen(job, pod)), None)
+
+
+def _may_listen(job: DDPJob, pod: PodState) -> bool:
+    return bool(with_own_address(job, pod).address and pod.started) and not pod.exit
+
+
+def _asked(job: DDPJob) -> Sequence[str]:
+    """The names of pods whose launchers speak for the job."""
+    return member_names(job, None if job.spec.elastic else 1)
+
+
+def _forget_gone(known: _Known, pods: Sequence[PodState]) -> None:
+    if not (known.told or known.unreached_since):
+        return
+    names = {pod.key.name for pod in pods}
+    for gone in known.told.keys() - names:
+        del known.told[gone]
+    for gone in known.unreached_since.keys() - names:
+        del known.unreached_since[gone]
+
+
+def _end_listening(known: _Known) -> None:
+    if known.listening is not None:
+        known.listening.cancel()
+        known.listening = None

@@ -110,6 +110,13 @@ class Reconciler:
         Raises:
             ClusterError: something could not be done; to be tried again later.
         """
+        try:
+            return await self._reconcile(key)
+        finally:
+            if self._launchers:
+                self._launchers.look_at(key)
+
+    async def _reconcile(self, key: Key) -> datetime | None:
         for _ in range(_MAX_DECISIONS):
             entry = self._jobs.get(key)
             if entry is None:

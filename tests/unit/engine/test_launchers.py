@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from ddp_operator.engine import launchers
 from ddp_operator.engine.engine import Engine
-from ddp_operator.job.membership.launchers import InvalidAnswerError, parse
+from ddp_operator.job.membership.launchers import InvalidAnswerError, parse, pause_seconds
 from ddp_operator.ports import Key
 
 from tests.unit.engine.fakes import ACCESS, FakeCluster
@@ -33,6 +34,7 @@ class FakeLaunchers:
         self.lingering: set[str] = set()
         """Where processes of before do not end."""
         self.told: list[tuple[str, int, bool, str]] = []
+        self.asked: list[str] = []
         self._changed = asyncio.Event()
 
     def say(self, *failures: Mapping[str, Any], number: int = 1, generation: int = 0) -> None:
@@ -62,7 +64,8 @@ class FakeLaunchers:
     async def hear_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
-        assert (address, wait_seconds, token) == ("10.0.0.1:29501", 20, ACCESS.token_of("u1"))
+        assert (wait_seconds, token) == (20, ACCESS.token_of("u1"))
+        self.asked.append(address)
         if isinstance(self.answer, bytes) and json.loads(self.answer).get("number") == after:
             await self._changed.wait()
         return self.answer
@@ -169,6 +172,42 @@ async def test_nothing_starts_before_all_of_before_has_ended(world: World) -> No
     world.launchers.lingering.clear()
     await world.until(lambda: world.status["phase"] == "Running")
     assert world.generation == 1
+
+
+async def test_a_new_pod_is_asked_at_once_however_long_the_one_before_was_silent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers, "pause_seconds", lambda *_, **__: 3600.0)
+    await world.run()
+    await world.until(lambda: world.launchers.asked == ["10.0.0.1:29501"])
+    await world.cluster.delete_pod(Key("default", "train-0-0"), grace_seconds=0)
+    await world.until(lambda: Key("default", "train-1-0") in world.cluster.pods)
+    assert any("no launcher answers" in event.message for event in world.cluster.events)
+    world.start("train-1-0", "10.0.0.9")
+    await world.until(lambda: world.launchers.asked == ["10.0.0.1:29501", "10.0.0.9:29501"])
+
+
+async def test_nobody_is_asked_once_the_job_is_gone(world: World) -> None:
+    world.launchers.say()
+    await world.run()
+    known = world.engine._launchers
+    assert known is not None
+    await world.until(lambda: len(known._known) == 1)
+    [one] = known._known.values()
+    listening = one.listening
+    assert listening is not None
+    del world.cluster.jobs[Key("default", "train")]
+    world.engine.job_gone(Key("default", "train"))
+    world.engine.pods_changed(Key("default", "train"))
+    await eventually(listening.cancelled)
+    assert known._known == {}
+
+
+def test_who_has_never_answered_is_asked_ever_more_rarely() -> None:
+    never = [pause_seconds(silent, has_answered=False) for silent in range(1, 9)]
+    assert never == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert pause_seconds(2000, has_answered=False) == 60
+    assert pause_seconds(2000, has_answered=True) == 2
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@ def test_a_rank_lost_at_a_time_restarts_the_gang(run: Run) -> None:
     code, output = run(job(script), arguments=("--kill-rank", "1@0s"))
     assert code == 0
     assert "rank 1 (pod tiny-0-1) with SIGKILL, as --kill-rank 1@0s asks" in output
-    assert "as attempt 1 (restart 1 of 3): pod tiny-0-1 (node rank 1) was killed" in output
+    why = "restart 1 of 3; no launcher answers"
+    assert f"as attempt 1 ({why}): pod tiny-0-1 (node rank 1) was killed" in output
     assert "rank 1 (pod tiny-0-1), killed on purpose" in output
     assert "1 of 3 allowed" in output
 

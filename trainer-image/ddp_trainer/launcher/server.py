@@ -37,6 +37,9 @@ from ddp_trainer.telemetry.stacks import ask_for_stacks, listening, read_stacks
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.wire import to_json
 
+_POLL_SECONDS = 3600.0
+"""How often to look whether somebody wants the server to end, which nobody does: a pod that waits
+for its place shall sleep."""
 _logger = logging.getLogger(__name__)
 
 
@@ -74,7 +77,8 @@ def serve_status(
     server.world = world
     if admission.placed_by_earlier_operator(placement):
         _logger.warning("without DDP_TOKEN, anybody may send POST requests to port %d", port)
-    threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
+    serve = partial(server.serve_forever, poll_interval=_POLL_SECONDS)
+    threading.Thread(target=serve, name="status", daemon=True).start()
     return True
 
 

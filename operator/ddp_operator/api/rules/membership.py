@@ -86,4 +86,10 @@ MEMBERSHIP_RULES = (
         f"{_FIXED} || self.restart.scope != 'Gang'",
         lambda spec: not (spec.elastic and spec.restart.scope == "Gang"),
     ),
+    Rule(
+        "spec.sparesPriorityClassName: there are no spares that could have it; set spec.spares, or "
+        "leave it out",
+        f"!has(self.sparesPriorityClassName) || !({_NONE})",
+        lambda spec: spec.spares_priority_class_name is None or spec.spares > 0,
+    ),
 )

@@ -17,6 +17,11 @@ from ddp_operator.api.base import explained
 
 _EXACT: Final = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""
+FIRST_PAUSE_SECONDS: Final = 2.0
+LONGEST_PAUSE_SECONDS: Final = 60.0
+"""Until a launcher is asked again that has not answered. One that has answered before is there, and
+is asked again soon; one that never has is none, as a rule: of ten thousand images without one, each
+asked every two seconds, the operator would do little else."""
 _MAX_FAILURES: Final = 64
 """As many as a launcher keeps."""
 _YEARS: Final = range(1970, 9998)
@@ -78,12 +83,17 @@ def parse(content: bytes) -> LauncherStatus:
         raise InvalidAnswerError("the answer is not JSON") from None
 
 
+def pause_seconds(silent: int, *, has_answered: bool) -> float:
+    """How long not to ask a launcher that was `silent` so many times in a row."""
+    if has_answered:
+        return FIRST_PAUSE_SECONDS
+    return min(FIRST_PAUSE_SECONDS * 2.0 ** min(silent - 1, 10), LONGEST_PAUSE_SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Heard:
     """What is known of the launchers of one job's pods; nothing, where nobody has asked."""
 
-    answers: bool = False
-    """Whether that of a present pod has ever answered."""
     told: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     """By the name of a pod: the generation that its launcher knows, whose predecessors' processes
     have all ended in it, and whether it was told to start."""
@@ -91,7 +101,7 @@ class Heard:
     """By the name of a pod: since when its launcher was told in vain, or has not ended what ran."""
     failures: tuple[PodFailure, ...] = ()
     scope: Literal["InPlace", "Pod", ""] = ""
-    """What that of pod 0 says that its processes can; empty: it has not answered."""
+    """What that of node rank 0 says that its processes can; empty: it has not answered."""
 
     def knows(self, pod: str, generation: int, *, start: bool = False) -> bool:
         """Whether a pod has been told of a generation and, where it may `start`, of that, too."""

@@ -69,7 +69,7 @@ def outside_slots(job: DDPJob) -> Sequence[int]:
     """
     taken = node_ranks(job)
     wanted = job.spec.spares
-    if job.spec.elastic:
+    if job.spec.elastic and job.status.bookkeeping.launcher:  # which can take them in
         wanted += max(wanted_size(job.spec) - len(taken), 0)
     return tuple(islice((slot for slot in count() if slot not in taken), wanted))
 

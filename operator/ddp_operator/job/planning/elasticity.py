@@ -73,7 +73,7 @@ def resize(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | N
         return None  # whose cause is awaited
     absent = _absent(job, pods)
     if absent:
-        return _shrink(job, pods, absent, now)
+        return _shrink(job, absent, now)
     if len(members(job)) > wanted_size(job.spec):
         return _dismiss(job, now)
     return _grow(job, pods, heard, now)
@@ -131,28 +131,21 @@ def _shrink_due(job: DDPJob, absent: Sequence[int]) -> datetime | None:
     return since + timedelta(seconds=patience)
 
 
-def _shrink(job: DDPJob, pods: Observed, absent: Sequence[int], now: datetime) -> Plan | None:
+def _shrink(job: DDPJob, absent: Sequence[int], now: datetime) -> Plan | None:
     due = _shrink_due(job, absent)
     if due is None or due > now:
         return None
-    heirs = dict(zip(absent, spares.ready(job, pods), strict=False))
-    without = [node_rank for node_rank in absent if node_rank not in heirs]
     slots = members(job)
-    replacements = dict(job.status.bookkeeping.replacements)
-    for node_rank in absent:
-        slot = str(slots[node_rank])
-        replacements[slot] = replacements.get(slot, 0) + 1
-    status = job.status.noting(replacements=replacements, replacing=(), short_since=None)
+    status = spares.made_anew(job.status, [slots[node_rank] for node_rank in absent])
     status = begun_anew(
         job,
-        status,
+        status.noting(short_since=None),
         now,
         grace_seconds=0 if 0 in absent else RESTART_GRACE_SECONDS,
-        heirs={node_rank: spare.identity.slot for node_rank, spare in heirs.items()},
-        without=without,
+        without=absent,
         lost=len(absent),
     )
-    size, before = len(slots) - len(without), len(slots)
+    size, before = len(slots) - len(absent), len(slots)
     names = some([f"{slots[node_rank]}" for node_rank in absent])
     message = f"{size} pods train on, {before} were to: these did not come in time: {names}"
     return _changed(status, GROUP_SHRUNK, message, now)

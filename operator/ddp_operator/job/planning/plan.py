@@ -103,6 +103,7 @@ def _decide(
         or telling.give_up(job, pods, heard, now)
         or departures.leave(job, pods, nodes, now)
         or _end_hang(job, pods, report, now)
+        or spares.relieve(job, pods, now)
         or elasticity.resize(job, pods, heard, now)
         or release_half_placed(job, pods, now)
         or spares.renew(job, pods, now)

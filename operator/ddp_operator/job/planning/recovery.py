@@ -10,6 +10,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
+from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import begun_anew, members
 from ddp_operator.job.planning import elasticity, spares
 from ddp_operator.job.planning.decisions import (
@@ -77,7 +78,7 @@ def failed(
         told = f"spec.restart.maxRestarts ({limit}) is used up{by_rule}; {words}"
         return fail(job, "MaxRestartsExceeded", told, now, failure)
 
-    action, gone, why_gang = _action(job, pods, verdict.action, lost)
+    action, gone, why_gang = _action(job, pods, verdict, lost)
     # A spare takes a place over in the write that records the loss.
     heirs = dict(zip(gone, spares.ready(job, pods), strict=False))
     awaited = [node_rank for node_rank in gone if node_rank not in heirs]
@@ -144,21 +145,31 @@ def _is_excused(job: DDPJob, now: datetime) -> bool:
 
 
 def _action(
-    job: DDPJob, pods: Observed, wanted: FailureAction, lost: Sequence[int]
+    job: DDPJob, pods: Observed, verdict: Verdict, lost: Sequence[int]
 ) -> tuple[FailureAction, Sequence[int], str]:
     """What is started anew, which pods are replaced for it, and why it is more than was wanted."""
+    wanted = verdict.action
     in_place = wanted == "RestartInPlace"
     kept = {index for index, pod in pods.current.items() if pod.kept} if in_place else set()
     gone = [index for index in lost if index not in kept]
     # One that has ended well will not come back, and nobody forms a group with new pods alone.
     over = bool(pods.completed) or any(pod.succeeded for pod in pods.current.values())
-    if wanted == "RestartGang" or over or len(gone) == len(members(job)):
+    if over:
+        return "RestartGang", (), ""
+    if not verdict.rule and _misses_launcher(job):
+        return "RestartGang", (), "; no launcher answers"
+    if wanted == "RestartGang" or len(gone) == len(members(job)):
         return "RestartGang", (), ""
     if not in_place and not gone:
         return "RestartGang", (), ""  # nobody knows which pod it is
-    if in_place and not job.status.bookkeeping.launcher:
-        return "RestartGang", (), "; no launcher answers"
     return wanted, gone, ""
+
+
+def _misses_launcher(job: DDPJob) -> bool:
+    """Whether less would start anew, if a launcher had answered."""
+    scheduling = job.spec.scheduling
+    asked = {"InPlace"} if scheduling and scheduling.kueue_queue else {"InPlace", "Auto"}
+    return job.spec.restart.scope in asked and not job.status.bookkeeping.launcher
 
 
 def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:

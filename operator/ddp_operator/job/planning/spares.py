@@ -3,12 +3,15 @@
 One that fails costs the job nothing, and none takes a node that the group still wants.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.membership.world import begun_anew, members, scope_of
+from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, restarting
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
@@ -30,6 +33,41 @@ def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
     bad = frozenset(job.status.excluded_nodes)
     waiting = [pod for pod in pods.spares if _is_well(pod) and pod.started and pod.address]
     return sorted(waiting, key=lambda pod: (pod.node in bad, pod.identity.slot))
+
+
+def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+    """Decide that spares take the places of pods that have no node, or do not exist; None where
+    there are none of either.
+
+    Who came to be a spare after the loss may have the only node that there is.
+    """
+    waiting = [index for index, pod in pods.current.items() if not pod.scheduled and _is_well(pod)]
+    waiting += [gone.index for gone in pods.missing]
+    heirs = dict(zip(sorted(waiting), ready(job, pods), strict=False))
+    if not heirs or scope_of(job) == "Gang":
+        return None
+    slots = members(job)
+    status = made_anew(job.status, [slots[node_rank] for node_rank in heirs])
+    # Who saves is rank 0, or nobody.
+    grace_seconds = 0 if 0 in heirs else RESTART_GRACE_SECONDS
+    taken = {node_rank: spare.identity.slot for node_rank, spare in heirs.items()}
+    status = begun_anew(job, status, now, grace_seconds=grace_seconds, heirs=taken, lost=len(heirs))
+    said = some([f"{pod.key.name} becomes node rank {rank}" for rank, pod in heirs.items()])
+    message = f"spares take the places of pods that have no node: {said}"
+    return restarting(status, "Disrupted", message, now, creates=False)
+
+
+def made_anew(status: DDPJobStatus, slots: Collection[int]) -> DDPJobStatus:
+    """Return the status in which pods that had a place and had not begun are others, without."""
+    notes = status.bookkeeping
+    replacements = dict(notes.replacements)
+    for slot in slots:
+        replacements[str(slot)] = replacements.get(str(slot), 0) + 1
+    return status.noting(
+        replacements=replacements,
+        replacing=tuple(slot for slot in notes.replacing if slot not in slots),
+        spares_renewed=(notes.spares_renewed or 0) + len(slots),
+    )
 
 
 def renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:

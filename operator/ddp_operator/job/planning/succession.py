@@ -31,6 +31,17 @@ def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
     return [pod for pod in candidates if not _is_over(pod) and now < given_up_at(job, pod, now)]
 
 
+def still_at_work(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
+    """Return the pods of this attempt that have lost their places and may still save: processes
+    that start anew in place would save to where those do.
+    """
+    if job.spec.restart.replace_when == "Terminating":
+        return []
+    attempt = job.status.attempt
+    mine = (pod for pod in pods.old if pod.identity.attempt == attempt and pod.started)
+    return [pod for pod in mine if not _is_over(pod) and now < given_up_at(job, pod, now)]
+
+
 def given_up_at(job: DDPJob, pod: PodState, now: datetime) -> datetime:
     """Until when a pod is waited for."""
     if pod.ends_by is not None:

@@ -16,6 +16,7 @@ from ddp_operator.job.membership.launchers import Heard, Telling
 from ddp_operator.job.membership.world import scope_of, world_of
 from ddp_operator.job.planning import recovery
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.succession import still_at_work
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.manifests import is_held
 from ddp_operator.job.pods.observed import Observed
@@ -33,15 +34,13 @@ _SELDOM: Final = timedelta(seconds=30)
 def told(job: DDPJob, pods: Observed, heard: Heard, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: have the launchers told that do not know the group."""
     tellings = tuple(_tellings(job, pods, heard, now))
-    if not tellings:
+    if world_of(job).generation == 0 or not (tellings or _must_wait(job, pods, now)):
         return planned
-    deaf = [
-        now - heard.unreached_since.get(telling.pod, now)
-        for telling in tellings
-        if telling.document["nodeRank"] is None
-    ]
-    # Whoever is in the group is given up before long.
-    pause = min(max(min(deaf), _AGAIN), _SELDOM) if len(deaf) == len(tellings) else _AGAIN
+    pause = _AGAIN
+    if tellings and all(telling.document["nodeRank"] is None for telling in tellings):
+        # Whoever is in the group is given up before long; others may never answer.
+        since = max(heard.unreached_since.get(telling.pod, now) for telling in tellings)
+        pause = min(max(now - since, _AGAIN), _SELDOM)
     waits = (now + pause, planned.look_again_at)
     soonest = min(moment for moment in waits if moment)
     return replace(planned, tell=tellings, look_again_at=soonest)
@@ -86,7 +85,7 @@ def _tellings(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Itera
             document = _document(job, pods, index, start=start)
             yield Telling(pod.key.name, pod.address, generation, start, document)
     # Who has lost its place leaves; and who never had one says whether it could have one.
-    for pod in pods.spares:
+    for pod in pods.spares if job.status.bookkeeping.launcher else ():
         if _listens(pod) and not heard.knows(pod.key.name, generation):
             document = _document(job, pods, None, start=False)
             yield Telling(pod.key.name, pod.address, generation, False, document)
@@ -105,12 +104,21 @@ def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool
     if scope_of(job) == "Pod":
         return True
     paused_until = job.status.next_start_time
-    if pods.missing or (paused_until is not None and now < paused_until):
+    if (
+        _must_wait(job, pods, now)
+        or pods.missing
+        or (paused_until is not None and now < paused_until)
+    ):
         return False
     return all(
         pod.succeeded or (pod.started and in_present_group(job, pod, heard))
         for pod in pods.current.values()
     )
+
+
+def _must_wait(job: DDPJob, pods: Observed, now: datetime) -> bool:
+    """Whether pods of before may still save where those of the group would."""
+    return scope_of(job) == "InPlace" and bool(still_at_work(job, pods, now))
 
 
 def _document(job: DDPJob, pods: Observed, index: int | None, *, start: bool) -> dict[str, Any]:

@@ -136,7 +136,8 @@ def is_held(job: DDPJob, identity: Identity) -> bool:
     """Whether a pod's processes are not to start before it is told: those of the pods that it comes
     to may be of an earlier generation, as may be rank 0, which it would take for its own.
     """
-    in_place = scope_of(job) == "InPlace"
+    # Where nobody has answered who could tell it, it starts as pods do that know of no launcher.
+    in_place = scope_of(job) == "InPlace" and bool(job.status.bookkeeping.launcher)
     return in_place and identity.replacement > 0 and world_of(job).generation > 0
 
 
@@ -233,6 +234,10 @@ def pod(
     if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
         # By Kubernetes' default it would ask its node's name server, which knows of no rank.
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
+    if is_spare(job, identity) and (lower := job.spec.spares_priority_class_name):
+        for of_another_class in ("priority", "preemptionPolicy"):
+            spec.pop(of_another_class, None)
+        spec["priorityClassName"] = lower
     _add_environment(trainer, environment(job, identity, token=token))
     _add_checkpoint(spec, annotations, trainer, own.checkpoint)
     _add_shared_memory(spec, trainer)

@@ -52,8 +52,7 @@ def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Ob
     old: list[PodState] = []
     strangers: list[PodState] = []
     for pod in pods:
-        if pod.has_nodes_ip and not _wants_nodes_ip(job, pod):
-            pod = replace(pod, address="")  # noqa: PLW2901
+        pod = with_own_address(job, pod)  # noqa: PLW2901
         identity = pod.identity
         slot = identity.slot
         wanted = (status.attempt, replacements.get(slot, 0))
@@ -108,6 +107,17 @@ def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Ob
     )
 
 
+def member_names(job: DDPJob, most: int | None = None) -> Sequence[str]:
+    """The names of the group's pods, in the order of their node ranks; `most`: of the first ones
+    alone.
+    """
+    attempt, replacements = job.status.attempt, job.status.bookkeeping.replacements
+    return [
+        Identity(slot, attempt, replacements.get(str(slot), 0)).pod_name(job.name)
+        for slot in world.members(job)[:most]
+    ]
+
+
 def _ended(job: DDPJob, heard: Heard) -> dict[str, ContainerExit]:
     """By the name of a pod: how its processes ended in the present generation."""
     generation = world.world_of(job).generation
@@ -125,5 +135,8 @@ def _as_its_launcher_says(pod: PodState, ended: ContainerExit | None) -> PodStat
     return replace(pod, exit=ended, kept=True)
 
 
-def _wants_nodes_ip(job: DDPJob, pod: PodState) -> bool:
-    return wants_host_network(spec_of(job.spec, pod.identity.index))
+def with_own_address(job: DDPJob, pod: PodState) -> PodState:
+    """The same pod; without its address, where that is its node's and the job asks for no such."""
+    if pod.has_nodes_ip and not wants_host_network(spec_of(job.spec, pod.identity.index)):
+        return replace(pod, address="")
+    return pod

@@ -144,7 +144,7 @@ class TestBackoff:
         job = start()
         job = running_again(job, fails(job))
         planned = fails(job)
-        assert "as attempt 2 after 5 s (restart 2 of 3)" in planned.status.message
+        assert "as attempt 2 after 5 s (restart 2 of 3; " in planned.status.message
         waiting = plan(stored(job, planned), [], later(61))
         assert waiting.create == ()
         assert waiting.look_again_at == planned.status.next_start_time

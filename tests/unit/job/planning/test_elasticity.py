@@ -28,7 +28,7 @@ from tests.unit.job.builders import (
 )
 from tests.unit.job.planning.test_in_place import knowing, listening
 
-JOINS = Heard(answers=True, scope="Pod")
+JOINS = Heard(scope="Pod")
 
 
 def elastic_job(replicas: int = 4, **elastic: Any) -> tuple[DDPJob, list[PodState]]:

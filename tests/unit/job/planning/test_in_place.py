@@ -9,6 +9,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.launchers import NOTHING, Heard, PodFailure
 from ddp_operator.job.membership.world import world_of
+from ddp_operator.job.planning.cleanup import KEPT_SECONDS
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.telling import UNREACHABLE_SECONDS
@@ -17,7 +18,7 @@ from ddp_operator.job.pods.state import Identity, PodState
 
 from tests.unit.job.builders import condition, ended, later, pod, ready, running_job, stored
 
-LISTENS = Heard(answers=True, scope="InPlace")
+LISTENS = Heard(scope="InPlace")
 
 
 def in_place(**spec: Any) -> tuple[DDPJob, list[PodState]]:
@@ -137,6 +138,24 @@ def test_a_pod_that_is_gone_is_replaced_and_the_others_wait_for_it() -> None:
     assert condition(done, "Running")[0] == "True"
 
 
+@pytest.mark.parametrize(("policy", "waits"), [({}, True), ({"replaceWhen": "Terminating"}, False)])
+def test_none_starts_while_a_pod_that_is_to_go_may_save(policy: Any, waits: bool) -> None:
+    job, pods = in_place(restart=policy)
+    going = replace(pods[0], deleting=True, ends_by=later(90))
+    planned = plan(job, [going, *pods[1:]], later(60), heard=LISTENS)
+    job = stored(job, planned)
+    new = listening(ready(job, 0, replacement=1, generation=1))
+    there = [going, new, *pods[1:]]
+    job = stored(job, plan(job, there, later(65), heard=LISTENS))
+    knows = knowing(pods[1:], 1, start=False)
+    planned = told(job, there, later(65), **knows)
+    assert [telling.start for telling in planned.tell] == ([] if waits else [True] * 3)
+    assert condition(planned, "Running")[0] == "False"
+    assert planned.look_again_at is not None
+    for seen, when in ((there[1:], 66), (there, 101)):  # it has gone, or is given up
+        assert [each.start for each in told(job, seen, later(when), **knows).tell] == [True] * 3
+
+
 def test_failures_of_another_generation_are_none() -> None:
     job, pods = in_place()
     assert not plan(job, pods, later(60), heard=heard(failure(pods[1], generation=3))).decided
@@ -151,11 +170,35 @@ def test_what_ends_a_job_ends_it_here_too(code: int) -> None:
     assert condition(planned, "Failed")[0] == "True"
 
 
-def test_the_gang_starts_anew_where_no_launcher_has_ever_answered() -> None:
-    job, pods = running_job(replicas=3, restart={"scope": "InPlace"})
+def test_where_a_job_has_failed_the_pod_of_its_cause_may_end_and_keep_its_log() -> None:
+    job, pods = in_place(restart={"maxRestarts": 0})
+    job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
+    planned = plan(job, pods, later(61))
+    assert planned.delete == (pods[0].key, pods[2].key)
+    assert planned.look_again_at == later(60 + KEPT_SECONDS)
+    assert pods[1].key in plan(job, pods, later(60 + KEPT_SECONDS)).delete
+    over = ended(job, 1, code=1, at=100)
+    assert plan(job, [over], later(60 + KEPT_SECONDS)).delete == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "says_so"),
+    [
+        ({"restart": {"scope": "InPlace"}}, True),
+        ({}, True),
+        ({"restart": {"scope": "Gang"}}, False),
+        ({"restart": {"rules": [{"exitCodes": [1], "action": "RestartGang"}]}}, False),
+        ({"scheduling": {"queueName": "research"}}, False),
+    ],
+)
+def test_the_gang_starts_anew_where_no_launcher_has_ever_answered(
+    spec: dict[str, Any], says_so: bool
+) -> None:
+    job, pods = running_job(replicas=3, **spec)
     planned = plan(job, [*pods[:2], ended(job, 2, code=1, at=59)], later(60))
     assert planned.status.attempt == 1
-    assert "no launcher answers" in planned.events[0].message
+    said = planned.events[0].message
+    assert ("; no launcher answers)" in said) is says_so
 
 
 def test_a_pause_holds_processes_back_as_it_does_pods() -> None:
@@ -210,7 +253,7 @@ def test_what_starts_anew_is_what_the_launcher_says_it_can(
 ) -> None:
     job, pods = running_job(replicas=3, restart={"scope": "Auto"}, **spec)
     pods = [listening(each) for each in pods]
-    known = replace(NOTHING, answers=bool(said), scope=said)
+    known = replace(NOTHING, scope=said)
     job = stored(job, plan(job, pods, later(20), heard=known))
     assert job.status.bookkeeping.launcher == said
     lost = [*pods[:2], ended(job, 2, code=1, at=59)]

@@ -16,7 +16,16 @@ from ddp_operator.job.pods.manifests import environment
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Node
 
-from tests.unit.job.builders import condition, ended, later, ready, running_job, stored, with_status
+from tests.unit.job.builders import (
+    condition,
+    ended,
+    fresh_job,
+    later,
+    ready,
+    running_job,
+    stored,
+    with_status,
+)
 from tests.unit.job.planning.test_in_place import failure, knowing, listening
 
 
@@ -32,7 +41,7 @@ def with_spares(
 
 def listens(scope: str) -> Heard:
     """What is known of launchers of that scope: nobody asks those of others."""
-    return Heard(answers=True, scope="InPlace") if scope == "InPlace" else NOTHING
+    return Heard(scope="InPlace") if scope == "InPlace" else NOTHING
 
 
 def recorded(job: DDPJob, planned: Plan) -> DDPJob:
@@ -62,6 +71,21 @@ def test_spares_come_once_the_group_is_placed_and_have_no_place() -> None:
     planned = plan(job, there, later(21))
     assert planned.create_spares == ()
     assert (planned.status.ready, planned.status.ready_replicas) == ("3/3 +2", 3)
+
+
+def test_a_spare_may_be_of_another_priority_than_the_group() -> None:
+    template = fresh_job().spec.template
+    pod_spec = {**template["spec"], "priorityClassName": "high", "priority": 9}
+    job, pods = running_job(
+        replicas=3,
+        spares=1,
+        sparesPriorityClassName="low",
+        template={**template, "spec": pod_spec},
+    )
+    [spare] = plan(job, pods, later(20)).create_spares
+    made = {each: manifests.pod(job, each)["spec"] for each in (pods[0].identity, spare)}
+    said = [(spec["priorityClassName"], spec.get("priority")) for spec in made.values()]
+    assert said == [("high", 9), ("low", None)]
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -150,6 +174,36 @@ def test_of_more_lost_ones_than_spares_the_rest_is_replaced() -> None:
     assert planned.create_spares == (), "not before the group is whole"
     new = environment(job, planned.create[0], token="")
     assert (new["NODE_RANK"], new["DDP_GENERATION"], new["WORLD_SIZE"]) == ("2", "1", "3")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_later_spare_takes_the_place_of_a_pod_that_has_no_node(is_there: bool) -> None:
+    job, pods = with_spares()
+    starting = replace(pods[3], started=None)
+    lost = ended(job, 1, code=137, at=59)
+    job = recorded(job, plan(job, [pods[0], lost, pods[2], starting], later(63)))
+    new = replace(ready(job, 1, replacement=1), node="", phase="Pending")
+    group = [pods[0], pods[2], *([new] if is_there else [])]
+    if is_there:
+        job = stored(job, plan(job, [*group, starting], later(64)))
+    assert not plan(job, [*group, starting], later(65)).decided
+
+    planned = plan(job, [*group, pods[3]], later(66))
+    job = recorded(job, planned)
+    [event] = planned.events
+    assert "no node: digits-0-3 becomes node rank 1" in event.message
+    assert planned.status.world is not None
+    assert planned.status.world.members == "0,3,2"
+    assert planned.status.bookkeeping.replacements == {"1": 2}
+    assert planned.status.bookkeeping.replacing == ()
+    assert (planned.status.restarts, planned.status.disruptions) == (1, 0), "that of the loss"
+    planned = plan(job, [*group, pods[3]], later(66))
+    assert planned.create == ()
+    assert planned.delete == ((new.key,) if is_there else ())
+    assert len(planned.tell) == 3
+    told = replace(NOTHING, **knowing([pods[0], pods[2], pods[3]], 1))
+    planned = plan(job, [pods[0], pods[2], pods[3]], later(67), heard=told)
+    assert condition(planned, "Running")[0] == "True"
 
 
 def test_processes_of_others_start_anew_with_the_spare_in_place() -> None:

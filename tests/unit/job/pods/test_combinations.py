@@ -55,6 +55,8 @@ GANGS: dict[str, Json | None] = {
     "coscheduling and kueue": {"gang": "coscheduling", "queueName": "team-a"},
     "volcano and near": {**test_schedulers.ASKED["volcano"], **test_schedulers.NEAR["near"]},
 }
+ALIKE: Json = {"scope": "Gang"}
+"""What pods are told of restarts, in queues too."""
 TEMPLATE = {
     "metadata": {"labels": {"team": "a"}, "annotations": {"note": "kept"}},
     **template(
@@ -86,6 +88,7 @@ def job_of(fabric: str, bought: str, gang: str) -> DDPJob:
     return fresh_job(
         template=TEMPLATE,
         accelerator=accelerator,
+        restart=ALIKE,
         **({"scheduling": asked} if asked else {}),
     )
 
@@ -139,7 +142,7 @@ def type_part(fabric: str, bought: str) -> Counter[tuple[str, str]]:
     return said({"spec": {"nodeSelector": {label: FABRICS[fabric]}}})
 
 
-PLAIN = pod_of(fresh_job(template=TEMPLATE))
+PLAIN = pod_of(fresh_job(template=TEMPLATE, restart=ALIKE))
 
 
 def written() -> Json:

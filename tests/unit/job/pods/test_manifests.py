@@ -74,7 +74,7 @@ class TestEnvironment:
             "PET_NODE_RANK": "3",
             "PET_MASTER_ADDR": "digits-2-0.digits",
             "PET_MASTER_PORT": "23456",
-            "DDP_RESTART_SCOPE": "Gang",
+            "DDP_RESTART_SCOPE": "Auto",
             "DDP_GENERATION": "0",
             "DDP_POD": "digits-2-3-r1",
         }
