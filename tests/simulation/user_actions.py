@@ -59,6 +59,8 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         spec["spares"] = 1 + choices.upto(1)
         spec.pop("overrides", None)
         spec.pop("scheduling", None)
+    if choices.upto(1):
+        spec["scheduling"] = {**spec.get("scheduling", {}), "topology": {"level": "block"}}
     return spec
 
 

@@ -110,7 +110,8 @@ class Verdicts:
             self.require(reasons == 1, "the gang starts anew for nothing")
         else:
             self.require(not replaced, "a pod was replaced uncounted")
-            self.require(not anew, "processes start anew uncounted")
+            ordered = new.bookkeeping.ordered != old.bookkeeping.ordered
+            self.require(not anew or ordered, "processes start anew uncounted")
         if charged:
             limit = after.spec.restart.max_restarts
             self.require(_used(after) <= limit, "more restarts than allowed")

@@ -25,6 +25,7 @@ from ddp_operator.job.planning import (
     recovery,
     spares,
     telling,
+    topology,
     watchdog,
 )
 from ddp_operator.job.planning.model import Plan, accounted
@@ -101,6 +102,7 @@ def _decide(
         or _end_hang(job, pods, report, now)
         or release_half_placed(job, pods, now)
         or spares.renew(job, pods, now)
+        or topology.order(job, pods, nodes, now)
         or isolation.begin_change(job)
         or _avoid_signalled(job, pods, nodes)
     )
@@ -135,6 +137,7 @@ def _carry_out(
     planned = isolation.isolated(job, convergence.converge(job, pods, now))
     planned = departures.saved(job, pods, nodes, planned, now)
     planned = spares.provided(job, pods, planned, now)
+    planned = topology.awaited(job, pods, nodes, planned, now)
     planned = telling.told(job, pods, heard, planned, now)
     return watchdog.watched(job, planned, report, now)
 

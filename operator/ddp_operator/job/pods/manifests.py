@@ -12,6 +12,7 @@ from ddp_operator.api.constants import (
     ARCHITECTURE_LABEL,
     ENV_GENERATION,
     ENV_HELD,
+    ENV_HOLD_SECONDS,
     ENV_POD,
     ENV_POD_SIZES,
     ENV_SCOPE,
@@ -38,6 +39,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import is_gpu, trainer_container
 from ddp_operator.api.spec import Checkpoint
+from ddp_operator.job.membership.order import HOLD_SECONDS, is_first_due
 from ddp_operator.job.membership.world import members, node_ranks, scope_of, world_of
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
@@ -103,6 +105,8 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
     variables[ENV_POD] = identity.pod_name(job.name)
     if is_held(job, identity):
         variables[ENV_HELD] = 1
+    elif is_first_due(job) and not is_spare(job, identity):
+        variables[ENV_HOLD_SECONDS] = HOLD_SECONDS
     if identity.index == 0 and not is_spare(job, identity):
         variables |= _trackers(job)
     return {name: str(value) for name, value in variables.items()}
