@@ -42,6 +42,8 @@ def give_up(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | 
     """Decide that the pods are lost whose launchers were told in vain for too long; None where
     there are none.
     """
+    if job.status.is_true("Running"):
+        return None  # all have said that they know it, if to an operator that is gone
     patience = timedelta(seconds=UNREACHABLE_SECONDS)
     late = [
         pod

@@ -141,8 +141,8 @@ def _wanted(job: DDPJob, pods: Observed, nodes: Nodes, *, first: bool) -> tuple[
     """The slots in the order of the node ranks that they are to have."""
     slots = members(job)
     re_forms = scope_of(job) == "Pod"
-    if not first and not re_forms and job.status.is_true("Running"):
-        return tuple(slots)  # processes would start anew for it
+    if job.status.is_true("Running"):
+        return tuple(slots)  # who trains is left alone
     known = _by_name(pods, nodes)
     closest = list(GKE_TOPOLOGY_LABELS)[-1]
     places: dict[int, Place] = {}
@@ -161,7 +161,7 @@ def _changed(job: DDPJob, slots: Sequence[int], now: datetime, why: str = "") ->
     ordered = job.status.bookkeeping.ordered
     attempt, replaced = present(job.status)
     before = ordered[1] if ordered[:1] == (attempt,) else replaced
-    lost = 0 if job.status.is_true("Running") else max(replaced - before, 0)
+    lost = max(replaced - before, 0)
     in_place = scope_of(job) == "InPlace"
     grace_seconds = world_of(job).grace_seconds if in_place else RESTART_GRACE_SECONDS
     status = job.status.noting(ordered=(attempt, replaced))
