@@ -6,7 +6,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 STEP_BYTES = 3
-SPEC_BYTES = 4
+SPEC_BYTES = 6
 
 
 class Choices:

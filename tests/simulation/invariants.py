@@ -19,6 +19,7 @@ from tests.manners import faults, without_testimony
 from tests.simulation.clock import Clock
 from tests.simulation.kubelet import is_deleting, is_over, is_running
 from tests.simulation.launchers import generation_at_birth
+from tests.simulation.order import judge_order
 from tests.simulation.server import JOB, ApiServer, owner_of
 from tests.simulation.verdicts import Truth, Verdicts
 
@@ -37,7 +38,8 @@ class World(NamedTuple):
 def wanted_by(spec: DDPJobSpec) -> World:
     """The world of a job: one process each, but two of pod 0 if overridden."""
     ranks = spec.replicas + bool(spec.overrides)
-    return World(pods=spec.replicas, ranks=ranks, gang=spec.scheduling is not None)
+    gang = spec.scheduling is not None and spec.scheduling.gang != "none"
+    return World(pods=spec.replicas, ranks=ranks, gang=gang)
 
 
 def told_of(pod: Manifest) -> World | None:
@@ -186,6 +188,10 @@ class Invariants:
             wrong = list(faults(said)) if said else []
             self.require(not wrong, f"{condition.type} says {said!r}, which {wrong}")
 
+    def _true_now(self) -> datetime | None:
+        """None: not by the operator's clock, which was wrong."""
+        return self._clock.now() if self.clock_is_right else None
+
     def pod_changed(self) -> None:
         """One host name, one address: the name of a rank must never lead to a pod of the past."""
         names = Counter(
@@ -220,6 +226,7 @@ class Invariants:
         status = new.status
         self._judge_words(status)
         self._judge_departure(old, new)
+        judge_order(self._server, old, new, self.require, now=self._true_now())
         self._judge_isolation(new)
         notes = status.bookkeeping
         identities = [

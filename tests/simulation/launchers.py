@@ -11,10 +11,12 @@ from ddp_operator.api.constants import (
     ANNOTATION_GENERATION,
     ENV_GENERATION,
     ENV_HELD,
+    ENV_HOLD_SECONDS,
     ENV_SCOPE,
     LABEL_ATTEMPT,
     LABEL_JOB_NAME,
 )
+from ddp_operator.job.pods.projection import project
 from ddp_operator.ports import Manifest
 
 from tests.simulation.clock import Clock
@@ -43,9 +45,18 @@ def starts_anew(pod: Manifest) -> bool:
 
 
 def has_launcher(pod: Manifest) -> bool:
-    """Whether somebody listens in a pod."""
+    """Whether somebody listens in a pod: not in an image without, nor where all pods of some jobs
+    start anew.
+    """
     [trainer] = pod["spec"]["containers"]
-    return bool(trainer["image"] != WITHOUT_LAUNCHER)
+    if trainer["image"] == WITHOUT_LAUNCHER:
+        return False
+    return _told(pod, ENV_SCOPE) != "Gang" or int(owner_of(pod).removeprefix("job-") or 0) % 4 != 2
+
+
+def _ends_and_starts(pod: Manifest) -> bool:
+    """Whether its processes, told of another place, start anew there."""
+    return starts_anew(pod) or (_told(pod, ENV_SCOPE) == "Gang" and not _joins(pod))
 
 
 def _joins(pod: Manifest) -> bool:
@@ -83,6 +94,8 @@ class Launcher:
     node_rank: int | None
     """None: the pod has no place."""
     start: bool = True
+    held_until: datetime | None = None
+    """When its processes start where the pod was made to be, unless it is told of another place."""
     failure: Mapping[str, Any] | None = None
     """Of its processes, in this generation."""
     failed_at: float = 0.0
@@ -128,9 +141,16 @@ class Launchers:
         """The launcher of a pod."""
         annotations = pod["metadata"].get("annotations") or {}
         generation = int(annotations.get(ANNOTATION_GENERATION, 0))
-        waits = _told(pod, ENV_HELD) and has_launcher(pod)
-        born = Launcher(generation, node_rank_at_birth(pod), start=not waits)
-        return self._known.setdefault(pod["metadata"]["uid"], born)
+        hold = int(_told(pod, ENV_HOLD_SECONDS) or 0) if has_launcher(pod) else 0
+        start = not (hold or (_told(pod, ENV_HELD) and has_launcher(pod)))
+        born = Launcher(generation, node_rank_at_birth(pod), start=start)
+        one = self._known.setdefault(pod["metadata"]["uid"], born)
+        if hold and one.held_until is None and (started := project(pod).started):
+            one.held_until = started + timedelta(seconds=hold)
+        waits = one.generation == generation and not one.start
+        if waits and one.held_until and self.clock.now() >= one.held_until:
+            one.start = True
+        return one
 
     def born(self, pod: Manifest) -> None:
         """Judge the place that a pod is made with."""
@@ -181,8 +201,8 @@ class Launchers:
         what = f"a launcher is told of generation {document['generation']}, stored is {stored}"
         self.require(not alive or document["generation"] <= stored, what)
         one.node_rank = document["nodeRank"]
-        if not starts_anew(pod):  # it joins the others in that generation alone
-            one.generation, one.start = document["generation"], True
+        if not _ends_and_starts(pod):  # it joins the others in that generation alone
+            one.generation, one.start = document["generation"], one.start or document["start"]
             return one.generation, True
         if document["generation"] > one.generation:
             one.asks_until_ended = 2 if one.has_ranks and self.processes_linger else 0
@@ -250,6 +270,16 @@ class Launchers:
         said = {"number": number, "generation": one.generation, "failures": failures}
         said |= {"scope": scope}
         return orjson.dumps(said)
+
+    def judge_telling(self, address: str) -> None:
+        """Nobody is told where nobody listens, but in jobs that say by their scope, Pod, that
+        somebody does: spares take places there without being asked who listens.
+        """
+        ip = address.partition(":")[0]
+        for pod in self.server.pods.values():
+            if pod["status"].get("podIP") == ip and is_running(pod):
+                says_so = has_launcher(pod) or _told(pod, ENV_SCOPE) == "Pod"
+                self.require(says_so, f"{pod['metadata']['name']} is told of its place")
 
     def deliver_late(self) -> None:
         """What was sent long ago comes again, to whoever has the address by now."""

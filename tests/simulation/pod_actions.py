@@ -1,5 +1,6 @@
 """What trainers and their pods do, and what is done to them."""
 
+from ddp_operator.job.membership.order import is_due
 from ddp_operator.ports import Manifest
 
 from tests.simulation import kubelet
@@ -60,6 +61,9 @@ def pods_progress(simulation: Simulation, choices: Choices) -> None:
         else:
             simulation.start_trainer(pod, ready=kubelet.is_running(pod))
     simulation.tell(f"{'all pods are' if all_the_way else 'one pod is'} further")
+    job = simulation.job()
+    if job is not None and is_due(job) and simulation.operator is not None:
+        simulation.operator.listen()
 
 
 def a_trainer_exits(simulation: Simulation, choices: Choices) -> None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from ddp_operator.api.bounded import format_time
-from ddp_operator.api.constants import LABEL_JOB_NAME
+from ddp_operator.api.constants import GKE_TOPOLOGY_LABELS, LABEL_JOB_NAME
 from ddp_operator.ports import (
     AlreadyExistsError,
     ClusterError,
@@ -26,8 +26,21 @@ from tests.simulation.clock import Clock
 
 JOB = Key("research", "digits")
 
-NODES = [Node(f"node-{letter}", labels={}, boot_id=letter) for letter in "abcdefgh"]
-"""Enough of them that a job may avoid two."""
+_STANDS = {
+    letter: ("12"[number % 2], "12"[number // 2 % 2]) for number, letter in enumerate("abcdefgh")
+}
+"""In which block, and which of its sub-blocks."""
+
+
+def _node(letter: str) -> Node:
+    block, sub_block = _STANDS[letter]
+    places = {"block": block, "sub-block": sub_block, "host": letter}
+    labels = {label: places[level] for level, label in GKE_TOPOLOGY_LABELS.items()}
+    return Node(f"node-{letter}", labels=labels, boot_id=letter)
+
+
+NODES = [_node(letter) for letter in _STANDS]
+"""Enough of them that a job may avoid two; whose neighbours by name stand far from each other."""
 
 POD_GRACE_SECONDS = 30
 

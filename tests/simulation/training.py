@@ -68,6 +68,7 @@ class SimulatedTrainers:
         self, address: str, document: Mapping[str, Any], *, token: str
     ) -> tuple[int, bool] | None:
         await asyncio.sleep(_ANSWER_SECONDS)
+        self._launchers.judge_telling(address)
         self._launchers.late.append({"address": address, "document": document})
         pod = self._launchers.at(address)
         if pod is None or not token:

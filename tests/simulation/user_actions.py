@@ -69,6 +69,8 @@ def new_spec(choices: Choices) -> dict[str, Any]:
     if "spares" in spec or "elastic" in spec:
         spec.pop("overrides", None)
         spec.pop("scheduling", None)
+    if choices.upto(1):
+        spec["scheduling"] = {**spec.get("scheduling", {}), "topology": {"level": "block"}}
     return spec
 
 

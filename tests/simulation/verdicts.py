@@ -94,6 +94,7 @@ class Verdicts:
         generations = _generation(new) - _generation(old)
         self.require(generations in (0, 1), f"the generation moved by {generations}")
         anew = generations == 1 and not started
+        ordered = new.bookkeeping.ordered != old.bookkeeping.ordered
         if charged < 0:
             self._correction(old, new)
             return
@@ -109,14 +110,14 @@ class Verdicts:
             edited = restarting is not None and restarting.reason == "SpecChanged"
             reasons = edited + retried + old.is_true("Suspended")
             self.require(reasons == 1, "the gang starts anew for nothing")
-        elif anew and after.spec.elastic:
+        elif anew and after.spec.elastic and not ordered:
             self._resized(old, after)
         else:
             self.require(not replaced, "a pod was replaced uncounted")
             # Until all run again, the loss that is on record has not been made good.
             groups = [slots_of(each.world, after.spec.replicas) for each in (old, new)]
             relieved = old.is_true("Restarting") and tuple(groups[0]) != tuple(groups[1])
-            self.require(not anew or relieved, "processes start anew uncounted")
+            self.require(not anew or relieved or ordered, "processes start anew uncounted")
         if charged:
             limit = after.spec.restart.max_restarts
             self.require(_used(after) <= limit, "more restarts than allowed")

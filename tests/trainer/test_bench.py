@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from ddp_operator.api.job import DDPJob
-from ddp_trainer.bench.links import Member, accuse, partners
+from ddp_trainer.bench.links import Member, accuse, neighbours, partners
 from ddp_trainer.bench.options import BenchOptions
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launcher.plan import LaunchPlan
@@ -31,7 +31,7 @@ def rows(log: str) -> list[list[str]]:
 
 def test_figures_of_four_ranks_on_two_nodes(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    flags = ["--min-bytes=1K", "--max-bytes=64K", "--factor=64", f"--json={results}"]
+    flags = ["--min-bytes=1K", "--max-bytes=64K", "--factor=64", "--ring", f"--json={results}"]
     with job(tmp_path, nodes=2, local_world_size=2) as started:
         first, second = started.start_all(*BENCH, *flags)
         assert first.wait() == 0, first.log
@@ -64,6 +64,10 @@ def test_figures_of_four_ranks_on_two_nodes(tmp_path: Path) -> None:
     # Ranks talk to the rank of the same index on the other node.
     assert [member["partners"] for member in found["members"]] == [[2], [3], [0], [1]]
     assert all(member["link_gbps"] > 0 for member in found["members"])
+    ring = [(step["rank"], step["node_rank"], step["to"]) for step in found["ring"]]
+    assert ring == [(0, 0, 1), (1, 0, 2), (2, 1, 3), (3, 1, 0)]
+    assert all(step["gbps"] > 0 < step["latency_us"] for step in found["ring"])
+    assert re.search(r"# rank 3 on node \S+ \(node rank 1\) to rank 0: .* GB/s each way", first.log)
 
 
 SLOW_RANK_2 = """
@@ -243,6 +247,15 @@ def test_pairs(nodes: int, local_world_size: int) -> None:
                 assert rounds[other][turn] == rank
                 assert nodes == 1 or other // local_world_size != rank // local_world_size
                 assert other % local_world_size == rank % local_world_size or nodes == 1
+
+
+@pytest.mark.parametrize("ranks", range(2, 12))
+def test_a_ring(ranks: int) -> None:
+    rounds = [neighbours(rank, ranks) for rank in range(ranks)]
+    for rank, met in enumerate(rounds):
+        assert set(met) - {None} == {(rank + 1) % ranks, (rank - 1) % ranks}
+        for turn, other in enumerate(met):
+            assert other is None or rounds[other][turn] == rank
 
 
 def member(rank: int, gbps: float, *partners: int) -> Member:

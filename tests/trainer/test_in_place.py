@@ -167,6 +167,22 @@ def test_the_ranks_of_a_pod_that_comes_to_others_wait(tmp_path: Path) -> None:
         pod.wait_for(1)
 
 
+def test_the_first_ranks_wait_for_the_word_of_their_order_but_not_for_ever(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(1, variables={"DDP_GENERATION": "0", "DDP_HOLD_SECONDS": "1000"})
+        pod.wait_for_log("generation 0: waiting for the others")
+        assert pod.put(1, 0, start=False) == (200, {"generation": 1, "ended": True})
+        assert pod.began() == []
+        assert pod.tell(1, 0) == (200, 1)
+        assert pod.wait_for(1)["RANK"] == "0"
+        unheard_of = job.start(1, variables={"DDP_GENERATION": "0", "DDP_HOLD_SECONDS": "1"})
+        assert unheard_of.wait_for(0)["RANK"] == "1"
+        assert unheard_of.tell(1, 0) == (200, 1)
+        assert unheard_of.wait_for(1)["RANK"] == "0"
+        wrong = job.start(1, variables={"DDP_HOLD_SECONDS": "-1"})
+        assert wrong.wait() == 64
+
+
 def test_ranks_that_do_not_end_are_killed_after_their_grace(tmp_path: Path) -> None:
     prelude = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     with world_job(tmp_path, prelude=prelude) as job:

@@ -192,6 +192,7 @@ class WorldJob:
             "DDP_GENERATION": "1",
             "DDP_RESTART_SCOPE": "Auto",
             "DDP_HELD": "",
+            "DDP_HOLD_SECONDS": "",
             "DDP_STATUS_PORT": str(self.port),
             "DDP_TERMINATION_LOG": str(self.folder / f"{name}.termination"),
             **(variables or {}),

@@ -83,6 +83,8 @@ ENV_POD = "DDP_POD"
 """Tells a pod its own name, which unlike its host name is another one after each replacement."""
 ENV_HELD = "DDP_HELD"
 """Tells the launcher of a pod that comes to others to wait until it is told to start: `1`."""
+ENV_HOLD_SECONDS = "DDP_HOLD_SECONDS"
+"""Tells the launcher how long to wait, before it starts its ranks, for other places of them."""
 ENV_SCOPE = "DDP_RESTART_SCOPE"
 """Tells the launcher what its job does about failures, where that is not for the operator alone:
 `InPlace`."""
@@ -119,6 +121,7 @@ RESERVED_ENVIRONMENT = (
     ENV_GENERATION,
     ENV_POD,
     ENV_HELD,
+    ENV_HOLD_SECONDS,
     ENV_SCOPE,
     ENV_BATCH,
     ENV_BATCH_RANKS,

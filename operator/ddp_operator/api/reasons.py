@@ -75,6 +75,16 @@ OWN: Final = {
         "the job trains, perhaps more slowly",
         "ask for one place in spec.scheduling.topology",
     ),
+    "RanksOrdered": Reason(
+        "pods have other node ranks than before, so that neighbours stand near each other",
+        "ranks start, or form their group anew; status.world.members says who has which",
+        NOTHING,
+    ),
+    "RanksNotOrdered": Reason(
+        "it is not known where the pods stand, or nobody can tell them of other ranks",
+        "the job trains, with ranks in the order of the pods' numbers",
+        "see that nodes have topology labels, and pods the bundled launcher within reach",
+    ),
     "UnknownAccelerator": Reason(
         "this release does not know spec.accelerator.type, which may be newer or misspelt",
         "it becomes a node selector as it is",

@@ -224,6 +224,13 @@ class Bookkeeping(StatusModel):
     no_spare_before: Time | None = Field(
         default=None, description="No spare is created before this time."
     )
+    ordered: Annotated[tuple[Count, ...], last_items(2)] = Field(
+        default=(),
+        description=(
+            "Attempt and replaced pods of the group for which node ranks were last given out along "
+            "the topology."
+        ),
+    )
     scheduling_retries: Count = Field(
         default=0, description="How often half-placed pods were given up, since all last ran."
     )

@@ -23,6 +23,7 @@ from ddp_operator.job.membership.launchers import (
     parse,
     pause_seconds,
 )
+from ddp_operator.job.membership.order import follows_topology
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.observed import member_names, with_own_address
 from ddp_operator.job.pods.state import PodState
@@ -232,7 +233,8 @@ def _listened_to(job: object) -> DDPJob | None:
     """A job whose launchers may have something to say; None for any other."""
     if not isinstance(job, DDPJob):
         return None
-    if job.spec.restart.scope not in ("Auto", "InPlace") and job.status.world is None:
+    asked = job.spec.restart.scope in ("Auto", "InPlace") or follows_topology(job)
+    if not asked and job.status.world is None:
         return None  # of another scope now, its pods may still know generations
     return None if job.spec.suspend or job.deleting or job.status.finished else job
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Bookkeeping, DDPJobStatus
+from ddp_operator.job.membership.order import follows_topology, present
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
@@ -107,6 +108,8 @@ def running_job(**spec: Any) -> tuple[DDPJob, list[PodState]]:
     """A job whose pods are all ready, as the operator knows it, and those pods."""
     job = fresh_job(**spec)
     job = stored(job, plan(job, [], NOW))
+    if follows_topology(job):  # its ranks have their order
+        job = with_status(job, ordered=present(job.status))
     pods = [ready(job, index) for index in range(job.spec.replicas)]
     return stored(job, plan(job, pods, later(10))), pods
 

@@ -45,6 +45,54 @@ class Member:
         return f"rank {self.rank} on node {self.node}{host}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The way from one rank to the next one in the ring of all of them."""
+
+    rank: int
+    node_rank: int
+    to: int
+    gbps: float
+    """GB/s in each direction."""
+    latency_us: float
+    """Of the smallest message, there and back at the same time."""
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Step:
+        """Read what `to_json` wrote, on another rank."""
+        return cls(**json.loads(text))
+
+    def to_json(self) -> bytes:
+        """For the other ranks."""
+        return json.dumps(asdict(self)).encode()
+
+    def __str__(self) -> str:
+        return (
+            f"(node rank {self.node_rank}) to rank {self.to}: {self.gbps:.3f} GB/s each way, "
+            f"{self.latency_us:.1f} us"
+        )
+
+
+def neighbours(rank: int, ranks: int) -> list[int | None]:
+    """The neighbour in the ring to talk to in each round; None: this rank pauses.
+
+    In each round every rank has at most one partner; after all, each has talked to both.
+    """
+    if ranks == 2:
+        return [1 - rank]
+    last = ranks - 1
+    rounds: list[int | None] = []
+    for odd in (0, 1):
+        other = rank + 1 if rank % 2 == odd else rank - 1
+        if ranks % 2:  # the last pair waits for a round of its own
+            rounds.append(other if 0 <= other <= last else None)
+        else:
+            rounds.append(other % ranks)
+    if ranks % 2:
+        rounds.append({0: last, last: 0}.get(rank))
+    return rounds
+
+
 def partners(rank: int, *, nodes: int, local_world_size: int) -> list[int | None]:
     """The rank to talk to in each round; None: this rank pauses.
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from ddp_trainer.bench.links import Member, partners
+from ddp_trainer.bench.links import Member, Step, neighbours, partners
 from ddp_trainer.bench.operations import DTYPE, OPERATIONS, Operation, exchange, why_unsupported
 from ddp_trainer.bench.options import BenchOptions
 from ddp_trainer.collectives.group import Group
@@ -84,7 +84,6 @@ def measure_links(
 ) -> list[Member]:
     """Let ranks talk in pairs; every rank with what it measured, the same list on all ranks."""
     count = min(_LINK_BYTES, options.sizes[-1]) // DTYPE.itemsize
-    outgoing, incoming = (torch.zeros(count, dtype=DTYPE, device=group.device) for _ in range(2))
     gbps: dict[int, float] = {}
     for partner in partners(
         group.rank,
@@ -93,9 +92,7 @@ def measure_links(
     ):
         group.barrier()  # all pairs at the same time, as in a collective
         if partner is not None:
-            talk = partial(exchange, outgoing, partner, incoming, partner)
-            talk()  # opens the connection
-            seconds = _seconds(talk, group, iterations=min(options.iterations, _LINK_ITERATIONS))
+            seconds = _exchange_seconds(group, partner, count, options)
             gbps[partner] = count * DTYPE.itemsize / seconds / 1e9
     host = socket.gethostname()
     member = Member(
@@ -106,6 +103,34 @@ def measure_links(
         link_gbps=max(gbps.values()),
     )
     return [Member.from_json(part) for part in group.gather(member.to_json())]
+
+
+def measure_ring(group: Group, options: BenchOptions, placement: Placement) -> list[Step]:
+    """Let each rank talk to the next one; the ring, the same on all ranks."""
+    count = min(_LINK_BYTES, options.sizes[-1]) // DTYPE.itemsize
+    to = (group.rank + 1) % placement.world_size
+    found: dict[int, tuple[float, float]] = {}
+    for partner in neighbours(group.rank, placement.world_size):
+        group.barrier()
+        if partner is not None:
+            large, small = (_exchange_seconds(group, partner, size, options) for size in (count, 1))
+            found[partner] = count * DTYPE.itemsize / large / 1e9, small * 1e6
+    gbps, latency_us = found[to]
+    step = Step(
+        rank=group.rank,
+        node_rank=placement.node_rank,
+        to=to,
+        gbps=gbps,
+        latency_us=latency_us,
+    )
+    return [Step.from_json(part) for part in group.gather(step.to_json())]
+
+
+def _exchange_seconds(group: Group, partner: int, count: int, options: BenchOptions) -> float:
+    outgoing, incoming = (torch.zeros(count, dtype=DTYPE, device=group.device) for _ in range(2))
+    talk = partial(exchange, outgoing, partner, incoming, partner)
+    talk()  # opens the connection
+    return _seconds(talk, group, iterations=min(options.iterations, _LINK_ITERATIONS))
 
 
 def _time_and_check(operation: Operation, group: Group, options: BenchOptions) -> tuple[float, int]:

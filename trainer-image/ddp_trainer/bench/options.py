@@ -28,6 +28,8 @@ class BenchOptions:
     warmup: int
     min_busbw: float | None
     """GB/s that every operation has to reach with one of the sizes; None: anything will do."""
+    ring: bool
+    """Whether to measure the way of each rank to the next one."""
     json_path: Path | None
     rendezvous_timeout_seconds: float
     group_timeout_seconds: float
@@ -64,6 +66,7 @@ class BenchOptions:
             iterations=values.iterations,
             warmup=values.warmup,
             min_busbw=values.min_busbw,
+            ring=values.ring,
             json_path=values.json,
             rendezvous_timeout_seconds=values.rendezvous_timeout_seconds,
             group_timeout_seconds=values.group_timeout_seconds,
@@ -121,6 +124,12 @@ def _parser() -> Parser:
         metavar="GB/s",
         help="bus bandwidth that every operation has to reach with one of the sizes; exit code 69 "
         "otherwise, and the slowest rank and its node are named",
+    )
+    flags.add_argument(
+        "--ring",
+        action="store_true",
+        help="also show the ranks in their order, each with its node and the bandwidth and latency "
+        "to the next one, as a ring of all ranks has it",
     )
     flags.add_argument("--json", type=Path, metavar="FILE", help="rank 0 writes the results there")
     flags.add_argument(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from ddp_trainer.bench.links import Member, accuse
+from ddp_trainer.bench.links import Member, Step, accuse
 from ddp_trainer.bench.measure import Measurement, Unsupported
 from ddp_trainer.exit_codes import ExitCode
 
@@ -34,6 +34,8 @@ class Report:
     backend: str
     min_busbw: float | None
     members: Sequence[Member]
+    ring: Sequence[Step]
+    """Empty where it was not asked for."""
     measurements: Sequence[Measurement]
     unsupported: Sequence[Unsupported]
 
@@ -63,9 +65,13 @@ class Report:
         return f"all results right; {accuse(self.members)}"
 
     def closing(self) -> str:
-        """The lines below the table: every rank's best link, and the verdict."""
+        """The lines below the table: every rank's best link, the ring, and the verdict."""
         links = [f"{member}: {member.link_gbps:.3f} GB/s each way" for member in self.members]
-        return "\n".join(f"# {line}" for line in ["ranks in pairs:", *links, self.verdict])
+        lines = ["ranks in pairs:", *links]
+        if self.ring:
+            named = {member.rank: member for member in self.members}
+            lines += ["ranks in a ring:", *(f"{named[step.rank]} {step}" for step in self.ring)]
+        return "\n".join(f"# {line}" for line in [*lines, self.verdict])
 
     def to_json(self) -> str:
         """Everything, with GB/s as 10^9 bytes a second."""

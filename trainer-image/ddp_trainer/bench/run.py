@@ -8,7 +8,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from ddp_trainer.bench.measure import Measurement, Unsupported, measure, measure_links
+from ddp_trainer.bench.measure import (
+    Measurement,
+    Unsupported,
+    measure,
+    measure_links,
+    measure_ring,
+)
 from ddp_trainer.bench.options import BenchOptions
 from ddp_trainer.bench.report import HEADER, Report, row
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
@@ -60,6 +66,7 @@ def _measure(environment: Environment, options: BenchOptions, env: Mapping[str, 
     with world.formed(timeout_seconds=options.rendezvous_timeout_seconds) as group:
         show = partial(print, flush=True) if group.rank == 0 else _say_nothing
         members = measure_links(group, options, placement, env)
+        ring = measure_ring(group, options, placement) if options.ring else []
         show(_preamble(placement.backend, options), HEADER, sep="\n")
         for result in measure(group, options):
             results.append(result)
@@ -68,6 +75,7 @@ def _measure(environment: Environment, options: BenchOptions, env: Mapping[str, 
             backend=placement.backend,
             min_busbw=options.min_busbw,
             members=members,
+            ring=ring,
             measurements=[one for one in results if isinstance(one, Measurement)],
             unsupported=[one for one in results if isinstance(one, Unsupported)],
         )

@@ -9,6 +9,7 @@ asked to have the whole group start anew in the pods that it has, if the job all
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -101,6 +102,11 @@ class Lifetime:
         """The place that this pod's ranks have, or the last one that they were to have."""
         self._superseded = False
         """Whether the ranks that run are being ended for another place."""
+        self._held_until: float | None = None
+        """When ranks start in the place that the pod was made with, unless it has another then."""
+        if placing.hold_seconds:
+            seconds = placing.hold_seconds if standing is not None else 0
+            self._held_until = time.monotonic() + seconds
         self._complaints = Complaints(_logger, "ranks cannot be told of their place")
 
     def run(self) -> Verdict:
@@ -115,8 +121,9 @@ class Lifetime:
             place = self._wait_for_place()
             if place is None:
                 return _stopped()
+            if not self._world.begin(place):
+                continue
             ranks = self._take(place)
-            self._world.ranks_run(place.generation)
             ends = self._supervisor.run(ranks, self._heed)
             self._world.ranks_run(None)
             verdict = self._judge(ends)
@@ -134,13 +141,17 @@ class Lifetime:
             place = self._world.place
             if place.node_rank is not None and place.start:
                 return place
+            held_until = self._held_until if place is self._world.born else None
+            if held_until is not None and time.monotonic() >= held_until:
+                _logger.info("no word of another place: the ranks start in the first one")
+                return place
             if place is not waits:
                 waits = place
                 self._supervisor.warm_up()
                 log_to_stdout("launcher")
                 what = "for the others" if place.node_rank is not None else "without a place"
                 _logger.info("generation %d: waiting %s", place.generation, what)
-            self._supervisor.idle()
+            self._supervisor.idle(until=math.inf if held_until is None else held_until)
         return None
 
     def _take(self, place: Place) -> Mapping[int, Mapping[str, str]]:

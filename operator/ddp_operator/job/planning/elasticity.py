@@ -148,7 +148,7 @@ def _shrink(job: DDPJob, absent: Sequence[int], now: datetime) -> Plan | None:
     size, before = len(slots) - len(absent), len(slots)
     names = some([f"{slots[node_rank]}" for node_rank in absent])
     message = f"{size} pods train on, {before} were to: these did not come in time: {names}"
-    return _changed(status, GROUP_SHRUNK, message, now)
+    return _resized(status, GROUP_SHRUNK, message, now)
 
 
 def _dismiss(job: DDPJob, now: datetime) -> Plan:
@@ -158,7 +158,7 @@ def _dismiss(job: DDPJob, now: datetime) -> Plan:
         job, job.status, now, grace_seconds=RESTART_GRACE_SECONDS, without=range(size, before)
     )
     message = f"{size} pods train on, {before} did: no more are wanted"
-    return _changed(status, GROUP_SHRUNK, message, now)
+    return _resized(status, GROUP_SHRUNK, message, now)
 
 
 def _grow(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
@@ -176,7 +176,7 @@ def _grow(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | No
         job, job.status, now, grace_seconds=RESTART_GRACE_SECONDS, joined_by=joining
     )
     message = f"{before + len(joining)} pods train on, {before} did: {len(joining)} more are there"
-    return _changed(status, GROUP_GROWN, message, now)
+    return _resized(status, GROUP_GROWN, message, now)
 
 
 def _room(job: DDPJob) -> int:
@@ -191,7 +191,7 @@ def _grow_due(job: DDPJob) -> datetime | None:
     return since + timedelta(seconds=elastic.grow_after_seconds)
 
 
-def _changed(status: DDPJobStatus, reason: str, message: str, now: datetime) -> Plan:
+def _resized(status: DDPJobStatus, reason: str, message: str, now: datetime) -> Plan:
     if status.is_true("Running") or status.is_true("Restarting"):
         return restarting(status, reason, message, now, event=reason, creates=False)
     return decided(status, Event(reason, message))  # it has not begun yet

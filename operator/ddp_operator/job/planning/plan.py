@@ -28,6 +28,7 @@ from ddp_operator.job.planning import (
     recovery,
     spares,
     telling,
+    topology,
     watchdog,
 )
 from ddp_operator.job.planning.model import Plan, accounted
@@ -107,6 +108,7 @@ def _decide(
         or elasticity.resize(job, pods, heard, now)
         or release_half_placed(job, pods, now)
         or spares.renew(job, pods, now)
+        or topology.order(job, pods, nodes, now)
         or isolation.begin_change(job)
         or _avoid_signalled(job, pods, nodes)
     )
@@ -142,6 +144,7 @@ def _carry_out(
     planned = departures.saved(job, pods, nodes, planned, now)
     planned = spares.provided(job, pods, planned, now)
     planned = elasticity.with_look(job, pods, planned, now)
+    planned = topology.awaited(job, pods, nodes, planned, now)
     planned = telling.told(job, pods, heard, planned, now)
     return watchdog.watched(job, planned, report, now)
 

@@ -13,6 +13,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import records
 from ddp_operator.job.membership.launchers import Heard, Telling
+from ddp_operator.job.membership.order import is_due, is_first_due
 from ddp_operator.job.membership.world import scope_of, world_of
 from ddp_operator.job.planning import recovery
 from ddp_operator.job.planning.model import Plan
@@ -50,6 +51,8 @@ def give_up(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | 
     """Decide that the pods are lost whose launchers were told in vain for too long; None where
     there are none.
     """
+    if job.status.is_true("Running"):
+        return None  # all have said that they know it, if to an operator that is gone
     patience = timedelta(seconds=UNREACHABLE_SECONDS)
     late = [
         pod
@@ -70,7 +73,8 @@ def in_present_group(job: DDPJob, pod: PodState, heard: Heard, *, started: bool 
     the present one may.
     """
     generation = world_of(job).generation
-    if pod.generation >= generation and not (started and is_held(job, pod.identity)):
+    held = started and (is_held(job, pod.identity) or is_first_due(job))
+    if pod.generation >= generation and not held:
         return True
     return heard.knows(pod.key.name, generation, start=started)
 
@@ -102,7 +106,9 @@ def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool
     not where processes form the group by themselves, and none with those of another generation.
     """
     if scope_of(job) == "Pod":
-        return True
+        return not is_first_due(job)
+    if is_due(job):
+        return False
     paused_until = job.status.next_start_time
     if (
         _must_wait(job, pods, now)

@@ -14,6 +14,7 @@ from ddp_operator.api.constants import (
     ENV_BATCH_RANKS,
     ENV_GENERATION,
     ENV_HELD,
+    ENV_HOLD_SECONDS,
     ENV_LEAVE_SECONDS,
     ENV_POD,
     ENV_POD_SIZES,
@@ -41,6 +42,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import is_gpu, trainer_container
 from ddp_operator.api.spec import Checkpoint
+from ddp_operator.job.membership.order import HOLD_SECONDS, is_first_due
 from ddp_operator.job.membership.world import members, node_ranks, scope_of, world_of
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
@@ -111,6 +113,8 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
     variables[ENV_POD] = identity.pod_name(job.name)
     if is_held(job, identity):
         variables[ENV_HELD] = 1
+    elif is_first_due(job) and not is_spare(job, identity):
+        variables[ENV_HOLD_SECONDS] = HOLD_SECONDS
     if spec.elastic:
         variables |= {ENV_BATCH: spec.elastic.batch, ENV_BATCH_RANKS: ranks.world_size(spec)}
     if spec.elastic or spec.spares:

@@ -12,7 +12,7 @@ from ddp_operator.ports import Event, Node
 SPREAD: Final = "Spread"
 """Reason of the Event of a job whose pods share no sub-block, or no block."""
 
-_Place = tuple[str | None, ...]
+Place = tuple[str | None, ...]
 _LEVELS: Final = tuple(GKE_TOPOLOGY_LABELS)
 _SHOWN: Final = 3
 """So many places are named: there may be as many as pods."""
@@ -41,7 +41,7 @@ def _in_words(nodes: Sequence[Node]) -> tuple[str, str]:
     """What the nodes share, from the closest on, until they share it; and what they do not."""
     parts, spread = [], ""
     for level in reversed(_LEVELS):
-        places = Counter(_place(node, level) for node in nodes)
+        places = Counter(place_of(node, level) for node in nodes)
         if any(place[-1] is None for place in places):
             if level != "host":
                 continue  # nobody knows what they share
@@ -54,13 +54,15 @@ def _in_words(nodes: Sequence[Node]) -> tuple[str, str]:
     return ", ".join(parts), spread
 
 
-def _place(node: Node, level: str) -> _Place:
-    """Names may be unique only within the next wider place."""
+def place_of(node: Node, level: str) -> Place:
+    """Where a node stands, from the widest place to that of the level: names may be unique only
+    within the next wider one.
+    """
     wider = _LEVELS[: _LEVELS.index(level) + 1]
     return tuple(node.labels.get(GKE_TOPOLOGY_LABELS[each]) for each in wider)
 
 
-def _counted(places: Mapping[_Place, int]) -> str:
+def _counted(places: Mapping[Place, int]) -> str:
     ordered = sorted(places.items(), key=lambda item: (-item[1], str(item[0])))
     shown = ", ".join(f"{count} in {place[-1]}" for place, count in ordered[:_SHOWN])
     more = sum(count for _, count in ordered[_SHOWN:])

@@ -229,6 +229,16 @@ def test_a_launcher_that_cannot_be_told_loses_its_pod() -> None:
     assert late.status.world.generation == 2
 
 
+def test_a_group_that_trains_loses_nobody_to_an_operator_that_cannot_reach_it() -> None:
+    job, pods = in_place()
+    job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
+    job = stored(job, told(job, pods, later(61), **knowing(pods, 1)))
+    deaf = {"unreached_since": {pods[2].key.name: later(100)}}  # to the one that comes next
+    asks = told(job, pods, later(100 + 2 * UNREACHABLE_SECONDS), **deaf)
+    assert not asks.decided
+    assert len(asks.tell) == 3
+
+
 def test_a_gang_that_starts_anew_goes_on_counting() -> None:
     job, pods = in_place(restart={"rules": [{"exitCodes": [9], "action": "RestartGang"}]})
     job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.job.membership.order import HOLD_SECONDS
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.beforehand import beforehand
 from ddp_operator.job.pods.fabrics import on_fabric
@@ -132,7 +133,15 @@ def fabric_part(fabric: str) -> Counter[tuple[str, str]]:
 def gang_part(gang: str) -> Counter[tuple[str, str]]:
     parts = gang.split(" and ") if GANGS[gang] else []
     files = (test_schedulers.GOLDEN / f"{name}.yaml" for name in parts)
-    return sum((adds(file, test_schedulers.PLAIN) for file in files), Counter())
+    return sum((adds(file, test_schedulers.PLAIN) for file in files), ordered_part(gang))
+
+
+def ordered_part(gang: str) -> Counter[tuple[str, str]]:
+    """What has ranks wait until it is known where they stand."""
+    if "topology" not in (GANGS[gang] or {}):
+        return Counter()
+    waits = {"name": "DDP_HOLD_SECONDS", "value": str(HOLD_SECONDS)}
+    return said({"spec": {"containers": [{"name": "trainer", "env": [waits]}]}})
 
 
 def type_part(fabric: str, bought: str) -> Counter[tuple[str, str]]:

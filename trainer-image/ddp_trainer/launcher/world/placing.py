@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.membership.place import Place
 from ddp_trainer.settings.environment import Placement
 
@@ -11,7 +12,11 @@ GENERATION = "DDP_GENERATION"
 """Of the place that the environment describes; operators that tell pods of others set it."""
 HELD = "DDP_HELD"
 """Whether ranks are not to start before the pod is told so, since others run what came before."""
+HOLD_SECONDS = "DDP_HOLD_SECONDS"
+"""How long ranks wait for the operator to say which of them run in this pod; then they start as the
+environment has it."""
 SIZES = "DDP_POD_SIZES"
+_HOLD_DIGITS = 5
 _ALONE = {"MASTER_ADDR": "localhost", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1"}
 
 
@@ -32,6 +37,8 @@ class Placing:
             env = {**env, **_ALONE, "WORLD_SIZE": env.get("LOCAL_WORLD_SIZE", "")}
         self.placement = Placement.from_env(env)
         """That of the environment; of a pod without a place, only what all pods have in common."""
+        self.hold_seconds = _hold_seconds(env) if can_change else 0
+        """How long to wait for another place before ranks start in the first one."""
         self._sizes_are_fixed = bool(env.get(SIZES))
         self.born = Place(
             job_uid=self.placement.job_uid,
@@ -40,7 +47,7 @@ class Placing:
             node_rank=None if waits else self.placement.node_rank,
             nodes=len(self.placement.pod_sizes.sizes),
             master_addr=self.placement.master_addr,
-            start=env.get(HELD) != "1",
+            start=env.get(HELD) != "1" and not self.hold_seconds,
         )
         """The place that the pod was made with."""
 
@@ -81,6 +88,13 @@ class Placing:
             }
             for local_rank in range(own)
         }
+
+
+def _hold_seconds(env: Mapping[str, str]) -> int:
+    text = env.get(HOLD_SECONDS) or "0"
+    if not (text.isdecimal() and len(text) <= _HOLD_DIGITS):
+        raise ConfigurationError(f"{HOLD_SECONDS} is {text!r}: set it to a number of seconds")
+    return int(text)
 
 
 def _variables(place: Place, *, world_size: int, by_name: bool) -> Mapping[str, str]:

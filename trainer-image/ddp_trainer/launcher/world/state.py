@@ -94,6 +94,16 @@ class World:
         self._wake()
         return True
 
+    def begin(self, place: Place) -> bool:
+        """Ranks run in this place from here on, unless another one is known by now: whoever was
+        told of that has heard that none run.
+        """
+        with self._changed:
+            if self._place is not place:
+                return False
+            self._ranks_of = place.generation
+            return True
+
     def ranks_run(self, generation: int | None) -> None:
         """Ranks of a generation run from here on; None: none do."""
         with self._changed:

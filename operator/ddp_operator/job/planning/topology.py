@@ -1,0 +1,196 @@
+"""The order of node ranks along the network: neighbours in a ring of all ranks stand near each
+other.
+
+Pods of one block follow each other, in it those of one sub-block, and so on. Each goes to the first
+of its kind, so that rank 0 stays where it is, and who stands well keeps its rank. It is decided
+when all pods have nodes: before any rank starts, and again after a pod was replaced.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from ddp_operator.api.constants import GKE_TOPOLOGY_LABELS
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership.order import ANSWER_SECONDS, is_due, is_first_due, present
+from ddp_operator.job.membership.world import begun_anew, members, scope_of, world_of
+from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.words import some
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.status.placement import place_of
+from ddp_operator.ports import Event, Node, Nodes
+
+RANKS_ORDERED: Final = "RanksOrdered"
+RANKS_NOT_ORDERED: Final = "RanksNotOrdered"
+
+Place = tuple[str | None, ...]
+"""From the widest to the closest."""
+
+_BLOCKS: Final = 2
+"""Levels for which ranks that train change places: block and sub-block, not host."""
+_NODES_AGAIN: Final = timedelta(seconds=2)
+"""Until a node is looked for again that a pod has and the operator has not heard of."""
+
+
+def along(slots: Sequence[int], places: Mapping[int, Place]) -> tuple[int, ...]:
+    """Return the slots in the order in which those of one place, at each level, follow each other;
+    otherwise as they are.
+    """
+    first: dict[Place, int] = {}
+    for position, slot in enumerate(slots):
+        for prefix in _prefixes(places[slot]):
+            first.setdefault(prefix, position)
+    return tuple(sorted(slots, key=lambda slot: [first[p] for p in _prefixes(places[slot])]))
+
+
+def order(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | None:
+    """Decide the node ranks of pods that have come; None where that was done, or is too early."""
+    if not is_due(job):
+        return None
+    first = is_first_due(job)
+    over = pods.completed or any(pod.succeeded for pod in pods.current.values())
+    if over or (first and job.status.is_true("Running")):
+        return _kept(job)  # who is done comes to no other group; or an older operator has begun it
+    if not _is_placed(pods):
+        return None
+    return _decided(job, pods, nodes, now, first=first)
+
+
+def _decided(
+    job: DDPJob, pods: Observed, nodes: Nodes, now: datetime, *, first: bool
+) -> Plan | None:
+    """Of pods that all have nodes."""
+    late = _is_late(pods, now, first=first)
+    may_pass, why = _obstacle(job, pods, nodes)
+    if may_pass and not late:
+        return None
+    if late and first:  # ranks start by themselves, or have
+        return _kept(job, why or "the operator was away while pods waited; restart the job")
+    slots = tuple(members(job))
+    wanted = slots if why else _wanted(job, pods, nodes, first=first)
+    if wanted == slots and not first:
+        return _kept(job)
+    # The first time also where they stay: at that word they start.
+    return _changed(job, wanted, now, why)
+
+
+def awaited(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datetime) -> Plan:
+    """Complete the plan of an active job: look again when the order has to be decided."""
+    if not (is_first_due(job) and _is_placed(pods)):
+        return planned
+    moments = [planned.look_again_at, _due(pods)]
+    if _unheard_of(pods, nodes):
+        moments.append(now + _NODES_AGAIN)
+    soonest = min((moment for moment in moments if moment), default=None)
+    return replace(planned, look_again_at=soonest)
+
+
+def _is_placed(pods: Observed) -> bool:
+    """Whether all pods are there and have nodes, and none is about to be decided about."""
+    present = pods.current.values()
+    return not pods.missing and all(
+        pod.scheduled and not (pod.failed or pod.disrupted) for pod in present
+    )
+
+
+def _due(pods: Observed) -> datetime | None:
+    """Until when an order is awaited; None while not all pods have started."""
+    starts = [pod.started for pod in pods.current.values() if pod.started]
+    if not starts or len(starts) < len(pods.current):
+        return None
+    return max(starts) + timedelta(seconds=ANSWER_SECONDS)
+
+
+def _is_late(pods: Observed, now: datetime, *, first: bool) -> bool:
+    """Whether nobody waits any longer: a first order is waited for, others as long as pods start
+    anyway.
+    """
+    due = _due(pods)
+    return due is not None and (now >= due or not first)
+
+
+def _obstacle(job: DDPJob, pods: Observed, nodes: Nodes) -> tuple[bool, str]:
+    """Why pods cannot be given other ranks, empty where they can; and whether that may pass."""
+    if not job.status.bookkeeping.launcher:
+        return True, (
+            f"no launcher has answered within {ANSWER_SECONDS} s; see that the image has it "
+            f"(spec.launcher: inject) and the operator reaches port {job.spec.status_port}"
+        )
+    if not nodes:
+        return False, "the operator sees no nodes; let it list and watch them"
+    if unheard_of := _unheard_of(pods, nodes):
+        return True, f"the operator knows nothing of {some(unheard_of)}; look whether they exist"
+    labels = GKE_TOPOLOGY_LABELS.values()
+    known = _by_name(pods, nodes)
+    bare = [name for name, node in known.items() if not any(map(node.labels.get, labels))]
+    if bare:
+        places = some(sorted(bare))
+        return False, f"no label says where {places} stand; use nodes with compact placement"
+    return False, ""
+
+
+def _unheard_of(pods: Observed, nodes: Nodes) -> list[str]:
+    """Nodes that pods have; none where the operator knows of no node at all."""
+    names = {pod.node for pod in pods.current.values()} if nodes else set()
+    return sorted(names.difference(_by_name(pods, nodes)))
+
+
+def _wanted(job: DDPJob, pods: Observed, nodes: Nodes, *, first: bool) -> tuple[int, ...]:
+    """The slots in the order of the node ranks that they are to have."""
+    slots = members(job)
+    re_forms = scope_of(job) == "Pod"
+    if job.status.is_true("Running"):
+        return tuple(slots)  # who trains is left alone
+    known = _by_name(pods, nodes)
+    closest = list(GKE_TOPOLOGY_LABELS)[-1]
+    places: dict[int, Place] = {}
+    for pod in pods.current.values():
+        node = known[pod.node]
+        places[pod.identity.slot] = (*place_of(node, closest), node.name)
+    if not first and re_forms:
+        blocks = {slot: place[:_BLOCKS] for slot, place in places.items()}
+        if along(slots, blocks) == tuple(slots):
+            return tuple(slots)  # nearly as good, and ranks need not form their group anew
+    return along(slots, places)
+
+
+def _changed(job: DDPJob, slots: Sequence[int], now: datetime, why: str = "") -> Plan:
+    """Decide on the next generation, in which these slots have the node ranks in turn."""
+    ordered = job.status.bookkeeping.ordered
+    attempt, replaced = present(job.status)
+    before = ordered[1] if ordered[:1] == (attempt,) else replaced
+    lost = max(replaced - before, 0)
+    in_place = scope_of(job) == "InPlace"
+    grace_seconds = world_of(job).grace_seconds if in_place else RESTART_GRACE_SECONDS
+    status = job.status.noting(ordered=(attempt, replaced))
+    heirs = dict(enumerate(slots))
+    status = begun_anew(job, status, now, grace_seconds=grace_seconds, heirs=heirs, lost=lost)
+    moved = sum(new != old for new, old in zip(slots, members(job), strict=True))
+    events = _not_ordered(why)
+    if moved:
+        said = f"node ranks follow blocks, sub-blocks and hosts: {moved} of {len(slots)} pods have"
+        events = (Event(RANKS_ORDERED, f"{said} another one than before"),)
+    return Plan(status, decided=True, events=events)
+
+
+def _kept(job: DDPJob, why: str = "") -> Plan:
+    """Decide that all pods keep their node ranks, and that nobody is told anything."""
+    status = job.status.noting(ordered=present(job.status))
+    return Plan(status, decided=True, events=_not_ordered(why))
+
+
+def _not_ordered(why: str) -> tuple[Event, ...]:
+    said = f"node ranks are not given out along spec.scheduling.topology: {why}"
+    return (Event(RANKS_NOT_ORDERED, said),) if why else ()
+
+
+def _prefixes(place: Place) -> list[Place]:
+    """Names may be unique only within the next wider place."""
+    return [place[: end + 1] for end in range(len(place))]
+
+
+def _by_name(pods: Observed, nodes: Nodes) -> Mapping[str, Node]:
+    names = {pod.node for pod in pods.current.values()}
+    return {node.name: node for node in nodes if node.name in names}

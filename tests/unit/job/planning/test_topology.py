@@ -1,0 +1,267 @@
+"""`plan` of jobs with spec.scheduling.topology: who gets which node rank, when, and who is told."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.engine.launchers import _listened_to
+from ddp_operator.job.membership.launchers import NOTHING, Heard
+from ddp_operator.job.membership.order import ANSWER_SECONDS, HOLD_SECONDS
+from ddp_operator.job.membership.world import members
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.planning.topology import along
+from ddp_operator.job.pods.manifests import environment
+from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.ports import Node
+
+from tests.unit.job.builders import (
+    NOW,
+    condition,
+    ended,
+    event_reasons,
+    fresh_job,
+    later,
+    ready,
+    stored,
+)
+from tests.unit.job.planning.test_in_place import failure, knowing, listening
+from tests.unit.job.status.test_placement import node
+
+NODES = [
+    node(name, block=name[0], subblock=name[1], host=name)
+    for name in ("11a", "11b", "12a", "21a", "21b", "22a")
+]
+TOPOLOGY = {"topology": {"level": "block"}}
+IN_PLACE, RE_FORMS = Heard(scope="InPlace"), Heard(scope="Pod")
+HEARD = {"Pod": RE_FORMS, "InPlace": IN_PLACE, "Gang": IN_PLACE}
+
+
+def placed(
+    *names: str, scope: str = "InPlace", started: float = 1, **spec: Any
+) -> tuple[DDPJob, list[PodState]]:
+    """A job whose pods have just got these nodes, and have started."""
+    scheduling = {**TOPOLOGY, **spec.pop("scheduling", {})}
+    restart = {"scope": scope}
+    job = fresh_job(replicas=len(names), scheduling=scheduling, restart=restart, **spec)
+    job = stored(job, plan(job, [], NOW))
+    return job, [on(job, slot, name, started=started) for slot, name in enumerate(names)]
+
+
+def on(job: DDPJob, slot: int, name: str, *, started: float = 1, **state: Any) -> PodState:
+    return replace(listening(ready(job, slot, node=name, **state)), started=later(started))
+
+
+def seen(
+    job: DDPJob, pods: Sequence[PodState], at: float, heard: Heard, nodes: Any = NODES
+) -> Plan:
+    return plan(job, pods, later(at), nodes=nodes, heard=heard)
+
+
+def trains(*names: str, scope: str, **spec: Any) -> tuple[DDPJob, list[PodState], Heard]:
+    """The same job once its ranks run in their order."""
+    job, pods = placed(*names, scope=scope, **spec)
+    pods += [on(job, len(names) + number, "22a") for number in range(job.spec.spares)]
+    job = stored(job, seen(job, pods, 2, HEARD[scope]))
+    heard = replace(HEARD[scope], **knowing(pods, 1))
+    planned = seen(job, pods, 3, heard)
+    assert condition(planned, "Running")[0] == "True"
+    return stored(job, planned), pods, heard
+
+
+@pytest.mark.parametrize(
+    ("places", "order"),
+    [
+        (["1", "2", "1", "2"], [0, 2, 1, 3]),
+        (["2", "2", "1", "1"], [0, 1, 2, 3]),  # rank 0 stays, whatever the names are
+        (["1x", "1y", "2x", "1x", "2y", "1y"], [0, 3, 1, 5, 2, 4]),
+        (["1x", "2x", "2y", "1x"], [0, 3, 1, 2]),  # a name of its own in each block
+    ],
+)
+def test_who_shares_a_place_follows_each_other(places: list[str], order: list[int]) -> None:
+    by_slot = {slot: tuple(place) for slot, place in enumerate(places)}
+    found = along(range(len(places)), by_slot)
+    assert list(found) == order
+    assert along(found, by_slot) == found, "then nothing is to be changed any more"
+
+
+@pytest.mark.parametrize("scope", ["InPlace", "Gang", "Pod"])
+def test_the_first_ranks_wait_for_their_order(scope: str) -> None:
+    job, pods = placed("11a", "21a", "11b", scope=scope)
+    assert _listened_to(job) is job
+    told = environment(job, Identity(1, 0), token="secret")
+    assert told["DDP_HOLD_SECONDS"] == str(HOLD_SECONDS)
+    unplaced = [*pods[:2], replace(pods[2], node="", started=None, ready=False)]
+    for waiting, heard in ((unplaced, HEARD[scope]), (pods, NOTHING)):
+        planned = seen(job, waiting, 2, heard)
+        assert not planned.decided
+        assert planned.tell == ()
+        assert condition(planned, "Running")[0] == "False", "no rank has started"
+    planned = seen(job, pods, 2, HEARD[scope])
+    assert planned.decided
+    assert planned.tell == (), "not before it is on record"
+    world = planned.status.world
+    assert world is not None
+    assert (world.generation, world.members, world.lost) == (1, "0,2,1", 0)
+    assert event_reasons(planned) == ["RanksOrdered"]
+    assert "2 of 3 pods" in planned.events[0].message
+
+    job = stored(job, planned)
+    planned = seen(job, pods, 2, HEARD[scope])
+    assert not planned.decided
+    ranks = {telling.pod: telling.document["nodeRank"] for telling in planned.tell}
+    assert ranks == {"digits-0-0": 0, "digits-0-1": 2, "digits-0-2": 1}
+    assert all(telling.start is (scope == "Pod") for telling in planned.tell)
+    planned = seen(job, pods, 3, replace(HEARD[scope], **knowing(pods, 1)))
+    assert planned.tell == ()
+    assert condition(planned, "Running")[0] == "True"
+    assert "DDP_HOLD_SECONDS" not in environment(job, Identity(1, 0), token="secret")
+
+
+def test_ranks_that_stand_well_keep_their_order_and_are_told_to_start() -> None:
+    job, pods = placed("21a", "11a", "11b")
+    planned = seen(job, pods, 2, IN_PLACE)
+    assert planned.status.world is not None
+    assert (planned.status.world.generation, planned.status.world.members) == (1, "0-2")
+    assert planned.events == ()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ([], "sees no nodes"),
+        ([Node("11a", {}), *NODES[1:]], "no label says where 11a stand"),
+    ],
+    ids=["no nodes", "no labels"],
+)
+def test_where_pods_stand_is_not_known(nodes: list[Node], why: str) -> None:
+    job, pods = placed("11a", "21a", "11b")
+    planned = seen(job, pods, 2, IN_PLACE, nodes)
+    assert planned.status.world is not None
+    assert (planned.status.world.generation, planned.status.world.members) == (1, "0-2")
+    [event] = planned.events
+    assert event.reason == "RanksNotOrdered"
+    assert why in event.message
+    job = stored(job, planned)
+    assert all(not t.start for t in seen(job, pods, 2, IN_PLACE, nodes).tell)
+
+
+def test_a_node_that_has_just_come_is_waited_for() -> None:
+    job, pods = placed("11a", "21a", "11b")
+    planned = seen(job, pods, 2, IN_PLACE, NODES[1:])
+    assert not planned.decided
+    assert planned.look_again_at == later(4)
+    assert seen(job, pods, 4, IN_PLACE).decided
+    late = seen(job, pods, 1 + ANSWER_SECONDS, IN_PLACE, NODES[1:])
+    assert "knows nothing of 11a" in late.events[0].message
+    assert late.status.world is None, "ranks have started by themselves"
+
+
+def test_pods_without_the_launcher_are_never_told_and_lose_nothing() -> None:
+    job, pods = placed("11a", "21a", "11b", scope="Gang")
+    waiting = seen(job, pods, ANSWER_SECONDS, NOTHING)
+    assert not waiting.decided
+    assert waiting.look_again_at == later(1 + ANSWER_SECONDS)
+    planned = seen(job, pods, 1 + ANSWER_SECONDS, NOTHING)
+    assert event_reasons(planned) == ["RanksNotOrdered"]
+    assert "no launcher has answered" in planned.events[0].message
+    assert planned.status.world is None
+    job = stored(job, planned)
+    planned = seen(job, pods, 2 + ANSWER_SECONDS, NOTHING)
+    assert (planned.tell, planned.decided) == ((), False)
+    assert condition(planned, "Running")[0] == "True"
+    assert "RanksNotOrdered" not in event_reasons(planned), "once"
+
+
+def test_an_operator_that_comes_late_disturbs_nobody() -> None:
+    job, pods = placed("11a", "21a", "11b")
+    planned = seen(job, pods, 500, IN_PLACE)
+    assert planned.status.world is None
+    assert "the operator was away" in planned.events[0].message
+
+
+def test_pods_that_differ_have_their_own_ranks() -> None:
+    overrides = [{"indexes": ["0"], "nprocPerNode": 2}]
+    job, pods = placed("11a", "21a", "11b", overrides=overrides, scope="Gang")
+    assert "DDP_HOLD_SECONDS" not in environment(job, Identity(1, 0), token="secret")
+    assert _listened_to(job) is None
+    planned = seen(job, pods, 2, IN_PLACE)
+    assert not planned.decided
+    assert condition(planned, "Running")[0] == "True"
+
+
+def test_each_attempt_is_ordered_by_itself() -> None:
+    job, pods, heard = trains("11a", "21a", "11b", scope="Gang")
+    lost = [*pods[:2], ended(job, 2, code=1, at=59)]
+    job = stored(job, seen(job, lost, 60, heard))
+    assert (job.status.attempt, list(members(job))) == (1, [0, 1, 2])
+    new = [
+        on(job, slot, name, started=70, generation=2)
+        for slot, name in enumerate(("21a", "11a", "21b"))
+    ]
+    assert environment(job, Identity(0, 1), token="secret")["DDP_HOLD_SECONDS"]
+    planned = seen(job, new, 71, IN_PLACE)
+    assert planned.status.world is not None
+    assert (planned.status.world.generation, planned.status.world.members) == (3, "0,2,1")
+
+
+@pytest.mark.parametrize("scope", ["InPlace", "Pod"])
+def test_a_spare_in_another_block_changes_the_order_before_anybody_is_told(scope: str) -> None:
+    job, pods, heard = trains("11a", "11b", "22a", scope=scope, spares=1)
+    lost = [ended(job, 0, code=137, at=59, node="11a"), *pods[1:]]
+    planned = seen(job, lost, 63, heard)
+    assert planned.status.world is not None
+    assert (planned.status.world.generation, planned.status.world.members) == (2, "3,1-2")
+    job = stored(job, planned)
+    planned = seen(job, lost, 63, heard)
+    assert planned.decided
+    world = planned.status.world
+    assert world is not None
+    assert (world.generation, world.members, world.lost) == (3, "3,2,1", 1)
+    assert world.grace_seconds == (0 if scope == "InPlace" else 15), "as was decided before"
+    job = stored(job, planned)
+    planned = seen(job, lost, 63, heard)
+    assert not planned.decided
+    assert {telling.generation for telling in planned.tell} == {3}
+    assert all(telling.document["broken"] for telling in planned.tell)
+
+
+def test_ranks_that_start_anew_wait_for_the_new_pods_place() -> None:
+    job, pods, heard = trains("11a", "11b", "21a", scope="InPlace")
+    lost = [ended(job, 0, code=137, at=59), *pods[1:]]
+    job = stored(job, seen(job, lost, 63, heard))
+    new = replace(on(job, 0, "", replacement=1, generation=2), started=None, address="")
+    known = replace(IN_PLACE, **knowing(pods[1:], 2, start=False))
+    assert seen(job, [new, *pods[1:]], 64, known).tell == ()
+    planned = seen(job, [replace(new, node="22a"), *pods[1:]], 65, known)
+    assert planned.status.world is not None
+    assert (planned.status.world.generation, planned.status.world.members) == (3, "0,2,1")
+
+
+@pytest.mark.parametrize(("name", "decides"), [("11b", False), ("12a", False), ("21b", True)])
+def test_ranks_that_re_form_do_so_for_another_block_alone(name: str, decides: bool) -> None:
+    job, pods, heard = trains("11a", "11a", "21a", "21a", scope="Pod")
+    lost = [ended(job, 0, code=137, at=59), *pods[1:]]
+    job = stored(job, seen(job, lost, 63, heard))
+    there = [on(job, 0, name, replacement=1, generation=1, started=70), *pods[1:]]
+    planned = seen(job, there, 71, heard)
+    assert planned.decided, "once for each replacement"
+    assert (planned.status.world != job.status.world) is decides
+    job = stored(job, planned)
+    assert list(members(job)) == ([0, 2, 3, 1] if decides else [0, 1, 2, 3])
+    planned = seen(job, there, 72, heard)
+    assert not planned.decided
+    assert bool(planned.tell) is decides
+    assert all(telling.start for telling in planned.tell)
+
+
+def test_a_failure_without_a_new_pod_changes_no_order() -> None:
+    job, pods, heard = trains("11a", "21a", "11b", scope="InPlace")
+    failed = replace(heard, failures=(failure(pods[1], generation=1),))
+    job = stored(job, seen(job, pods, 63, failed))
+    assert list(members(job)) == [0, 2, 1]
+    planned = seen(job, pods, 63, failed)
+    assert not planned.decided
+    assert {telling.generation for telling in planned.tell} == {2}
