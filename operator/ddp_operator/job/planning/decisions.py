@@ -96,7 +96,7 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     if status.start_time and suspended:
         seconds = max(int((now - suspended.last_transition_time).total_seconds()), 0)
         status = status.noting(suspended_seconds=status.bookkeeping.suspended_seconds + seconds)
-    if status.start_time or pods.current or status.world:
+    if status.start_time or status.world or pods.current or pods.spares or pods.old:
         # A pod of before may still be terminating: the new ones need names of their own.
         status = next_attempt(job, status)
     status = with_condition(status, "Suspended", False, "Resumed", message, now)

@@ -80,7 +80,7 @@ def failed(
 
     action, gone, why_gang = _action(job, pods, verdict, lost)
     # A spare takes a place over in the write that records the loss.
-    heirs = dict(zip(gone, spares.ready(job, pods), strict=False))
+    heirs = spares.for_places(job, pods, gone)
     awaited = [node_rank for node_rank in gone if node_rank not in heirs]
     without: Sequence[int] = ()
     if awaited and elasticity.can_go_without(job, pods, awaited):

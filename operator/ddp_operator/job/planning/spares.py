@@ -3,7 +3,7 @@
 One that fails costs the job nothing, and none takes a node that the group still wants.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -35,6 +35,13 @@ def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
     return sorted(waiting, key=lambda pod: (pod.node in bad, pod.identity.slot))
 
 
+def for_places(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> Mapping[int, PodState]:
+    """The spares that take places over, by node rank: none where nobody can be told of a place."""
+    # Of scope Pod trainers need no launcher that answers, until it is told.
+    can_be_told = job.spec.restart.scope == "Pod" or job.status.bookkeeping.launcher
+    return dict(zip(node_ranks, ready(job, pods), strict=False)) if can_be_told else {}
+
+
 def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that spares take the places of pods that have no node, or do not exist; None where
     there are none of either.
@@ -43,7 +50,7 @@ def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """
     waiting = [index for index, pod in pods.current.items() if not pod.scheduled and _is_well(pod)]
     waiting += [gone.index for gone in pods.missing]
-    heirs = dict(zip(sorted(waiting), ready(job, pods), strict=False))
+    heirs = for_places(job, pods, sorted(waiting))
     if not heirs or scope_of(job) == "Gang":
         return None
     slots = members(job)
