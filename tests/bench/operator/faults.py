@@ -11,7 +11,7 @@ Three ways are the bundled trainer's, which goes on from memory: a spare takes t
 place, the group goes on smaller until a new pod is there, or it waits for the new pod. Three are
 those of a plain script with snapshots (`scripts/resuming_ddp.py`): its processes start anew in the
 pods that there are, all pods start anew, or torchrun's elastic agent in each pod starts processes
-anew while the operator replaces lost pods one by one.
+anew, whose store is with rank 0, while the operator replaces lost pods one by one.
 
 A step is mostly a pause, so that the machine has time for what recovers: what a smaller group
 computes more slowly, and what the models of GPUs take longer to move, is not in the figures.
@@ -92,7 +92,7 @@ def _pair(environment: Environment, way: str, pace: Pace, repetition: int) -> Pa
     told = f"{way}, a fault every {pace.every_seconds} s, repetition {repetition + 1}"
     alone = _run(environment, way, pace, None)
     if not alone.finished:
-        raise BenchmarkError(f"{told}: not done in {alone.seconds:.0f} s, though left alone")
+        raise BenchmarkError(f"{told}: not done after {alone.seconds:.0f} s, though left alone")
     disturbed = _run(environment, way, pace, repetition)
     say(f"{told}: {disturbed.seconds:.1f} s, alone {alone.seconds:.1f} s, {disturbed.faults} hit")
     return Pair(alone, disturbed)
@@ -110,7 +110,7 @@ def _run(environment: Environment, way: str, pace: Pace, repetition: int | None)
         faults = pace.faults(repetition) if repetition is not None else iter(())
         hit = 0
         due, fault = next(faults, (GIVEN_UP_SECONDS, None))
-        while not _succeeded(job):
+        while not (status := job.status()).finished:
             time.sleep(_LOOK_SECONDS)
             elapsed = time.monotonic() - began
             if elapsed > GIVEN_UP_SECONDS:
@@ -118,7 +118,9 @@ def _run(environment: Environment, way: str, pace: Pace, repetition: int | None)
             if fault and elapsed >= due:
                 hit += _strike(job, fault)
                 due, fault = next(faults)
-        return Run(time.monotonic() - began, hit)
+        if status.phase != "Succeeded":
+            say(f"{way}: {status.phase}: {status.message}")
+        return Run(time.monotonic() - began, hit, finished=status.phase == "Succeeded")
     finally:
         environment.delete_namespace(kubectl)
 
@@ -137,26 +139,21 @@ def manifest(way: str, steps: int, claim: str) -> Manifest:
         checkpoint={"persistentVolumeClaim": claim},
         **spec,
     )
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    # Threads that wait for each other busily take the cores from all else.
+    container["env"] = [{"name": "OMP_NUM_THREADS", "value": "1"}]
     if start := _SCRIPTED.get(way):
-        (container,) = job["spec"]["template"]["spec"]["containers"]
         del container["args"]
         write = 'printf "%s" "$SCRIPT" > /tmp/script.py'
         run = f"exec {start} /tmp/script.py /checkpoints {steps} {STEP_SECONDS}"
         script = Path(resuming_ddp.__file__).read_text()
         container["command"] = ["sh", "-c", f"{write} && {run}"]
-        container["env"] = [{"name": "SCRIPT", "value": script}]
+        container["env"].append({"name": "SCRIPT", "value": script})
     return job
 
 
 def _all_train(folder: Path) -> bool:
     return all(last_step(folder / f"{_BEGUN}.rank{rank}") for rank in range(RANKS))
-
-
-def _succeeded(job: Job) -> bool:
-    status = job.status()
-    if status.finished and status.phase != "Succeeded":
-        raise BenchmarkError(f"the job is {status.phase}: {status.message}")
-    return status.phase == "Succeeded"
 
 
 def _strike(job: Job, fault: Fault) -> bool:

@@ -57,7 +57,7 @@ class Run:
     faults: int = 0
     """Those that hit something."""
     finished: bool = True
-    """Else it was given up after so many seconds."""
+    """Else it failed, or was given up, after so many seconds."""
 
 
 @dataclass(frozen=True)
