@@ -145,10 +145,11 @@ def _is_whole(job: Job) -> bool:
 
 def _last_steps(folder: Path) -> list[int]:
     """The last step that each rank has begun; 0 before the first."""
-    return [_last_step(folder / f"{_TRACE}.rank{rank}") for rank in range(RANKS)]
+    return [last_step(folder / f"{_TRACE}.rank{rank}") for rank in range(RANKS)]
 
 
-def _last_step(path: Path) -> int:
+def last_step(path: Path) -> int:
+    """The last step that a rank noted to begin; 0 before the first."""
     if not path.exists():
         return 0
     *lines, _ = path.read_bytes().rsplit(b"\n", 2)

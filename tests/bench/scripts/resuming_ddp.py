@@ -1,9 +1,10 @@
 """What people write by hand to survive a lost process: checkpoints, and torchrun's restarts.
 
-    torchrun --nproc-per-node 2 --max-restarts 3 -m tests.bench.scripts.resuming_ddp FOLDER STEPS
+    torchrun --nproc-per-node 2 --max-restarts 3 -m tests.bench.scripts.resuming_ddp FOLDER STEPS \
+        [STEP_SECONDS]
 
 Each rank notes the steps that it begins in `FOLDER/begun.rankN`, as the trainer's `--trace-samples`
-does.
+does. Its processes have the names that the trainer's have, by which tests find them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ STEP_SECONDS = 0.02
 BATCH_SIZE = 32
 
 
-def main(folder: Path, steps: int) -> None:
+def main(folder: Path, steps: int, step_seconds: float = STEP_SECONDS) -> None:
     """Train, from the checkpoint where there is one."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    Path("/proc/self/comm").write_text(f"ddp-rank-{rank}")
     workload = workloads.load("digits")
     torch.manual_seed(0)
     model = DistributedDataParallel(workload.model())
@@ -56,10 +58,10 @@ def main(folder: Path, steps: int) -> None:
                 }
                 torch.save(state, checkpoint.with_suffix(".new"))
                 checkpoint.with_suffix(".new").rename(checkpoint)
-            time.sleep(STEP_SECONDS)
+            time.sleep(step_seconds)
     dist.destroy_process_group()
     os._exit(0)  # now: gloo's threads could abort or hang the interpreter's shutdown
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:]))
