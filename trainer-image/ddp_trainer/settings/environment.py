@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.settings.batch import Batch
 from ddp_trainer.settings.pod_sizes import PodSizes
 
 Backend = Literal["nccl", "gloo"]
@@ -47,6 +48,8 @@ class Placement:
     """Where the launcher serves the pod's status; None: nowhere."""
     generation: int = 0
     """Of the job's group: another one when all its processes have started anew."""
+    batch: Batch = field(default_factory=Batch)
+    """Whose batches make a step."""
     token: str = field(default="", repr=False)
     """Known to the job's pods and to the operator alone; empty: there is none."""
 
@@ -83,6 +86,7 @@ class Placement:
             generation=_integer(env, "DDP_GENERATION", minimum=0)
             if env.get("DDP_GENERATION")
             else 0,
+            batch=Batch.from_env(env),
             token=_token(env),
         )
 
