@@ -145,6 +145,7 @@ def environment_of(
     if "RANK" not in env:
         alone = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
         alone |= dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK"), "0")
+        alone |= {name: env[name] for name in ("DDP_BATCH", "DDP_BATCH_RANKS") if name in env}
         return Environment.from_env(
             {**known, **alone, "MASTER_ADDR": "localhost", "MASTER_PORT": str(_free_port())}
         )
