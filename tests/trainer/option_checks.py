@@ -360,6 +360,8 @@ def shards_as_they_come(group: Group) -> Json:
             trial = Trial(group, f"--gradient-compression={kind}").train(1)
             found[kind] = flat(trial.gradients.values())
         found["parameters"] = Trial(group).train(3).parameters()
+    with mock.patch.dict(os.environ, {"DDP_BATCH": "global", "DDP_BATCH_RANKS": "2"}):
+        found["as many as ranks"] = Trial(group).train(3).parameters()
     return found
 
 

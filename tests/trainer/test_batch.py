@@ -194,10 +194,25 @@ def reads_a_stream(job: ddp_trainer.Job, _: torch.optim.Optimizer) -> None:
     next(job.batches(DataLoader(Endless(), batch_size=2)))
 
 
-@pytest.mark.parametrize("script", [takes_turns, reads_a_stream])
-def test_scripts_that_only_their_own_number_of_ranks_can_run(
+def goes_back_twice(job: ddp_trainer.Job, optimizer: torch.optim.Optimizer) -> None:
+    [group] = optimizer.param_groups
+    for _ in job.batches(loader()):
+        for parameter in group["params"] * 2:
+            parameter.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("script", "remedy"),
+    [
+        (takes_turns, "set elastic.batch: perRank"),
+        (reads_a_stream, "set elastic.batch: perRank"),
+        (goes_back_twice, "weight got a gradient twice in one batch: add up the losses"),
+    ],
+)
+def test_scripts_that_any_number_of_ranks_cannot_run(
     no_launcher: None,
     script: Callable[[ddp_trainer.Job, torch.optim.Optimizer], None],
+    remedy: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -215,7 +230,7 @@ def test_scripts_that_only_their_own_number_of_ranks_can_run(
     with pytest.raises(SystemExit) as end:
         train()
     assert end.value.code == ExitCode.CONFIGURATION
-    assert "set elastic.batch: perRank" in caplog.text
+    assert remedy in caplog.text
 
 
 @pytest.mark.parametrize("logical_shards", [0, SHARDS])

@@ -59,6 +59,7 @@ def test_three_shards_of_two_ranks_are_summed_as_they_come(seen: Results) -> Non
     for rank in seen:
         result = rank["shards_as_they_come"]
         assert close(result["parameters"], rank["logical_shards"]["pieces"][0])
+        assert result["as many as ranks"] == rank["logical_shards"]["plain"][0]
         assert close(result["none"], result["fp16"], tolerance=1e-3)
         assert close(result["none"], result["bf16"], tolerance=1e-2)
         assert result["none"] != result["fp16"]

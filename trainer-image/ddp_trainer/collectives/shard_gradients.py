@@ -129,7 +129,7 @@ class ShardGradients:
         if number in self._seen:
             raise ConfigurationError(
                 f"{self._names[number]} got a gradient twice in one batch: add up the losses of a "
-                "batch and call backward() once, or set elastic.batch: perRank"
+                "batch, and call backward() once"
             )
         self._seen.add(number)
         if self._deal.counts(self._slot):
