@@ -5,7 +5,7 @@ Either to what rounding leaves of it, or with logical shards to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -127,23 +127,17 @@ LAST_STEP_OF_A_POD = 48  # 4 epochs of ceil(ceil(1438 / 4) / 32) steps
 
 
 @pytest.fixture(scope="module")
-def shards_of_a_pod(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Job]:
-    known: dict[str, Job] = {}
-
-    def run(forkserver: str) -> Job:
-        if forkserver not in known:
-            folder = tmp_path_factory.mktemp("shards")
-            with job(folder, nodes=1, local_world_size=3, forkserver=forkserver) as peaceful:
-                run_to_its_end(peaceful, "--logical-shards", str(SHARDS_OF_A_POD))
-            known[forkserver] = peaceful
-        return known[forkserver]
-
-    return run
+def shards_of_a_pod(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """What any device has to compute, at once or in a stream."""
+    folder = tmp_path_factory.mktemp("shards")
+    with job(folder, nodes=1, local_world_size=3) as peaceful:
+        run_to_its_end(peaceful, "--logical-shards", str(SHARDS_OF_A_POD))
+    return peaceful
 
 
 @pytest.mark.parametrize("forkserver", [CPU, STREAM], ids=["cpu", "stream"])
 def test_ranks_with_several_shards_die_and_no_step_is_taken_without_theirs(
-    forkserver: str, tmp_path: Path, shards_of_a_pod: Callable[[str], Job]
+    forkserver: str, tmp_path: Path, shards_of_a_pod: Job
 ) -> None:
     points = ("backward", "gate", "within the optimizer's step", "after the optimizer's step")
     plan = [
@@ -157,14 +151,14 @@ def test_ranks_with_several_shards_die_and_no_step_is_taken_without_theirs(
         pod = run_to_its_end(wounded, "--logical-shards", str(SHARDS_OF_A_POD))
         assert deaths.toll(tmp_path / "graves") == len(plan), pod.log
         assert "resuming from checkpoint" not in pod.log
-        expected = shards_of_a_pod(forkserver)
-        assert_same(wounded.state(LAST_STEP_OF_A_POD), expected.state(LAST_STEP_OF_A_POD))
+        expected = shards_of_a_pod.state(LAST_STEP_OF_A_POD)
+        assert_same(wounded.state(LAST_STEP_OF_A_POD), expected)
         for rank in range(3):
-            assert wounded.steps_of(rank) == expected.steps_of(rank)
+            assert wounded.steps_of(rank) == shards_of_a_pod.steps_of(rank)
 
 
 def test_shards_that_did_not_come_are_missed_without_the_gate(
-    tmp_path: Path, shards_of_a_pod: Callable[[str], Job]
+    tmp_path: Path, shards_of_a_pod: Job
 ) -> None:
     death = Death(rank=2, point="backward", step=9, others_at="gate")
     variables = {
@@ -175,6 +169,6 @@ def test_shards_that_did_not_come_are_missed_without_the_gate(
         tmp_path, nodes=1, local_world_size=3, forkserver=STREAM, extra_environment=variables
     ) as wounded:
         run_to_its_end(wounded, "--logical-shards", str(SHARDS_OF_A_POD))
-        expected = shards_of_a_pod(STREAM).state(LAST_STEP_OF_A_POD)
+        expected = shards_of_a_pod.state(LAST_STEP_OF_A_POD)
         with pytest.raises(AssertionError):
             assert_same(wounded.state(LAST_STEP_OF_A_POD), expected)
