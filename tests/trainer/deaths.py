@@ -133,6 +133,7 @@ def install(variables: Mapping[str, str]) -> None:
         return
     from ddp_trainer.checkpoints import checkpoint  # noqa: PLC0415
     from ddp_trainer.collectives.group import Group  # noqa: PLC0415
+    from ddp_trainer.collectives.shard_gradients import ShardGradients  # noqa: PLC0415
     from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
     from ddp_trainer.library import job, keeper  # noqa: PLC0415
     from ddp_trainer.membership import connection, rendezvous  # noqa: PLC0415
@@ -145,7 +146,7 @@ def install(variables: Mapping[str, str]) -> None:
     def dying(point: str) -> Callable[..., None]:
         return lambda *_: fate.die_if_due(point)
 
-    def die_in_backward(_: Group, model: Any, *__: object) -> None:
+    def die_in_backward(_: object, model: Any, *__: object) -> None:
         # The gradient of one parameter in the middle is ready: some buckets may be on their way.
         parameters = list(model.parameters())
         parameters[len(parameters) // 2].register_hook(dying("backward"))
@@ -153,6 +154,7 @@ def install(variables: Mapping[str, str]) -> None:
     patch(keeper.Keeper, "agree", after=lambda _, its, __: fate.know(its))
     patch(Group, "start_sum", after=dying("vote"))
     patch(Group, "wrap", before=die_in_backward)
+    patch(ShardGradients, "__init__", before=die_in_backward)
     patch(Gate, "wait", before=dying("gate"))
     patch(run.Run, "complete_step", before=dying("before the optimizer's step"))
     patch(run.Run, "take_turn", after=dying("after a turn"))

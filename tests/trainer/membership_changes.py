@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from ddp_trainer.membership.place import Place, PlaceFile
 
-from tests.trainer.pods import Job, Pod
+from tests.trainer.pods import Job, Pod, until
 
 EPOCHS = 2
 SAMPLES = 1437
@@ -111,3 +112,37 @@ def step_of_change(pod: Pod) -> int:
     """The last step before the group that this pod is in changed."""
     [step] = re.findall(r"going on from memory at step (\d+)", pod.log)
     return int(step)
+
+
+def wait_for_step(world: World, step: int) -> None:
+    """Until rank 0 begins it, or one after it; some pods may have left meanwhile."""
+
+    def reached() -> bool:
+        assert world.slots[0].process.poll() is None, world.slots[0].log
+        return max(world.of.begun_steps_of(0), default=0) >= step
+
+    until(reached, f"step {step}")
+
+
+def resize(world: World, *sizes: int) -> None:
+    """Let the group become one of so many pods, then of so many, and so on, to its end."""
+    step, pods = 4, len(world.slots)
+    for size in sizes:
+        wait_for_step(world, step)
+        world.change(range(size), tell=[])
+        for slot in range(pods, size):
+            world.start(slot, node_rank=slot, nodes=size)
+        world.tell([*world.slots])
+        for slot in range(size, pods):
+            left = world.slots.pop(slot)
+            assert left.wait() == 0, left.log
+        step, pods = max(world.of.begun_steps_of(0)) + 4, size
+    for pod in world.slots.values():
+        assert pod.wait() == 0, pod.log
+    assert world.slots[0].log.count("the group changes from") == len(sizes)
+
+
+def losses_of(of: Job) -> dict[int, float]:
+    """Of each step."""
+    lines = map(json.loads, (of.checkpoints / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}

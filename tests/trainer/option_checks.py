@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from ddp_trainer.collectives.group import Group
@@ -323,6 +324,47 @@ def compiled(group: Group) -> Json:
     }
 
 
+def logical_shards(group: Group) -> Json:
+    """Of three ranks' batches on two, and of two ranks' on as many."""
+    two, three = "--logical-shards=2", "--logical-shards=3"
+    sometimes = workload(functools.partial(Net, extra_on=(1,)))
+    never = workload(functools.partial(Net, with_extra=True))
+    unused = Trial(group, two, "--find-unused-parameters", trained=sometimes).train(1)
+    try:
+        Trial(group, two, trained=never).train(1)
+        complaint = ""
+    except ConfigurationError as error:
+        complaint = str(error)
+    pieces = Trial(group, three, "--bucket-cap-mb=0.001").train(3)
+    return {
+        "plain": [Trial(group).train(3).parameters(), Trial(group, two).train(3).parameters()],
+        "pieces": [Trial(group, three).train(3).parameters(), pieces.parameters()],
+        "accumulated": [
+            Trial(group, three, "--accumulate-steps=2", "--batch-size=4").train(3).parameters(),
+            Trial(group, three, "--batch-size=8").train(3).parameters(),
+        ],
+        "static": [
+            Trial(group, three, "--static-graph").train(3).parameters(),
+            Trial(group, three, "--compile=eager").train(3).parameters(),
+        ],
+        "on rank 1": flat([unused.gradients["extra.weight"]]),
+        "never": complaint,
+    }
+
+
+def shards_as_they_come(group: Group) -> Json:
+    """The same without an order, as where a group of three has become one of two."""
+    found = {}
+    with mock.patch.dict(os.environ, {"DDP_BATCH": "global", "DDP_BATCH_RANKS": "3"}):
+        for kind in ("none", "fp16", "bf16"):
+            trial = Trial(group, f"--gradient-compression={kind}").train(1)
+            found[kind] = flat(trial.gradients.values())
+        found["parameters"] = Trial(group).train(3).parameters()
+    with mock.patch.dict(os.environ, {"DDP_BATCH": "global", "DDP_BATCH_RANKS": "2"}):
+        found["as many as ranks"] = Trial(group).train(3).parameters()
+    return found
+
+
 def staging(group: Group, folder: Path) -> Json:
     """Each rank plays a node of its own; rank 0's alone can see the source."""
     source = folder / "data" if group.rank == 0 else folder / "not-mounted"
@@ -368,6 +410,8 @@ CHECKS = (
     compression,
     powersgd,
     compiled,
+    logical_shards,
+    shards_as_they_come,
 )
 
 

@@ -44,6 +44,28 @@ def test_bf16_computes_in_bf16_and_keeps_parameters_in_fp32(seen: Results) -> No
         assert rank["bf16"]["parameters"] == "torch.float32"
 
 
+def test_logical_shards_go_with_the_other_options(seen: Results) -> None:
+    for number, rank in enumerate(seen):
+        result = rank["logical_shards"]
+        assert close(*result["plain"])
+        assert result["pieces"][0] == result["pieces"][1], "whatever they travel in"
+        assert close(*result["accumulated"])
+        assert result["static"][0] == result["static"][1] == result["pieces"][0]
+        assert result["on rank 1"] == seen[0]["unused_parameters"]["on rank 1"]
+        assert f"the loss of rank {number} does not depend on extra.weight" in result["never"]
+
+
+def test_three_shards_of_two_ranks_are_summed_as_they_come(seen: Results) -> None:
+    for rank in seen:
+        result = rank["shards_as_they_come"]
+        assert close(result["parameters"], rank["logical_shards"]["pieces"][0])
+        assert result["as many as ranks"] == rank["logical_shards"]["plain"][0]
+        assert close(result["none"], result["fp16"], tolerance=1e-3)
+        assert close(result["none"], result["bf16"], tolerance=1e-2)
+        assert result["none"] != result["fp16"]
+        assert result["fp16"] != result["bf16"]
+
+
 def test_unused_parameters_are_named_unless_looked_for(seen: Results) -> None:
     for number, rank in enumerate(seen):
         result = rank["unused_parameters"]

@@ -17,6 +17,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
+from ddp_trainer.collectives import shard_gradients
 from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.gate import Event, Gate
 from ddp_trainer.library import net
@@ -24,8 +25,8 @@ from ddp_trainer.loop import learner
 from ddp_trainer.membership import connection, world
 from ddp_trainer.membership.connection import Connection
 from ddp_trainer.run import run
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 from torch.futures import Future
@@ -136,6 +137,8 @@ def install(sabotage: Sabotage | None = None) -> None:
     replace(world, "accelerator_for", lambda *_: StreamDevice())
     replace(learner, "check_abilities", lambda *_: None)
     _queue(nn.utils, "clip_grad_norm_")
+    _queue(shard_gradients, "mean_in_order")
+    _queue(shard_gradients, "fill")
     _queue(run.Run, "_apply")
     _queue(run.Run, "take_back")
     _synchronize_before(run.Run, "state", "take_in", "before")
@@ -181,7 +184,7 @@ def _queue(owner: object, name: str) -> None:
 
     def queued(of: object, *arguments: object, **options: object) -> None:
         # As they are now: the host goes on, and moves the position that it was called with.
-        told = map(copy.copy, arguments)
+        told = [one if isinstance(one, Tensor) else copy.copy(one) for one in arguments]
         STREAM.tell(functools.partial(original, of, *told, **options))
 
     replace(owner, name, queued)

@@ -90,13 +90,20 @@ class StreamGroup(dist.ProcessGroup):
     def all_gather_single(  # type: ignore[override]
         self, output: Tensor, own: Tensor, options: Any
     ) -> StreamWork:
-        del options
-
         def begin(copies: list[Tensor]) -> Any:
             parts = list(copies[0].view(self.size(), -1).unbind())
             return self._transport.allgather([parts], [own.reshape(-1).contiguous()])
 
-        return self._tell([output], begin, host_follows=True)
+        return self._tell([output], begin, host_follows=not options.asyncOp)
+
+    def all_to_all_single(  # type: ignore[override]
+        self, output: Tensor, own: Tensor, came: list[int], sent: list[int], options: Any
+    ) -> StreamWork:
+        return self._tell(
+            [output],
+            lambda copies: self._transport.alltoall_base(copies[0], own, came, sent, options),
+            host_follows=not options.asyncOp,
+        )
 
     def abort(self) -> None:
         """Let the stream go on."""

@@ -23,6 +23,8 @@ from ddp_trainer.collectives.pending import PendingWork, value_of
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.settings.training import DDPOptions
 
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 _MOST_RANKS = 1 << 20
 """Leaves 43 bits for a value that is compared: millionths of months, if it is in seconds."""
 
@@ -149,6 +151,28 @@ class Group:
         self.gate.wait()
         for tensor, mean in zip(tensors, means, strict=True):
             tensor.copy_(mean)
+
+    def add_up(self, *tensors: Tensor) -> None:
+        """Replace tensors on this rank's device by their sums; where the group breaks, in part.
+
+        They are whole when the gate says so.
+        """
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+            self._wait(work)
+
+    def swap(self, parts: Tensor, came: Tensor) -> None:
+        """Fill `came[r]` with what rank r has for this rank: `parts[r]` is for rank r.
+
+        It is whole when the gate says so.
+        """
+        self._wait(dist.all_to_all_single(came, parts, async_op=True))
+
+    def collect(self, own: Tensor, whole: Tensor) -> None:
+        """Fill `whole` with the ranks' `own`, one after the other.
+
+        It is whole when the gate says so.
+        """
+        self._wait(_all_gather_single(whole, own, async_op=True))
 
     def _wait(self, work: dist.Work) -> None:
         if self._queues:

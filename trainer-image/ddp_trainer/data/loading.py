@@ -24,6 +24,7 @@ from torch.utils.data import (
     Subset,
 )
 
+from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.data.sampler import ShardedSampler
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.seeds import seed_by_name
@@ -77,16 +78,27 @@ class Loading:
 
     def rest(self, epoch: int, samples: int, *, rank: int, world_size: int) -> Rest:
         """What is left for one rank, after so many samples of the epoch."""
-        sampler = ShardedSampler(
-            self.samples,
-            rank=rank,
-            world_size=world_size,
-            seed=self._seed,
-            shuffle=self._shuffles,
-        )
-        sampler.set_epoch(epoch, start=samples)
-        count = self.batches_left(samples, world_size=world_size)
-        places, to_read = tee(islice(sampler.batches(self.batch_size), count))
+        return self.dealt(epoch, samples, Deal(shards=world_size, rank=rank, size=world_size))
+
+    def dealt(self, epoch: int, samples: int, deal: Deal, *, accumulate: int = 1) -> Rest:
+        """The same where a rank has several shards of a step, or another's once more.
+
+        Of each step, its `accumulate` batches of one shard come before those of the next one.
+        """
+        count = self.batches_left(samples, world_size=deal.shards)
+        shards: list[Iterator[list[int]]] = []
+        for slot in range(deal.slots):
+            sampler = ShardedSampler(
+                self.samples,
+                rank=deal.shard(slot),
+                world_size=deal.shards,
+                seed=self._seed,
+                shuffle=self._shuffles,
+            )
+            sampler.set_epoch(epoch, start=samples)
+            shards.append(islice(sampler.batches(self.batch_size), count))
+        count *= deal.slots
+        places, to_read = tee(_in_turn(shards, accumulate) if len(shards) > 1 else shards[0])
         seeded_places = ([(epoch, index) for index in batch] for batch in to_read)
         if self._reader is None:
             return Rest(places, count, map(self._load, seeded_places))
@@ -165,6 +177,12 @@ class Rest:
     def is_at_end(self) -> bool:
         """Whether there are no more."""
         return self._left == 0
+
+
+def _in_turn(shards: list[Iterator[list[int]]], count: int) -> Iterator[list[int]]:
+    """So many of each, again and again, until there are no more; all have as many."""
+    while some := [batch for shard in shards for batch in islice(shard, count)]:
+        yield from some
 
 
 class _Places:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.run.run import Before
 
 
@@ -15,6 +16,7 @@ class Attempt:
     """What is known of a step before all ranks know that it can be taken."""
 
     before: Before
+    deal: Deal
     answered: int
     """What the script had asked for by then."""
     sizes: list[int]
@@ -28,7 +30,10 @@ class Attempt:
     """Batches after which it has called `step`."""
     turns: int = 0
     """How often it has called `step` for one of its optimizers."""
-    _losses: list[Tensor | float] = field(default_factory=list)
+    buffers: list[Tensor] | None = None
+    """As this rank's first shard has left them, where it computes more of them."""
+    _losses: list[tuple[int, Tensor | float]] = field(default_factory=list)
+    """With the slots of their shards."""
 
     @property
     def batches(self) -> int:
@@ -36,13 +41,23 @@ class Attempt:
         return len(self.sizes)
 
     @property
+    def parts(self) -> int:
+        """Batches of each shard."""
+        return len(self.sizes) // self.deal.slots
+
+    @property
     def samples(self) -> int:
-        """Of this rank."""
-        return sum(self.sizes)
+        """Of each shard."""
+        return sum(self.sizes[: self.parts])
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The slot of the batch given last, and which of its shard's batches it is."""
+        return divmod(max(self.given, 1) - 1, self.parts)
 
     @property
     def weight(self) -> float:
-        """The part of the samples that are in the batch given last."""
+        """The part of its shard's samples that are in the batch given last."""
         return self.sizes[max(self.given, 1) - 1] / self.samples
 
     def give(self) -> int:
@@ -65,12 +80,25 @@ class Attempt:
 
     def _note(self, loss: Tensor | float | None) -> None:
         if loss is not None:
-            self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+            slot, _ = self.place
+            self._losses.append((slot, loss.detach() if isinstance(loss, Tensor) else loss))
 
-    def loss(self) -> float:
-        """The sum of those that the script has told, NaN if it has told none."""
-        if not self._losses:
+    def losses(self) -> list[float]:
+        """Of each shard, where it is this rank's, and else 0; this rank's alone, if all have one.
+
+        The sum of those that the script has told, NaN if it has told none.
+        """
+        if self.deal.is_plain:
+            return [self._loss(0)]
+        found = [0.0] * self.deal.shards
+        for slot in filter(self.deal.counts, range(self.deal.slots)):
+            found[self.deal.shard(slot)] = self._loss(slot)
+        return found
+
+    def _loss(self, slot: int) -> float:
+        told = [loss for of, loss in self._losses if of == slot]
+        if not told:
             return float("nan")
-        if len(self._losses) == 1:
-            return float(self._losses[0])
-        return float(torch.stack([torch.as_tensor(loss) for loss in self._losses]).sum())
+        if len(told) == 1:
+            return float(told[0])
+        return float(torch.stack([torch.as_tensor(loss) for loss in told]).sum())

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
+from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import BrokenGroupError, MovedError
 from ddp_trainer.library.keeper import Keeper
@@ -93,7 +94,7 @@ class Formation:
         order the ranks' numbers are added. Without a rehearsal, the first step after a group has
         broken would round differently from the same step of a run that nothing happened to. Two
         numbers have one sum: two ranks need none, unless a compression remembers buckets, or DDP
-        wants to see a whole pass first.
+        wants to see a whole pass first. Where shards are dealt out, DDP has no part in it.
         """
         return self._rehearsed
 
@@ -137,7 +138,7 @@ class Formation:
         """
         self.nets.append(net)
         self._begin_to_rehearse()
-        net.form(self.group)
+        net.form(self.group, self._deal)
 
     def note(self, error: Exception) -> None:
         """The group is of no more use: compute on alone, until the step is to be taken."""
@@ -150,6 +151,9 @@ class Formation:
 
         `in_turn`: what the passes before have computed may go on to be used.
         """
+        if self.trouble is None:
+            for net in self.nets:
+                net.finish()
         if self.trouble is None:
             for net in self.nets:
                 net.check_all_parameters_took_part()
@@ -205,12 +209,17 @@ class Formation:
             self.run.put_buffers(buffers)
 
     @property
+    def _deal(self) -> Deal:
+        return self.run.deal(rank=self.group.rank, size=self.group.size)
+
+    @property
     def _shares_buffers(self) -> bool:
         return self.group.size > 1 and any(net.shares_buffers for net in self.nets)
 
     def _begin_to_rehearse(self) -> None:
         alone = self.group.size <= 2 and self.run.compression is None
-        self._rehearse(done=alone and not any(net.has_static_graph for net in self.nets))
+        is_clear = alone and not any(net.has_static_graph for net in self.nets)
+        self._rehearse(done=is_clear or not self._deal.is_plain)
 
     def _rehearse(self, *, done: bool) -> None:
         self._rehearsed = done
@@ -229,7 +238,7 @@ class Formation:
         self._stop.listen()  # from here on there is something to save
         self._begin_to_rehearse()
         for net in self.nets:
-            net.form(self._group)
+            net.form(self._group, self._deal)
         self._votes = Votes(
             self._group,
             stop=self._stop.must,

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
 from ddp_trainer.library.evaluation import Parts
+from ddp_trainer.library.fixed_batch import check
 from ddp_trainer.library.net import Net
 from ddp_trainer.library.stepping import Stepping
 from ddp_trainer.run.seeds import seed_step
@@ -60,7 +61,8 @@ class Job(Stepping):
     def weight(self) -> float:
         """The present batch's part of the samples of its step, which has several to accumulate.
 
-        Of losses that were multiplied by this, the sum is the mean over all of the step.
+        Of losses that were multiplied by this, the sum is the mean over all of the step. Where a
+        rank computes what several would have, it is the part of one's: their mean is taken inside.
         """
         return self._attempt.weight if self._attempt is not None else 1.0
 
@@ -82,11 +84,13 @@ class Job(Stepping):
                 "join(model=model, ...), so that it can be saved and passed on"
             )
         compression = self._run.compression
+        options = _options_of(ddp, has_memory=compression is not None)
+        check(self._batch, model, options)
         if compression is not None and self._formation.nets:
             raise ConfigurationError("PowerSGD remembers what it left out of one model: wrap one")
         net = Net(
             model,
-            _options_of(ddp, has_memory=compression is not None),
+            options,
             compression,
             on_trouble=self._formation.note,
             before_waiting=self._timer.lap_before_waiting,
@@ -118,7 +122,9 @@ class Job(Stepping):
         The samples are those of the loader, shuffled if it shuffles, shared out among all ranks as
         DistributedSampler does it. The loader's batch size is that of one rank. `accumulate`: the
         gradients of so many batches make one step; multiply each loss by `weight`. A batch may come
-        again, if the step that it belongs to could not be taken.
+        again, if the step that it belongs to could not be taken. With elastic.batch: global or
+        logical shards there are, on each rank, as many batches to a step as it takes the ranks to
+        compute those of all shards; `step` takes it after the last of them.
 
         Of an IterableDataset each rank reads what its loader gives, a step ahead; the epoch ends
         when one of them has no batches for another step. Whatever takes the place of a rank reads

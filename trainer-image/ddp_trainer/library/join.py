@@ -45,6 +45,7 @@ def join(
     group_timeout_seconds: float = 600.0,
     heartbeat_timeout_seconds: float = 10.0,
     max_reforms: int = 10,
+    logical_shards: int | None = None,
     **parts: Any,
 ) -> Iterator[Job]:
     """Train together with all ranks of the job, each of which calls this with the same arguments.
@@ -57,8 +58,10 @@ def join(
     `scheduler_interval`: whether schedulers count the optimizer's steps, or epochs ("epoch").
     `checkpoint_dir`: where checkpoints are written and looked for; by default where the operator
     says (DDP_CHECKPOINT_DIR), and nowhere if it says nothing. `tensorboard`: whether rank 0 writes
-    event files beside them, which take back what is trained again. The numbers are those of the
-    bundled trainer's flags of the same names, 0 for `checkpoint_every_...`: not by that.
+    event files beside them, which take back what is trained again. `logical_shards`: each step is
+    computed as so many ranks would, to the bit, however many there are; None: as many as there are.
+    The numbers are those of the bundled trainer's flags of the same names, 0 for
+    `checkpoint_every_...`: not by that.
 
     Ends the process with exit code 143 when the job is told to stop and all is saved, with 75 when
     other ranks are gone for good, with 64 when what was asked for cannot work; and with 0 when its
@@ -75,6 +78,7 @@ def join(
         "group-timeout-seconds": group_timeout_seconds,
         "heartbeat-timeout-seconds": heartbeat_timeout_seconds,
         "max-reforms": max_reforms,
+        "logical-shards": logical_shards or 0,
     }
     report: RankReport | None = None
     try:
@@ -141,6 +145,7 @@ def environment_of(
     if "RANK" not in env:
         alone = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
         alone |= dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK"), "0")
+        alone |= {name: env[name] for name in ("DDP_BATCH", "DDP_BATCH_RANKS") if name in env}
         return Environment.from_env(
             {**known, **alone, "MASTER_ADDR": "localhost", "MASTER_PORT": str(_free_port())}
         )

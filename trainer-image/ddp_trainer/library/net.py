@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.collectives.compression import PowerSGD, stateless_hook
+from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.shard_gradients import ShardGradients
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.membership.failures import is_lost_peer
 from ddp_trainer.settings.training import DDPOptions
 
+_MIB = 1 << 20
+_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
@@ -48,12 +53,27 @@ class Net(nn.Module):
         self._on_trouble = on_trouble
         self._before_waiting = before_waiting
         self._wrapped: list[DistributedDataParallel] = []  # no module: a name of its own for none
+        self._shards: ShardGradients | None = None
+        """Instead of DDP, where a rank has not just its own shard of a step."""
         self._exchanges = False
         self._group: Group | None = None
 
-    def form(self, group: Group) -> None:
+    def form(self, group: Group, deal: Deal) -> None:
         """Train with the ranks of a new group; a collective."""
+        self.leave()
         self._group = group
+        if not deal.is_plain:
+            options = self._options
+            self._shards = ShardGradients(
+                self.module,
+                group,
+                deal,
+                piece_bytes=int(options.bucket_cap_mb * _MIB),
+                travel_as=_HALVES.get(options.gradient_compression),
+                may_leave_out=options.find_unused_parameters or options.static_graph,
+                when_computed=self.finish,
+            )
+            return
         compression = self._compression
         hook = compression.hook if compression is not None else stateless_hook(self._options)
         one_at_a_time = compression is not None
@@ -62,10 +82,27 @@ class Net(nn.Module):
     def leave(self) -> None:
         """Let go of a group that broke."""
         self._wrapped = []
+        if self._shards is not None:
+            self._shards.close()
+            self._shards = None
 
-    def exchange(self, *, wanted: bool) -> None:
-        """Whether the next backward pass averages the gradients."""
-        self._exchanges = wanted
+    def begin_batch(self, slot: int, *, is_first: bool, is_last: bool) -> None:
+        """What is computed next is of the shard in this slot; `is_first`, `is_last`: of a step.
+
+        The backward pass of the last one averages the gradients.
+        """
+        self._exchanges = is_last
+        if self._shards is not None:
+            self._shards.begin_batch(slot, is_first=is_first, is_last=is_last)
+
+    def finish(self) -> None:
+        """Average the gradients, where the last backward pass has not."""
+        if self._shards is None:
+            return
+        try:
+            self._shards.finish()
+        except Exception as error:
+            self._note(error)
 
     def check_all_parameters_took_part(self) -> None:
         """See that the last backward pass has left no gradient out.
@@ -73,6 +110,8 @@ class Net(nn.Module):
         Raises:
             ConfigurationError: the loss does not depend on some parameters, and DDP was not told.
         """
+        if self._shards is not None and self._shards.left_out:
+            raise self._incomplete(self._shards.left_out)
         try:
             for wrapped in self._wrapped:
                 wrapped._check_reducer_finalized()  # type: ignore[no-untyped-call]
@@ -82,27 +121,37 @@ class Net(nn.Module):
                 raise
             parameters = self.module.named_parameters()
             trained = [name for name, parameter in parameters if parameter.requires_grad]
-            names = ", ".join(trained[int(index)] for index in indices[1].split())
-            raise ConfigurationError(
-                f"the loss of rank {self._group.rank} does not depend on {names}: set "
-                "--find-unused-parameters (find_unused_parameters=True in a script of your own), "
-                "or freeze them or leave them out of the model"
-            ) from error
+            raise self._incomplete([trained[int(i)] for i in indices[1].split()]) from error
+
+    def _incomplete(self, names: Sequence[str]) -> ConfigurationError:
+        assert self._group is not None
+        return ConfigurationError(
+            f"the loss of rank {self._group.rank} does not depend on {', '.join(names)}: set "
+            "--find-unused-parameters (find_unused_parameters=True in a script of your own), "
+            "or freeze them or leave them out of the model"
+        )
+
+    def _note(self, error: Exception) -> None:
+        assert self._group is not None
+        if not (is_lost_peer(error) or self._group.is_broken):
+            raise error
+        self._on_trouble(error)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """What the model says."""
-        if not (self._wrapped and self.training and is_grad_enabled()):
+        trains = self.training and is_grad_enabled()
+        if not (trains and (self._wrapped or self._shards is not None)):
             return self.module(*inputs, **named)
-        [wrapped] = self._wrapped
-        try:
-            with contextlib.nullcontext() if self._exchanges else wrapped.no_sync():
-                outputs = wrapped(*inputs, **named)
-        except RuntimeError as error:  # where ranks agree on their buckets, once in a group
-            assert self._group is not None
-            if not (is_lost_peer(error) or self._group.is_broken):
-                raise
-            self._on_trouble(error)
-            return self.module(*inputs, **named)
+        outputs = (self._averaged if self._wrapped else self.module)(*inputs, **named)
         if self._exchanges and isinstance(outputs, Tensor) and outputs.requires_grad:
             self._before_waiting(outputs)
         return outputs
+
+    def _averaged(self, *inputs: Any, **named: Any) -> Any:
+        [wrapped] = self._wrapped
+        try:
+            with contextlib.nullcontext() if self._exchanges else wrapped.no_sync():
+                return wrapped(*inputs, **named)
+        except RuntimeError as error:  # where ranks agree on their buckets, once in a group
+            self._note(error)
+            return self.module(*inputs, **named)

@@ -17,7 +17,8 @@ from ddp_trainer.run.position import Position
 class Plan:
     """Epochs, what they consist of, and when all of it ends."""
 
-    world_size: int
+    shards: int
+    """Of a step: as many as there are ranks, if nothing else was asked for."""
     epochs: int | None = None
     max_steps: int = 0
     """0: as many as the epochs have."""
@@ -59,5 +60,5 @@ class Plan:
         return self.loading.samples_a_place if self.loading is not None else 1
 
     def _steps_left(self, loading: Loading, samples: int) -> int:
-        batches = loading.batches_left(samples, world_size=self.world_size)
+        batches = loading.batches_left(samples, world_size=self.shards)
         return math.ceil(batches / self.accumulate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
@@ -115,16 +115,21 @@ class Progress:
         """Whether ranks are to compare notes after this step; the same answer on all ranks."""
         return position.step % self._log_every_steps == 0 or position.step == self.total_steps
 
-    def interval(self, position: Position, loss: float, group: Group) -> float:
-        """Compare notes: this rank's loss at the last step, and how long its steps take.
+    def interval(
+        self, position: Position, losses: Sequence[float], group: Group, *, shards: int
+    ) -> float:
+        """Compare notes: this rank's losses at the last step, and how long its steps take.
+
+        They add up to those of so many shards, whose mean is told.
 
         Returns the seconds that a step takes the slowest rank by itself; the same on all ranks.
         """
         steps = max(position.step - self._told.step, 1)
         own = self._timer.own_seconds() / steps
-        (sum_of_losses, sum_of_own), slowest, slowest_rank = group.compare(loss, own, among=own)
+        sums, slowest, slowest_rank = group.compare(*losses, own, among=own)
+        *sums_of_losses, sum_of_own = sums
         self._timer.lap(Phase.COMMUNICATION)
-        mean = sum_of_losses / group.size
+        mean = sum(sums_of_losses) / shards
         self._report.update(step=position.step, loss=round(mean, 6))
         now = self._mark(position)
         if self._publisher is not None:

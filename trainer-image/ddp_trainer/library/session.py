@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ddp_trainer.checkpoints.saver import saver_of
+from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.exit_codes import StoppedError, SupersededError
@@ -46,12 +47,15 @@ class Session:
         """Find this rank's device; nobody is met yet.
 
         Raises:
-            ConfigurationError: this pod has not the GPUs that its ranks need.
+            ConfigurationError: this pod has not the GPUs that its ranks need, or operator and
+                flags want steps of different batches.
         """
         self._options = options
         self._report = report
         self.local_rank = environment.local_rank
         """Of this process, in its pod."""
+        logical_shards = options.optimization.logical_shards
+        self._batch = environment.placement.batch.with_logical_shards(logical_shards)
         self._stop = StopSignal(
             within_seconds=options.stop_within_seconds,
             leave_seconds=environment.placement.leave_seconds,
@@ -84,7 +88,7 @@ class Session:
         """How many of the run's answers the script has got at this place."""
         self._epoch = 0
         """The script's: while it evaluates, other ranks may have gone on to the next one."""
-        self._plan = Plan(world_size=self.world_size)
+        self._plan = Plan(shards=self._batch.shards or self.world_size)
 
     @property
     def rank(self) -> int:
@@ -143,6 +147,7 @@ class Session:
             seed=self._options.seed,
             device=self.device,
             scheduler_interval=scheduler_interval,
+            batch=self._batch,
         )
         if not callable(parts):
             run = new(parts)  # wrong ones need not wait for other ranks
@@ -186,6 +191,11 @@ class Session:
     def _run(self) -> Run:
         return self._formation.run
 
+    @property
+    def _deal(self) -> Deal:
+        """This rank's part of each step."""
+        return self._run.deal(rank=self.rank, size=self.world_size)
+
     def _form(self, error: Exception | None = None) -> None:
         self._formation.form(error, when_broken=self._progress.pause)
         self._take_place()
@@ -196,8 +206,8 @@ class Session:
         self._report.update(rank=self.rank)
         self._progress.lead(self.rank == 0)
         self._profiling.rank = self.rank
-        self._plan.world_size = self.world_size
-        self._run.take_steps_of(self.world_size)
+        self._plan.shards = self._deal.shards
+        self._run.take_steps_of(self._deal.shards)
 
     def _or_form(self, collective: Callable[[], object]) -> None:
         """Do what takes all ranks, or form the group anew."""

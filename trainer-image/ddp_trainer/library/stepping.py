@@ -42,13 +42,8 @@ class Stepping(Session):
     def _batches_from_here(self, loading: Loading | Stream, accumulate: int) -> Iterator[Any]:
         """Up to the end of the epoch, or to where another rank has turned out to be further."""
         run, place = self._run, (self.rank, self.world_size)
-        rest = loading.rest(
-            run.position.epoch,
-            run.position.samples,
-            rank=self.rank,
-            world_size=self.world_size,
-        )
-        while places := rest.next_places(accumulate):
+        rest = self._rest_of(loading, accumulate)
+        while places := rest.next_places(accumulate * self._deal.slots):
             batches: list[Any] = []
             step, epoch = run.position.step, run.position.epoch
             while (run.position.step, run.position.epoch) == (step, epoch):
@@ -74,17 +69,28 @@ class Stepping(Session):
             if run.position.is_at_end or self._plan.is_at_limit(run.position):
                 return
 
+    def _rest_of(self, loading: Loading | Stream, accumulate: int) -> Rest | StreamRest:
+        position, deal = self._run.position, self._deal
+        if isinstance(loading, Loading) and not deal.is_plain:
+            return loading.dealt(position.epoch, position.samples, deal, accumulate=accumulate)
+        return loading.rest(
+            position.epoch, position.samples, rank=self.rank, world_size=self.world_size
+        )
+
     def _try_step(self, places: list[list[int]], rest: Rest | StreamRest) -> Attempt:
-        position = self._run.position
+        position, deal = self._run.position, self._deal
         try:
             self._formation.votes.begin(position.step, has_end=rest.has_end)
         except Exception as error:
             self._formation.note(error)
         if self._formation.is_rehearsed:
-            samples = [index for batch in places for index in batch]
+            a_shard = len(places) // deal.slots
+            own = (batch for i, batch in enumerate(places) if deal.counts(i // a_shard))
+            samples = [index for batch in own for index in batch]
             self._trace.write(step=position.step + 1, epoch=position.epoch, samples=samples)
         self._attempt = Attempt(
             before=self._run.before(),
+            deal=deal,
             answered=self._asked,
             # One pass is enough to see how DDP lays out its buckets.
             sizes=[len(batch) for batch in places][: None if self._formation.is_rehearsed else 1],
@@ -95,18 +101,33 @@ class Stepping(Session):
 
     def _prepare_for_batch(self, attempt: Attempt) -> None:
         number = attempt.give()
+        slot, part = attempt.place
+        if slot > 0 and part == 0:
+            self._begin_another_shard(attempt)
+        is_last = number == attempt.batches - 1
         for net in self._formation.nets:
-            net.exchange(wanted=number == attempt.batches - 1)
-        purpose = "model" if number == 0 else f"model/{number}"
-        step = self._run.position.step
-        seed_step(self._options.seed, rank=self.rank, step=step, purpose=purpose)
+            net.begin_batch(slot, is_first=number == 0, is_last=is_last)
+        purpose = "model" if part == 0 else f"model/{part}"
+        shard, step = attempt.deal.shard(slot), self._run.position.step
+        seed_step(self._options.seed, rank=shard, step=step, purpose=purpose)
         self._timer.lap(Phase.DATA)
+
+    def _begin_another_shard(self, attempt: Attempt) -> None:
+        # Each begins with the same buffers, and those that shard 0 leaves are the step's, as when
+        # each has a rank to itself and rank 0's are shared.
+        if attempt.buffers is None:
+            attempt.buffers = [buffer.clone() for buffer in self._run.buffers()]
+        self._run.set_buffers(attempt.before.buffers)
 
     def _take_step(
         self, attempt: Attempt, loss: Tensor | float | None, clip_grad_norm: float | None
     ) -> bool:
         if not attempt.stepped_with(loss):
+            if not attempt.deal.is_plain:
+                self._run.forget_unscaling()
             return False
+        if attempt.buffers is not None:
+            self._run.set_buffers(attempt.buffers)
         have_come = self._formation.gradients_have_come() and self._knows_the_end(attempt)
         self._timer.lap(Phase.COMMUNICATION)
         if not have_come:
@@ -114,7 +135,7 @@ class Stepping(Session):
             self._try_again(attempt)
             return False
         self._run.complete_step(
-            attempt.samples * self.world_size,
+            attempt.samples * attempt.deal.shards,
             ends_epoch=attempt.ends_epoch,
             clip_grad_norm=clip_grad_norm,
         )
@@ -133,6 +154,11 @@ class Stepping(Session):
             raise ConfigurationError(
                 "step() got an optimizer that join() does not know: name it there, as in "
                 "join(model=model, optimizer=optimizer, ...), so that its state can be saved"
+            )
+        if self._batch.is_fixed:
+            raise ConfigurationError(
+                f"step(optimizer=...) takes turns with one batch, and {self._batch.name} may make "
+                f"several of it: {self._batch.remedy}"
             )
         if self._plan.accumulate > 1:
             raise ConfigurationError(
@@ -153,7 +179,8 @@ class Stepping(Session):
         if not is_whole or not self._knows_the_end(attempt):
             self._try_again(attempt)
             return
-        self._run.complete_turns(attempt.samples * self.world_size, ends_epoch=attempt.ends_epoch)
+        samples = attempt.samples * attempt.deal.shards
+        self._run.complete_turns(samples, ends_epoch=attempt.ends_epoch)
         self._complete(attempt)
 
     def _knows_the_end(self, attempt: Attempt) -> bool:
@@ -179,7 +206,7 @@ class Stepping(Session):
     def _complete(self, attempt: Attempt) -> None:
         self._attempt = None
         self._asked = 0
-        samples = attempt.samples * self.world_size
+        samples = attempt.samples * attempt.deal.shards
         self._progress.step(self._run.position, samples=samples * self._plan.samples_a_place)
         self._profiling.step()
         self._timer.lap(Phase.COMPUTE)
@@ -199,7 +226,8 @@ class Stepping(Session):
             self._keeper.save(self._run)
             self._timer.lap(Phase.CHECKPOINT)
         if self._progress.wants_interval(position):
-            votes.pace(self._progress.interval(position, attempt.loss(), group))
+            losses, shards = attempt.losses(), attempt.deal.shards
+            votes.pace(self._progress.interval(position, losses, group, shards=shards))
         if votes.stop:
             self._save_and_stop()
         if votes.leave:
@@ -209,6 +237,12 @@ class Stepping(Session):
         if not self._plan.is_of(loader, accumulate):
             loading: Loading | Stream
             if is_stream(loader):
+                if self._batch.is_fixed:
+                    raise ConfigurationError(
+                        "the loader reads an IterableDataset, of which each rank reads a stream of "
+                        f"its own, and {self._batch.name} wants the same samples of any number of "
+                        f"ranks: {self._batch.remedy}"
+                    )
                 self._run.choose_streams(readers=self.world_size)
                 loading = Stream(loader, self._run, seed=self._options.seed)
             else:

@@ -49,7 +49,10 @@ class Learner:
         arguments = {"data": str(data)} if data is not None else {}
         seed_everything(options.seed)  # a workload may draw its samples, or split them, at random
         workload = workloads.load(options.workload, {**options.workload_options, **arguments})
-        return cls.of(workload, options, world_size=environment.placement.world_size, device=device)
+        placement = environment.placement
+        batch = placement.batch.with_logical_shards(options.optimization.logical_shards)
+        shards = batch.shards or placement.world_size
+        return cls.of(workload, options, world_size=shards, device=device)
 
     @classmethod
     def of(

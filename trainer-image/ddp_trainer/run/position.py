@@ -63,6 +63,8 @@ class Order:
     """In the training set; 0: nobody has said yet, or knows."""
     readers: int = 0
     """Ranks that each read a stream of their own; 0: they share out samples."""
+    shards: int = 0
+    """Logical shards that make a step; 0: as many as there are ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,10 @@ part of it: see `seeds`.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -19,14 +20,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ddp_trainer.collectives.compression import Memory, PowerSGD
+from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Bookmarks, Order, Position
 from ddp_trainer.run.savable import check
+from ddp_trainer.settings.batch import Batch
 
 _RESERVED = frozenset({"position", "order", "answers", "bookmarks", "epoch"})
 """Names of what is no part."""
 
 SchedulerInterval = Literal["step", "epoch"]
+
+_logger = logging.getLogger(__name__)
 
 
 class Part(Protocol):
@@ -69,15 +74,18 @@ class Run:
         seed: int,
         device: torch.device,
         scheduler_interval: SchedulerInterval = "step",
+        batch: Batch | None = None,
     ) -> None:
         """`parts`: whatever has a state, by its name in the state of the run.
 
-        Models move to the device. `scheduler_interval`: what torch's schedulers count.
+        Models move to the device. `scheduler_interval`: what torch's schedulers count. `batch`:
+        whose batches make a step; None: those of the ranks that there are.
 
         Raises:
             ConfigurationError: a part cannot be remembered.
         """
-        self.order = Order(seed=seed)
+        self.batch = batch or Batch()
+        self.order = Order(seed=seed, shards=self.batch.shards)
         self.position = Position()
         self.is_fresh = True
         """Whether this holds nothing that another rank could go on from."""
@@ -153,7 +161,7 @@ class Run:
                 part.load_state_dict(state[name])
         for name, value in state["position"].items():
             setattr(self.position, name, value)
-        self.order = Order(**state["order"])
+        self.order = self._as_begun(Order(**state["order"]))
         self.bookmarks = Bookmarks(**state["bookmarks"]) if "bookmarks" in state else None
         # A checkpoint is of a step, after which nothing was answered yet.
         self.epoch = state.get("epoch", self.position.epoch)
@@ -175,7 +183,7 @@ class Run:
                 f"the training set has {samples} samples, and had {had} when this run began: "
                 "choose another checkpoint directory to begin anew"
             )
-        self.order = Order(seed=self.order.seed, samples=samples)
+        self.order = replace(self.order, samples=samples, readers=0)
 
     def choose_streams(self, readers: int) -> None:
         """The training set is what so many ranks read, each a stream of its own.
@@ -191,12 +199,27 @@ class Run:
                 f"{readers} streams that is: let as many ranks go on, or choose another checkpoint "
                 "directory to begin anew"
             )
-        self.order = Order(seed=order.seed, readers=readers)
+        self.order = replace(order, samples=0, readers=readers)
+
+    def _as_begun(self, order: Order) -> Order:
+        shards = self.batch.shards_of(order.shards)
+        if shards not in (0, self.batch.shards):
+            _logger.info(
+                "a step has the batches of %d ranks, as when this training began, not those of %d",
+                shards,
+                self.batch.shards,
+            )
+        return replace(order, shards=shards)
 
     # Steps.
 
+    def deal(self, *, rank: int, size: int) -> Deal:
+        """What one of so many ranks computes of each step."""
+        shards = self.order.shards or size
+        return Deal(shards=shards, rank=rank, size=size, exact=self.batch.exact)
+
     def take_steps_of(self, ranks: int) -> None:
-        """From here on so many ranks train."""
+        """From here on steps are those of so many ranks."""
         for schedule in self._schedules:
             schedule.take_steps_of(ranks)
         if self.order.readers not in (0, ranks):
@@ -214,6 +237,11 @@ class Run:
             memory=self.compression.memory() if self.compression is not None else None,
         )
 
+    def set_buffers(self, values: Sequence[Tensor]) -> None:
+        """Write values into `buffers`, which no backward pass needs any more."""
+        for buffer, value in zip(self.buffers(), values, strict=True):
+            buffer.copy_(value)
+
     def put_buffers(self, values: Sequence[Tensor]) -> None:
         """Put others in the place of `buffers`: a backward pass may yet need those."""
         others = dict(zip(self.buffers(), values, strict=True))
@@ -230,13 +258,16 @@ class Run:
         if in_turn:
             self.put_buffers([value.clone() for value in before.buffers])
         else:
-            for buffer, value in zip(self.buffers(), before.buffers, strict=True):
-                buffer.copy_(value)
+            self.set_buffers(before.buffers)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         if self.compression is not None and before.memory is not None:
             self.compression.restore(before.memory)
-        if self._scaler is not None:  # or it would think that gradients are unscaled already
+        self.forget_unscaling()
+
+    def forget_unscaling(self) -> None:
+        """The gradients that a script may have unscaled are not those that a step is taken with."""
+        if self._scaler is not None:  # or it would think that they are unscaled already
             self._scaler._per_optimizer_states.clear()
 
     def complete_step(
@@ -364,6 +395,11 @@ class Run:
             raise ValueError(
                 f"it is of a run with seed {theirs.seed} and {theirs.samples} training samples, "
                 f"this one has seed {self.order.seed} and {samples or 'as many'}"
+            )
+        if self.batch.exact and theirs.shards not in (0, self.batch.shards):
+            raise ValueError(
+                f"it is of a run with {theirs.shards} shards a step: set --logical-shards "
+                f"{theirs.shards}"
             )
 
 

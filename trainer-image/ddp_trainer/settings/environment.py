@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.settings.batch import Batch
 from ddp_trainer.settings.pod_sizes import PodSizes
 
 Backend = Literal["nccl", "gloo"]
@@ -47,6 +48,8 @@ class Placement:
     """Where the launcher serves the pod's status; None: nowhere."""
     generation: int = 0
     """Of the job's group: another one when all its processes have started anew."""
+    batch: Batch = field(default_factory=Batch)
+    """Whose batches make a step."""
     leave_seconds: int = 0
     """How long a pod that is told to end waits to be taken out of the group; 0: nobody does that.
     """
@@ -86,6 +89,7 @@ class Placement:
             generation=_integer(env, "DDP_GENERATION", minimum=0)
             if env.get("DDP_GENERATION")
             else 0,
+            batch=Batch.from_env(env),
             leave_seconds=_integer(env, "DDP_LEAVE_SECONDS", minimum=0, maximum=600)
             if env.get("DDP_LEAVE_SECONDS")
             else 0,

@@ -40,6 +40,12 @@ class OptimizationOptions:
         "batches for one optimizer step; the ranks average their gradients after the last",
         minimum=1,
     )
+    logical_shards: int = flag(
+        0,
+        "compute each step as so many ranks would, and sum their gradients in one order: the same "
+        "to the bit whatever the number of ranks; 0: as many shards as ranks, summed as they come",
+        minimum=0,
+    )
     clip_grad_norm: float | None = flag(
         None, "scale gradients down to this norm, over all parameters", minimum=0
     )
