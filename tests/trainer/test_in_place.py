@@ -300,15 +300,17 @@ def test_a_pod_without_a_place_is_warm_and_can_be_stopped(tmp_path: Path) -> Non
         children = Path(f"/proc/{pod.process.pid}/task/{pod.process.pid}/children")
         until(lambda: bool(children.read_text()), "what forks ranks")
         [server] = map(int, children.read_text().split())
-        until(lambda: _sleeps(server) and _sleeps(pod.process.pid), "the imports")
+        until(lambda: pod.put(2, None)[1]["ended"], "the imports")
+        assert "libtorch" in Path(f"/proc/{server}/maps").read_text(), "it says that too early"
+        until(lambda: _sleeps(server) and _sleeps(pod.process.pid), "nothing more to do")
         assert pod.began() == []
-        assert pod.tell(2, 1)[0] == 200
-        began = pod.wait_for(2)
+        assert pod.tell(3, 1)[0] == 200
+        began = pod.wait_for(3)
         assert began["warm"]
         assert _parent(began["pid"]) == pod.process.pid
         assert server in map(int, children.read_text().split()), "another server"
-        assert pod.tell(3, None)[0] == 200
-        pod.wait_for_log("generation 3: waiting without a place")
+        assert pod.tell(4, None)[0] == 200
+        pod.wait_for_log("generation 4: waiting without a place")
         pod.process.send_signal(signal.SIGTERM)
         assert pod.wait() == 143
         assert pod.message == {"exitCode": 143}

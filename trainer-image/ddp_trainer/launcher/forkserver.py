@@ -32,6 +32,8 @@ from ddp_trainer.system.logs import end_process, flush_streams
 
 STARTED_SIGNAL = signal.SIGUSR1
 """What the launcher gets when it can read the process ID of a rank from the socket."""
+READY = -1
+"""In place of a rank: the server can fork ranks from now on."""
 _MESSAGE_BYTES = 65536
 PRELOADED = (
     "torch",
@@ -54,7 +56,10 @@ def send_request(
 
 
 def read_started(channel: socket.socket) -> list[tuple[int, int]]:
-    """(rank, process ID) of the ranks started since the last call; waits for none of them."""
+    """(rank, process ID) of the ranks started since the last call; waits for none of them.
+
+    `READY` and the server's own process ID come before all of them.
+    """
     started: list[tuple[int, int]] = []
     while True:
         try:
@@ -86,6 +91,7 @@ def fork_ranks(channel: socket.socket) -> bool:
     gc.collect()
     gc.freeze()
     flush_streams()  # or each rank would say what was said so far
+    _tell(channel, launcher, READY, os.getpid())
     while True:
         request, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
         if not request:
@@ -115,14 +121,18 @@ def _fork_rank(
             return True
         try:
             # Before the launcher can possibly see the rank die.
-            channel.send(json.dumps([request["rank"], rank]).encode())
-            os.kill(launcher, STARTED_SIGNAL)
+            _tell(channel, launcher, request["rank"], rank)
         except OSError:  # it has given up this server, and starts the rank from another one
             os.kill(rank, signal.SIGKILL)
         code = ExitCode.DONE
     except OSError:
         traceback.print_exc()
     os._exit(code)
+
+
+def _tell(channel: socket.socket, launcher: int, rank: object, pid: int) -> None:
+    channel.send(json.dumps([rank, pid]).encode())
+    os.kill(launcher, STARTED_SIGNAL)
 
 
 def _become_rank(

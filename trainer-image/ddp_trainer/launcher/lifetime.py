@@ -151,6 +151,7 @@ class Lifetime:
                 log_to_stdout("launcher")
                 what = "for the others" if place.node_rank is not None else "without a place"
                 _logger.info("generation %d: waiting %s", place.generation, what)
+            self._world.waits(is_warm=self._supervisor.is_warm)
             self._supervisor.idle(until=math.inf if held_until is None else held_until)
         return None
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ddp_trainer.launcher.forkserver import read_started, send_request
+from ddp_trainer.launcher.forkserver import READY, read_started, send_request
 from ddp_trainer.system.deathsignal import die_with_parent
 from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE
 
@@ -35,6 +35,9 @@ class Starter(Protocol):
         Raises:
             OSError: it cannot be done.
         """
+
+    def is_warm(self) -> bool:
+        """Whether that is done, as far as `started` has told."""
 
     def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
         """Begin to start a rank, with `variables` on top of what all ranks have.
@@ -63,6 +66,10 @@ class CommandStarter:
 
     def warm_up(self) -> None:
         """There is nothing to do."""
+
+    def is_warm(self) -> bool:
+        """It always is."""
+        return True
 
     def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
         """Start it at once."""
@@ -107,6 +114,7 @@ class ForkserverStarter:
         self._environment = environment
         self._server: int | None = None
         self._channel: socket.socket | None = None
+        self._is_warm = False
 
     def warm_up(self) -> None:
         """Start the server, which imports what ranks need."""
@@ -115,6 +123,10 @@ class ForkserverStarter:
             with theirs:
                 command = [*self._command, str(theirs.fileno()), *self._arguments]
                 self._server = _popen(command, self._environment, keep_fd=theirs.fileno())
+
+    def is_warm(self) -> bool:
+        """Whether the server has said that it is ready."""
+        return self._is_warm
 
     def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
         """Ask for it; `started` tells when it is there."""
@@ -126,7 +138,9 @@ class ForkserverStarter:
 
     def started(self) -> list[tuple[int, int]]:
         """Those that the server has started since the last call."""
-        return read_started(self._channel) if self._channel is not None else []
+        told = read_started(self._channel) if self._channel is not None else []
+        self._is_warm = self._is_warm or any(rank == READY for rank, _ in told)
+        return [(rank, pid) for rank, pid in told if rank != READY]
 
     def own_child_ended(self, pid: int) -> bool:
         """The server: another one takes its place when the next rank is to start."""
@@ -134,7 +148,7 @@ class ForkserverStarter:
             return False
         if self._channel is not None:
             self._channel.close()
-        self._server, self._channel = None, None
+        self._server, self._channel, self._is_warm = None, None, False
         return True
 
     def send_signal(self, number: signal.Signals) -> None:

@@ -142,6 +142,11 @@ class Supervisor:
         """
         self._starter.warm_up()
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether ranks would start at once."""
+        return self._starter.is_warm()
+
     def idle(self, *, until: float = math.inf) -> None:
         """Without any rank: wait for something to happen, for some seconds at most."""
         self._wait(until=until)

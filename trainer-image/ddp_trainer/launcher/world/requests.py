@@ -43,7 +43,7 @@ class WorldRequests:
             request.refuse(HTTPStatus.BAD_REQUEST, why)
             return
         code = HTTPStatus.OK if self._world.take(told) else HTTPStatus.CONFLICT
-        ended = self._world.have_ended(told.generation, wait_seconds=_ENDED_SECONDS)
+        ended = self._world.is_ready_for(told, wait_seconds=_ENDED_SECONDS)
         answer = {"generation": self._world.place.generation, "ended": ended}
         request.answer(code, json.dumps(answer), _JSON)
 

@@ -66,6 +66,7 @@ class World:
         self._waiting: deque[object] = deque(maxlen=_WAITING)
         self._asked_at: float | None = None
         self._ranks_of: int | None = None
+        self._is_warm = False
 
     @property
     def place(self) -> Place:
@@ -110,15 +111,25 @@ class World:
             self._ranks_of = generation
             self._changed.notify_all()
 
-    def have_ended(self, generation: int, *, wait_seconds: float) -> bool:
-        """Whether no ranks of an earlier generation run, at the latest after so long.
+    def waits(self, *, is_warm: bool) -> None:
+        """No rank is to run in this pod for now; `is_warm`: one would start at once."""
+        with self._changed:
+            self._is_warm = is_warm
+            self._changed.notify_all()
+
+    def is_ready_for(self, place: Place, *, wait_seconds: float) -> bool:
+        """Whether no ranks of an earlier generation run, and, where a pod is to wait without a
+        place, whether its ranks would start at once; at the latest after so long.
 
         Where they did, processes that start anew in other pods could take them for their peers.
         """
+
+        def is_done() -> bool:
+            ended = self._ranks_of is None or self._ranks_of >= place.generation
+            return ended and (place.node_rank is not None or self._is_warm)
+
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self._ranks_of is None or self._ranks_of >= generation, wait_seconds
-            )
+            return self._changed.wait_for(is_done, wait_seconds)
 
     def joined(self) -> None:
         """Ranks of this pod can form their group anew by themselves."""
