@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from ddp_operator.api.status import DDPJobStatus, Failure
@@ -11,6 +12,8 @@ from tests.chaos.journal import Deed
 from tests.chaos.record import PodRecord
 from tests.chaos.schedule import Kind
 
+HANDOVER_SECONDS: Final = 15.0
+"""What a new process gets, on a machine that many share, to start and to take the state over."""
 MAX_FAILURES: Final = 10
 """As many as a status remembers."""
 SIGKILL: Final = 9
@@ -34,6 +37,9 @@ class Account:
     deeds: Sequence[Deed]
     """All deeds, those done to others too."""
     record: PodRecord
+    elastic: bool = False
+    steps: Sequence[Sequence[int]] = ()
+    """By rank, of jobs that go on from memory: the steps that were begun, in order."""
 
     def complaints(self) -> list[str]:
         """Say what does not fit; nothing when all is well."""
@@ -43,6 +49,7 @@ class Account:
         yield from self._about_counters()
         yield from self._about_failures()
         yield from self._about_pods()
+        yield from self._about_steps()
 
     def _about_counters(self) -> Iterator[str]:
         status, killed, removed = self.status, self._pods_of(KILLS), self._pods_of(REMOVALS)
@@ -90,7 +97,7 @@ class Account:
         expected = {
             f"{self.name}-{self.status.attempt}-{slot}"
             + (f"-r{counts[str(slot)]}" if str(slot) in counts else "")
-            for slot in slots_of(self.status.world, self.replicas)
+            for slot in slots_of(self.status.world, self.replicas, elastic=self.elastic)
         }
         found = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in self.pods}
         if found != dict.fromkeys(expected, "Succeeded"):
@@ -100,6 +107,17 @@ class Account:
         for name in sorted(self._names):
             if len(self.record.uids[name]) != 1:
                 yield f"{name} was created more than once"
+
+    def _about_steps(self) -> Iterator[str]:
+        """Steps are redone only where nobody was left who had them: after a new attempt, or blows
+        so close to each other that nobody could take the state over in between.
+        """
+        at = [deed.seconds for deed in self._deeds]
+        close = sum(later - earlier < HANDOVER_SECONDS for earlier, later in pairwise(at))
+        for rank, steps in enumerate(self.steps):
+            back = [step for before, step in pairwise(steps) if step < before]
+            if len(back) > self.status.attempt + close:
+                yield f"rank {rank} went back {len(back)} times, to steps {back}"
 
     @property
     def _names(self) -> set[str]:

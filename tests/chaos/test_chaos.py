@@ -3,6 +3,7 @@
 All jobs finish, none fails, and their statuses account for every restart.
 """
 
+import json
 import os
 import random
 import time
@@ -20,7 +21,7 @@ from tests.chaos.journal import Journal
 from tests.chaos.record import PodRecord, recording
 from tests.chaos.schedule import TIMES, schedule
 from tests.e2e.environment import OPERATOR_NAMESPACE, Environment, operator_pods
-from tests.e2e.jobs import Job, accuracy, digits_job, dump
+from tests.e2e.jobs import Job, accuracy, digits_job, dump, last_words
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -40,6 +41,7 @@ class Shape:
     rank_restarts: int
     """How many processes of a pod its launcher starts again before it gives the pod up."""
     spares: int = 0
+    elastic: bool = False
 
 
 # Epochs such that each trains for three minutes and more when nothing happens to it, and so is
@@ -48,9 +50,11 @@ JOBS = (
     Shape(name="gang-3", scope="Gang", replicas=3, epochs=24, rank_restarts=3),
     Shape(name="in-place-2", scope="InPlace", replicas=2, epochs=16, rank_restarts=0),
     Shape(name="spares-2", scope="Pod", replicas=2, epochs=16, rank_restarts=0, spares=1),
-    Shape(name="pod-3", scope="Pod", replicas=3, epochs=24, rank_restarts=3),
+    Shape(name="elastic-3", scope="Pod", replicas=3, epochs=24, rank_restarts=3, elastic=True),
     Shape(name="pod-1", scope="Pod", replicas=1, epochs=8, rank_restarts=0),
 )
+SIZES = {"minReplicas": 1, "maxReplicas": 4, "shrinkAfterSeconds": 3, "growAfterSeconds": 5}
+STEP_LOG = "steps"
 STEP_SECONDS = 0.5
 """They wait more than they compute: twelve pods share two cores."""
 FINISH_SECONDS = 900.0
@@ -93,7 +97,12 @@ def test_all_jobs_come_through_a_bad_day(
         journal.note("calm from now on")
         _wait_until_all_succeed(jobs)
         _wait_until_nothing_is_terminating(jobs)
-        complaints = [text for shape in JOBS for text in _audit(namespace, shape, journal, record)]
+        complaints = [
+            text
+            for shape in JOBS
+            for text in _audit(victim.environment, namespace, shape, journal, record)
+        ]
+        complaints += _about_ends(namespace)
         complaints += [f"two pods of one rank at once: {double}" for double in record.doubles]
         assert not complaints, "\n".join(complaints)
         assert {deed.kind for deed in journal.deeds} == set(TIMES), "not everything was tried"
@@ -101,6 +110,7 @@ def test_all_jobs_come_through_a_bad_day(
 
 
 def _manifest(shape: Shape, claim: str) -> Manifest:
+    sizes: dict[str, Any] = {"elastic": SIZES} if shape.elastic else {}
     return digits_job(
         shape.name,
         f"--epochs={shape.epochs}",
@@ -108,8 +118,10 @@ def _manifest(shape: Shape, claim: str) -> Manifest:
         f"--max-restarts={shape.rank_restarts}",
         "--checkpoint-every-steps=10",
         "--log-every-steps=10",
+        f"--trace-samples=/checkpoints/{STEP_LOG}",
         replicas=shape.replicas,
         spares=shape.spares,
+        **sizes,
         checkpoint={"persistentVolumeClaim": claim},
         restart={
             "scope": shape.scope,
@@ -134,7 +146,29 @@ def _wait_until_nothing_is_terminating(jobs: list[Job]) -> None:
     wait_for(lambda: not terminating(), what="end of terminating pods", describe=terminating)
 
 
-def _audit(namespace: Kubectl, shape: Shape, journal: Journal, record: PodRecord) -> list[str]:
+def _about_ends(namespace: Kubectl) -> list[str]:
+    """Two ranks that train the same come to the same end, whatever was done to them."""
+    alike = [shape.name for shape in JOBS if shape.replicas == 2]
+    ends = {name: last_words(Job(namespace, name).status()) for name in alike}
+    differ = {(end["step"], end["loss"], end["accuracy"]) for end in ends.values()}
+    return [] if len(differ) == 1 else [f"these should have ended alike: {ends}"]
+
+
+def _steps(environment: Environment, namespace: Kubectl, shape: Shape) -> list[list[int]]:
+    """By rank, of a job that goes on from memory, the steps that were begun."""
+    if shape.scope != "Pod" or shape.replicas == 1:
+        return []
+    files = sorted(environment.volume_path(namespace, shape.name).glob(f"{STEP_LOG}.rank*"))
+    return [[json.loads(line)["step"] for line in each.open()] for each in files]
+
+
+def _audit(
+    environment: Environment,
+    namespace: Kubectl,
+    shape: Shape,
+    journal: Journal,
+    record: PodRecord,
+) -> list[str]:
     job = Job(namespace, shape.name)
     status = job.status()
     account = Account(
@@ -145,6 +179,8 @@ def _audit(namespace: Kubectl, shape: Shape, journal: Journal, record: PodRecord
         pods=job.pods(),
         deeds=journal.deeds,
         record=record,
+        elastic=shape.elastic,
+        steps=_steps(environment, namespace, shape),
     )
     journal.note(
         f"{shape.name}: {status.restarts} restarts, {status.disruptions} disruptions, "

@@ -144,3 +144,12 @@ def test_a_seed_gives_the_same_schedule_again() -> None:
     assert steps == schedule(Random(7))
     assert steps != schedule(Random(8))
     assert {kind: [step.kind for step in steps].count(kind) for kind in TIMES} == TIMES
+
+
+def test_a_step_that_is_redone_needs_a_reason() -> None:
+    found = replace(account(), steps=[[1, 2, 2, 3], [1, 2, 3]])
+    assert found.complaints() == [], "one that was under way is begun once more"
+    back = replace(found, steps=[[1, 2, 1, 3, 2, 4, 1, 5, 3]])
+    assert not any("went back" in text for text in replace(back, steps=[[1, 2, 1]]).complaints())
+    [complaint] = back.complaints()
+    assert "rank 0 went back 4 times, to steps [1, 2, 1, 3]" in complaint

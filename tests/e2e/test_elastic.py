@@ -1,0 +1,120 @@
+"""Groups that change their size while they train, and scripts that start anew with another one."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.e2e.environment import Environment
+from tests.e2e.jobs import SLOW_STEPS, Job, digits_job, force_delete, last_words
+from tests.e2e.kubectl import Kubectl, wait_for
+from tests.e2e.test_any_image import launched
+from tests.e2e.test_in_place import SCRIPT, begun, end
+
+STEP_LOG = "steps"
+AT_ONCE = {"minReplicas": 1, "shrinkAfterSeconds": 0, "growAfterSeconds": 1}
+"""No test waits for what a cluster may do of itself."""
+
+
+def has_size(job: Job, size: int, *, after: int) -> int:
+    """Wait for a group of so many pods, all of them at work, of a later generation than that; its
+    generation.
+    """
+
+    def whole() -> int | None:
+        status = job.status()
+        assert not status.finished, status.message
+        world = status.world
+        known = world is not None and world.size == size and world.generation > after
+        at_work = known and status.is_true("Running") and status.ready_replicas == size
+        return world.generation if world and at_work else None
+
+    return wait_for(whole, what=f"{job.name} to have {size} pods", describe=job.status)
+
+
+def test_a_training_shrinks_grows_and_loses_no_step(
+    environment: Environment, shared: Kubectl
+) -> None:
+    changing, fixed = "elastic", "elastic-undisturbed"
+    for name in (changing, fixed):
+        spec: dict[str, Any] = {"elastic": AT_ONCE} if name == changing else {}
+        shared.apply(
+            digits_job(
+                name,
+                *("--epochs=20", "--checkpoint-every-steps=10", "--log-every-steps=10"),
+                *SLOW_STEPS,
+                f"--trace-samples=/checkpoints/{STEP_LOG}",
+                checkpoint={"persistentVolumeClaim": environment.make_claim(shared, name)},
+                **spec,
+            )
+        )
+    job, twin = Job(shared, changing), Job(shared, fixed)
+    first, second = f"{changing}-0-0", f"{changing}-0-1"
+    generation = has_size(job, 2, after=0)
+    job.log_with(first, "saved checkpoint")
+
+    # That of rank 0 is told to end, and says so: the other one goes on first.
+    shared.run("delete", "pod", first, "--wait=false")
+    job.log_with(second, "going on from memory at step")
+    generation = has_size(job, 2, after=generation + 1)
+    assert "another pod was told to stop" not in job.log(second)
+    force_delete(job, second)
+    generation = has_size(job, 2, after=generation + 1)
+    shared.run("scale", "ddpjob", changing, "--replicas=3")
+    has_size(job, 3, after=generation)
+    status = job.wait_until("Succeeded")
+
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 2)
+    ends = [last_words(known) for known in (status, twin.wait_until("Succeeded"))]
+    assert ends[0]["totalSteps"] == ends[1]["totalSteps"]
+    assert ends[0]["loss"] == pytest.approx(ends[1]["loss"], rel=1e-3)
+    samples = [
+        _samples(environment, shared, name, ranks) for name, ranks in ((changing, 3), (fixed, 2))
+    ]
+    assert samples[0] == samples[1], "each step has those that two ranks would have had"
+    for pod in job.uids():
+        assert "resuming from checkpoint" not in job.log(pod)
+
+
+def _samples(
+    environment: Environment, kubectl: Kubectl, claim: str, ranks: int
+) -> dict[int, set[int]]:
+    """What each step was trained on, by all ranks; no rank ever went back by more than a step."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for rank in range(ranks):
+        log = environment.read_volume(kubectl, claim=claim, file=f"{STEP_LOG}.rank{rank}")
+        entries = [json.loads(line) for line in log.splitlines()]
+        steps = [entry["step"] for entry in entries]
+        assert all(later >= earlier for earlier, later in pairwise(steps)), steps
+        for entry in entries:
+            found[entry["step"]].update(entry["samples"])
+    assert sorted(found) == list(range(1, max(found) + 1))
+    return dict(found)
+
+
+def test_a_plain_script_starts_anew_with_as_many_as_there_are(shared: Kubectl) -> None:
+    name = "elastic-in-place"
+    manifest = launched(name, ["python3", "-c", SCRIPT])
+    manifest["spec"] |= {"restart": {"scope": "Auto"}, "elastic": AT_ONCE}
+    shared.apply(manifest)
+    job = Job(shared, name)
+    first, second = f"{name}-0-0", f"{name}-0-1"
+    begun(job, 1, first, second)
+
+    def listens() -> bool:
+        return job.status().bookkeeping.launcher == "InPlace"
+
+    wait_for(listens, what="the launcher's first answer", describe=job.status)
+    force_delete(job, first)
+    begun(job, 2, second)
+    begun(job, 3, second, f"{first}-r1")
+    for pod in (second, f"{first}-r1"):
+        end(job, pod, 3)
+    status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
+    assert status.world is not None
+    assert (status.world.size, status.world.members) == (2, "1,0")
