@@ -177,6 +177,8 @@ IMMUTABLE: tuple[tuple[str, Json, Json], ...] = (
         {"scheduling": {"topology": {"level": "host"}}},
     ),
     ("checkpoints", {}, {"checkpoint": {"hostPath": "/mnt"}}),
+    ("a group of any size", {}, {"elastic": {}}),
+    ("whose batch stays", {"elastic": {}}, {"elastic": {"batch": "perRank"}}),
 )
 """What shapes the pods: before, and a change of it."""
 
@@ -199,6 +201,14 @@ UPDATES = (
         "replicas with the resumption",
         {"replicas": 2, "suspend": True},
         {"replicas": 3, "suspend": False},
+    ),
+    Update("replicas of an elastic job", {"replicas": 2, "elastic": {}}, {"replicas": 3}),
+    Update("more at most", {"elastic": {"maxReplicas": 2}}, {"elastic": {"maxReplicas": 3}}),
+    Update(
+        "more replicas than at most",
+        {"replicas": 2, "elastic": {"maxReplicas": 2}},
+        {"replicas": 3},
+        "spec.elastic.maxReplicas: fewer than spec.replicas",
     ),
     Update("suspension", {}, {"suspend": True}),
     Update("resumption", {"suspend": True}, {"suspend": False}),
@@ -303,6 +313,7 @@ FULL_STATUS: Json = {
     "nodeFailures": {"node-1": 1},
     "excludedNodes": ["node-1"],
     "placement": "4 hosts, 2 sub-blocks, 1 block",
+    "selector": "ddp-operator.io/job-name=train",
     "world": {
         "generation": 3,
         "size": 2,
@@ -317,7 +328,9 @@ FULL_STATUS: Json = {
         "acceptedSpecHash": "0123456789abcdef",
         "launcher": "InPlace",
         "spares": [3],
+        "shortSince": _TIME,
         "sparesRenewed": 1,
+        "ordered": [0, 1],
         "noSpareBefore": "2026-01-01T00:00:00Z",
         "restartRequested": "now",
         "isolation": "Job",

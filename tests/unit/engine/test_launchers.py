@@ -89,14 +89,17 @@ class World:
         self.cluster.tell = self.engine.look_at
         self.engine.start()
 
-    async def run(self) -> None:
-        manifest = job(restart={"scope": "InPlace"})
+    async def run(self, *, without: str = "", **spec: Any) -> None:
+        """`without`: a pod that does not start."""
+        manifest = job(restart={"scope": "InPlace"}, **spec)
         manifest["metadata"]["creationTimestamp"] = datetime.now(UTC).isoformat()
         self.engine.job_changed(self.cluster.store_job(manifest))
         await self.until(lambda: len(self.cluster.pods) == 2)
         for number, name in enumerate(("train-0-0", "train-0-1"), start=1):
-            self.start(name, f"10.0.0.{number}")
-        await self.until(lambda: self.status.get("phase") == "Running")
+            if name != without:
+                self.start(name, f"10.0.0.{number}")
+        if not without:
+            await self.until(lambda: self.status.get("phase") == "Running")
 
     def start(self, name: str, ip: str) -> None:
         running = {"running": {"startedAt": datetime.now(UTC).isoformat()}}
@@ -185,6 +188,17 @@ async def test_a_new_pod_is_asked_at_once_however_long_the_one_before_was_silent
     assert any("no launcher answers" in event.message for event in world.cluster.events)
     world.start("train-1-0", "10.0.0.9")
     await world.until(lambda: world.launchers.asked == ["10.0.0.1:29501", "10.0.0.9:29501"])
+
+
+async def test_an_elastic_job_goes_on_without_rank_0_that_never_came(world: World) -> None:
+    world.launchers.say()
+    await world.run(without="train-0-0", elastic={"minReplicas": 1, "shrinkAfterSeconds": 0})
+    await world.until(lambda: world.generation == 2)
+    assert world.launchers.asked[0] == "10.0.0.2:29501"
+    assert world.status["world"]["members"] == "1"
+    told = ("10.0.0.2:29501", 2, True)
+    await world.until(lambda: told in [each[:3] for each in world.launchers.told])
+    await world.until(lambda: world.status["phase"] == "Running")
 
 
 async def test_nobody_is_asked_once_the_job_is_gone(world: World) -> None:
