@@ -23,9 +23,8 @@ _HINTS: Final = {
     "metadata": "the API server, or another controller, has to set it on the DDPJob anew",
 }
 _ELASTIC: Final = (
-    "the group changes under this project's launcher alone, which starts the script anew, or lets it "
-    "go on with nine lines of ddp_trainer: take torchrun out of the command and set spec.launcher: "
-    "inject"
+    "the group changes under this project's launcher alone, which starts the script anew each "
+    "time: take torchrun out of the command and set spec.launcher: inject"
 )
 _FIXED: Final = {
     "overrides": "pods that differ cannot take each other's places (spec.overrides)",

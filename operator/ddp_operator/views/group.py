@@ -31,10 +31,9 @@ def changes(job: DDPJob, pods: Pods) -> Iterator[tuple[datetime | None, str]]:
     if absent := elasticity.absentees(job, observed):
         fewer = f"the group goes on with {now - len(absent)} of {counted(now, 'pod')}"
         yield due, f"{fewer}, unless the others come (spec.elastic.shrinkAfterSeconds)"
-    elif joining := min(len(spares.ready(job, observed)), wanted_size(job.spec) - now):
-        if joining > 0:
-            who = "one more pod joins" if joining == 1 else f"{joining} more pods join"
-            yield due, f"{who} the group (spec.elastic.growAfterSeconds)"
+    elif (joining := min(len(spares.ready(job, observed)), wanted_size(job.spec) - now)) > 0:
+        who = "one more pod joins" if joining == 1 else f"{joining} more pods join"
+        yield due, f"{who} the group (spec.elastic.growAfterSeconds)"
 
 
 def powerless(seen: SeenJob) -> str:
