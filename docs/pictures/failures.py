@@ -6,6 +6,7 @@ each with where it is from.
 """
 
 import heapq
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,9 @@ class Way:
     """On nodes that stand by are pods whose processes have begun."""
     shrinks: bool = False
     """It goes on without the lost pod, and takes another one in when that is there."""
+    deals: bool = False
+    """Meanwhile the shares of all pods are dealt out over those that there are, whole ones: its
+    steps take as many times as long as the pod takes that has the most of them."""
     before_pods: float = 0.0
     """Seconds after the failure is known before any new pod can start."""
 
@@ -83,7 +87,8 @@ def ways(costs: Costs) -> tuple[Way, ...]:
     from_checkpoint = meet + costs.load
     return (
         Way("spares", from_memory=True, resume=from_memory, spares=True),
-        Way("elastic", from_memory=True, resume=from_memory, shrinks=True),
+        Way("elastic", from_memory=True, resume=from_memory, shrinks=True, deals=True),
+        Way("elastic, perRank", from_memory=True, resume=from_memory, shrinks=True),
         Way("Pod", from_memory=True, resume=from_memory),
         Way("InPlace", from_memory=False, resume=from_checkpoint),
         Way("torchrun", from_memory=False, resume=from_checkpoint, before_pods=costs.keep_alive),
@@ -121,11 +126,12 @@ class _Training:
 
     def train(self, now: float, *, breaks: bool) -> None:
         """Count what was done since it went on; of what breaks, only what is kept."""
-        if self.waiting or now <= self.resumes:
+        here = self.nodes - self.missing
+        if self.waiting or not here or now <= self.resumes:
             return
         saves, rest = divmod(now - self.resumes, self.costs.save_every + self.costs.save)
         unsaved = 0.0 if breaks and not self.way.from_memory else min(rest, self.costs.save_every)
-        speed = (self.nodes - self.missing) / self.nodes
+        speed = 1 / math.ceil(self.nodes / here) if self.way.deals else here / self.nodes
         self.done += speed * (saves * self.costs.save_every + unsaved)
 
     def fail(self, now: float) -> None:

@@ -45,7 +45,7 @@ def draw() -> str:
 
 
 def _drawn() -> str:
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(9, 3.7), layout="constrained")
     names = [way.name for way in ways(Costs())]
     titles = {0: "no node stands by", STAND_BY: f"{STAND_BY} nodes stand by"}
     panels = figure.subplots(1, len(titles), sharey=True)

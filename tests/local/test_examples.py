@@ -51,6 +51,20 @@ async def test_digits_loses_a_rank_and_finishes_all_the_same(tmp_path: Path) -> 
     assert "DDP_TOKEN" not in (tmp_path / RUN).read_text()
 
 
+async def test_an_elastic_job_grows_shrinks_and_takes_the_same_steps(tmp_path: Path) -> None:
+    file = EXAMPLES / "elastic-digits.yaml"
+    async with running(file, tmp_path, "--kill-rank", "1@step120") as command:
+        await command.read_until("3 pods train on, 2 did: one more is there")
+        assert await command.wait() == 0, command.output
+    assert "2 pods train on without node rank 1" in command.output
+    resumed = re.findall(r"group of 2 ranks .*\n.* going on from memory at step", command.output)
+    assert resumed, command.output
+    assert "resuming from checkpoint" not in command.output
+    trained = re.search(r"trained +240 of 240 steps on [23] pods, ([\d.]+)%", command.output)
+    assert trained, command.output
+    assert float(trained[1]) >= 97.0
+
+
 async def test_a_stopped_run_has_saved_and_goes_on_where_it_was(tmp_path: Path) -> None:
     async with running(EXAMPLES / "digits-gloo.yaml", tmp_path) as command:
         await command.read_until("step 30/276")

@@ -14,12 +14,21 @@ _PORT_NAME: Final = "pytorchjob-port"
 _MASTER, _WORKER = "Master", "Worker"
 _RENDEZVOUS: Final = "the operator tells torchrun where the group is; nothing is to be done"
 _HINTS: Final = {
-    "elasticPolicy": "pods stay as many as they are; failed and lost ones are replaced",
+    "elasticPolicy": "see whether spec.elastic, or the launcher's own flags, have it",
     **dict.fromkeys(("rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf"), _RENDEZVOUS),
     "standalone": _RENDEZVOUS,
+    "metrics": "make a HorizontalPodAutoscaler of the DDPJob's scale, which sets spec.replicas",
     "minResources": "a gang has what its pods ask for",
     "priorityClass": "set priorityClassName in spec.template.spec",
     "metadata": "the API server, or another controller, has to set it on the DDPJob anew",
+}
+_ELASTIC: Final = (
+    "the group changes under this project's launcher alone, which starts the script anew each "
+    "time: take torchrun out of the command and set spec.launcher: inject"
+)
+_FIXED: Final = {
+    "overrides": "pods that differ cannot take each other's places (spec.overrides)",
+    "scheduling": "queues and gangs count a fixed number of pods (spec.scheduling)",
 }
 _PERMANENT: Final = (range(1, 65), range(65, 128))
 """Exit codes that ExitCode takes for final; a rule has room for 64."""
@@ -61,6 +70,7 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
     job.queued(result, queue, notes)
     result["template"] = templates[-1]
     _override(templates, result)
+    _elastic(spec.at("elasticPolicy"), result, notes)
     notes.rest(source.rest(), _HINTS)
     return job.checked(meta, result)
 
@@ -182,6 +192,37 @@ def _gang(run: Source, template: dict[str, Any], result: dict[str, Any], notes: 
     elif queue or available is not None:
         field = policy.field("queue" if queue else "minAvailable")
         notes.dropped(field, "set spec.scheduling.gang to the gang scheduler, queueName to a queue")
+
+
+def _elastic(policy: Source, result: dict[str, Any], notes: Notes) -> None:
+    """Say between which sizes the group may change, where a DDPJob's may."""
+    names, replicas = ("minReplicas", "maxReplicas"), result["replicas"]
+    sizes = {name: size for name in names if (size := policy.integer(name, least=1)) is not None}
+    scaled = policy.has("metrics")
+    fixed = "overrides" if "overrides" in result else "scheduling" if _counts_pods(result) else ""
+    elastic: dict[str, int] = {}
+    for name, size in sizes.items():
+        field, least = policy.field(name), name == "minReplicas"
+        if size == replicas:
+            continue  # what it is without
+        if fixed:
+            notes.dropped(field, f"{_FIXED[fixed]}; leave that out to set spec.elastic.{name}")
+        elif (size > replicas) is least:
+            notes.dropped(field, f"{size} does not go with {replicas} pods; set spec.replicas, too")
+        elif not least and scaled:
+            notes.dropped(field, "bounds an autoscaler, which here has a bound of its own")
+        else:
+            elastic[name] = size
+            if not least:
+                notes.changed(field, f"{size}; so many pods are asked for at once, without metrics")
+    if elastic:
+        result["elastic"] = elastic
+        notes.changed(policy.field(next(iter(elastic))), _ELASTIC)
+
+
+def _counts_pods(result: dict[str, Any]) -> bool:
+    scheduling = result.get("scheduling") or {}
+    return "queueName" in scheduling or scheduling.get("gang", "none") != "none"
 
 
 def _override(templates: list[dict[str, Any]], result: dict[str, Any]) -> None:

@@ -50,6 +50,12 @@ class Options(TypedDict, total=False):
     checkpoint: str
     """`pvc/NAME` or `gs://BUCKET`."""
     max_restarts: int
+    min_replicas: int
+    """It trains on with so many while others are missing."""
+    max_replicas: int
+    """It takes in so many where they can be had."""
+    spares: int
+    """Pods that wait to take a lost one's place."""
     launcher: Launcher
 
 

@@ -61,6 +61,12 @@ class Wish:
     mounts: Sequence[Mount] = ()
     checkpoint: CheckpointPlace | None = None
     max_restarts: int | None = None
+    min_replicas: int | None = None
+    """It trains on with so many pods while others are missing."""
+    max_replicas: int | None = None
+    """It takes in so many where it can have them."""
+    spares: int = 0
+    """Pods that wait without a rank for a lost one's place."""
     scripts: Scripts | None = None
     launcher: Launcher = "auto"
     """Who starts a pod's processes: the launcher that the image has (`bundled`) or is given
@@ -101,6 +107,7 @@ def job(wish: Wish) -> Manifest:
         spec["launcher"] = "inject"
     if wish.max_restarts is not None:
         spec["restart"] = {"maxRestarts": wish.max_restarts}
+    spec |= _membership(wish)
     metadata = {"name": object_name(wish.name, "name")}
     if wish.namespace:
         metadata["namespace"] = wish.namespace
@@ -125,6 +132,11 @@ def parsed(manifest: Manifest) -> DDPJob:
         return DDPJob.parse({**manifest, "metadata": known | manifest["metadata"]})
     except InvalidJobError as error:
         raise WishError(str(error)) from None
+
+
+def least_and_most(wish: Wish) -> tuple[int, int]:
+    """With how many pods it trains, at least and at most."""
+    return wish.min_replicas or wish.replicas, wish.max_replicas or wish.replicas
 
 
 def ranks_per_pod(wish: Wish) -> int:
@@ -154,6 +166,26 @@ def commanded(wish: Wish) -> list[str]:
     if not command or command[0] not in _PYTHONS:
         raise WishError("launcher torchrun: the command must be Python's, such as python train.py")
     return _under_torchrun(command)
+
+
+def _membership(wish: Wish) -> dict[str, Any]:
+    """Fields of the spec that say which pods may be in the group.
+
+    Raises:
+        WishError: nobody in the pods could tell their processes of it.
+    """
+    sizes = {"minReplicas": wish.min_replicas, "maxReplicas": wish.max_replicas}
+    elastic = {name: size for name, size in sizes.items() if size is not None}
+    asked = {"elastic": elastic, "spares": wish.spares}
+    found = {name: value for name, value in asked.items() if value}
+    # What an image, or a command that says so, runs by itself may well be the launcher.
+    if found and (wish.launcher == "torchrun" or (wish.launcher == "auto" and commanded(wish))):
+        what = "another size" if elastic else "spares"
+        raise WishError(
+            f"{what}: goes with ddp_trainer's launcher alone; set launcher to inject, or to "
+            "bundled where the image has it"
+        )
+    return found
 
 
 def _under_torchrun(command: Sequence[str]) -> list[str]:

@@ -74,7 +74,7 @@ def scale(seen: SeenJob, replicas: int) -> Change:
     name = clean(seen.name)
     if replicas == seen.replicas:
         raise RefusedError(f"{name} has {counted(replicas, 'replica')} already")
-    if seen.elastic:
+    if seen.elastic and not seen.suspend:
         says = [
             f"scales {name} from {seen.replicas} to {counted(replicas, 'pod')} while it runs: pods "
             "that are too many leave, and others join when they are ready"

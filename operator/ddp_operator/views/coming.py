@@ -11,6 +11,7 @@ from ddp_operator.job.planning.cleanup import expiry
 from ddp_operator.job.planning.decisions import active_deadline
 from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.pods.observed import observe
+from ddp_operator.views import group
 from ddp_operator.views.pods import Pods
 
 
@@ -32,6 +33,7 @@ def _known(job: DDPJob, pods: Pods, now: datetime) -> Iterator[tuple[datetime | 
     yield unstartable_due(job), "it fails, unless its pods can start"
     half = timeout_due(job, observe(job, list(pods.current.values())))
     yield half, "it gives its nodes back, unless all pods have one (spec.schedulingTimeoutSeconds)"
+    yield from group.changes(job, pods)
     yield _hang_due(job, now), "it counts as hung, unless its step moves"
 
 

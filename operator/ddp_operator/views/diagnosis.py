@@ -9,7 +9,7 @@ from ddp_operator.api.status import Failure
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, clean_lines, duration, folded
 from ddp_operator.job.failure import records
-from ddp_operator.views import advice
+from ddp_operator.views import advice, group
 from ddp_operator.views.pods import Pods, waits
 from ddp_operator.views.screen import in_words
 
@@ -121,8 +121,13 @@ def _running(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
             "its trainer reports no progress, so that neither speed nor hangs can be seen"
         )
     if unwell:
-        found.evidence.append(f"{len(unwell)} of {seen.replicas} pods are not ready")
+        found.evidence.append(f"{len(unwell)} of {len(pods.states)} pods are not ready")
+    if size := group.size(seen, now):
+        found.evidence.append(f"its group: {size}")
+    if unwell or pods.wanted:
         found.evidence += waits(pods)
+    if remark := group.powerless(seen):
+        found.remedies.append(remark)
     found.evidence += _past(seen, now)
     return found
 

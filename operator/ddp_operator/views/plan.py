@@ -5,7 +5,7 @@ from typing import Final
 
 from ddp_operator.client.text import clean, counted, facts, folded
 from ddp_operator.submit import Wish, ranks_per_pod
-from ddp_operator.submit.job import commanded
+from ddp_operator.submit.job import commanded, least_and_most
 
 _LONGEST: Final = 400
 
@@ -18,6 +18,13 @@ def plan(wish: Wish, namespace: str, *, width: int) -> list[str]:
     if wish.gpus:
         what += f" each: {pods * wish.gpus.count} GPUs {clean(wish.gpus.type)} in all"
         pairs.append(("nodes", "spot: they may go at any time" if wish.spot else "standard"))
+    least, most = least_and_most(wish)
+    if least < wish.replicas:
+        pairs.append(("least", f"goes on with {counted(least, 'pod')} while others are missing"))
+    if most > wish.replicas:
+        pairs.append(("most", f"takes in up to {counted(most, 'pod')} where there are nodes"))
+    if wish.spares:
+        pairs.append(("spares", f"{counted(wish.spares, 'pod')} more, for a lost one's place"))
     if wish.queue:
         pairs.append(("queue", f"{clean(wish.queue)}: starts when it has quota for all pods"))
     if wish.scripts:

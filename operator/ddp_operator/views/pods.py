@@ -7,6 +7,7 @@ from typing import Final
 
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, counted
+from ddp_operator.job.membership.world import wanted_size
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import PodState
 
@@ -36,14 +37,16 @@ class Pods:
     """Pods of before that are still there."""
     names: frozenset[str] = frozenset()
     """Of all pods that are there, whose logs can be read."""
-    spares: Sequence[str] = ()
-    """Of those without a rank, each in the same words."""
+    outside: Sequence[PodState] = ()
+    """Those without a place in the group, by the numbers in their names."""
+    wanted: int = 0
+    """As many of them as an elastic job's group would take in; all others are spares."""
 
     @classmethod
     def of(cls, seen: SeenJob, pods: Iterable[PodState]) -> "Pods":
         """Sort out whatever bears the job's label: the newest of each index counts."""
         current: dict[int, PodState] = {}
-        spares: dict[int, PodState] = {}
+        outside: dict[int, PodState] = {}
         own = [pod for pod in pods if pod.owner_uid == seen.uid]
         for pod in sorted(own, key=lambda pod: pod.identity.replacement):
             identity = pod.identity
@@ -53,7 +56,7 @@ class Pods:
                 placed = seen.placed(pod)
                 current[placed.identity.index] = placed
             elif seen.elastic or identity.slot < seen.replicas + seen.spares:
-                spares[identity.slot] = pod
+                outside[identity.slot] = pod
         size = len(seen.slots)
         done = completion.read(seen.status.completed_indexes, below=size)
         states = [
@@ -64,9 +67,10 @@ class Pods:
         return cls(
             current=current,
             states=states,
-            old=len(own) - len(current) - len(spares),
+            old=len(own) - len(current) - len(outside),
             names=names,
-            spares=[_state(spares[slot]) for slot in sorted(spares)],
+            outside=[outside[slot] for slot in sorted(outside)],
+            wanted=max(wanted_size(seen.job.spec) - size, 0) if seen.job else 0,
         )
 
     @property
@@ -88,23 +92,28 @@ def rows(pods: Pods) -> list[str]:
     counts = Counter(pods.states)
     legend = [f"{counts[word]} {word} ({mark})" for word, mark in _MARKS.items() if counts[word]]
     old = [f"{counted(pods.old, 'pod')} of before still there"] if pods.old else []
-    legend_line = ", ".join([*legend, *_spares(pods), *old])
+    legend_line = ", ".join([*legend, *_outside(pods), *old])
     return [f"{lines[0]}  {legend_line}"] if len(lines) == 1 else [*lines, legend_line]
 
 
-def _spares(pods: Pods) -> list[str]:
-    if not pods.spares:
+def _outside(pods: Pods) -> list[str]:
+    count = len(pods.outside)
+    if not count:
         return []
-    counts = Counter(pods.spares)
-    words = ", ".join(f"{count} {word}" for word, count in counts.items())
-    return [f"{counted(len(pods.spares), 'spare')} ({words})"]
+    counts = Counter(map(_state, pods.outside))
+    words = ", ".join(f"{each} {word}" for word, each in counts.items())
+    if not pods.wanted:
+        what = counted(count, "spare")
+    else:
+        what = f"{count} to join" if count <= pods.wanted else f"{count} to join or as spares"
+    return [f"{what} ({words})"]
 
 
 def waits(pods: Pods, most: int = 3) -> list[str]:
     """What pods wait for, in the words of scheduler and kubelet, those of most pods first."""
     found: Counter[tuple[str, str]] = Counter()
     names: dict[tuple[str, str], str] = {}
-    for pod in pods.current.values():
+    for pod in (*pods.current.values(), *(pods.outside if pods.wanted else ())):
         if pod.waiting and not (pod.failed or pod.succeeded or pod.deleting):
             kind = (clean(pod.waiting, 64), clean(pod.waiting_message))
             found[kind] += 1

@@ -10,7 +10,7 @@ from ddp_operator.client.text import clean, counted, duration, facts, number
 from ddp_operator.job.failure import records
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.status import goodput
-from ddp_operator.views import pace
+from ddp_operator.views import group, pace
 from ddp_operator.views.advice import operator_missing
 from ddp_operator.views.coming import coming
 from ddp_operator.views.pods import Pods, rows, waits
@@ -43,7 +43,7 @@ def screen(
                 *_state(seen, now),
                 *_progress(seen, now),
                 *([("loss", losses)] if losses else []),
-                *_ranks(seen, pods),
+                *_ranks(seen, pods, now),
                 *_waits(seen, pods, now, place),
                 *_next(seen, pods, now),
                 *_attempts(seen),
@@ -99,7 +99,7 @@ def _progress(seen: SeenJob, now: datetime) -> Iterator[Fact]:
         yield "", f"rank {progress.slowest_rank} holds the others up"
 
 
-def _ranks(seen: SeenJob, pods: Pods) -> Iterator[Fact]:
+def _ranks(seen: SeenJob, pods: Pods, now: datetime) -> Iterator[Fact]:
     if not pods.current and (seen.suspend or seen.status.finished):
         yield "pods", "none"
         return
@@ -110,6 +110,8 @@ def _ranks(seen: SeenJob, pods: Pods) -> Iterator[Fact]:
         yield ("" if number_ else "pods" if processes else "ranks"), line
     if processes:
         yield "", processes
+    if size := group.size(seen, now):
+        yield "group", size
 
 
 def _waits(seen: SeenJob, pods: Pods, now: datetime, place: str) -> Iterator[Fact]:

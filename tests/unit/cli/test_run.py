@@ -60,6 +60,17 @@ async def test_the_plan_is_told_before_anything_is_made(ddp: Ddp, server: FakeAp
     assert server.requests == []
 
 
+async def test_the_plan_says_between_which_sizes(ddp: Ddp) -> None:
+    sizes = ("--replicas", "4", "--min-replicas", "1", "--max-replicas", "6", "--spares", "2")
+    result = await ddp(*SHORT, *sizes, "--launcher", "inject", "--", "python", "train.py")
+    said = " ".join(result.stderr.split())
+    assert "least goes on with 1 pod while others are missing" in said
+    assert "most takes in up to 6 pods where there are nodes" in said
+    assert "spares 2 pods more, for a lost one's place" in said
+    plain = await ddp(*SHORT, "--replicas", "4", "--", "python", "train.py")
+    assert "goes on with" not in plain.stderr
+
+
 async def test_whoever_says_no_gets_nothing(
     ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,8 @@
 from typing import Any
 
+import pytest
+from ddp_operator.convert import Conversion
+
 from tests.unit.convert.examples import PYTORCHJOB, convert, convert_object, fields, load, spec_of
 
 
@@ -59,16 +62,52 @@ def test_equal_master_and_workers_are_equal_pods() -> None:
     assert "overrides" not in spec
 
 
+def elastic(**policy: object) -> Conversion:
+    return convert_object(job(pytorchReplicaSpecs={"Worker": replica(2)}, elasticPolicy=policy))
+
+
 def test_workers_alone_as_elastic_jobs_have_them() -> None:
-    found = convert_object(
-        job(
-            pytorchReplicaSpecs={"Worker": replica(2)},
-            elasticPolicy={"minReplicas": 1, "maxReplicas": 3, "maxRestarts": 7},
-        )
-    )
+    found = elastic(minReplicas=1, maxReplicas=3, maxRestarts=7, rdzvBackend="c10d")
     assert spec_of(found)["replicas"] == 2
     assert spec_of(found)["restart"] == {"maxRestarts": 7}
-    assert {"spec.elasticPolicy.minReplicas", "spec.elasticPolicy.maxReplicas"} <= fields(found)
+    assert spec_of(found)["elastic"] == {"minReplicas": 1, "maxReplicas": 3}
+    told = " ".join(map(str, found.notes))
+    assert "changed: spec.elasticPolicy.maxReplicas: 3; so many pods are asked for at once" in told
+    assert "changed: spec.elasticPolicy.minReplicas: the group changes under this project's" in told
+    assert "not carried over: spec.elasticPolicy.rdzvBackend" in told
+
+
+def test_the_bound_of_an_autoscaler_is_no_wish_for_pods() -> None:
+    found = elastic(minReplicas=1, maxReplicas=3, metrics=[{"type": "Resource"}])
+    assert spec_of(found)["elastic"] == {"minReplicas": 1}
+    assert any("HorizontalPodAutoscaler" in note.text for note in found.notes)
+
+
+@pytest.mark.parametrize("policy", [{"minReplicas": 3}, {"maxReplicas": 1}])
+def test_sizes_that_contradict_the_replicas_are_left_out(policy: dict[str, int]) -> None:
+    found = elastic(**policy)
+    assert "elastic" not in spec_of(found)
+    assert {f"spec.elasticPolicy.{name}" for name in policy} <= fields(found)
+
+
+def test_sizes_that_are_the_replicas_need_no_word() -> None:
+    found = elastic(minReplicas=2, maxReplicas=2)
+    assert "elastic" not in spec_of(found)
+    assert not any("elasticPolicy" in field for field in fields(found))
+
+
+def test_no_size_changes_where_pods_differ_or_are_counted() -> None:
+    specs = {"Master": replica(env=[{"name": "A", "value": "b"}]), "Worker": replica(2)}
+    queued = {"name": "digits", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
+    for document, field in (
+        (job(pytorchReplicaSpecs=specs), "spec.overrides"),
+        (job(pytorchReplicaSpecs={"Worker": replica(2)}) | {"metadata": queued}, "spec.scheduling"),
+    ):
+        spec: Any = document["spec"]
+        spec["elasticPolicy"] = {"minReplicas": 1}
+        found = convert_object(document)
+        assert "elastic" not in spec_of(found)
+        assert any(field in note.text for note in found.notes)
 
 
 def test_never_forgives_no_failure() -> None:

@@ -2,10 +2,12 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.world import World
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 from ddp_operator.local.run.display import PlainDisplay
 from ddp_operator.local.run.kills import KillRequest
@@ -115,6 +117,19 @@ def test_a_success_is_told_with_what_rank_0_reported(story: Story, tmp_path: Pat
     assert lines["restarts"] == "1 of 3 allowed, 0 disruptions"
     assert lines["checkpoints"] == str(tmp_path / "volumes" / "claim")
     assert "why" not in lines
+
+
+def test_pods_are_known_by_their_places_whatever_they_are_called(tmp_path: Path) -> None:
+    elastic = Story(read_job_file(EXAMPLES / "elastic-digits.yaml").job)
+    elastic.pods_changed([pod(index) for index in range(3)])
+    assert [elastic.speaker(each) for each in elastic.pods] == ["rank 0", "rank 1", "pod 2"]
+    world = World(generation=2, size=3, members="1-2,0")
+    status = elastic.job.status.model_copy(update={"world": world})
+    elastic.job_changed(replace(elastic.job, status=status))
+    assert [elastic.speaker(each) for each in elastic.pods] == ["rank 2", "rank 0", "rank 1"]
+    assert elastic.newest_pod(0) == pod(1)
+    elastic.pods_changed([pod(0, message='{"step": 1}'), pod(1, message='{"step": 8}'), pod(2)])
+    assert told(elastic, tmp_path)[1]["trained"] == "8 steps on 3 pods"
 
 
 def test_a_rank_that_takes_over_from_memory_is_not_said_to_read_a_checkpoint(

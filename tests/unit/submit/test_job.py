@@ -112,6 +112,31 @@ def test_the_launcher_is_put_into_any_image() -> None:
     assert "launcher" not in job(replace(WISH, launcher="none"))["spec"]
 
 
+def test_which_pods_may_be_in_the_group() -> None:
+    wish = replace(WISH, replicas=4, launcher="inject")
+    spec = job(replace(wish, min_replicas=2, max_replicas=6, spares=1))["spec"]
+    assert (spec["elastic"], spec["spares"]) == ({"minReplicas": 2, "maxReplicas": 6}, 1)
+    spec = job(replace(wish, max_replicas=6))["spec"]
+    assert (spec["elastic"], "spares" in spec) == ({"maxReplicas": 6}, False)
+    assert "elastic" not in job(wish)["spec"]
+    of_the_image = replace(wish, command=(), launcher="auto")
+    assert job(replace(of_the_image, spares=1))["spec"]["spares"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"launcher": "auto", "min_replicas": 1}, "another size: goes with ddp_trainer's launcher"),
+        ({"launcher": "torchrun", "spares": 1}, "spares: goes with ddp_trainer's launcher alone"),
+        ({"queue": "team", "min_replicas": 1}, r"spec\.elastic: queues and gangs count"),
+        ({"min_replicas": 5}, r"spec\.elastic\.minReplicas: more than spec\.replicas"),
+    ],
+)
+def test_a_group_that_cannot_change(changes: Any, said: str) -> None:
+    with pytest.raises(WishError, match=said):
+        job(replace(WISH, **{"replicas": 4, "launcher": "inject", **changes}))
+
+
 def test_files_are_called_as_pods_call_them() -> None:
     scripts = Scripts({"code/train.py": b"import model\n", "model.py": b"\xff\xfe"})
     wish = replace(WISH, scripts=scripts, command=("python", "./model.py", "code/train.py", "x"))

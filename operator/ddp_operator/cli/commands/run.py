@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.cli import output
 from ddp_operator.cli.app import connection_options, on_cluster, width
 from ddp_operator.cli.commands.act import ask
@@ -35,6 +35,22 @@ _INTERRUPTED = 130
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.option("--image", help="The image; with --local it means nothing.")
 @click.option("--replicas", type=click.IntRange(1, MAX_REPLICAS), default=1, show_default=True)
+@click.option(
+    "--min-replicas",
+    type=click.IntRange(1, MAX_REPLICAS),
+    help="Train on with so many pods while others are missing.",
+)
+@click.option(
+    "--max-replicas",
+    type=click.IntRange(1, MAX_REPLICAS),
+    help="Take in so many pods where they can be had.",
+)
+@click.option(
+    "--spares",
+    type=click.IntRange(0, MAX_SPARES),
+    default=0,
+    help="Pods that wait to take a lost one's place.",
+)
 @click.option("--gpus", metavar="TYPE:COUNT", help="GPUs of each pod, such as h100:8 or l4.")
 @click.option("--spot", is_flag=True, help="On nodes that cost less and may go at any time.")
 @click.option("--cpu", metavar="QUANTITY", help="Processors that each pod asks for, such as 4.")
@@ -130,6 +146,9 @@ def _wish(name: str, given: dict[str, Any]) -> Wish:
         mounts=[Mount.parse(text) for text in given["mount"]],
         checkpoint=CheckpointPlace.parse(checkpoint) if checkpoint else None,
         max_restarts=given["max_restarts"],
+        min_replicas=given["min_replicas"],
+        max_replicas=given["max_replicas"],
+        spares=given["spares"],
         scripts=Scripts(read, token=secrets.token_hex(2)) if read else None,
         launcher=given["launcher"],
     )

@@ -45,9 +45,20 @@ def begin(job: DDPJob) -> Plan | None:
     return Plan(job.status.model_copy(update={"world": world}), decided=True)
 
 
+def absentees(job: DDPJob, pods: Observed) -> Sequence[int]:
+    """The node ranks whose pods have not begun to run; what has ended is decided elsewhere."""
+    begun = {
+        node_rank
+        for node_rank, pod in pods.current.items()
+        if pod.started or pod.succeeded or pod.failed or pod.disrupted
+    }
+    here = begun.union(pods.completed)
+    return [node_rank for node_rank in range(len(members(job))) if node_rank not in here]
+
+
 def short_since(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
     """Since when pods of an elastic job's group are not there; None where all are, or have been."""
-    if not job.spec.elastic or not _absent(job, pods):
+    if not job.spec.elastic or not absentees(job, pods):
         return None
     return job.status.bookkeeping.short_since or now
 
@@ -71,7 +82,7 @@ def resize(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | N
         return None
     if any(pod.failed or pod.disrupted for pod in pods.current.values()):
         return None  # whose cause is awaited
-    absent = _absent(job, pods)
+    absent = absentees(job, pods)
     if absent:
         return _shrink(job, absent, now)
     if len(members(job)) > wanted_size(job.spec):
@@ -83,7 +94,7 @@ def next_change(job: DDPJob, pods: Observed) -> datetime | None:
     """When the group may change by itself; None where nothing is to be awaited."""
     if not job.spec.elastic or not _may_change(job, pods):
         return None
-    if absent := _absent(job, pods):
+    if absent := absentees(job, pods):
         return _shrink_due(job, absent)
     return _grow_due(job) if _room(job) and pods.spares else None
 
@@ -104,17 +115,6 @@ def _may_change(job: DDPJob, pods: Observed) -> bool:
     if pods.completed or any(pod.succeeded for pod in pods.current.values()):
         return False
     return scope_of(job) != "Gang" and bool(job.status.bookkeeping.launcher)
-
-
-def _absent(job: DDPJob, pods: Observed) -> Sequence[int]:
-    """The node ranks whose pods have not begun to run; what has ended is decided elsewhere."""
-    begun = {
-        node_rank
-        for node_rank, pod in pods.current.items()
-        if pod.started or pod.succeeded or pod.failed or pod.disrupted
-    }
-    here = begun.union(pods.completed)
-    return [node_rank for node_rank in range(len(members(job))) if node_rank not in here]
 
 
 def _announces(pod: PodState | None) -> bool:
@@ -175,7 +175,8 @@ def _grow(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | No
     status = begun_anew(
         job, job.status, now, grace_seconds=RESTART_GRACE_SECONDS, joined_by=joining
     )
-    message = f"{before + len(joining)} pods train on, {before} did: {len(joining)} more are there"
+    more = "one more is there" if len(joining) == 1 else f"{len(joining)} more are there"
+    message = f"{before + len(joining)} pods train on, {before} did: {more}"
     return _resized(status, GROUP_GROWN, message, now)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership.world import members, node_ranks
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, PodState
 from ddp_operator.local.run.kills import KillRequest
@@ -96,23 +97,25 @@ class Story:
     def last_words(self) -> dict[str, Any]:
         """Node rank 0's termination message, where it is a JSON object; else nothing."""
         try:
-            said = json.loads(self._last_words.get(0, ""))
+            said = json.loads(self._last_words.get(members(self.job)[0], ""))
         except ValueError:
             return {}
         return said if isinstance(said, dict) else {}
 
     def speaker(self, pod: PodState) -> str:
-        """How a pod is called in front of its log lines."""
-        index = pod.identity.index
-        return f"rank {index}" if self._one_process_each else f"pod {index}"
+        """How a pod is called in front of its log lines: by its place, if it has one."""
+        slot = pod.identity.slot
+        index = node_ranks(self.job).get(slot)
+        return f"pod {slot}" if index is None or not self._one_process_each else f"rank {index}"
 
     def pod(self, key: Key) -> PodState | None:
         """One of the pods, by name."""
         return next((pod for pod in self.pods if pod.key == key), None)
 
     def newest_pod(self, index: int) -> PodState | None:
-        """The pod of a replica index, of the latest attempt and replacement."""
-        mine = [pod for pod in self.pods if pod.identity.index == index]
+        """The pod that has a place in the group, of the latest attempt and replacement."""
+        slots = members(self.job)[index : index + 1]
+        mine = [pod for pod in self.pods if pod.identity.slot in slots]
         return max(
             mine, key=lambda pod: (pod.identity.attempt, pod.identity.replacement), default=None
         )
@@ -130,7 +133,7 @@ class Story:
         self.pods = pods
         for pod in pods:
             if pod.exit and pod.exit.message:
-                self._last_words[pod.identity.index] = pod.exit.message
+                self._last_words[pod.identity.slot] = pod.exit.message
         self._tell()
 
     def logged(self, line: str) -> None:

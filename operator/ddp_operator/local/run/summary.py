@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods import ranks
 from ddp_operator.local.run.display import Line
 from ddp_operator.local.run.kills import KillRequest
@@ -42,7 +43,7 @@ def _trained(story: Story) -> list[Line]:
         return []
     total = said.get("totalSteps", progress.total_steps if progress else None)
     text = f"{step} of {total} steps" if total is not None else f"{step} steps"
-    text += f" on {story.job.spec.replicas} pods"
+    text += f" on {len(members(story.job))} pods"
     if isinstance(said.get("accuracy"), float):
         text += f", {said['accuracy']:.1%} test accuracy"
     if isinstance(said.get("loss"), float):

@@ -1,0 +1,49 @@
+"""The size of an elastic job's group: what it is, what is wanted, and what comes next of it."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.client.text import counted, duration
+from ddp_operator.job.membership.world import least_size, members, wanted_size
+from ddp_operator.job.planning import elasticity, spares
+from ddp_operator.job.pods.observed import observe
+from ddp_operator.views.pods import Pods
+
+
+def size(seen: SeenJob, now: datetime) -> str:
+    """How many pods train, and since when; empty of a job whose size is always the same."""
+    job = seen.job
+    if job is None or not job.spec.elastic:
+        return ""
+    said = counted(len(seen.slots), "pod")
+    changed = job.status.world and job.status.world.changed_at
+    if changed and not job.status.finished:
+        said += f" for {duration((now - changed).total_seconds())}"
+    return f"{said}; {wanted_size(job.spec)} wanted, {least_size(job.spec)} enough"
+
+
+def changes(job: DDPJob, pods: Pods) -> Iterator[tuple[datetime | None, str]]:
+    """When the group becomes another one by itself, and which."""
+    observed = observe(job, [*pods.current.values(), *pods.outside])
+    due, now = elasticity.next_change(job, observed), len(members(job))
+    if absent := elasticity.absentees(job, observed):
+        fewer = f"the group goes on with {now - len(absent)} of {counted(now, 'pod')}"
+        yield due, f"{fewer}, unless the others come (spec.elastic.shrinkAfterSeconds)"
+    elif (joining := min(len(spares.ready(job, observed)), wanted_size(job.spec) - now)) > 0:
+        who = "one more pod joins" if joining == 1 else f"{joining} more pods join"
+        yield due, f"{who} the group (spec.elastic.growAfterSeconds)"
+
+
+def powerless(seen: SeenJob) -> str:
+    """Why an elastic job's group never changes; empty where it may."""
+    job = seen.job
+    if job is None or not job.spec.elastic or not seen.status.is_true("Running"):
+        return ""
+    if seen.status.bookkeeping.launcher:
+        return ""
+    return (
+        "spec.elastic does nothing here: no launcher has answered in its pods; spec.launcher: "
+        "inject puts one there"
+    )

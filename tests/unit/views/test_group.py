@@ -1,0 +1,109 @@
+"""What is shown of an elastic job's group."""
+
+from typing import Any
+
+import pytest
+from ddp_operator.client.seen import SeenJob
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.views import changes
+from ddp_operator.views.coming import coming
+from ddp_operator.views.diagnosis import diagnose
+from ddp_operator.views.pods import Pods, rows
+from ddp_operator.views.screen import screen
+
+from tests.good_manifests import Json
+from tests.unit.cli.jobs import at, training
+from tests.unit.job import builders
+from tests.unit.job.builders import later
+
+NOW = later(1200)
+ELASTIC: Json = {"minReplicas": 2, "maxReplicas": 6}
+
+
+def elastic(members: str, size: int, *, launcher: str = "Pod", **spec: Any) -> Json:
+    """A job of four pods, or as many as spec says, whose group has changed a minute ago."""
+    world = {"generation": 3, "size": size, "members": members, "changedAt": at(1140)}
+    manifest = training(world=world, bookkeeping={"launcher": launcher, "shortSince": at(1190)})
+    manifest["spec"] |= {"replicas": 4, "elastic": ELASTIC, **spec}
+    return manifest
+
+
+def parsed(manifest: Json) -> Any:
+    job = SeenJob.read(manifest).job
+    assert job is not None
+    return job
+
+
+def trains(manifest: Json, slot: int) -> PodState:
+    state: Json = {"started": later(1100), "address": f"10.0.0.{slot}:29501"}
+    return builders.ready(parsed(manifest), slot, **state)
+
+
+def shown(manifest: Json, *pods: PodState) -> list[str]:
+    seen = SeenJob.read(manifest)
+    return screen(seen, Pods.of(seen, pods), NOW)
+
+
+def next_of(manifest: Json, *pods: PodState) -> list[str]:
+    seen = SeenJob.read(manifest)
+    return coming(seen, Pods.of(seen, pods), NOW)
+
+
+def test_a_group_that_is_smaller_than_wanted() -> None:
+    job = elastic("0,2-3", 3)
+    waiting: Json = {"waiting": "Unschedulable", "waiting_message": "0/3 nodes are available"}
+    outside = [trains(job, 1), builders.pod(parsed(job), 4, **waiting)]
+    lines = shown(job, *(trains(job, slot) for slot in (0, 2, 3)), *outside)
+    assert "ranks       RRR  3 ready (R), 2 to join (1 ready, 1 waiting)" in lines
+    assert "group       3 pods for 1m; 6 wanted, 2 enough" in lines
+    assert "waits for   pod digits-0-4: Unschedulable: 0/3 nodes are available" in lines
+    assert "next        in 1m one more pod joins the group (spec.elastic.growAfterSeconds)" in lines
+
+
+def test_those_that_wait_for_nodes_are_not_about_to_join() -> None:
+    job = elastic("0-3", 4)
+    pods = [trains(job, slot) for slot in range(4)]
+    assert next_of(job, *pods, builders.pod(parsed(job), 4)) == []
+    assert "2 more pods join" in next_of(job, *pods, trains(job, 4), trains(job, 5))[0]
+
+
+def test_a_pod_that_does_not_come_is_gone_without() -> None:
+    job = elastic("0-3", 4)
+    [line] = next_of(job, *(trains(job, slot) for slot in range(3)), builders.pod(parsed(job), 3))
+    assert line == (
+        "in 20s the group goes on with 3 of 4 pods, unless the others come "
+        "(spec.elastic.shrinkAfterSeconds)"
+    )
+    assert next_of(job, trains(job, 0)) == [], "with fewer than enough it waits"
+
+
+@pytest.mark.parametrize(
+    ("spares", "said"),
+    [(0, "1 to join (1 ready)"), (2, "3 to join or as spares (3 ready)")],
+)
+def test_who_waits_outside_may_be_both(spares: int, said: str) -> None:
+    job = elastic("0-3", 4, spares=spares, elastic={"maxReplicas": 5})
+    outside = range(4, 5 + spares)
+    seen = SeenJob.read(job)
+    assert said in rows(Pods.of(seen, [trains(job, slot) for slot in outside]))[-1]
+    full = SeenJob.read(elastic("0-4", 5, spares=1, elastic={"maxReplicas": 5}))
+    assert "1 spare (1 ready)" in rows(Pods.of(full, [trains(job, 5)]))[-1]
+
+
+def test_why_says_how_large_it_is_and_where_it_cannot_change() -> None:
+    def told(manifest: Json) -> str:
+        seen = SeenJob.read(manifest)
+        pods = Pods.of(seen, [trains(manifest, slot) for slot in range(3)])
+        return " ".join(str(diagnose(seen, pods, NOW)).split())
+
+    assert "its group: 3 pods for 1m; 6 wanted, 2 enough" in told(elastic("0-2", 3))
+    assert "what to do" not in told(elastic("0-2", 3))
+    assert "spec.elastic does nothing here: no launcher" in told(elastic("0-2", 3, launcher=""))
+    assert "its group" not in told(training())
+
+
+def test_scaling_says_what_becomes_of_the_pods() -> None:
+    [said] = changes.scale(SeenJob.read(elastic("0-3", 4)), 3).says
+    assert said.startswith("scales digits from 4 to 3 pods while it runs")
+    stopped = changes.scale(SeenJob.read(elastic("0-3", 4, suspend=True)), 3)
+    assert "kubectl ddp resume digits creates them" in stopped.says
