@@ -65,7 +65,7 @@ class SimulatedTrainers:
         return bool(address and token)
 
     async def tell_world(
-        self, address: str, document: Mapping[str, Any], *, token: str
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> tuple[int, bool] | None:
         await asyncio.sleep(_ANSWER_SECONDS)
         self._launchers.judge_telling(address)

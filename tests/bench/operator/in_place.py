@@ -7,7 +7,9 @@ operator's requests to each. The ranks are shells that note when they began and 
 is measured are the operator and the launchers, all of which share the machine's cores here; in a
 cluster each launcher has cores of its own, and each new process imports torch.
 
-A launcher notices a killed rank by the kernel's signal: the kill is where the clock starts.
+The clock starts with the kill, which a launcher hears of by the kernel's signal. The other ranks
+end at once when they are told to; or they take some time for that, as those do that have GPUs; or
+all are killed in the same moment, as a lost peer fails those that wait for it.
 """
 
 from __future__ import annotations
@@ -38,41 +40,57 @@ SIZES = (50, 200, 500)
 _DEADLINE_SECONDS = 600.0
 """For 500 launchers to be up on a machine that does other things too."""
 _KEY = Key("default", "train")
-_RANK = 'echo $$ > "$0/$DDP_GENERATION.$RANK"; exec sleep 1000000'
-"""Says that it has begun, by a file; its process stays the same one."""
+_LINGER_SECONDS = 2
+_RANK = """
+trap 'if read seconds < "$0/linger"; then sleep $seconds; fi; exit' TERM
+echo $$ > "$0/$DDP_GENERATION.$RANK"
+sleep 1000000 & wait
+"""
+"""Says that it has begun, by a file; when it is told to end, it takes as long as another file says,
+if there is one.
+"""
+ONE, SLOW, ALL = (
+    "a rank is killed, the others end at once",
+    f"a rank is killed, the others take {_LINGER_SECONDS} s to end",
+    "all ranks are killed",
+)
 
 
 def measure(settings: Settings) -> Outcome:
     """Kill a rank of jobs of several sizes, one job after another."""
-    found = {}
+    found: dict[str, dict[int, list[Restart]]] = {what: {} for what in (ONE, SLOW, ALL)}
     for pods in SIZES:
         folder = settings.scratch / str(pods)
         folder.mkdir()
         try:
-            found[pods] = asyncio.run(_restarts(pods, settings.repeat, folder))
+            for what, restarts in asyncio.run(_restarts(pods, settings.repeat, folder)).items():
+                found[what][pods] = restarts
         except AssertionError as error:
             raise BenchmarkError(f"{pods} launchers: {error}") from error
     outcome = table(found)
     lines = [
         "launchers    processes of this machine; a rank of each: a shell that sleeps",
         "operator     its engine in one process; a cluster in memory",
-        f"repetitions  {settings.repeat}; shown: median (min-max), s since a rank was killed",
+        f"repetitions  {settings.repeat}, in turns; shown: median (min-max), s since the kill",
+        "requests     to a launcher, on average; CPU: the operator's, s",
         "",
         outcome.text,
     ]
     return Outcome("\n".join(lines), outcome.data)
 
 
-async def _restarts(pods: int, repeat: int, folder: Path) -> list[Restart]:
+async def _restarts(pods: int, repeat: int, folder: Path) -> dict[str, list[Restart]]:
     job = _Job(pods, folder)
     with job.running():
         say(f"{pods} launchers: starting")
         await job.start()
         try:
-            found = []
+            found: dict[str, list[Restart]] = {what: [] for what in (ONE, SLOW, ALL)}
             for number in range(repeat):
-                found.append(await job.restart())
-                say(f"{pods} launchers, {number + 1} of {repeat}: {found[-1].begun:.2f} s")
+                for what, restarts in found.items():
+                    restarts.append(await job.restart(what))
+                    took = f"{restarts[-1].begun:.2f} s"
+                    say(f"{pods} launchers, {number + 1} of {repeat}, {what}: {took}")
             return found
         finally:
             await job.engine.stop()
@@ -89,10 +107,10 @@ class _Watched(HttpTrainers):
         """Generation, whether it was to start, whether all was ended, and when."""
 
     async def tell_world(
-        self, address: str, document: Mapping[str, Any], *, token: str
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> tuple[int, bool] | None:
         """Tell it, and note the answer."""
-        said = await super().tell_world(address, document, token=token)
+        said = await super().tell_world(address, document, wait_seconds=wait_seconds, token=token)
         _, ended = said or (0, False)
         self.answers.append((document["generation"], document["start"], ended, time.time()))
         return said
@@ -112,7 +130,8 @@ class _Watched(HttpTrainers):
 
     def last(self, generation: int, *, start: bool) -> float:
         """When the last launcher had said so."""
-        return max(at for told, may, ended, at in self.answers if (told, may, ended) == (generation, start, True))
+        asked = (generation, start, True)
+        return max(at for *answer, at in self.answers if tuple(answer) == asked)
 
 
 class _Job:
@@ -146,12 +165,19 @@ class _Job:
         await self._until(self._runs, "the job runs")
         await self._until(lambda: bool(self._status["bookkeeping"].get("launcher")), "an answer")
 
-    async def restart(self) -> Restart:
-        """Kill a rank."""
-        victim = self._file(self._generation, self._pods // 2)
+    async def restart(self, what: str) -> Restart:
+        """Kill a rank, or all."""
+        killed = range(self._pods) if what == ALL else [self._pods // 2]
+        victims = [int(self._file(self._generation, rank).read_text()) for rank in killed]
+        linger = self._folder / "linger"
+        if what == SLOW:
+            linger.write_text(f"{_LINGER_SECONDS}\n")
+        else:
+            linger.unlink(missing_ok=True)
         self._trainers.answers.clear()
         cpu, killed_at = time.process_time(), time.time()
-        os.kill(int(victim.read_text()), signal.SIGKILL)
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
         self._generation += 1
         await self._until(self._runs, f"generation {self._generation} runs")
         cpu = time.process_time() - cpu

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from statistics import median
+from typing import Final
 
 from tests.bench.benchmark import Outcome, spread
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """One restart of all ranks; seconds since the one rank was killed."""
+    """One restart of all ranks; seconds since the first one was killed."""
 
     heard: float
     """The operator knows of it."""
@@ -28,37 +30,36 @@ class Restart:
     """Seconds of CPU time that the operator took."""
 
 
-_COLUMNS: Mapping[str, tuple[str, int]] = {
-    "heard": ("heard", 2),
-    "recorded": ("on record", 2),
-    "ended": ("all ended", 2),
-    "told": ("all told", 2),
-    "begun": ("all begun", 2),
-}
+_PARTS: Final = {"heard": "heard", "recorded": "on record", "ended": "all ended"}
+"""In the order in which they come."""
 
 
-def table(found: Mapping[int, Sequence[Restart]]) -> Outcome:
-    """By the number of launchers; in lines of at most 80 characters."""
-    titles = "".join(f"{title:>10}" for title, _ in _COLUMNS.values())
-    lines = [f"{'launchers':10}{titles}{'operator CPU':>18}"]
-    for pods, restarts in found.items():
-        columns = [
-            spread([getattr(restart, name) for restart in restarts], digits)
-            for name, (_, digits) in _COLUMNS.items()
-        ]
-        medians = "".join(f"{column.split()[0]:>10}" for column in columns)
-        cpu = spread([restart.cpu for restart in restarts], 2)
-        lines.append(f"{pods:<10}{medians}{cpu:>18}")
-    lines += ["", f"{'launchers':10}{'all begun, s':>26}{'requests a launcher':>26}"]
-    for pods, restarts in found.items():
-        begun = spread([restart.begun for restart in restarts], 2)
-        tellings = spread([restart.tellings / pods for restart in restarts], 2)
-        lines.append(f"{pods:<10}{begun:>26}{tellings:>26}")
+def table(found: Mapping[str, Mapping[int, Sequence[Restart]]]) -> Outcome:
+    """By what happens to the ranks, and the number of launchers; in lines of at most 80
+    characters.
+    """
+    parts = "".join(f"{title:>10}" for title in _PARTS.values())
+    lines = [f"{'launchers':12}{parts}{'all begun':>20}{'requests':>10}{'CPU':>8}"]
+    for what, by_size in found.items():
+        lines.append(what)
+        for pods, restarts in by_size.items():
+            medians = "".join(f"{_median(restarts, name):10.2f}" for name in _PARTS)
+            begun = spread([restart.begun for restart in restarts], 2)
+            requests = f"{_median(restarts, 'tellings') / pods:10.2f}"
+            cpu = f"{_median(restarts, 'cpu'):8.2f}"
+            lines.append(f"{pods:>10}  {medians}{begun:>20}{requests}{cpu}")
     data = {
-        str(pods): {
-            field.name: [getattr(restart, field.name) for restart in restarts]
-            for field in fields(Restart)
+        what: {
+            str(pods): {
+                field.name: [getattr(restart, field.name) for restart in restarts]
+                for field in fields(Restart)
+            }
+            for pods, restarts in by_size.items()
         }
-        for pods, restarts in found.items()
+        for what, by_size in found.items()
     }
     return Outcome("\n".join(lines), data)
+
+
+def _median(restarts: Sequence[Restart], name: str) -> float:
+    return float(median(getattr(restart, name) for restart in restarts))

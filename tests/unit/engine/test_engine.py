@@ -262,7 +262,7 @@ class AskedTrainers:
         return False
 
     async def tell_world(
-        self, address: str, document: Mapping[str, Any], *, token: str
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> tuple[int, bool] | None:
         raise AssertionError((address, document, token))
 

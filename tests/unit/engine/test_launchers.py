@@ -53,7 +53,7 @@ class FakeLaunchers:
         raise AssertionError((address, token))
 
     async def tell_world(
-        self, address: str, document: Mapping[str, Any], *, token: str
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> tuple[int, bool] | None:
         generation: int = document["generation"]
         if address in self.deaf:
