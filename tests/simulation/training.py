@@ -71,7 +71,7 @@ class SimulatedTrainers:
         self._launchers.judge_telling(address)
         self._launchers.late.append({"address": address, "document": document})
         pod = self._launchers.at(address)
-        if pod is None or not token:
+        if pod is None or not (token and wait_seconds):
             return None
         said = self._launchers.take(pod, document)
         await asyncio.sleep(_ANSWER_SECONDS)

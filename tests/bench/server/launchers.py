@@ -1,5 +1,5 @@
-"""A cluster in memory whose pods are launchers: processes of this machine, each with an address of
-its own on loopback.
+"""A cluster in memory, of one job, whose pods are launchers: processes of this machine, each with
+an address of its own on loopback.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class LauncherCluster(FakeCluster):
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def pods_of(self, job: Key) -> list[PodState]:
-        """Those that run, and all do."""
-        return list(self._states.values())
+        """Of the one job that there is."""
+        return list(self._states.values()) if job in self.jobs else []
 
     async def create_pod(self, manifest: Manifest) -> None:
         """Start its launcher."""
