@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 512
 """Launchers told at the same time, of all jobs. Most of that they wait for processes to end, which
-must not keep the news from others; of each, 40 kB are needed here."""
+must not keep the news from others; each takes some 20 kB here."""
 _ENDED_SECONDS: Final = 5
 """How long a launcher that is told may wait for processes of before to end: more than those take
 that do not save, and short enough for others to have their turn."""
