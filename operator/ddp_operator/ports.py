@@ -228,10 +228,11 @@ class Trainers(Protocol):
         """
 
     async def tell_world(
-        self, address: str, document: Mapping[str, Any], *, token: str
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> tuple[int, bool] | None:
         """PUT /world, with the job's token: the generation of its job's group that the launcher
-        knows now, and whether no process of an earlier one runs; None where it has not taken note.
+        knows now, and whether no process of an earlier one runs, for which the answer waits, but
+        not longer than that; None where it has not taken note.
         """
 
     async def hear_world(

@@ -23,8 +23,8 @@ _RECEIVE_BYTES: Final = 8 * 1024
 of `100 Continue` over and over, parsing a quarter of a megabyte takes a good part of a second."""
 _CONNECTIONS: Final = 64
 _WAITING: Final = 4096
-"""Answers that are waited for at a time, one for each job that has something to tell; a process may
-have some more files open as a rule."""
+"""Answers that are waited for at a time, one for each job that has something to tell, and those of
+launchers that are told something; a process may have some more files open as a rule."""
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
 
 
@@ -41,12 +41,15 @@ class HttpTrainers:
         return await self._get(address, "/status", seconds=self._timeout_seconds)
 
     async def tell_world(
-        self, address: str, document: Mapping[str, Any], *, token: str
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> tuple[int, bool] | None:
         """See `ports.Trainers`."""
-        url, body = f"http://{address}/world", orjson.dumps(document)
+        url, body = f"http://{address}/world?wait={wait_seconds}", orjson.dumps(document)
+        seconds = wait_seconds + self._timeout_seconds
         try:
-            async with self._request("PUT", url, headers=_bearer(token), data=body) as response:
+            async with self._request(
+                "PUT", url, headers=_bearer(token), data=body, seconds=seconds, waits=True
+            ) as response:
                 if response.status not in (200, 409):
                     return None
                 answer = orjson.loads(await _content(response))

@@ -65,13 +65,13 @@ class SimulatedTrainers:
         return bool(address and token)
 
     async def tell_world(
-        self, address: str, document: Mapping[str, Any], *, token: str
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> tuple[int, bool] | None:
         await asyncio.sleep(_ANSWER_SECONDS)
         self._launchers.judge_telling(address)
         self._launchers.late.append({"address": address, "document": document})
         pod = self._launchers.at(address)
-        if pod is None or not token:
+        if pod is None or not (token and wait_seconds):
             return None
         said = self._launchers.take(pod, document)
         await asyncio.sleep(_ANSWER_SECONDS)

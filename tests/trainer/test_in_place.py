@@ -156,6 +156,18 @@ def test_a_pod_says_when_nothing_of_an_earlier_generation_runs(tmp_path: Path) -
         assert [line["generation"] for line in pod.began()] == [1]
 
 
+def test_the_answer_waits_for_ranks_to_end_as_long_as_it_is_asked_to(tmp_path: Path) -> None:
+    with world_job(tmp_path, prelude="import signal; signal.signal(15, signal.SIG_IGN)") as job:
+        pod = job.start(0)
+        before = pod.wait_for(1)["pid"]
+        status, why = pod.put(2, 0, query="?wait=26")
+        assert (status, why) == (400, "wait: a whole number from 0 to 25\n")
+        # They are killed after twice the time that it waits unasked.
+        ended = pod.put(2, 0, query="?wait=25", start=False, graceSeconds=2)
+        assert ended == (200, {"generation": 2, "ended": True})
+        assert not is_alive(before)
+
+
 def test_the_ranks_of_a_pod_that_comes_to_others_wait(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(1, variables={"DDP_HELD": "1"})

@@ -60,7 +60,13 @@ class WorldPod:
         return status, answer["generation"] if isinstance(answer, dict) else answer
 
     def put(
-        self, generation: int, node_rank: int | None, *, token: str = TOKEN, **more: Any
+        self,
+        generation: int,
+        node_rank: int | None,
+        *,
+        token: str = TOKEN,
+        query: str = "",
+        **more: Any,
     ) -> tuple[int, Any]:
         """PUT /world; the status and the whole answer."""
         place = {
@@ -75,7 +81,7 @@ class WorldPod:
             "graceSeconds": 60,
             **more,
         }
-        return self.request("PUT", "/world", json.dumps(place), token=token)
+        return self.request("PUT", f"/world{query}", json.dumps(place), token=token)
 
     def news(self, *, after: int = 0, wait: int = 0) -> Any:
         """GET /world."""

@@ -220,11 +220,13 @@ async def test_a_launcher_says_what_it_knows_of_the_group(
     async with TrainerServer() as server:
         server.world = status, content
         document = {"generation": 5, "start": True}
-        assert await trainers.tell_world(server.address, document, token=TOKEN) == knows
-        assert server.asked == ["PUT /world"]
+        told = trainers.tell_world(server.address, document, wait_seconds=5, token=TOKEN)
+        assert await told == knows
+        assert server.asked == ["PUT /world?wait=5"]
         assert server.tokens == [f"Bearer {TOKEN}"]
         assert [json.loads(sent) for sent in server.documents] == [document]
-    assert await trainers.tell_world(server.address, document, token=TOKEN) is None
+    told = trainers.tell_world(server.address, document, wait_seconds=5, token=TOKEN)
+    assert await told is None
 
 
 async def test_a_launcher_is_listened_to(trainers: HttpTrainers) -> None:

@@ -31,8 +31,12 @@ from ddp_operator.ports import Cluster, Key, Trainers
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 64
-"""Launchers told at the same time."""
+_AT_ONCE: Final = 512
+"""Launchers told at the same time, of all jobs. Most of that they wait for processes to end, which
+must not keep the news from others; each takes some 20 kB here."""
+_ENDED_SECONDS: Final = 5
+"""How long a launcher that is told may wait for processes of before to end: more than those take
+that do not save, and short enough for others to have their turn."""
 _SWEEP_SECONDS: Final = 60.0
 """How often to look for jobs that have gone without a word."""
 _SWEPT_AT_ONCE: Final = 100
@@ -178,14 +182,18 @@ class Launchers:
         token = self._access.token_of(known.uid)
         try:
             async with self._slots:
+                told_at = self._clock()
                 said = await self._trainers.tell_world(
-                    telling.address, telling.document, token=token
+                    telling.address,
+                    telling.document,
+                    wait_seconds=_ENDED_SECONDS,
+                    token=token,
                 )
         finally:
             known.under_way.discard((telling.pod, telling.generation, telling.start))
         knows, ended = said or (0, False)
         if knows < telling.generation or not ended:
-            known.unreached_since.setdefault(telling.pod, self._clock())
+            known.unreached_since.setdefault(telling.pod, told_at)
             return  # the plan looks again
         known.unreached_since.pop(telling.pod, None)
         told = (telling.generation, telling.start)

@@ -262,9 +262,9 @@ class AskedTrainers:
         return False
 
     async def tell_world(
-        self, address: str, document: Mapping[str, Any], *, token: str
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> tuple[int, bool] | None:
-        raise AssertionError((address, document, token))
+        raise AssertionError((address, document, wait_seconds, token))
 
     async def hear_world(
         self, address: str, *, after: int, wait_seconds: int, token: str

@@ -7,9 +7,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from ddp_operator.api.job import DDPJob
 from ddp_operator.engine import launchers
 from ddp_operator.engine.engine import Engine
-from ddp_operator.job.membership.launchers import InvalidAnswerError, parse, pause_seconds
+from ddp_operator.engine.jobs import JobCache
+from ddp_operator.engine.launchers import Launchers
+from ddp_operator.job.membership.launchers import (
+    InvalidAnswerError,
+    Telling,
+    parse,
+    pause_seconds,
+)
 from ddp_operator.ports import Key
 
 from tests.unit.engine.fakes import ACCESS, FakeCluster
@@ -53,8 +61,9 @@ class FakeLaunchers:
         raise AssertionError((address, token))
 
     async def tell_world(
-        self, address: str, document: Mapping[str, Any], *, token: str
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> tuple[int, bool] | None:
+        assert wait_seconds == 5
         generation: int = document["generation"]
         if address in self.deaf:
             return None
@@ -175,6 +184,37 @@ async def test_nothing_starts_before_all_of_before_has_ended(world: World) -> No
     world.launchers.lingering.clear()
     await world.until(lambda: world.status["phase"] == "Running")
     assert world.generation == 1
+
+
+async def test_launchers_whose_processes_take_time_keep_the_news_from_nobody() -> None:
+    waiting: set[str] = set()
+    may_answer = asyncio.Event()
+
+    class Slow(FakeLaunchers):
+        async def tell_world(
+            self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
+        ) -> tuple[int, bool] | None:
+            waiting.add(address)
+            await may_answer.wait()
+            return await super().tell_world(
+                address, document, wait_seconds=wait_seconds, token=token
+            )
+
+    told = Launchers(
+        FakeCluster(),
+        JobCache(),
+        Slow(),
+        access=ACCESS,
+        clock=lambda: datetime.now(UTC),
+        on_news=lambda _: None,
+    )
+    of = DDPJob.parse(job())
+    document = {"generation": 1, "start": False}
+    all_of_them = {f"pod-{number}": f"10.0.{number}.1:29501" for number in range(500)}
+    told.tell(of, [Telling(pod, at, 1, False, document) for pod, at in all_of_them.items()])
+    await eventually(lambda: waiting == {*all_of_them.values()}, describe=lambda: len(waiting))
+    may_answer.set()
+    await eventually(lambda: told.of(of).told == dict.fromkeys(all_of_them, (1, False)))
 
 
 async def test_a_new_pod_is_asked_at_once_however_long_the_one_before_was_silent(

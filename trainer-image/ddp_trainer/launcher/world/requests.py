@@ -16,9 +16,9 @@ from ddp_trainer.membership.place import Place
 from ddp_trainer.telemetry.wire import to_json
 
 _JSON = "application/json"
-_ENDED_SECONDS = 1.0
-"""How long the answer to a change of the group waits for the ranks of before to end: most do at
-once, and who asks has two seconds."""
+_ENDED_SECONDS = 1
+"""How long the answer to a change of the group waits for the ranks of before to end, where who asks
+does not say: an operator that does not gives up after two seconds."""
 
 
 class WorldRequests:
@@ -30,7 +30,14 @@ class WorldRequests:
         self._placing = placing
 
     def put_place(self, request: BoundedHandler) -> None:
-        """PUT /world: the place of this pod."""
+        """PUT /world: the place of this pod; the answer perhaps not at once."""
+        try:
+            asked = _query(request)
+            most, otherwise = LONGEST_WAIT_SECONDS, _ENDED_SECONDS
+            wait = _number(asked, "wait", most=most, otherwise=otherwise)
+        except ValueError as error:
+            request.refuse(HTTPStatus.BAD_REQUEST, str(error))
+            return
         content = request.content(most=place.MAX_BYTES)
         if content is None:
             return
@@ -43,14 +50,14 @@ class WorldRequests:
             request.refuse(HTTPStatus.BAD_REQUEST, why)
             return
         code = HTTPStatus.OK if self._world.take(told) else HTTPStatus.CONFLICT
-        ended = self._world.is_ready_for(told, wait_seconds=_ENDED_SECONDS)
+        ended = self._world.is_ready_for(told, wait_seconds=wait)
         answer = {"generation": self._world.place.generation, "ended": ended}
         request.answer(code, json.dumps(answer), _JSON)
 
     def get_news(self, request: BoundedHandler) -> None:
         """GET /world: who has failed, and how ranks get over it; perhaps not at once."""
         try:
-            asked = parse_qs(request.path.partition("?")[2], max_num_fields=4)
+            asked = _query(request)
             after = _number(asked, "after")
             wait = _number(asked, "wait", most=LONGEST_WAIT_SECONDS)
         except ValueError as error:
@@ -76,8 +83,14 @@ class WorldRequests:
             request.answer(HTTPStatus.CONFLICT, to_json(refusal), _JSON)
 
 
-def _number(asked: dict[str, list[str]], name: str, *, most: int = 2**63) -> int:
-    text = asked.get(name, ["0"])[-1]
+def _query(request: BoundedHandler) -> dict[str, list[str]]:
+    return parse_qs(request.path.partition("?")[2], max_num_fields=4)
+
+
+def _number(
+    asked: dict[str, list[str]], name: str, *, most: int = 2**63, otherwise: int = 0
+) -> int:
+    text = asked.get(name, [str(otherwise)])[-1]
     if not text.isdecimal() or int(text) > most:
         raise ValueError(f"{name}: a whole number from 0 to {most}")
     return int(text)

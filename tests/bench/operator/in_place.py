@@ -1,0 +1,247 @@
+"""From a killed rank to all new processes of a restart in place, of up to 500 launchers.
+
+No Kubernetes: the operator's engine works on a cluster in memory whose pods are launchers,
+processes of this machine, each with an address of its own. All that passes between them is real:
+the failed launcher's report to that of node rank 0, from which the operator hears of it, and the
+operator's requests to each. The ranks are shells that note when they began and sleep, so that what
+is measured are the operator and the launchers, all of which share the machine's cores here; in a
+cluster each launcher has cores of its own, and each new process imports torch.
+
+The clock starts with the kill, which a launcher hears of by the kernel's signal. The other ranks
+end at once when they are told to; or they take some time for that, as those do that have GPUs; or
+all are killed in the same moment, as a lost peer fails those that wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from ddp_operator.engine.engine import Engine
+from ddp_operator.ports import Key, Manifest
+from ddp_operator.trainers import HttpTrainers
+
+from tests.bench.benchmark import BenchmarkError, Outcome, Settings
+from tests.bench.reports.in_place import Restart, table
+from tests.bench.server.control_plane import say
+from tests.bench.server.launchers import LauncherCluster
+from tests.ports import free_port
+from tests.unit.engine.fakes import ACCESS
+from tests.waiting import eventually
+
+SIZES = (50, 200, 500)
+_DEADLINE_SECONDS = 600.0
+"""For 500 launchers to be up on a machine that does other things too."""
+_KEY = Key("default", "train")
+_LINGER_SECONDS = 2
+_RANK = """
+trap 'if read seconds < "$0/linger"; then sleep $seconds; fi; exit' TERM
+echo $$ > "$0/$DDP_GENERATION.$RANK"
+sleep 1000000 & wait
+"""
+"""Says that it has begun, by a file; when it is told to end, it takes as long as another file says,
+if there is one.
+"""
+ONE, SLOW, ALL = (
+    "a rank is killed, the others end at once",
+    f"a rank is killed, the others take {_LINGER_SECONDS} s to end",
+    "all ranks are killed",
+)
+
+
+def measure(settings: Settings) -> Outcome:
+    """Kill a rank of jobs of several sizes, one job after another."""
+    found: dict[str, dict[int, list[Restart]]] = {what: {} for what in (ONE, SLOW, ALL)}
+    for pods in SIZES:
+        folder = settings.scratch / str(pods)
+        folder.mkdir()
+        try:
+            for what, restarts in asyncio.run(_restarts(pods, settings.repeat, folder)).items():
+                found[what][pods] = restarts
+        except AssertionError as error:
+            raise BenchmarkError(f"{pods} launchers: {error}") from error
+    outcome = table(found)
+    lines = [
+        "launchers    processes of this machine; a rank of each: a shell that sleeps",
+        "operator     its engine in one process; a cluster in memory",
+        f"repetitions  {settings.repeat}, in turns; shown: median (min-max), s since the kill",
+        "requests     to a launcher, on average; CPU: the operator's, s",
+        "",
+        outcome.text,
+    ]
+    return Outcome("\n".join(lines), outcome.data)
+
+
+async def _restarts(pods: int, repeat: int, folder: Path) -> dict[str, list[Restart]]:
+    job = _Job(pods, folder)
+    with job.running():
+        say(f"{pods} launchers: starting")
+        await job.start()
+        try:
+            found: dict[str, list[Restart]] = {what: [] for what in (ONE, SLOW, ALL)}
+            for number in range(repeat):
+                for what, restarts in found.items():
+                    restarts.append(await job.restart(what))
+                    took = f"{restarts[-1].begun:.2f} s"
+                    say(f"{pods} launchers, {number + 1} of {repeat}, {what}: {took}")
+            return found
+        finally:
+            await job.engine.stop()
+
+
+class _Watched(HttpTrainers):
+    """Notes when what was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard_at: dict[int, float] = {}
+        """By generation: when the operator first knew of a failure in it."""
+        self.answers: list[tuple[int, bool, bool, float]] = []
+        """Generation, whether it was to start, whether all was ended, and when."""
+
+    async def tell_world(
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
+    ) -> tuple[int, bool] | None:
+        """Tell it, and note the answer."""
+        said = await super().tell_world(address, document, wait_seconds=wait_seconds, token=token)
+        _, ended = said or (0, False)
+        self.answers.append((document["generation"], document["start"], ended, time.time()))
+        return said
+
+    async def hear_world(
+        self, address: str, *, after: int, wait_seconds: int, token: str
+    ) -> bytes | str:
+        """Hear it, and note when it tells of a failure."""
+        said = await super().hear_world(
+            address, after=after, wait_seconds=wait_seconds, token=token
+        )
+        if isinstance(said, bytes):
+            news = orjson.loads(said)
+            if news["failures"]:
+                self.heard_at.setdefault(news["generation"], time.time())
+        return said
+
+    def last(self, generation: int, *, start: bool) -> float:
+        """When the last launcher had said so."""
+        asked = (generation, start, True)
+        return max(at for *answer, at in self.answers if tuple(answer) == asked)
+
+
+class _Job:
+    """The job, its launchers and its operator."""
+
+    def __init__(self, pods: int, folder: Path) -> None:
+        self._pods = pods
+        self._folder = folder
+        self._cluster = LauncherCluster(
+            folder, ["--no-preload", "--", "sh", "-c", _RANK, str(folder)]
+        )
+        self._trainers = _Watched()
+        self.engine = Engine(self._cluster, access=ACCESS, trainers=self._trainers)
+        self._generation = 0
+        self._recorded_at: dict[int, float] = {}
+        self._cluster.tell = self.engine.pods_changed
+        self._cluster.recorded = self._note_record
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Leave no process behind."""
+        try:
+            yield
+        finally:
+            self._cluster.stop()
+
+    async def start(self) -> None:
+        """Until all ranks run, and the operator listens."""
+        self.engine.start()
+        self.engine.job_changed(self._cluster.store_job(_manifest(self._pods)))
+        await self._until(self._runs, "the job runs")
+        await self._until(lambda: bool(self._status["bookkeeping"].get("launcher")), "an answer")
+
+    async def restart(self, what: str) -> Restart:
+        """Kill a rank, or all."""
+        killed = range(self._pods) if what == ALL else [self._pods // 2]
+        victims = [int(self._file(self._generation, rank).read_text()) for rank in killed]
+        linger = self._folder / "linger"
+        if what == SLOW:
+            linger.write_text(f"{_LINGER_SECONDS}\n")
+        else:
+            linger.unlink(missing_ok=True)
+        self._trainers.answers.clear()
+        cpu, killed_at = time.process_time(), time.time()
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+        self._generation += 1
+        await self._until(self._runs, f"generation {self._generation} runs")
+        cpu = time.process_time() - cpu
+        begun = [self._file(self._generation, rank).stat().st_mtime for rank in range(self._pods)]
+        trainers, generation = self._trainers, self._generation
+        return Restart(
+            heard=trainers.heard_at[generation - 1] - killed_at,
+            recorded=self._recorded_at[generation] - killed_at,
+            ended=trainers.last(generation, start=False) - killed_at,
+            told=trainers.last(generation, start=True) - killed_at,
+            begun=max(begun) - killed_at,
+            tellings=len(trainers.answers),
+            cpu=cpu,
+        )
+
+    def _runs(self) -> bool:
+        """Whether all ranks of this generation run, and the operator knows."""
+        if self._cluster.ended():
+            raise AssertionError(f"launchers have ended: {self._cluster.ended()}")
+        phase = self._status.get("phase")
+        if phase != "Running" or self._status.get("readyReplicas") != self._pods:
+            return False
+        return all(self._file(self._generation, rank).exists() for rank in range(self._pods))
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        await eventually(
+            condition,
+            timeout_seconds=_DEADLINE_SECONDS,
+            interval_seconds=0.25,  # the machine is for others
+            describe=lambda: f"{what}: {self._status}",
+        )
+
+    def _file(self, generation: int, rank: int) -> Path:
+        return self._folder / f"{generation}.{rank}"
+
+    def _note_record(self, status: dict[str, Any]) -> None:
+        generation = (status.get("world") or {}).get("generation", 0)
+        self._recorded_at.setdefault(generation, time.time())
+
+    @property
+    def _status(self) -> dict[str, Any]:
+        return self._cluster.jobs[_KEY].get("status") or {}
+
+
+def _manifest(pods: int) -> Manifest:
+    template = {"spec": {"containers": [{"name": "trainer", "image": "x"}]}}
+    return {
+        "apiVersion": "ddp-operator.io/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {
+            "namespace": _KEY.namespace,
+            "name": _KEY.name,
+            "uid": "u1",
+            "generation": 1,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {
+            "replicas": pods,
+            "statusPort": free_port(),
+            "restart": {
+                "scope": "InPlace",
+                "maxRestarts": 1000,
+                "backoff": {"initialSeconds": 0},
+            },
+            "template": template,
+        },
+    }
