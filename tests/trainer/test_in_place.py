@@ -145,6 +145,8 @@ def test_a_pod_says_when_nothing_of_an_earlier_generation_runs(tmp_path: Path) -
         pod = job.start(0)
         before = pod.wait_for(1)["pid"]
         os.kill(before, signal.SIGSTOP)
+        # Of two signals that a process has not got yet, it gets the lower one first: SIGTERM.
+        until(lambda: _state(before) == "T", "the rank to stand still")
         assert pod.put(2, 0, start=False) == (200, {"generation": 2, "ended": False})
         assert is_alive(before)
         os.kill(before, signal.SIGCONT)
@@ -378,6 +380,24 @@ def test_ranks_that_do_not_leave_are_ended(tmp_path: Path) -> None:
         assert not is_alive(stays)
 
 
+def test_a_pod_whose_ranks_have_left_while_it_was_told_to_stop_has_not_finished(
+    tmp_path: Path,
+) -> None:
+    prelude = JOINED + "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    (tmp_path / "stays").touch()
+    with world_job(tmp_path, prelude=prelude, turn=LEAVES) as job:
+        pod = job.start(1)
+        pod.wait_for(1)
+        until(lambda: pod.news()["scope"] == "Pod", "the launcher to know")
+        assert pod.tell(2, None)[0] == 200
+        pod.wait_for_log("generation 2: the ranks are to leave")
+        pod.process.send_signal(signal.SIGTERM)
+        pod.wait_for_log("telling the ranks to save and stop")
+        (tmp_path / "stays").unlink()
+        assert pod.wait() == 143
+        assert pod.message["exitCode"] == 143
+
+
 def test_ranks_that_have_joined_ask_only_where_the_job_says_so(tmp_path: Path) -> None:
     flags = ("--no-preload", "--max-restarts=0")
     with world_job(tmp_path, prelude=JOINED, flags=flags) as job:
@@ -404,9 +424,17 @@ def _sleeps(pid: int) -> bool:
 
 
 def _ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = _stat(pid)
     return int(fields[11]) + int(fields[12])
 
 
 def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return int(_stat(pid)[1])
+
+
+def _state(pid: int) -> str:
+    return _stat(pid)[0]
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

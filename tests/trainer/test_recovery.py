@@ -85,10 +85,19 @@ def history(of: Job) -> list[tuple[int, float]]:
     ]
 
 
-def random_step(ranks: int = 2) -> int:
-    step = random.randrange(3, LAST_STEP[ranks] - 5)
+def random_step(ranks: int = 2, *, steps_left: int = 12) -> int:
+    step = random.randrange(3, LAST_STEP[ranks] + 1 - steps_left)
     print(f"the failure comes at step {step}")  # pytest shows it when the test fails
     return step
+
+
+SLOW = ("--step-delay-seconds", "0.1")
+"""For a run that is told to stop: ranks ask each other four times a second, and whoever tells them
+may be slow."""
+
+
+PATIENT = {"DDP_LEAVE_SECONDS": "600"}
+"""For pods that are told to stop while others go on, if any do: more than a test's time."""
 
 
 def test_every_sample_is_trained_on_once_an_epoch(undisturbed: Job) -> None:
@@ -162,9 +171,9 @@ def test_ranks_of_three_killed_and_started_again_by_their_launchers(
 
 
 def test_told_to_stop_all_ranks_save_the_same_step(tmp_path: Path, undisturbed: Job) -> None:
-    with job(tmp_path) as stopped:
-        pods = stopped.start_all(*flags(stopped))
-        stopped.wait_for_step(random_step())
+    with job(tmp_path, extra_environment=PATIENT) as stopped:
+        pods = stopped.start_all(*flags(stopped, *SLOW, "--stop-within-seconds", "1200"))
+        stopped.wait_for_step(random_step(steps_left=20))
         for pod in [*pods, *pods]:  # being told twice changes nothing
             pod.stop()
         for pod in pods:
@@ -185,7 +194,7 @@ def test_resumed_with_another_number_of_ranks_no_sample_is_repeated_or_left_out(
     tmp_path: Path,
 ) -> None:
     with job(tmp_path) as resized:
-        pods = resized.start_all(*flags(resized))
+        pods = resized.start_all(*flags(resized, *SLOW))
         resized.wait_for_step(random.randrange(3, LAST_STEP[2] // EPOCHS - 5))
         for pod in pods:
             pod.stop()
@@ -224,8 +233,8 @@ def test_one_pod_told_to_stop_the_other_waits_for_its_successor(
     tmp_path: Path, undisturbed: Job
 ) -> None:
     with job(tmp_path) as evicted:
-        pods = evicted.start_all(*flags(evicted))
-        evicted.wait_for_step(random_step())
+        pods = evicted.start_all(*flags(evicted, *SLOW))
+        evicted.wait_for_step(random_step(steps_left=20))
         survivor = pods[0].rank_pids()
         pods[1].stop()
         assert pods[1].wait() == 143, pods[1].log
@@ -259,8 +268,10 @@ def load():
 
 def test_a_pod_told_to_stop_does_not_evaluate_to_the_end(tmp_path: Path, undisturbed: Job) -> None:
     (tmp_path / "slow.py").write_text(SLOW_TO_EVALUATE)
-    with job(tmp_path, extra_environment={"PYTHONPATH": _path_with(tmp_path)}) as stopped:
-        pods = stopped.start_all(*without_checkpoints(stopped, "--workload=slow:load"))
+    variables = {**PATIENT, "PYTHONPATH": _path_with(tmp_path)}
+    with job(tmp_path, extra_environment=variables) as stopped:
+        patient = ("--workload=slow:load", "--stop-within-seconds=1200")
+        pods = stopped.start_all(*without_checkpoints(stopped, *patient))
         for pod in pods:
             pod.wait_for_log("evaluating")
         for pod in pods:
@@ -278,7 +289,7 @@ def test_a_pod_told_to_stop_does_not_evaluate_to_the_end(tmp_path: Path, undistu
 
 def test_a_pod_told_to_stop_while_it_waits_still_knows_what_was_saved(tmp_path: Path) -> None:
     with job(tmp_path) as stopped:
-        pods = stopped.start_all(*flags(stopped))
+        pods = stopped.start_all(*flags(stopped, *SLOW))
         stopped.wait_for_step(3)
         pods[1].stop()
         assert pods[1].wait() == 143, pods[1].log

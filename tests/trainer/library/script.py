@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from torch.utils.data import DataLoader, Dataset
 from tests.trainer.norm import network
 
 BATCH_SIZE = 32
+SLOW_EVALUATION = "TEST_SECONDS_A_BATCH"
+"""What each batch of the evaluation takes longer, and is told of."""
 
 
 class Digits(Dataset[tuple[Tensor, int, int]]):
@@ -54,6 +57,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--max-reforms", type=int, default=10)
     parser.add_argument("--heartbeat-timeout-seconds", type=float, default=5)
+    parser.add_argument("--group-timeout-seconds", type=float, default=5)
     parser.add_argument("--step-delay-seconds", type=float, default=0)
     parser.add_argument("--trace-samples", type=Path)
     options, _ = parser.parse_known_args(arguments)
@@ -78,7 +82,7 @@ def main(arguments: Sequence[str], *, loader_of: Callable[[int], DataLoader[Any]
         optimizer=optimizer,
         scheduler=scheduler,
         checkpoint_every_steps=3,
-        group_timeout_seconds=5,
+        group_timeout_seconds=options.group_timeout_seconds,
         heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
         max_reforms=options.max_reforms,
     ) as job:
@@ -98,6 +102,9 @@ def main(arguments: Sequence[str], *, loader_of: Callable[[int], DataLoader[Any]
             right = total = 0
             with torch.no_grad():
                 for inputs, targets, _ in job.share(test_loader):
+                    if SLOW_EVALUATION in os.environ:
+                        print("evaluating", flush=True)
+                        time.sleep(float(os.environ[SLOW_EVALUATION]))
                     right += int((net(inputs).argmax(1) == targets).sum())
                     total += len(targets)
             net.train()

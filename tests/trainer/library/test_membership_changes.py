@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.library.runs import script_job
+from tests.trainer.library.script import SLOW_EVALUATION
 from tests.trainer.membership_changes import (
     FLAGS,
     World,
@@ -27,14 +28,20 @@ from tests.trainer.membership_changes import (
 from tests.trainer.pods import Job, Pod, assert_same, until
 
 STANDSTILL_SECONDS = 2.0
+PATIENT = {"DDP_LEAVE_SECONDS": "600"}
+"""For pods that are told to end: half of what they have to save is less."""
 
 
 @contextmanager
 def training(
-    folder: Path, *flags: str, nodes: int, variables: Mapping[str, str] | None = None
+    folder: Path,
+    *flags: str,
+    nodes: int,
+    ranks_a_node: int = 1,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[World]:
     """A job of so many pods that has begun to train."""
-    with script_job(folder, ranks=nodes, nodes=nodes) as of:
+    with script_job(folder, ranks=nodes * ranks_a_node, nodes=nodes) as of:
         of.extra_environment = {**of.extra_environment, **(variables or {})}
         world = World(of, [*FLAGS, *flags, "--trace-samples", str(of.traces)])
         world.start_all(nodes)
@@ -42,16 +49,11 @@ def training(
         yield world
 
 
-def freeze(pod: Pod) -> None:
-    """Have its processes do nothing any more."""
-    for pid in pod.child_pids():
-        os.kill(pid, signal.SIGSTOP)
-
-
 @contextmanager
 def frozen(pod: Pod) -> Iterator[None]:
     """What a pod is killed after, as if nobody had known before."""
-    freeze(pod)
+    for pid in pod.child_pids():
+        os.kill(pid, signal.SIGSTOP)
     yield
     pod.kill()
 
@@ -75,6 +77,11 @@ def wait_for_standstill(of: Job, *, rank: int) -> int:
 
     until(stands, f"rank {rank} to wait for the others")
     return last
+
+
+def saved_by(pod: Pod) -> list[int]:
+    """The steps of the checkpoints that it has written, in order."""
+    return [int(step) for step in re.findall(r"saved checkpoint .*step (\d+)", pod.log)]
 
 
 def end(world: World) -> tuple[int, int]:
@@ -140,20 +147,43 @@ def test_another_pod_takes_a_lost_ones_place_and_the_end_is_the_same_to_the_bit(
             assert world.of.steps_of(rank) == undisturbed.steps_of(rank)
 
 
-@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize(
+    ("leaver", "nodes", "ranks"), [(0, 3, 1), (1, 3, 1), (0, 2, 2)], ids=["rank 0", "other", "two"]
+)
 def test_one_that_is_told_to_end_leaves_first_where_the_others_can_go_on(
-    leaver: int, tmp_path: Path
+    leaver: int, nodes: int, ranks: int, tmp_path: Path
 ) -> None:
-    with training(tmp_path, nodes=3, variables={"DDP_LEAVE_SECONDS": "600"}) as world:
+    with training(tmp_path, nodes=nodes, ranks_a_node=ranks, variables=PATIENT) as world:
         going = world.slots.pop(leaver)
         going.stop()
         going.wait_for_log("telling the ranks to save and stop")
+        trains = max(world.of.begun_steps_of(0)) + 1
+        world.of.wait_for_step(trains)
         world.change(list(world.slots))
         assert going.wait() == 143, going.log
         last, ends = end(world)
+        assert last >= trains
         for pod in world.slots.values():
             assert "another pod was told to stop" not in pod.log
-        assert_each_step_once(world.of, (3, last), (2, ends))
+        assert_each_step_once(world.of, (nodes * ranks, last), ((nodes - 1) * ranks, ends))
+        assert max(saved_by(going), default=0) <= last, "it saves no more than it has trained"
+
+
+def test_one_that_is_told_to_end_leaves_its_evaluation_to_the_others(tmp_path: Path) -> None:
+    slow = {**PATIENT, SLOW_EVALUATION: "0.1"}
+    with training(tmp_path, nodes=2, variables=slow) as world:
+        for pod in world.slots.values():
+            pod.wait_for_log("evaluating")
+        going = world.slots.pop(0)
+        going.stop()
+        going.wait_for_log("telling the ranks to save and stop")
+        world.change([1])
+        assert going.wait() == 143, going.log
+        assert "epoch 0" not in going.log
+        last, ends = end(world)
+        assert_each_step_once(world.of, (2, last), (1, ends))
+        log = world.slots[1].log
+        assert re.findall(r"epoch (\d): \d+ of (\d+)", log) == [("0", "360"), ("1", "360")]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -161,17 +191,16 @@ def test_nobody_waits_for_one_that_the_operator_says_is_lost(victim: int, tmp_pa
     # Long enough that nobody can hear of it in another way than by that word.
     seconds = ("--heartbeat-timeout-seconds", "600", "--group-timeout-seconds", "600")
     with training(tmp_path, *seconds, nodes=3) as world:
-        # Its connections stay open, as those of a node that is gone.
-        freeze(world.slots.pop(victim))
-        last = wait_for_standstill(world.of, rank=1 - victim)
-        world.change(list(world.slots), broken=True)
-        logs = []
+        # Its connections stay open, as those of a node that is gone; until the word is heard, for
+        # the next rank 0 needs the port, which the pods of this test share.
+        with frozen(world.slots.pop(victim)):
+            last = wait_for_standstill(world.of, rank=1 - victim)
+            world.change(list(world.slots), broken=True)
+            # Whoever hears it first cuts its connections: the other may know before it looks.
+            word = "another pod has a lost one's place, as the operator says"
+            until(lambda: any(word in pod.log for pod in world.slots.values()), "the word")
         for pod in world.slots.values():
             assert pod.wait() == 0, pod.log
-            logs.append(pod.log)
-        # Whoever hears it first cuts its connections, by which the other may know before it looks.
-        word = "another pod has a lost one's place, as the operator says"
-        assert any(word in log for log in logs), logs
         assert_ends_alike([*world.slots.values()])
         assert step_of_change(world.slots[world.members[0]]) >= last - 1
 
@@ -196,10 +225,7 @@ def test_rank_0_becomes_another_process_of_a_healthy_group(tmp_path: Path) -> No
         assert "node rank 0 becomes 1" in world.slots[0].log
         assert begun_again(world.of, ranks=3) == {1, last + 1}, "which are rehearsed"
         assert_each_step_once(world.of, (3, last), (3, ends))
-        saved = [
-            int(step) for step in re.findall(r"saved checkpoint .*step (\d+)", world.slots[2].log)
-        ]
-        assert saved[-1] == ends
+        assert saved_by(world.slots[2])[-1] == ends
         assert f"(step {last // 3 * 3 + 3})" not in world.slots[0].log, "it saves no more"
 
 

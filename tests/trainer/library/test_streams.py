@@ -274,7 +274,7 @@ def test_the_end_of_an_epoch_of_unknown_length_is_one_state() -> None:
 
 def test_who_has_no_more_is_heard_by_all_at_each_step() -> None:
     with group_of_one() as group:
-        votes = Votes(group, stop=lambda: False, save=lambda: False)
+        votes = Votes(group, stop=lambda _: 0.0, save=lambda: False)
         votes.pace(0.01)  # not at each step, that is
         for has_end in (False, True):
             votes.begin(7, has_end=has_end)

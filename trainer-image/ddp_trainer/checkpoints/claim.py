@@ -2,9 +2,9 @@
 
 A process whose node was cut off may go on alone, and learn too late that another one is rank 0 in
 its place. Both would save into one directory, and a training that resumes would find the other
-one's steps. So whoever becomes rank 0 leaves a mark there, and whoever finds a newer one saves no
-more. A mark is a file of its own, whose name says all: nothing has to be replaced, which not all
-that is mounted can do at once.
+one's steps. So rank 0 of each group that forms leaves a mark there, and whoever finds a newer one
+saves no more. A mark is a file of its own, whose name says all: nothing has to be replaced, which
+not all that is mounted can do at once.
 """
 
 from __future__ import annotations

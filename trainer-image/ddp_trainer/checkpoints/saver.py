@@ -52,13 +52,16 @@ class Saver:
         self._current: BackgroundSave | None = None
         self._last_time = time.monotonic()
 
-    def take_over(self) -> None:
-        """Save from here on: what others have saved is not known yet.
+    def claim(self) -> None:
+        """Let nobody save any more whom this process's group follows.
 
         Raises:
-            SupersededError: somebody newer does.
+            SupersededError: a group that follows this one saves.
         """
         self.directory.claim()
+
+    def take_over(self) -> None:
+        """Save from here on: what others have saved is not known yet."""
         self.directory.newest = None
         self._last_time = time.monotonic()
 

@@ -120,7 +120,7 @@ class Lifetime:
         while True:
             place = self._wait_for_place()
             if place is None:
-                return _stopped()
+                return _stopped(TerminationReport())
             if not self._world.begin(place):
                 continue
             ranks = self._take(place)
@@ -128,7 +128,7 @@ class Lifetime:
             self._world.ranks_run(None)
             verdict = self._judge(ends)
             if self._supervisor.told_to_stop:
-                return verdict
+                return _stopped(verdict.report) if self._have_left(ends, verdict) else verdict
             if not self._goes_on(ends, verdict):
                 why = self._ask_for_restart(ends, verdict)
                 if why is not None:
@@ -212,6 +212,14 @@ class Lifetime:
         done = verdict.exit_code in (ExitCode.DONE, ExitCode.CONFIGURATION)
         return not done and self._world.place.generation > self._under.generation
 
+    def _have_left(self, ends: Sequence[RankEnd], verdict: Verdict) -> bool:
+        """Whether ranks have ended well without having finished, since they had to leave.
+
+        The pod has not done then what it is for, and is not to pass for one that has.
+        """
+        left = self._under.node_rank is None and verdict.exit_code == ExitCode.DONE
+        return left and not any(end.finished for end in ends)
+
     def _ask_for_restart(self, ends: Sequence[RankEnd], verdict: Verdict) -> str | None:
         """Ask, where that may help, to be given a place in a generation in which all start anew.
 
@@ -260,10 +268,10 @@ class Lifetime:
         return Posting(lambda: deliver(letter, host, placement), done=wake)
 
 
-def _stopped() -> Verdict:
-    """Of a pod without ranks."""
+def _stopped(report: TerminationReport) -> Verdict:
+    """Of a pod without a place, which has nothing else to say."""
     code = int(ExitCode.STOPPED)
-    return Verdict(exit_code=code, report=TerminationReport(exit_code=code))
+    return Verdict(exit_code=code, report=replace(report, exit_code=code))
 
 
 def _with_reason(verdict: Verdict, why: str) -> Verdict:

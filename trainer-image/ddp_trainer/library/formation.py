@@ -241,10 +241,9 @@ class Formation:
             net.form(self._group, self._deal)
         self._votes = Votes(
             self._group,
-            stop=self._stop.must,
+            stop=self._stop.vote,
             save=self._keeper.is_overdue,
             leave=self._world.whereabouts.is_outdated,
-            told=self._stop.told,
         )
 
     def _give_up(self, error: BaseException) -> None:

@@ -23,6 +23,7 @@ from ddp_trainer.library.fixed_batch import check
 from ddp_trainer.library.net import Net
 from ddp_trainer.library.stepping import Stepping
 from ddp_trainer.run.seeds import seed_step
+from ddp_trainer.run.stop import is_carried
 from ddp_trainer.settings.training import COMPRESSIONS, DDPOptions
 from ddp_trainer.telemetry.prometheus import is_name
 
@@ -208,20 +209,21 @@ class Job(Stepping):
         # What each rank does follows from the answers alone, so that all ask for the same ones.
         while True:
             yield from parts.batches(seconds=_ASK_SECONDS)
-            (told, leave, unfinished, held), is_new = self._sum(
-                self._stop.must(),
+            (votes, leave, unfinished, held), is_new = self._sum(
+                lambda: self._stop.vote(self.world_size),
                 self._world.whereabouts.is_outdated,
                 not parts.are_done,
                 len(parts.held),
             )
-            if told and is_new:
+            stop = is_carried(votes)
+            if stop and is_new:
                 self._or_form(self._save_and_stop)
             elif leave and is_new:
                 self._form(MovedError("the group changes"))
             if held < count:
                 answer, is_new = self._sum(*(part in parts.held for part in range(int(count))))
                 parts.share_out(answer, rank=self.rank if is_new else None, size=self.world_size)
-            elif not (told or leave or unfinished):
+            elif not (stop or leave or unfinished):
                 return
 
     def evaluated(self, score: float) -> None:

@@ -61,7 +61,13 @@ class Keeper:
         self._keeps = False
 
     def lead(self, leads: bool) -> None:
-        """This rank is rank 0, or is not, in the group that has formed."""
+        """This rank is rank 0, or is not, in the group that has formed.
+
+        Raises:
+            SupersededError: it was, but in a group that another one has followed.
+        """
+        if leads and self._own_saver is not None:
+            self._own_saver.claim()  # each time: it may be of another generation than before
         if leads == self._leads:
             return
         self._leads = leads
@@ -90,6 +96,7 @@ class Keeper:
 
         Raises:
             ConfigurationError: the checkpoint is of another model or optimizer.
+            SupersededError: on rank 0, where another group saves already that follows this one.
         """
         self.lead(group.rank == 0)
         self._keeps = group.sum(float(self._saver is not None))[0] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 
 from ddp_trainer.exit_codes import LeftError
@@ -21,6 +22,8 @@ class Whereabouts:
         """Of this process, in the group that it belongs to or looks for."""
         self._born = environment.placement.generation
         self._file = file
+        self._looks = threading.Lock()
+        """Of threads, of which one might put back what another one has just found."""
         self._seen: tuple[int, int] | None = None
         self._newest: Place | None = None
 
@@ -62,15 +65,18 @@ class Whereabouts:
             _logger.info("%s", _change(before, self.environment.placement))
 
     def _look(self) -> None:
-        stamp = self._file.stamp() if self._file is not None else None
-        if self._file is None or stamp == self._seen:
+        if self._file is None:
             return
-        self._seen = stamp
-        found = self._file.read()
-        if found is None or not found.concerns(self.environment.placement):
-            return
-        if self._newest is None or found.generation >= self._newest.generation:
-            self._newest = found
+        with self._looks:
+            stamp = self._file.stamp()
+            if stamp == self._seen:
+                return
+            self._seen = stamp
+            found = self._file.read()
+            if found is None or not found.concerns(self.environment.placement):
+                return
+            if self._newest is None or found.generation >= self._newest.generation:
+                self._newest = found
 
 
 def _change(before: Placement, now: Placement) -> str:

@@ -19,6 +19,8 @@ from ddp_trainer.collectives.group import Group
 
 _INTERVAL_SECONDS = 0.25
 """Between votes: little of what a pod has to save before it is killed, a lot of small steps."""
+_ROUNDING = 1e-9
+"""More than what sums of a million shares are off, and less than one of them."""
 
 
 class StopSignal:
@@ -43,9 +45,15 @@ class StopSignal:
         """Whether this rank was told to stop."""
         return self.told_at < math.inf
 
-    def must(self) -> bool:
-        """Whether this rank stops, and has all others stop that are in a group with it."""
-        return time.monotonic() >= self.told_at + self._leave_seconds
+    def vote(self, ranks: int) -> float:
+        """How much this rank, of so many, wants all of them to stop: at 1 they do.
+
+        Who has to stop can say so alone. Who gives the others time to go on without it has a share:
+        where all are told, there is nobody to go on.
+        """
+        if time.monotonic() >= self.told_at + self._leave_seconds:
+            return 1.0
+        return 1 / ranks if self.told() else 0.0
 
     def listen(self) -> None:
         """From here on a signal is remembered instead of ending the process at once."""
@@ -56,6 +64,11 @@ class StopSignal:
         self.told_at = min(self.told_at, time.monotonic())
 
 
+def is_carried(votes: float) -> bool:
+    """Whether the sum of all ranks' votes has them stop."""
+    return votes > 1 - _ROUNDING
+
+
 class Votes:
     """Asks all ranks of a group, every few steps, whether to stop, save or leave the group."""
 
@@ -63,22 +76,21 @@ class Votes:
         self,
         group: Group,
         *,
-        stop: Callable[[], bool],
+        stop: Callable[[int], float],
         save: Callable[[], bool],
         leave: Callable[[], bool] = lambda: False,
-        told: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`stop`, `save`, `leave`: what this rank wants; one rank that wants it is enough.
+        """`stop`: this rank's vote among so many ranks, as `StopSignal.vote` has it.
 
-        `told`: whether this rank will want to stop; where all do, they need not wait.
+        `save`, `leave`: what this rank wants; one rank that wants it is enough.
         """
         self._group = group
-        self._wants = stop, save, leave, told
+        self._wants = stop, save, leave
         self._every_steps = 1
-        self._counts = torch.zeros(5)
+        self._counts = torch.zeros(4)
         self._wait: Callable[[], None] | None = None
         self.stop = False
-        """Whether any rank had to stop when the last vote began; the same on all ranks."""
+        """Whether all had to stop when the last vote began; the same on all ranks."""
         self.save = False
         """Whether any rank wanted to save then; the same on all ranks."""
         self.leave = False
@@ -95,9 +107,9 @@ class Votes:
         self.stop = self.save = self.leave = self.has_end = False
         if has_end is not None or step % self._every_steps == 0:
             # Not in the same memory: the answers to a step that is tried again may yet come.
-            self._counts = torch.tensor(
-                [*(wants() for wants in self._wants), bool(has_end)]
-            ).float()
+            stop, save, leave = self._wants
+            wants = stop(self._group.size), save(), leave(), bool(has_end)
+            self._counts = torch.tensor(wants, dtype=torch.float64)
             self._wait = self._group.start_sum(self._counts)
 
     def read(self) -> None:
@@ -105,8 +117,8 @@ class Votes:
         if self._wait is not None:
             self._wait()
             self._wait = None
-            stop, save, leave, told, has_end = self._counts.tolist()
-            self.stop = stop > 0 or told >= self._group.size
+            stop, save, leave, has_end = self._counts.tolist()
+            self.stop = is_carried(stop)
             self.save, self.leave, self.has_end = save > 0, leave > 0, has_end > 0
 
     def pace(self, step_seconds: float) -> None:
