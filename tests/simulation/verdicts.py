@@ -103,7 +103,8 @@ class Verdicts:
         if charged or disrupted:
             self.require(charged + disrupted + retried == 1, "a restart was counted twice")
             self.require(started or replaced or anew, "a restart was counted that is none")
-            self.require(new.failures[-1:] != old.failures[-1:], "a restart without a record")
+            # Of two that are alike, within one second, there are two.
+            self.require(new.failures != old.failures, "a restart without a record")
             self._cause(after, new.failures[-1], charged=bool(charged))
         elif started:
             restarting = new.condition("Restarting")
