@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 from ddp_trainer.membership.heartbeat import Heartbeat
-from ddp_trainer.membership.rendezvous import Membership
+from ddp_trainer.membership.membership import Membership
 
 from tests.ports import free_port
 from tests.trainer.pods import DEADLINE_SECONDS
@@ -25,7 +25,7 @@ def memberships() -> Iterator[list[Membership]]:
         yield [future.result() for future in found]
 
 
-def beat(membership: Membership, rank: int, *, timeout_seconds: float = 1.0) -> Queue[str]:
+def beat(membership: Membership, rank: int, *, timeout_seconds: float = 2.0) -> Queue[str]:
     """Beat as one rank of the group; returns where the name of a lost rank will be."""
     lost: Queue[str] = Queue()
     Heartbeat(
@@ -38,7 +38,7 @@ def test_a_rank_that_never_says_a_word_is_named_to_all(memberships: list[Members
     named = [beat(memberships[rank], rank) for rank in (0, 2)]
     for lost in named:
         assert lost.get(timeout=DEADLINE_SECONDS) == (
-            "rank 1 has been frozen or unreachable for 1 s"
+            "rank 1 has been frozen or unreachable for 2 s"
         )
 
 
@@ -61,7 +61,7 @@ def test_the_operators_word_is_enough(memberships: list[Membership]) -> None:
 
 def test_a_rank_0_that_never_says_a_word_is_named(memberships: list[Membership]) -> None:
     lost = beat(memberships[1], 1)
-    assert lost.get(timeout=DEADLINE_SECONDS) == "rank 0 has been frozen or unreachable for 1 s"
+    assert lost.get(timeout=DEADLINE_SECONDS) == "rank 0 has been frozen or unreachable for 2 s"
 
 
 def test_a_successor_tells_that_its_predecessor_is_lost(memberships: list[Membership]) -> None:

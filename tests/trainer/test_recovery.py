@@ -365,9 +365,8 @@ from pathlib import Path
 from ddp_trainer.workloads import digits
 
 def compute(seconds):
-    begin, some = time.thread_time(), 10**7
-    any(itertools.repeat(0, some))  # one call, in which no other thread gets a turn
-    any(itertools.repeat(0, int(some * seconds / (time.thread_time() - begin))))
+    # One call, in which no other thread gets a turn; by the clock, however many share the cores.
+    any(map((time.monotonic() + seconds).__le__, iter(time.monotonic, None)))
 
 def wait(seconds):
     ctypes.PyDLL(None).sleep(int(seconds))

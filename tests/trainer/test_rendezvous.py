@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
-from ddp_trainer.membership import network, rendezvous
+from ddp_trainer.membership import network, rendezvous, stores
 from ddp_trainer.membership.announcement import AnnouncedAddress
+from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.network import Resolver
-from ddp_trainer.membership.rendezvous import Membership, Rendezvous
+from ddp_trainer.membership.rendezvous import Rendezvous
 from ddp_trainer.membership.retry import NotYetError, Wait, pause_after, retry
 from ddp_trainer.membership.sockets import Connections
 from ddp_trainer.settings.environment import Environment
@@ -214,14 +215,14 @@ def test_rank_0_asks_dns_no_more_once_it_has_met_the_others() -> None:
 def test_rank_0_that_does_not_reach_its_own_store_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client, failures = rendezvous._client, [DistNetworkError("frozen meanwhile")]
+    client, failures = stores.client, [DistNetworkError("frozen meanwhile")]
 
     def failing_once(address: str, port: int, timeout: timedelta) -> TCPStore:
         if failures:
             raise failures.pop()
         return client(address, port, timeout)
 
-    monkeypatch.setattr(rendezvous, "_client", failing_once)
+    monkeypatch.setattr(stores, "client", failing_once)
     assert meet(environment(0, port=free_port(), size=1), timeout_seconds=DEADLINE_SECONDS).name
     assert not failures
 
@@ -282,7 +283,7 @@ signal.pause()
 
 
 def test_a_frozen_rank_0_is_waited_for_no_longer_than_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_STORE_REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(stores, "REQUEST_SECONDS", 0.5)
     port = free_port()
     with frozen_store(port), pytest.raises(RendezvousTimeoutError, match="store went away"):
         meet(environment(1, port=port), timeout_seconds=1)
@@ -343,10 +344,10 @@ def black_hole() -> Iterator[int]:
 def test_an_address_that_is_gone_is_not_tried_for_as_long_as_a_request_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_STORE_REQUEST_SECONDS", 30.0)
+    monkeypatch.setattr(stores, "REQUEST_SECONDS", 30.0)
     with black_hole() as port, ranks() as pool:
         is_vain = Event()
-        tried = pool.submit(rendezvous._connected, "127.0.0.1", port, is_vain.is_set)
+        tried = pool.submit(stores.connected, "127.0.0.1", port, is_vain.is_set)
         with pytest.raises(TimeoutError):
             tried.result(0.3)
         is_vain.set()

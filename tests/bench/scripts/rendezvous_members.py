@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ddp_trainer.membership import rendezvous
+from ddp_trainer.membership import stores
 from ddp_trainer.membership.heartbeat import Heartbeat
-from ddp_trainer.membership.rendezvous import Membership, Rendezvous
+from ddp_trainer.membership.membership import Membership
+from ddp_trainer.membership.rendezvous import Rendezvous
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.deathsignal import die_with_parent
 from torch._C._distributed_c10d import TCPStore
@@ -99,7 +100,7 @@ def main(size: int, *others: int) -> None:
     """Fork all members, and wait for the end of the measurement."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    vars(rendezvous)["TCPStore"] = CountingStore
+    vars(stores)["TCPStore"] = CountingStore
     parent = os.getpid()
     for rank in range(size):
         if os.fork() == 0:

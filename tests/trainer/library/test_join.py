@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -92,6 +93,16 @@ def test_steps_are_those_of_a_loop_without_it(job: ddp_trainer.Job, model: nn.Mo
         (plain(inputs) - 2 * inputs).square().mean().backward()
         its_optimizer.step()
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
+def test_a_job_that_ends_does_not_wait_for_itself_to_let_go_of_its_group(
+    no_launcher: None, model: nn.Module
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with ddp_trainer.join(model=model, optimizer=optimizer) as job:
+        train(job, job.wrap(model), epochs=1)
+        group = weakref.ref(job._formation.group)
+    assert group() is None
 
 
 def test_accumulated_batches_make_a_step(job: ddp_trainer.Job, model: nn.Module) -> None:

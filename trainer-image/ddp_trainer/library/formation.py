@@ -193,6 +193,7 @@ class Formation:
         formed, self._formed = self._formed, None
         if formed is not None:
             formed.__exit__(None, None, None)
+        self._group = self._votes = None  # the burial waits for whoever refers to its last group
         bury_the_last_group().join(_BURIAL_SECONDS)
 
     def abandon(self, error: BaseException) -> None:

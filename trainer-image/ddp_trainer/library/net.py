@@ -80,8 +80,8 @@ class Net(nn.Module):
         self._wrapped = [group.wrap(self.module, self._options, hook, one_at_a_time=one_at_a_time)]
 
     def leave(self) -> None:
-        """Let go of a group that broke."""
-        self._wrapped = []
+        """Let go of a group that broke, or that everybody leaves."""
+        self._wrapped, self._group = [], None
         if self._shards is not None:
             self._shards.close()
             self._shards = None

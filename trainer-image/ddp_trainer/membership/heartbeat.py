@@ -23,7 +23,7 @@ from datetime import timedelta
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
-from ddp_trainer.membership.rendezvous import Membership
+from ddp_trainer.membership.membership import Membership
 from ddp_trainer.system.standstill import Silence
 from ddp_trainer.system.threads import start_thread
 

@@ -14,79 +14,36 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
-from queue import Empty, Queue
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
+from ddp_trainer.membership import stores
 from ddp_trainer.membership.announcement import AnnouncedAddress, Announcer
 from ddp_trainer.membership.failures import reason
+from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.network import Resolver, expect_answer
 from ddp_trainer.membership.place import PlaceFile
 from ddp_trainer.membership.retry import NotYetError, Wait, retry
 from ddp_trainer.membership.sockets import Connections
 from ddp_trainer.membership.whereabouts import Whereabouts
 from ddp_trainer.settings.environment import Environment
-from ddp_trainer.system.threads import start_thread
 
-_STORE_REQUEST_SECONDS = 10.0
-"""A store that takes longer to answer a request is gone, or something else listens there."""
 _LOOK_SECONDS = 1.0
 """Between looks at who is missing, which is a question for each rank."""
 _FIRST_PROBE_SECONDS = 1.0
 _PROBE_SECONDS = 2.0
 """Between looks whether anybody listens yet where a request waits for its answer: seldom, since a
 store of thousands of ranks may be busy with just that."""
-_WAIT_SECONDS = 0.05
 _ROUND = "round"
 """The key of what rank 0 says of the present round."""
-_OWN_STORE = "localhost"
-"""Rank 0's pod is not to look for itself by name: for a while, DNS names the one it replaces."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Membership:
-    """A group that rank 0 has declared complete."""
-
-    root: Store
-    """The store of the job, which outlives its groups."""
-    address: str
-    """Numeric address of rank 0; in its own pod perhaps that of its predecessor."""
-    store_address: str
-    """Where this rank reaches the store."""
-    port: int
-    name: str
-    """Of this group, and of no other of the job."""
-    connections: Connections
-    """What this process has connected since it began to look for the group."""
-    rank: int
-    """Of this process, in this group."""
-    size: int
-    """Processes in the group."""
-    number: int
-    """Of the round in which the group was declared."""
-    newcomers: int
-    """Processes that came new to this round before it was declared."""
-
-    @property
-    def store(self) -> Store:
-        """Keys in here belong to this group alone."""
-        return PrefixStore(self.name, self.root)
-
-    def connect(self, timeout: timedelta) -> Membership:
-        """The same over a connection of its own: others may be busy in a wait."""
-        return replace(self, root=_client(self.store_address, self.port, timeout))
-
-    def has_successor(self) -> bool:
-        """Whether a new process has come since, in the place of a member that must be dead."""
-        return _newcomers(self.root, number=self.number) != self.newcomers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +124,14 @@ class Rendezvous:
         port = placement.master_port
         address = self._own_address()
         if self._server is None:
-            self._server = _listen(port)
+            self._server = stores.listen(port)
         store = self._server
         connections = Connections()
         # The group's waits are on a connection that can be cut without harm to the store.
         try:
-            root = _client(_OWN_STORE, port, timedelta(seconds=_STORE_REQUEST_SECONDS))
+            root = stores.client(
+                stores.OWN_ADDRESS, port, timedelta(seconds=stores.REQUEST_SECONDS)
+            )
         except DistNetworkError as error:  # for instance when this process was frozen meanwhile
             raise NotYetError(f"rank 0 does not reach its own store: {reason(error)}") from error
         self._round += 1
@@ -180,17 +139,18 @@ class Rendezvous:
         # Together: who has seen whose round it is registers in that one alone.
         begun = {"number": number, "identity": asdict(_identity(self._environment))}
         store.set(_ROUND, json.dumps(begun))
-        _register(store, 0, number=number, is_new=False)
+        stores.register(store, 0, number=number, is_new=False)
         self._wait_for_all(store, number, wait)
         name = secrets.token_hex(8)
-        newcomers = _newcomers(store, number=number)  # before the ranks, so that none is missed
-        members = [_count(store, rank, number=number) for rank in range(placement.world_size)]
+        # Before the ranks, so that none is missed.
+        newcomers = stores.newcomers(store, number=number)
+        members = [stores.count(store, rank, number=number) for rank in range(placement.world_size)]
         declared = {**begun, "group": name, "members": members, "newcomers": newcomers}
         store.set(_ROUND, json.dumps(declared))
         return Membership(
             root=root,
             address=address,
-            store_address=_OWN_STORE,
+            store_address=stores.OWN_ADDRESS,
             port=port,
             name=name,
             connections=connections,
@@ -206,13 +166,13 @@ class Rendezvous:
         missing, look_at = list(range(1, placement.world_size)), 0.0
         while missing:
             # One question for all ranks, whose names are needed only now and then.
-            are_enough = _all_registrations(store, number=number) >= placement.world_size
+            are_enough = stores.all_registrations(store, number=number) >= placement.world_size
             if are_enough or time.monotonic() >= look_at:
-                look_at = time.monotonic() + _PROBE_SECONDS
+                look_at = time.monotonic() + _LOOK_SECONDS
                 missing = [
                     rank
                     for rank in missing
-                    if not store.check([_registrations_key(rank, number=number)])
+                    if not store.check([stores.registrations_key(rank, number=number)])
                 ]
                 self._announce({placement.node_rank_of(rank) for rank in missing})
             if missing:
@@ -226,7 +186,7 @@ class Rendezvous:
     def _try_to_join(self, wait: Wait) -> Membership:
         """Join the first store of the job that answers, wherever rank 0 may be."""
         if self._environment.placement.node_rank == 0:
-            return self._join(_OWN_STORE, self._own_address(), wait)
+            return self._join(stores.OWN_ADDRESS, self._own_address(), wait)
         refusal: NotYetError | None = None
         for address in self._known_addresses():
             try:
@@ -266,11 +226,11 @@ class Rendezvous:
         connections = Connections()
         try:
             with self._deadline(connections, store_address) as is_vain:
-                store = _connected(store_address, placement.master_port, is_vain)
+                store = stores.connected(store_address, placement.master_port, is_vain)
                 begun = json.loads(store.get(_ROUND))
                 self._compare(begun["identity"])
                 number = begun["number"]
-                registration = _register(store, rank, number=number, is_new=self._is_new)
+                registration = stores.register(store, rank, number=number, is_new=self._is_new)
             while True:
                 with self._deadline(connections, store_address):
                     declared = json.loads(store.get(_ROUND))
@@ -309,14 +269,14 @@ class Rendezvous:
                 return True
             if time.monotonic() < look_at:
                 return False
-            look_at = time.monotonic() + _LOOK_SECONDS
+            look_at = time.monotonic() + _PROBE_SECONDS
             try:
                 expect_answer(placement.master_addr, address, placement.master_port)
             except NotYetError:
                 return True
             return False
 
-        with connections.cut_unless_done_within(_STORE_REQUEST_SECONDS, is_vain=is_vain):
+        with connections.cut_unless_done_within(stores.REQUEST_SECONDS, is_vain=is_vain):
             yield is_vain
 
     def _compare(self, identity: Mapping[str, Any]) -> None:
@@ -351,77 +311,6 @@ def _identity(environment: Environment) -> _Identity:
         world_size=placement.world_size,
         backend=placement.backend,
     )
-
-
-def _listen(port: int) -> TCPStore:
-    try:
-        return TCPStore(_OWN_STORE, port, is_master=True, wait_for_workers=False)
-    except DistNetworkError as error:
-        raise NotYetError(f"rank 0 cannot listen on MASTER_PORT {port}: {reason(error)}") from error
-
-
-def _client(address: str, port: int, timeout: timedelta) -> TCPStore:
-    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
-
-
-def _connected(address: str, port: int, is_vain: Callable[[], bool]) -> TCPStore:
-    """Connect to a store; torch tries an address that is gone for as long as a request may take.
-
-    Raises:
-        NotYetError: it is in vain.
-        DistNetworkError, DistStoreError: it does not answer.
-    """
-    found: Queue[TCPStore | Exception] = Queue()
-
-    def connect() -> None:
-        try:
-            found.put(_client(address, port, timedelta(seconds=_STORE_REQUEST_SECONDS)))
-        except Exception as error:
-            found.put(error)
-
-    start_thread("store", connect)
-    until = time.monotonic() + _STORE_REQUEST_SECONDS
-    while time.monotonic() < until:
-        with suppress(Empty):
-            store = found.get(timeout=_WAIT_SECONDS)
-            if isinstance(store, Exception):
-                raise store
-            return store
-        if is_vain():
-            raise NotYetError(f"rank 0's store is not at {address} any more")
-    raise NotYetError("rank 0's store went away: it does not answer")
-
-
-def _register(store: Store, rank: int, *, number: int, is_new: bool) -> int:
-    if is_new:  # first, so that whoever is counted has been announced
-        store.add(_newcomers_key(number), 1)
-    registrations = int(store.add(_registrations_key(rank, number=number), 1))
-    store.add(_all_registrations_key(number), 1)
-    return registrations
-
-
-def _all_registrations(store: Store, *, number: int) -> int:
-    return int(store.add(_all_registrations_key(number), 0))
-
-
-def _count(store: Store, rank: int, *, number: int) -> int:
-    return int(store.add(_registrations_key(rank, number=number), 0))
-
-
-def _newcomers(store: Store, *, number: int) -> int:
-    return int(store.add(_newcomers_key(number), 0))
-
-
-def _newcomers_key(number: int) -> str:
-    return f"newcomers/{number}"
-
-
-def _all_registrations_key(number: int) -> str:
-    return f"registrations/{number}"
-
-
-def _registrations_key(rank: int, *, number: int) -> str:
-    return f"registrations/{number}/{rank}"
 
 
 def _some_ranks(ranks: list[int]) -> str:
