@@ -95,9 +95,8 @@ def test_steps_are_those_of_a_loop_without_it(job: ddp_trainer.Job, model: nn.Mo
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
 
 
-def test_a_job_that_ends_does_not_wait_for_itself_to_let_go_of_its_group(
-    no_launcher: None, model: nn.Module
-) -> None:
+@pytest.mark.usefixtures("no_launcher")
+def test_a_job_that_ends_does_not_wait_for_itself_to_let_go_of_its_group(model: nn.Module) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with ddp_trainer.join(model=model, optimizer=optimizer) as job:
         train(job, job.wrap(model), epochs=1)
