@@ -18,9 +18,9 @@ from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.statuspatch import News, news, pruned, status_patch
 from ddp_operator.engine.turns import Turns
 from ddp_operator.job.membership.launchers import NOTHING
-from ddp_operator.job.planning import spares
 from ddp_operator.job.planning.convergence import forbidden, hold
 from ddp_operator.job.planning.decisions import fail
+from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject

@@ -16,7 +16,8 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.job.failure import records
 from ddp_operator.job.failure.nodes import avoiding_signalled, fitting
 from ddp_operator.job.membership.world import scope_of
-from ddp_operator.job.planning import elasticity, recovery, spares
+from ddp_operator.job.planning import recovery
+from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed

@@ -22,18 +22,15 @@ from ddp_operator.job.planning import (
     convergence,
     decisions,
     departures,
-    elasticity,
     hindsight,
     isolation,
     recovery,
-    spares,
-    telling,
-    topology,
     watchdog,
 )
+from ddp_operator.job.planning.group import elasticity, spares, telling, topology
+from ddp_operator.job.planning.group.telling import in_present_group
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.scheduling import release_half_placed
-from ddp_operator.job.planning.telling import in_present_group
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed, observe
 from ddp_operator.job.pods.state import PodState

@@ -12,13 +12,13 @@ from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import begun_anew, members
-from ddp_operator.job.planning import elasticity, spares
 from ddp_operator.job.planning.decisions import (
     RESTART_GRACE_SECONDS,
     fail,
     next_attempt,
     restarting,
 )
+from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed

@@ -26,7 +26,7 @@ from tests.unit.job.builders import (
     ready,
     stored,
 )
-from tests.unit.job.planning.test_in_place import knowing, listening
+from tests.unit.job.planning.group.test_in_place import knowing, listening
 
 JOINS = Heard(scope="Pod")
 

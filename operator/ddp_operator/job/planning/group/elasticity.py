@@ -22,8 +22,8 @@ from ddp_operator.job.membership.world import (
     wanted_size,
     world_of,
 )
-from ddp_operator.job.planning import spares
 from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, decided, restarting
+from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed

@@ -10,9 +10,9 @@ from ddp_operator.engine.launchers import _listened_to
 from ddp_operator.job.membership.launchers import NOTHING, Heard
 from ddp_operator.job.membership.order import ANSWER_SECONDS, HOLD_SECONDS
 from ddp_operator.job.membership.world import members
+from ddp_operator.job.planning.group.topology import along
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.planning.topology import along
 from ddp_operator.job.pods.manifests import environment
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Node
@@ -27,7 +27,7 @@ from tests.unit.job.builders import (
     ready,
     stored,
 )
-from tests.unit.job.planning.test_in_place import failure, knowing, listening
+from tests.unit.job.planning.group.test_in_place import failure, knowing, listening
 from tests.unit.job.status.test_placement import node
 
 NODES = [

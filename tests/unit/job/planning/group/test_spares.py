@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
 from ddp_operator.job.membership.launchers import NOTHING, Heard
-from ddp_operator.job.planning import spares
+from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
@@ -26,7 +26,7 @@ from tests.unit.job.builders import (
     stored,
     with_status,
 )
-from tests.unit.job.planning.test_in_place import failure, knowing, listening
+from tests.unit.job.planning.group.test_in_place import failure, knowing, listening
 
 
 def with_spares(

@@ -1,0 +1,1 @@
+"""Plans that decide who is in the group, and have its launchers told."""
