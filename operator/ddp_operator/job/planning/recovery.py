@@ -20,6 +20,7 @@ from ddp_operator.job.planning.decisions import (
 )
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.words import train_on
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
@@ -219,7 +220,7 @@ def _what(
         parts.append(_replaced(awaited, briefly=several))
     if without:
         rest, ranks = len(members(job)) - len(without), _first(completion.in_words(without))
-        parts.append(f"{rest} pods train on" + ("" if several else f" without node rank {ranks}"))
+        parts.append(train_on(rest) + ("" if several else f" without node rank {ranks}"))
     return ", ".join(parts)
 
 

@@ -21,6 +21,11 @@ def some(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
+def train_on(pods: int) -> str:
+    """What so many pods do."""
+    return "1 pod trains on" if pods == 1 else f"{pods} pods train on"
+
+
 def unknown_accelerators(job: DDPJob) -> list[Event]:
     """A type may be newer than this release, or misspelt: then its pods will find no node."""
     accelerators = [kind.accelerator for kind, _ in kinds(job.spec)]

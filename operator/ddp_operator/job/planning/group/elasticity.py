@@ -25,8 +25,8 @@ from ddp_operator.job.membership.world import (
 from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, decided, restarting
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.planning.words import some
-from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.planning.words import some, train_on
+from ddp_operator.job.pods.observed import Observed, member_names
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Event
 
@@ -146,8 +146,9 @@ def _shrink(job: DDPJob, absent: Sequence[int], now: datetime) -> Plan | None:
         lost=len(absent),
     )
     size, before = len(slots) - len(absent), len(slots)
-    names = some([f"{slots[node_rank]}" for node_rank in absent])
-    message = f"{size} pods train on, {before} were to: these did not come in time: {names}"
+    names = member_names(job)
+    late = some([names[node_rank] for node_rank in absent])
+    message = f"{train_on(size)}, {before} were to: not there in time: {late}"
     return _resized(status, GROUP_SHRUNK, message, now)
 
 
@@ -157,7 +158,7 @@ def _dismiss(job: DDPJob, now: datetime) -> Plan:
     status = begun_anew(
         job, job.status, now, grace_seconds=RESTART_GRACE_SECONDS, without=range(size, before)
     )
-    message = f"{size} pods train on, {before} did: no more are wanted"
+    message = f"{train_on(size)}, {before} did: no more are wanted"
     return _resized(status, GROUP_SHRUNK, message, now)
 
 
@@ -176,7 +177,7 @@ def _grow(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | No
         job, job.status, now, grace_seconds=RESTART_GRACE_SECONDS, joined_by=joining
     )
     more = "one more is there" if len(joining) == 1 else f"{len(joining)} more are there"
-    message = f"{before + len(joining)} pods train on, {before} did: {more}"
+    message = f"{train_on(before + len(joining))}, {before} did: {more}"
     return _resized(status, GROUP_GROWN, message, now)
 
 

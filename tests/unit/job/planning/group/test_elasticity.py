@@ -104,7 +104,10 @@ def test_after_some_patience_the_others_go_on_without_the_lost_one(victim: int) 
     assert planned.decided
     assert members(planned) == {0: "1-3", 1: "0,2-3", 3: "0-2"}[victim]
     assert planned.status.bookkeeping.replacements == {str(victim): 2}, "that one knew of a place"
-    assert event_reasons(planned) == ["GroupShrunk"]
+    [event] = planned.events
+    assert event.reason == "GroupShrunk"
+    late = waiting[-1].key.name
+    assert event.message == f"3 pods train on, 4 were to: not there in time: {late}"
     assert planned.status.restarts == 1, "for the loss, and for nothing else"
     job = stored(job, planned)
     planned = told(job, waiting, later(93))
