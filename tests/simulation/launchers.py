@@ -75,6 +75,10 @@ def generation_at_birth(pod: Manifest) -> int:
     return int(_told(pod, ENV_GENERATION) or 0)
 
 
+def _attempt_of(pod: Manifest) -> tuple[str, str]:
+    return owner_of(pod), pod["metadata"]["labels"][LABEL_ATTEMPT]
+
+
 def _uid(pod: Manifest) -> str:
     uid: str = pod["metadata"]["uid"]
     return uid
@@ -133,6 +137,10 @@ class Launchers:
     late: list[Mapping[str, Any]] = field(default_factory=list)
     """Requests that were sent and come again later."""
     _known: dict[str, Launcher] = field(default_factory=dict)
+    _answered: set[tuple[str, str]] = field(default_factory=set)
+    """UIDs of jobs, and attempts, that had a pod with a launcher: people may have changed the image
+    since.
+    """
     _places: dict[tuple[str, str, int, int], str] = field(default_factory=dict)
     """Who has been told, or made, to have a place: UID of the job, attempt, generation and node
     rank, and the host name of the pod."""
@@ -154,6 +162,8 @@ class Launchers:
 
     def born(self, pod: Manifest) -> None:
         """Judge the place that a pod is made with."""
+        if has_launcher(pod):
+            self._answered.add(_attempt_of(pod))
         self._judge_place(pod, generation_at_birth(pod), node_rank_at_birth(pod))
 
     def fail(self, pod: Manifest, code: int, message: str) -> bool:
@@ -278,7 +288,7 @@ class Launchers:
         ip = address.partition(":")[0]
         for pod in self.server.pods.values():
             if pod["status"].get("podIP") == ip and is_running(pod):
-                says_so = has_launcher(pod) or _told(pod, ENV_SCOPE) == "Pod"
+                says_so = _attempt_of(pod) in self._answered or _told(pod, ENV_SCOPE) == "Pod"
                 self.require(says_so, f"{pod['metadata']['name']} is told of its place")
 
     def deliver_late(self) -> None:
