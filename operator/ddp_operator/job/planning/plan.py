@@ -159,7 +159,7 @@ def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DD
     status = job.status
     if not status.finished:
         status = status.noting(
-            launcher=heard.scope or status.bookkeeping.launcher,
+            launcher=heard.scope or _known_launcher(job),
             spares=spares.seen(job, pods),
             short_since=elasticity.short_since(job, pods, now),
         )
@@ -172,6 +172,13 @@ def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DD
             "completed_indexes": completion.in_words(completed),
         }
     )
+
+
+def _known_launcher(job: DDPJob) -> str:
+    """What the pods' launcher has said before; empty where pods may be of another image since."""
+    notes = job.status.bookkeeping
+    is_edited = notes.accepted_spec_hash not in ("", job.spec_hash)
+    return "" if is_edited else notes.launcher
 
 
 def _wanted(job: DDPJob) -> int:
