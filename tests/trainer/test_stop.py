@@ -1,0 +1,44 @@
+"""Who stops when: a rank that is told, the others with it, and all of them at once."""
+
+from __future__ import annotations
+
+import math
+import signal
+
+import pytest
+from ddp_trainer.run.stop import StopSignal, is_carried
+
+
+def told(stop: StopSignal, *, seconds_ago: float = 0.0) -> StopSignal:
+    """As if it had got SIGTERM so long ago."""
+    stop._remember(signal.SIGTERM, None)
+    stop.told_at -= seconds_ago
+    return stop
+
+
+def test_who_is_told_goes_on_for_a_while_and_then_stops_all() -> None:
+    stop = StopSignal(within_seconds=1000, leave_seconds=100)
+    assert stop.vote(4) == 0
+    assert not is_carried(told(stop).vote(4) + 2 / 4)
+    assert is_carried(told(stop, seconds_ago=101).vote(4))
+
+
+def test_half_of_the_time_is_left_for_saving() -> None:
+    stop = StopSignal(within_seconds=100, leave_seconds=1000)
+    assert not is_carried(told(stop, seconds_ago=1).vote(2))
+    assert is_carried(told(stop, seconds_ago=50).vote(2))
+
+
+def test_without_time_to_leave_who_is_told_stops_all() -> None:
+    assert is_carried(told(StopSignal(within_seconds=100)).vote(1000))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 49, 1000, 65536, 10**6])
+def test_all_that_are_told_stop_at_once_and_no_fewer(ranks: int) -> None:
+    vote = told(StopSignal(within_seconds=1000, leave_seconds=100)).vote(ranks)
+    one_by_one = 0.0
+    for _ in range(ranks - 1):
+        one_by_one += vote
+    assert not is_carried(one_by_one)
+    assert is_carried(one_by_one + vote)
+    assert math.isclose(vote, 1 / ranks)
