@@ -43,7 +43,7 @@ def launched(name: str, command: list[str], **fields: Any) -> Any:
             "replicas": 2,
             "nprocPerNode": 2,
             "launcher": "inject",
-            "restart": {"maxRestarts": 0},
+            "restart": {"scope": "Gang", "maxRestarts": 0},
             "template": {"spec": {"securityContext": RESTRICTED_POD, "containers": [container]}},
         },
     }
