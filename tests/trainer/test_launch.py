@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from ddp_trainer.checkpoints.manifest import MANIFEST, Manifest
-from ddp_trainer.launcher.forkserver import send_request
+from ddp_trainer.launcher.forkserver import STARTED_SIGNAL, send_request
 from ddp_trainer.telemetry.termination import open_report_file
 
 from tests.ports import free_port
@@ -352,6 +354,16 @@ def test_the_process_that_forks_ranks_is_replaced_when_it_dies(tmp_path: Path) -
         assert pod.message["step"] == pod.message["totalSteps"]
 
 
+@contextmanager
+def deaf_to(number: signal.Signals) -> Iterator[None]:
+    """Whom a server takes for its launcher, which waits for that signal, does not die of it."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 def test_the_process_that_forks_ranks_ends_when_it_cannot() -> None:
     # The first fork makes the process between server and rank, which then cannot fork the rank.
     program = """
@@ -368,7 +380,7 @@ forkserver.PRELOADED = ()
 forkserver.serve(socket.socket(fileno=int(sys.argv[1])), [])
 """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, os.fdopen(open_report_file()) as report:
+    with ours, theirs, os.fdopen(open_report_file()) as report, deaf_to(STARTED_SIGNAL):
         number = theirs.fileno()
         with subprocess.Popen(
             [sys.executable, "-c", program, str(number)], pass_fds=[number], stderr=subprocess.PIPE
