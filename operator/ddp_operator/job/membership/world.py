@@ -5,7 +5,7 @@ group as it begins, in the order of their slots; the rest wait without a place, 
 an elastic job wants more than are in its group. What changes that is decided in `planning`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import count, islice
@@ -128,6 +128,14 @@ def of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
         return None
     generation = status.world.generation + 1
     return first_world(spec).model_copy(update={"generation": generation})
+
+
+def replaced(status: DDPJobStatus, slots: Iterable[int]) -> dict[str, int]:
+    """How often the pod of each slot was replaced, once those of these slots are once more."""
+    counts = dict(status.bookkeeping.replacements)
+    for slot in slots:
+        counts[str(slot)] = counts.get(str(slot), 0) + 1
+    return counts
 
 
 def in_words(slots: Sequence[int]) -> str:

@@ -46,6 +46,11 @@ class Plan:
     events: tuple[Event, ...] = ()
     look_again_at: datetime | None = None
 
+    def looking_again(self, *moments: datetime | None) -> "Plan":
+        """The same, looked at again by the first of these moments, or as soon as before."""
+        known = [moment for moment in (*moments, self.look_again_at) if moment]
+        return replace(self, look_again_at=min(known, default=None))
+
 
 def accounted(
     job: DDPJob, planned: Plan, now: datetime, *, started: datetime | None = None

@@ -11,7 +11,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Verdict
-from ddp_operator.job.membership.world import begun_anew, members
+from ddp_operator.job.membership.world import begun_anew, members, replaced
 from ddp_operator.job.planning.decisions import (
     RESTART_GRACE_SECONDS,
     fail,
@@ -187,9 +187,7 @@ def _replacing(
     spare takes over.
     """
     slots = members(job)
-    replacements = dict(status.bookkeeping.replacements)
-    for slot in (slots[node_rank] for node_rank in gone):
-        replacements[str(slot)] = replacements.get(str(slot), 0) + 1
+    replacements = replaced(status, (slots[node_rank] for node_rank in gone))
     replacing: set[int] = set()  # before all pods of the attempt existed, nobody knows which do
     if status.bookkeeping.replacing or status.is_true("PodsCreated"):
         replacing = {*status.bookkeeping.replacing, *(slots[node_rank] for node_rank in awaited)}

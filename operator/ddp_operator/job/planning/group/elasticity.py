@@ -6,7 +6,6 @@ processes never come to a group that does not know them.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -102,10 +101,7 @@ def next_change(job: DDPJob, pods: Observed) -> datetime | None:
 def with_look(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: look again when the group may change."""
     due = next_change(job, pods)
-    if due is None or due <= now:
-        return planned
-    moments = [moment for moment in (due, planned.look_again_at) if moment]
-    return replace(planned, look_again_at=min(moments))
+    return planned.looking_again(due) if due and due > now else planned
 
 
 def _may_change(job: DDPJob, pods: Observed) -> bool:

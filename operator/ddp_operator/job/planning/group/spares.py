@@ -10,7 +10,7 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.membership.world import begun_anew, members, scope_of
+from ddp_operator.job.membership.world import begun_anew, members, replaced, scope_of
 from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, restarting
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
@@ -67,11 +67,8 @@ def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 def made_anew(status: DDPJobStatus, slots: Collection[int]) -> DDPJobStatus:
     """Return the status in which pods that had a place and had not begun are others, without."""
     notes = status.bookkeeping
-    replacements = dict(notes.replacements)
-    for slot in slots:
-        replacements[str(slot)] = replacements.get(str(slot), 0) + 1
     return status.noting(
-        replacements=replacements,
+        replacements=replaced(status, slots),
         replacing=tuple(slot for slot in notes.replacing if slot not in slots),
         spares_renewed=(notes.spares_renewed or 0) + len(slots),
     )
@@ -86,14 +83,10 @@ def renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     ended += [gone for gone in pods.spares_missing if gone.slot in known]
     if not ended:
         return None
-    replacements = dict(job.status.bookkeeping.replacements)
-    for identity in ended:
-        slot = str(identity.slot)
-        replacements[slot] = replacements.get(slot, 0) + 1
     renewed = job.status.bookkeeping.spares_renewed or 0
     pause = min(FIRST_PAUSE_SECONDS * 2 ** min(renewed, 10), LONGEST_PAUSE_SECONDS)
     status = job.status.noting(
-        replacements=replacements,
+        replacements=replaced(job.status, (identity.slot for identity in ended)),
         spares=tuple(sorted({*known} - {identity.slot for identity in ended})),
         spares_renewed=renewed + len(ended),
         no_spare_before=now + timedelta(seconds=pause),
@@ -129,8 +122,7 @@ def provided(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     due = planned.status.bookkeeping.no_spare_before
     if due is None or due <= now:
         return replace(planned, create_spares=pods.spares_missing)
-    moments = [moment for moment in (due, planned.look_again_at) if moment]
-    return replace(planned, look_again_at=min(moments))
+    return planned.looking_again(due)
 
 
 def _is_well(pod: PodState) -> bool:

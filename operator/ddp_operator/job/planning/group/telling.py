@@ -42,9 +42,7 @@ def told(job: DDPJob, pods: Observed, heard: Heard, planned: Plan, now: datetime
         # Whoever is in the group is given up before long; others may never answer.
         since = max(heard.unreached_since.get(telling.pod, now) for telling in tellings)
         pause = min(max(now - since, _AGAIN), _SELDOM)
-    waits = (now + pause, planned.look_again_at)
-    soonest = min(moment for moment in waits if moment)
-    return replace(planned, tell=tellings, look_again_at=soonest)
+    return replace(planned, tell=tellings).looking_again(now + pause)
 
 
 def give_up(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:

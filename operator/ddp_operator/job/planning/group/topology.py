@@ -7,7 +7,6 @@ when all pods have nodes: before any rank starts, and again after a pod was repl
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -80,11 +79,8 @@ def awaited(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datet
     """Complete the plan of an active job: look again when the order has to be decided."""
     if not (is_first_due(job) and _is_placed(pods)):
         return planned
-    moments = [planned.look_again_at, _due(pods)]
-    if _unheard_of(pods, nodes):
-        moments.append(now + _NODES_AGAIN)
-    soonest = min((moment for moment in moments if moment), default=None)
-    return replace(planned, look_again_at=soonest)
+    unheard_of = _unheard_of(pods, nodes)
+    return planned.looking_again(_due(pods), now + _NODES_AGAIN if unheard_of else None)
 
 
 def _is_placed(pods: Observed) -> bool:
