@@ -35,7 +35,8 @@ class Elastic(ApiModel):
         default=30,
         description=(
             "How long missing pods are waited for before the others go on without, where fewer "
-            "than replicas would be left. Pods that announce their end are not waited for."
+            "than replicas would be left; 30 s at least as the group begins. Pods that announce "
+            "their end are not waited for."
         ),
     )
     grow_after_seconds: _Patience = Field(

@@ -31,6 +31,8 @@ from ddp_operator.ports import Event
 
 GROUP_SHRUNK: Final = "GroupShrunk"
 GROUP_GROWN: Final = "GroupGrown"
+_BEGINNING_SECONDS: Final = 30
+"""How long the pods that a group begins with are waited for, at least: they come one by one."""
 
 
 def begin(job: DDPJob) -> Plan | None:
@@ -123,7 +125,10 @@ def _shrink_due(job: DDPJob, absent: Sequence[int]) -> datetime | None:
     rest = len(members(job)) - len(absent)
     if elastic is None or since is None or rest < least_size(job.spec):
         return None
-    patience = elastic.shrink_after_seconds if rest < job.spec.replicas else 0
+    patience = 0
+    if rest < job.spec.replicas:
+        at_least = _BEGINNING_SECONDS if _is_first(job.status) else 0
+        patience = max(elastic.shrink_after_seconds, at_least)
     return since + timedelta(seconds=patience)
 
 
@@ -193,3 +198,9 @@ def _resized(status: DDPJobStatus, reason: str, message: str, now: datetime) -> 
     if status.is_true("Running") or status.is_true("Restarting"):
         return restarting(status, reason, message, now, event=reason, creates=False)
     return decided(status, Event(reason, message))  # it has not begun yet
+
+
+def _is_first(status: DDPJobStatus) -> bool:
+    """Whether the pods are those that the attempt began with."""
+    has_changed = status.world is not None and status.world.changed_at is not None
+    return not (has_changed or status.bookkeeping.replacements)

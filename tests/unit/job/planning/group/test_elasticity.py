@@ -212,8 +212,10 @@ def test_a_job_is_scaled_while_it_runs() -> None:
     assert [each.slot for each in planned.create_spares] == [2]
 
 
-def test_a_group_begins_with_those_that_are_there() -> None:
-    job = fresh_job(replicas=4, restart={"scope": "Auto"}, elastic={"minReplicas": 2})
+@pytest.mark.parametrize("patience", [0, 30])
+def test_a_group_begins_with_those_that_are_there(patience: int) -> None:
+    elastic = {"minReplicas": 2, "shrinkAfterSeconds": patience}
+    job = fresh_job(replicas=4, restart={"scope": "Auto"}, elastic=elastic)
     job = settled(job, [], later(0))
     some = [born(job, 1), pod(job, 0), pod(job, 2), born(job, 3)]
     job = settled(job, some, later(5))
