@@ -193,7 +193,9 @@ class Launchers:
             known.under_way.discard((telling.pod, telling.generation, telling.start))
         knows, ended = said or (0, False)
         if knows < telling.generation or not ended:
-            known.unreached_since.setdefault(telling.pod, told_at)
+            # The earlier one, but not a time to come: clocks are set back.
+            since = known.unreached_since.get(telling.pod, told_at)
+            known.unreached_since[telling.pod] = min(since, told_at)
             return  # the plan looks again
         known.unreached_since.pop(telling.pod, None)
         told = (telling.generation, telling.start)

@@ -39,6 +39,8 @@ class FakeLaunchers:
     def __init__(self) -> None:
         self.answer: bytes | str = "nobody listens"
         self.deaf: set[str] = set()
+        self.in_vain = 0
+        """How often one of those was told."""
         self.lingering: set[str] = set()
         """Where processes of before do not end."""
         self.told: list[tuple[str, int, bool, str]] = []
@@ -66,6 +68,7 @@ class FakeLaunchers:
         assert wait_seconds == 5
         generation: int = document["generation"]
         if address in self.deaf:
+            self.in_vain += 1
             return None
         self.told.append((address, generation, document["start"], token))
         return generation, address not in self.lingering
@@ -154,7 +157,10 @@ async def test_a_failure_that_is_told_has_all_launchers_begin_anew(world: World)
     assert world.status["restarts"] == 1
 
 
-async def test_a_pod_whose_launcher_stays_deaf_is_replaced(world: World) -> None:
+@pytest.mark.parametrize("set_back", [timedelta(), timedelta(hours=1)])
+async def test_a_pod_whose_launcher_stays_deaf_is_replaced(
+    world: World, set_back: timedelta
+) -> None:
     world.launchers.say()
     world.launchers.deaf.add("10.0.0.2:29501")
     await world.run()
@@ -162,6 +168,9 @@ async def test_a_pod_whose_launcher_stays_deaf_is_replaced(world: World) -> None
     world.launchers.say(FAILURE, number=2)
     await world.until(lambda: len(world.launchers.told) == 1)
     assert world.status["phase"] == "Restarting"
+    world.ahead -= set_back
+    before = world.launchers.in_vain
+    await world.until(lambda: world.launchers.in_vain > before + 1)
     world.ahead += timedelta(seconds=31)
     await world.until(lambda: Key("default", "train-0-1-r1") in world.cluster.pods)
     assert world.generation == 2
