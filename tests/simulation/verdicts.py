@@ -7,7 +7,7 @@ from datetime import timedelta
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, Goodput
 from ddp_operator.job.failure.nodes import MAX_SHARE
-from ddp_operator.job.failure.records import NO_PROGRESS
+from ddp_operator.job.failure.records import LAUNCHER_UNREACHABLE, NO_PROGRESS
 from ddp_operator.job.membership.world import least_size, members, slots_of, wanted_size
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import Identity
@@ -17,6 +17,8 @@ from tests.simulation.server import NODES
 _OBSERVED = frozenset({"observed_generation", "ready_replicas", "ready", "completed_indexes"})
 """What is simply seen, and may differ after a job has finished."""
 
+MOST_NODE_FAILURES = 3
+"""Of pods that cannot be reached, before one counts."""
 LATE_SECONDS = 30.0
 """By how much a write may be late that is done in the end."""
 
@@ -178,7 +180,11 @@ class Verdicts:
             self.require(hung, f"taken for hung although {failure.pod} stood for {still:.1f} s")
         elif charged:
             by_itself = truth.exit_code not in (None, 0) and not truth.taken_away
-            self.require(by_rule or by_itself, f"{failure.pod} was charged, but in truth: {truth}")
+            # A job whose every node seems to be broken is a job that is broken.
+            of_nodes = sum(known.class_ == "Infrastructure" for known in job.status.failures)
+            is_cut_off = failure.reason == LAUNCHER_UNREACHABLE and of_nodes > MOST_NODE_FAILURES
+            due = by_rule or by_itself or is_cut_off
+            self.require(due, f"{failure.pod} was charged, but in truth: {truth}")
             self.require(by_rule or not failure.disruption, "a disruption was charged")
         if failure.disruption:
             own_doing = truth.given_up and not truth.taken_away

@@ -9,6 +9,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
 from ddp_operator.job.membership.launchers import NOTHING, Heard
 from ddp_operator.job.planning.group import spares
+from ddp_operator.job.planning.group.telling import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
@@ -230,6 +231,19 @@ def test_processes_of_others_start_anew_with_the_spare_in_place() -> None:
     assert planned.status.world is not None
     assert (planned.status.world.generation, planned.status.world.members) == (2, "0-1,3")
     assert planned.status.failures[-1].index == 2
+
+
+def test_a_spare_that_cannot_be_reached_either_takes_no_place() -> None:
+    job, pods = with_spares(scope="InPlace")
+    fault = replace(listens("InPlace"), failures=(failure(pods[1]),))
+    job = recorded(job, plan(job, pods, later(60), heard=fault))
+    deaf = {pods[number].key.name: later(61) for number in (2, 3)}
+    cut_off = replace(listens("InPlace"), **knowing(pods[:2], 1), unreached_since=deaf)
+    planned = plan(job, pods, later(61 + UNREACHABLE_SECONDS), heard=cut_off)
+    assert planned.status.failures[-1].pod == pods[2].key.name
+    assert planned.status.world is not None
+    assert planned.status.world.members == "0-2"
+    assert planned.status.bookkeeping.replacements == {"2": 1}
 
 
 def test_a_spare_that_ends_costs_nothing_and_the_next_comes_later() -> None:
