@@ -97,8 +97,9 @@ def _samples(
         log = environment.read_volume(kubectl, claim=claim, file=f"{STEP_LOG}.rank{rank}")
         entries = [json.loads(line) for line in log.splitlines()]
         steps = [entry["step"] for entry in entries]
-        back = [pair for pair in pairwise(steps) if pair[1] < pair[0]]
-        assert not back, (rank, back)
+        # Who is gone may have completed a step that the others had not, and begun the next one.
+        back = [(now, then) for then, now in pairwise(steps) if now < then - 1]
+        assert not back, f"rank {rank}: {back}"
         for entry in entries:
             found[entry["step"]].update(entry["samples"])
     assert sorted(found) == list(range(1, max(found) + 1))
