@@ -65,10 +65,10 @@ def test_a_pod_that_is_called_knows_the_address(
     other: tuple[int, AnnouncedAddress], names: list[str]
 ) -> None:
     port, seen = other
-    assert seen.read() is None
+    assert seen.read(generation=0) is None
     announcer = Announcer(placement(0, port=port))
     announcer.tell([0, 1])
-    until(lambda: seen.read() == "127.0.0.1", "the address to be told")
+    until(lambda: seen.read(generation=0) == "127.0.0.1", "the address to be told")
     announcer.tell([0, 1])
     announcer.tell([0, 1])
     assert names == [PEER], "called itself, or called again at once"
@@ -80,7 +80,7 @@ def test_a_pod_that_cannot_be_called_harms_nobody(
     port, seen = other
     announcer = Announcer(placement(0, port=port))
     announcer.tell([2, 1])  # there is no name for a third pod
-    until(lambda: seen.read() == "127.0.0.1", "the address to be told")
+    until(lambda: seen.read(generation=0) == "127.0.0.1", "the address to be told")
     assert names == ["digits-0-2.digits", PEER]
 
 
@@ -94,9 +94,9 @@ def test_a_neighbour_is_not_believed(
     assert (code, text) == (403, "only with this job's token: Authorization: Bearer $DDP_TOKEN\n")
     assert post(port, {}, token=token, path="/dump-stacks")[0] == 403
     assert post(port, {}, token=token, path="/checkpoint")[0] == 403
-    assert seen.read() is None
+    assert seen.read(generation=0) is None
     assert post(port, true)[0] == 200
-    assert seen.read() == "10.0.0.1"
+    assert seen.read(generation=0) == "10.0.0.1"
 
 
 def test_a_neighbours_body_is_not_waited_for(other: tuple[int, AnnouncedAddress]) -> None:
@@ -114,8 +114,17 @@ def test_another_attempt_is_told_nothing(
     assert (code, text) == (409, "this pod is of another job or attempt\n")
     code, text = post(port, {"jobUid": "another", "attempt": 0, "address": "10.0.0.1"})
     assert code == 409
-    assert seen.read() is None
+    assert seen.read(generation=0) is None
     assert names == ["127.0.0.1"] * 2
+
+
+def test_who_is_rank_0_no_more_is_not_believed(other: tuple[int, AnnouncedAddress]) -> None:
+    port, seen = other
+    told = {"jobUid": "7d1f", "attempt": 0, "address": "10.0.0.2", "generation": 2}
+    assert post(port, told)[0] == 200
+    code, text = post(port, told | {"address": "10.0.0.1", "generation": 1})
+    assert (code, text) == (409, "another pod is rank 0 by now\n")
+    assert [seen.read(generation=number) for number in (1, 2, 3)] == ["10.0.0.2"] * 2 + [None]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +147,7 @@ def test_nonsense_is_refused(
     code, text = post(port, body)
     assert code == 400
     assert complaint in text
-    assert seen.read() is None
+    assert seen.read(generation=0) is None
 
 
 @pytest.mark.parametrize(

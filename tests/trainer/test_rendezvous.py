@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
 from ddp_trainer.membership import network, rendezvous, stores
-from ddp_trainer.membership.announcement import AnnouncedAddress
+from ddp_trainer.membership.announcement import AnnouncedAddress, Announcement
 from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.network import Resolver
 from ddp_trainer.membership.rendezvous import Rendezvous
@@ -154,7 +154,7 @@ def test_rank_0_is_where_it_says_or_where_its_name_says(
     announced: str, by_name: str, tmp_path: Path
 ) -> None:
     port, told = free_port(), AnnouncedAddress(tmp_path / "status.json")
-    told.write(announced)
+    told.write(Announcement(job_uid="7d1f", attempt=0, address=announced))
     with ranks() as pool:
         guest = start_again(pool, Rendezvous(environment(1, port=port, master_addr=by_name), told))
         host = start(pool, environment(0, port=port))

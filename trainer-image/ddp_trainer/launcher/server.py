@@ -251,11 +251,13 @@ class _Handler(BoundedHandler):
             return
         try:
             told = announcement.Announcement.parse(content)
-            if told.concerns(self.server.placement):
-                self.server.rank_0.write(told.address)
-                self.answer(HTTPStatus.OK, "", "text/plain; charset=utf-8")
-            else:
+            if not told.concerns(self.server.placement):
                 self.refuse(HTTPStatus.CONFLICT, "this pod is of another job or attempt")
+            elif self.server.rank_0.read(generation=told.generation + 1):
+                self.refuse(HTTPStatus.CONFLICT, "another pod is rank 0 by now")
+            else:
+                self.server.rank_0.write(told)
+                self.answer(HTTPStatus.OK, "", "text/plain; charset=utf-8")
         except ValueError as error:
             self.refuse(HTTPStatus.BAD_REQUEST, str(error))
         except OSError as error:

@@ -39,6 +39,8 @@ class Announcement:
     attempt: int
     address: str
     """Numeric."""
+    generation: int = 0
+    """Of the group: who is rank 0 no more may not know it yet."""
 
     @classmethod
     def parse(cls, text: bytes) -> Announcement:
@@ -57,7 +59,7 @@ class Announcement:
 
 
 class AnnouncedAddress:
-    """The last announced address, from the launcher to the ranks of its pod."""
+    """The last announcement, from the launcher to the ranks of its pod."""
 
     def __init__(self, status_file: Path) -> None:
         """It is kept in a file beside the pod's status."""
@@ -69,20 +71,23 @@ class AnnouncedAddress:
         path = env.get(STATUS_FILE_VARIABLE)
         return cls(Path(path)) if path else None
 
-    def write(self, address: str) -> None:
+    def write(self, announcement: Announcement) -> None:
         """Replace the one before.
 
         Raises:
             OSError: it cannot be written.
         """
-        replace_file(self._path, address)
+        replace_file(self._path, to_json(announcement))
 
-    def read(self) -> str | None:
-        """The last one; None where none has come, or none that can be read."""
+    def read(self, *, generation: int) -> str | None:
+        """The address of rank 0 of this generation of the group, or a later one; None where none
+        has come, or none that can be read.
+        """
         try:
-            return self._path.read_text()
-        except OSError:
+            known = Announcement.parse(self._path.read_bytes())
+        except (OSError, ValueError):
             return None
+        return known.address if known.generation >= generation else None
 
 
 class Announcer:
@@ -119,6 +124,7 @@ class Announcer:
                     job_uid=self._placement.job_uid,
                     attempt=self._placement.attempt,
                     address=connection.sock.getsockname()[0],
+                    generation=self._placement.generation,
                 )
                 headers = credentials(self._placement)
                 connection.request("POST", PATH, to_json(announcement), headers)

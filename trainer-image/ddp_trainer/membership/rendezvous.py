@@ -42,6 +42,9 @@ _FIRST_PROBE_SECONDS = 1.0
 _PROBE_SECONDS = 2.0
 """Between looks whether anybody listens yet where a request waits for its answer: seldom, since a
 store of thousands of ranks may be busy with just that."""
+_TOLD_SECONDS = 2.0
+"""For a rank 0 to listen whose address was told: meanwhile nobody asks of what DNS remembers, where
+nobody answers, or one that has not heard yet that it is rank 0 no more."""
 _ROUND = "round"
 """The key of what rank 0 says of the present round."""
 
@@ -188,7 +191,7 @@ class Rendezvous:
         if self._environment.placement.node_rank == 0:
             return self._join(stores.OWN_ADDRESS, self._own_address(), wait)
         refusal: NotYetError | None = None
-        for address in self._known_addresses():
+        for address in self._known_addresses(wait):
             try:
                 return self._join(address, address, wait)
             except NotYetError as error:
@@ -196,12 +199,15 @@ class Rendezvous:
         assert refusal is not None  # names without an address do not resolve
         raise refusal
 
-    def _known_addresses(self) -> Iterator[str]:
+    def _known_addresses(self, wait: Wait) -> Iterator[str]:
         """Where rank 0 may be: what was told comes before what DNS remembers of it."""
-        placement = self._environment.placement
-        announced = self._announced.read() if self._announced is not None else None
-        told = list(dict.fromkeys(filter(None, (placement.master_address, announced))))
+        placement, announced = self._environment.placement, None
+        if self._announced is not None:
+            announced = self._announced.read(generation=placement.generation)
+        told = list(dict.fromkeys(filter(None, (announced, placement.master_address))))
         yield from told
+        if told and wait.seconds < _TOLD_SECONDS:
+            return
         resolved = self._resolver.resolve(placement.master_addr, placement.master_port)
         yield from (address for address in resolved if address not in told)
 

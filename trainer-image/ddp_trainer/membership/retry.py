@@ -43,6 +43,11 @@ class Wait:
         self._begin = time.monotonic()
         self._next_log = self._begin + _FIRST_LOG_SECONDS
 
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._begin
+
     def pause(self, reason: str) -> None:
         """Sleep a little before another try; `reason`: what is missing.
 
