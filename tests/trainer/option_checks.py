@@ -343,6 +343,7 @@ def logical_shards(group: Group) -> Json:
             Trial(group, three, "--accumulate-steps=2", "--batch-size=4").train(3).parameters(),
             Trial(group, three, "--batch-size=8").train(3).parameters(),
         ],
+        "gradients": gradients_of(group, three),
         "static": [
             Trial(group, three, "--static-graph").train(3).parameters(),
             Trial(group, three, "--compile=eager").train(3).parameters(),
@@ -352,14 +353,26 @@ def logical_shards(group: Group) -> Json:
     }
 
 
-def shards_as_they_come(group: Group) -> Json:
+def gradients_of(group: Group, *flags: str) -> Json:
+    """With which the last step of some trainings was taken."""
+    trials = {
+        "plain": Trial(group, *flags).train(3),
+        # The fourth step, an epoch's last, has a sample for three of two ranks' four parts.
+        "to the last sample": Trial(group, *flags, "--batch-size=7").train(5),
+        # Of which three count, in each of the four parts.
+        "four batches": Trial(group, *flags, "--accumulate-steps=4", "--batch-size=3").train(3),
+    }
+    return {name: flat(trial.gradients.values()) for name, trial in trials.items()}
+
+
+def even_shares(group: Group) -> Json:
     """The same without an order, as where a group of three has become one of two."""
     found = {}
     with mock.patch.dict(os.environ, {"DDP_BATCH": "global", "DDP_BATCH_RANKS": "3"}):
         for kind in ("none", "fp16", "bf16"):
             trial = Trial(group, f"--gradient-compression={kind}").train(1)
             found[kind] = flat(trial.gradients.values())
-        found["parameters"] = Trial(group).train(3).parameters()
+        found["gradients"] = gradients_of(group)
     with mock.patch.dict(os.environ, {"DDP_BATCH": "global", "DDP_BATCH_RANKS": "2"}):
         found["as many as ranks"] = Trial(group).train(3).parameters()
     return found
@@ -411,7 +424,7 @@ CHECKS = (
     powersgd,
     compiled,
     logical_shards,
-    shards_as_they_come,
+    even_shares,
 )
 
 

@@ -12,12 +12,15 @@ import pytest
 import torch
 from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.data.loading import Loading
-from ddp_trainer.data.sampler import ShardedSampler
+from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.library.attempt import Attempt
 from ddp_trainer.library.fixed_batch import check
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.run import Before, Run
 from ddp_trainer.settings.batch import Batch
 from ddp_trainer.settings.training import DDPOptions
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -25,22 +28,27 @@ SAMPLES, BATCH_SIZE, SHARDS = 45, 4, 3
 GLOBAL = {"DDP_BATCH": "global", "DDP_BATCH_RANKS": "3"}
 
 
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 9])
-def test_each_shard_counts_once_and_all_ranks_compute_as_many(shards: int, size: int) -> None:
-    deals = [Deal(shards=shards, rank=rank, size=size) for rank in range(size)]
+def test_each_part_counts_once_and_all_ranks_compute_as_many(
+    shards: int, size: int, exact: bool
+) -> None:
+    deals = [Deal(shards=shards, rank=rank, size=size, exact=exact) for rank in range(size)]
     counting = [
-        (deal.shard(slot), (deal.rank, slot))
+        (deal.part(slot), (deal.rank, slot))
         for deal in deals
         for slot in range(deal.slots)
         if deal.counts(slot)
     ]
-    assert dict(counting) == {shard: deals[0].whereabouts(shard) for shard in range(shards)}
-    assert len(counting) == shards
+    parts = deals[0].parts
+    assert dict(counting) == {part: deals[0].whereabouts(part) for part in range(parts)}
+    assert len(counting) == parts
     assert {deal.slots for deal in deals} == {-(-shards // size)}
+    assert parts == shards if exact or shards % size == 0 else parts > shards
     own = [sum(deal.counts(slot) for slot in range(deal.slots)) for deal in deals]
-    assert max(own) - min(own) <= 1
-    assert all(deal.is_plain for deal in deals) == (shards == size)
+    assert max(own) - min(own) <= exact
+    assert all(deal.is_plain for deal in deals) == (shards == size and not exact)
 
 
 def loader(**settings: Any) -> DataLoader[Any]:
@@ -49,35 +57,143 @@ def loader(**settings: Any) -> DataLoader[Any]:
     )
 
 
-def steps_of(deal: Deal, *, accumulate: int, start: int) -> Iterator[list[list[int]]]:
-    """The batches of each step that count, as one rank reads them."""
-    rest = Loading(loader(), seed=5).dealt(1, start, deal, accumulate=accumulate)
-    while places := rest.next_places(accumulate * deal.slots):
-        read = [batch[0].tolist() for batch in islice(rest.batches, len(places))]
-        assert read == places
-        parts = len(places) // deal.slots
-        yield [batch for number, batch in enumerate(places) if deal.counts(number // parts)]
+def steps_of(loader: DataLoader[Any], deal: Deal, *, accumulate: int, start: int) -> list[Share]:
+    """One rank's, which reads what it says."""
+    rest = Loading(loader, seed=5).rest(1, start, deal, accumulate=accumulate)
+    found = []
+    while share := rest.next_step():
+        assert [batch[0].tolist() for batch in islice(rest.batches, len(share.read))] == share.read
+        found.append(share)
     assert rest.is_at_end
+    assert next(rest.batches, None) is None
+    return found
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def order(length: int, seed: int = 6) -> list[int]:
+    """Of an epoch's samples; the seed is the run's, and the epoch."""
+    generator = torch.Generator().manual_seed(seed)
+    found: list[int] = torch.randperm(length, generator=generator).tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "exact"), [(1, False), (3, False), *((size, True) for size in range(1, 6))]
+)
 @pytest.mark.parametrize(("accumulate", "start"), [(1, 0), (2, 0), (2, 24), (1, 1)])
-def test_any_number_of_ranks_has_the_batches_of_each_step(
-    size: int, accumulate: int, start: int
+def test_ranks_that_divide_the_shards_have_their_batches(
+    size: int, exact: bool, accumulate: int, start: int
 ) -> None:
+    a_shard = accumulate * BATCH_SIZE
     expected: list[list[list[int]]] = []
-    samplers = [
-        ShardedSampler(SAMPLES, rank=shard, world_size=SHARDS, seed=5) for shard in range(SHARDS)
-    ]
-    for sampler in samplers:
-        sampler.set_epoch(1, start=start)
-    batches = [sampler.batches(BATCH_SIZE) for sampler in samplers]
-    while step := [batch for shard in batches for batch in islice(shard, accumulate)]:
-        expected.append(sorted(step))
-    deals = [Deal(shards=SHARDS, rank=rank, size=size) for rank in range(size)]
-    ranks = [[*steps_of(deal, accumulate=accumulate, start=start)] for deal in deals]
-    steps = [sorted(batch for rank in step for batch in rank) for step in zip(*ranks, strict=True)]
-    assert steps == expected
+    for first in range(start, SAMPLES, a_shard * SHARDS):
+        left = range(first, SAMPLES + -(SAMPLES - start) % SHARDS)[: a_shard * SHARDS]
+        shards = [
+            [order(SAMPLES)[place % SAMPLES] for place in left[shard::SHARDS]]
+            for shard in range(SHARDS)
+        ]
+        places = range(0, len(shards[0]), BATCH_SIZE)
+        expected.append(sorted(shard[i : i + BATCH_SIZE] for shard in shards for i in places))
+    deals = [Deal(shards=SHARDS, rank=rank, size=size, exact=exact) for rank in range(size)]
+    ranks = [steps_of(loader(), deal, accumulate=accumulate, start=start) for deal in deals]
+    for shares, batches in zip(zip(*ranks, strict=True), expected, strict=True):
+        counting = [
+            batch
+            for share in shares
+            for batch, count in zip(share.read, share.counts, strict=True)
+            if count > 0
+        ]
+        assert sorted(counting) == batches
+
+
+@given(
+    length=st.integers(1, 90),
+    shards=st.integers(1, 7),
+    size=st.integers(1, 9),
+    batch_size=st.integers(1, 6),
+    accumulate=st.integers(1, 4),
+    drop_last=st.booleans(),
+    data=st.data(),
+)
+def test_any_number_of_ranks_has_the_samples_of_each_step_in_even_shares(
+    length: int,
+    shards: int,
+    size: int,
+    batch_size: int,
+    accumulate: int,
+    drop_last: bool,
+    data: st.DataObject,
+) -> None:
+    start = data.draw(st.integers(0, length), label="start")
+    of = DataLoader(
+        TensorDataset(torch.arange(length)),
+        batch_size=batch_size,
+        shuffle=True,
+        drop_last=drop_last,
+    )
+    deals = [Deal(shards=shards, rank=rank, size=size) for rank in range(size)]
+    ranks = [steps_of(of, deal, accumulate=accumulate, start=start) for deal in deals]
+    left = -(-(length - start) // shards)
+    left -= left % batch_size if drop_last else 0
+    slots, place = deals[0].slots, start
+    for shares in zip(*ranks, strict=True):
+        a_shard = min(left, batch_size * accumulate)
+        [samples] = {share.samples for share in shares}
+        assert samples == a_shard * shards
+        wanted = [order(length)[(place + i) % length] for i in range(samples)]
+        assert sorted(index for share in shares for index in share.own) == sorted(wanted)
+        own = [len(share.own) for share in shares]
+        assert max(own) - min(own) <= slots
+        batches = -(-a_shard // batch_size)
+        for share in shares:
+            assert len(share.read) == len(share.counts) == batches * slots
+            for batch, count in zip(share.read, share.counts, strict=True):
+                assert count <= len(batch) <= batch_size
+                assert {*batch} <= {*wanted}
+                assert count in (0, len(batch)) or batch == batch[:1] * 2, "or its mean is another"
+        place, left = place + samples, left - a_shard
+    assert left == 0
+
+
+def test_an_epochs_last_step_may_have_no_sample_for_some() -> None:
+    """Seven of eight ranks, where each of eight would have one sample left."""
+    of = DataLoader(TensorDataset(torch.arange(40)), batch_size=4)
+    deals = [Deal(shards=8, rank=rank, size=7) for rank in range(7)]
+    ranks = [steps_of(of, deal, accumulate=1, start=0) for deal in deals]
+    assert [len(share.own) for share, _ in ranks] == [5, 5, 5, 5, 4, 4, 4]
+    assert [share.counts for share, _ in ranks][3:5] == [[3, 2], [2, 2]]
+    assert [share.counts for _, share in ranks] == [[1, 1], *[[1, 0]] * 6]
+    assert ranks[0][1].read == [[32, 32], [39, 39]], "batch norm needs two"
+    assert ranks[1][1].read == [[33, 33], [32, 32]], "another's"
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
+def test_losses_and_gradients_weigh_what_samples_they_are_of(
+    size: int, accumulate: int, exact: bool
+) -> None:
+    deals = [Deal(shards=SHARDS, rank=rank, size=size, exact=exact) for rank in range(size)]
+    ranks = [steps_of(loader(), deal, accumulate=accumulate, start=5) for deal in deals]
+    for shares in zip(*ranks, strict=True):
+        loss = gradient = 0.0
+        for deal, share in zip(deals, shares, strict=True):
+            attempt = Attempt(
+                before=Before(buffers=[], memory=None),
+                deal=deal,
+                answered=0,
+                samples=share.samples,
+                sizes=share.counts,
+                ends_epoch=False,
+            )
+            for batch in share.read:
+                attempt.give()
+                weighed = sum(batch) / len(batch) * attempt.weight
+                attempt.stepped_with(weighed)
+                gradient += weighed * attempt.weight_of_part
+            loss += sum(attempt.losses())
+        indices = [index for share in shares for index in share.own]
+        mean = sum(indices) / len(indices)
+        assert [loss / SHARDS, gradient / SHARDS] == pytest.approx([mean, mean])
 
 
 @pytest.mark.parametrize(
@@ -287,8 +403,8 @@ def gradients(
     """Of the mean over the shards' samples in a step, clipped."""
     means = []
     for shard in range(SHARDS):
-        sampler = ShardedSampler(SAMPLES, rank=shard, world_size=SHARDS, seed=0)
-        indices = [*sampler][step * 2 * BATCH_SIZE : (step + 1) * 2 * BATCH_SIZE]
+        places = range(shard, SAMPLES, SHARDS)[step * 2 * BATCH_SIZE :][: 2 * BATCH_SIZE]
+        indices = [order(SAMPLES, seed=0)[place] for place in places]
         means.append(loss_of(torch.tensor(indices)))
     mean = torch.stack(means).mean()
     found = [*torch.autograd.grad(mean, [*model.parameters()])]

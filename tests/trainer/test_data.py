@@ -9,9 +9,9 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.data.order import _computed
-from ddp_trainer.data.sampler import ShardedSampler
 from ddp_trainer.run.position import Position
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,12 +25,21 @@ epochs = st.integers(0, 5)
 
 def shares(length: int, world_size: int, seed: int, epoch: int, start: int = 0) -> list[list[int]]:
     """Every rank's indices."""
+    ranks = batches(length, world_size, seed, epoch, start, batch_size=8)
+    return [[index for batch in rank for index in batch] for rank in ranks]
+
+
+def batches(
+    length: int, world_size: int, seed: int, epoch: int, start: int, *, batch_size: int
+) -> list[list[list[int]]]:
+    """The batches of every rank."""
     found = []
     for rank in range(world_size):
-        sampler = ShardedSampler(length, rank=rank, world_size=world_size, seed=seed)
-        sampler.set_epoch(epoch, start=start)
-        found.append(list(sampler))
-        assert len(found[-1]) == len(sampler)
+        loader = DataLoader(Numbers(length), batch_size=batch_size, shuffle=True)
+        deal = Deal(shards=world_size, rank=rank, size=world_size)
+        rest = Loading(loader, seed=seed).rest(epoch, start, deal)
+        found.append([share.own for share in iter(rest.next_step, None)])
+        assert rest.is_at_end
     return found
 
 
@@ -92,15 +101,11 @@ def test_an_epoch_with_ever_other_world_sizes_has_every_sample_once(
     while position.samples < length:
         world_size = data.draw(world_sizes, label="world size")
         batch_size = data.draw(st.integers(1, 8), label="batch size")
-        batches = []
-        for rank in range(world_size):
-            sampler = ShardedSampler(length, rank=rank, world_size=world_size, seed=seed)
-            sampler.set_epoch(0, start=position.samples)
-            batches.append(list(sampler.batches(batch_size)))
+        ranks = batches(length, world_size, seed, 0, position.samples, batch_size=batch_size)
         for turn in range(data.draw(st.integers(1, 5), label="steps")):
             if position.samples == length:
                 break
-            samples = interleaved([batches[rank][turn] for rank in range(world_size)])
+            samples = interleaved([rank[turn] for rank in ranks])
             before = position.samples
             position.advance(len(samples), epoch_length=length)
             new = position.samples - before
@@ -117,18 +122,15 @@ def test_epochs_differ_and_repeat() -> None:
 
 
 def test_batches_hold_the_rest_in_order() -> None:
-    sampler = ShardedSampler(50, rank=1, world_size=2, seed=0)
-    sampler.set_epoch(0, start=10)
-    batches = list(sampler.batches(8))
-    assert [len(batch) for batch in batches] == [8, 8, 4]
-    assert [index for batch in batches for index in batch] == list(sampler)
+    in_batches = batches(50, 2, 0, 0, start=10, batch_size=8)[1]
+    assert [len(batch) for batch in in_batches] == [8, 8, 4]
+    assert [index for batch in in_batches for index in batch] == shares(50, 2, 0, 0, start=10)[1]
 
 
 @pytest.mark.parametrize("start", [-1, 51])
 def test_a_start_outside_the_epoch_is_refused(start: int) -> None:
-    sampler = ShardedSampler(50, rank=0, world_size=1, seed=0)
     with pytest.raises(ValueError, match="outside an epoch of 50"):
-        sampler.set_epoch(0, start=start)
+        shares(50, 1, 0, 0, start=start)
 
 
 @given(lengths, st.integers(1, 70), world_sizes)
@@ -169,12 +171,12 @@ def test_a_computed_order_has_every_sample_once(length: int) -> None:
 
 def test_a_billion_samples_take_no_list_of_them() -> None:
     tracemalloc.start()
-    sampler = ShardedSampler(10**9, rank=3, world_size=8, seed=0)
-    sampler.set_epoch(1, start=999_000_000)
-    batches = list(islice(sampler.batches(64), 300))
+    loading = Loading(DataLoader(Numbers(10**9), batch_size=64, shuffle=True), seed=0)
+    rest = loading.rest(1, 999_000_000, Deal(shards=8, rank=3, size=8))
+    taken = list(islice(iter(rest.next_step, None), 300))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 16 << 20
-    seen = [index for batch in batches for index in batch]
+    seen = [index for share in taken for index in share.own]
     assert len(set(seen)) == len(seen) == 300 * 64
     assert 0 <= min(seen) < 10**8 < 9 * 10**8 < max(seen) < 10**9

@@ -55,11 +55,12 @@ def test_logical_shards_go_with_the_other_options(seen: Results) -> None:
         assert f"the loss of rank {number} does not depend on extra.weight" in result["never"]
 
 
-def test_three_shards_of_two_ranks_are_summed_as_they_come(seen: Results) -> None:
+def test_two_ranks_share_the_steps_of_three_evenly(seen: Results) -> None:
     for rank in seen:
-        result = rank["shards_as_they_come"]
-        assert close(result["parameters"], rank["logical_shards"]["pieces"][0])
-        assert result["as many as ranks"] == rank["logical_shards"]["plain"][0]
+        result, shards = rank["even_shares"], rank["logical_shards"]
+        for name, gradients in shards["gradients"].items():
+            assert close(result["gradients"][name], gradients), name
+        assert result["as many as ranks"] == shards["plain"][0]
         assert close(result["none"], result["fp16"], tolerance=1e-3)
         assert close(result["none"], result["bf16"], tolerance=1e-2)
         assert result["none"] != result["fp16"]

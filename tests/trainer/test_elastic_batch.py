@@ -31,14 +31,18 @@ TOLERANCE = 1e-6
 
 @contextmanager
 def training(
-    folder: Path, *more: str, pods: int, variables: Mapping[str, str] | None = None
+    folder: Path,
+    *more: str,
+    pods: int,
+    variables: Mapping[str, str] | None = None,
+    workload: str = "load",
 ) -> Iterator[World]:
     """A job with running statistics, dropout and gradients that travel in several pieces."""
     with job(folder, nodes=pods, local_world_size=1, extra_environment=variables or {}) as of:
         world = World(
             of,
             [
-                *("--workload", "tests.trainer.norm:load", "--bucket-cap-mb", "0.01"),
+                *("--workload", f"tests.trainer.norm:{workload}", "--bucket-cap-mb", "0.01"),
                 *("--log-every-steps", "1", "--checkpoint-every-steps", "10"),
                 *(*FLAGS, *more, "--trace-samples", str(of.traces)),
             ],
@@ -81,21 +85,38 @@ def assert_close(of: Job, undisturbed: Job) -> None:
     rates = [state["optimizer"]["param_groups"][0]["lr"] for state in (actual, wanted)]
     assert rates[0] == rates[1]
     # All that a model sees of its inputs is in the first layer's statistics.
-    assert actual["model"]["2.num_batches_tracked"] == wanted["model"]["2.num_batches_tracked"]
+    tracked = [state["model"].get("2.num_batches_tracked") for state in (actual, wanted)]
+    assert tracked[0] == tracked[1]
 
 
-def test_three_become_two_and_three_again_and_take_the_same_steps(
+def test_three_become_one_and_three_again_and_take_the_same_steps(
     tmp_path: Path, undisturbed: Job
 ) -> None:
     with training(tmp_path, pods=SHARDS, variables=GLOBAL) as world:
         world.of.wait_for_step(4)
         # Who comes later was made when the job wanted another number.
         world.of.extra_environment = {**world.of.extra_environment, "DDP_BATCH_RANKS": "5"}
-        resize(world, 2, 3)
+        resize(world, 1, 3)
         assert_close(world.of, undisturbed)
         assert samples_of(world.of, ranks=3) == samples_of(undisturbed, ranks=3)
         said = "a step has the batches of 3 ranks, as when this training began, not those of 5"
         assert said in world.slots[2].log
+
+
+def test_sizes_that_do_not_divide_share_the_same_steps_evenly(tmp_path: Path) -> None:
+    with training(tmp_path / "undisturbed", pods=SHARDS, workload="without") as world:
+        end(world)
+        undisturbed = world.of
+    folder = tmp_path / "elastic"
+    with training(folder, pods=SHARDS, variables=GLOBAL, workload="without") as world:
+        resize(world, 2, 4)
+        assert_close(world.of, undisturbed)
+        assert samples_of(world.of, ranks=4) == samples_of(undisturbed, ranks=3)
+        sizes = {
+            tuple(len(dict(world.of.begun_by(rank)).get(step, [])) for rank in range(4))
+            for step in range(1, LAST_STEP + 1)
+        }
+        assert sizes == {(32, 32, 32, 0), (48, 48, 0, 0), (24, 24, 24, 24)}
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,15 @@ from itertools import pairwise
 
 import pytest
 import torch
-from ddp_trainer.data.sampler import ShardedSampler
+from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.data.loading import Loading
 from ddp_trainer.loop.learner import Learner
 from ddp_trainer.run.run import Run
 from ddp_trainer.settings.options import Options
 from ddp_trainer.workloads.base import Samples, Workload
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 SAMPLES, EPOCHS, LR = 1000, 3, 0.5
 CPU = torch.device("cpu")
@@ -51,14 +53,15 @@ class Training:
             self.run.take_in(copy.deepcopy(before.memory()))
         position = self.run.position
         while position.epoch < EPOCHS:
-            sampler = ShardedSampler(SAMPLES, rank=0, world_size=world_size, seed=0)
-            sampler.set_epoch(position.epoch, start=position.samples)
-            for indices in sampler.batches(self._options.step_size):
+            loader = DataLoader(TensorDataset(torch.zeros(SAMPLES)), self._options.step_size)
+            deal = Deal(shards=world_size, rank=0, size=world_size)
+            rest = Loading(loader, seed=0).rest(position.epoch, position.samples, deal)
+            while step := rest.next_step():
                 share = (position.epoch * SAMPLES + position.samples) / (EPOCHS * SAMPLES)
                 if until(share):
                     return
                 self.shares.append(share)
-                self.run.complete_step(len(indices) * world_size)
+                self.run.complete_step(step.samples)
             self.run.end_epoch()
 
     def _new_run(self, world_size: int) -> Run:

@@ -14,6 +14,7 @@ import ddp_trainer
 import numpy as np
 import pytest
 import torch
+from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LostPeerError
 from ddp_trainer.library.endings import tell
@@ -34,6 +35,7 @@ from tests.trainer.exposition import parse
 
 SAMPLES = 10
 BATCH_SIZE = 4
+ALONE = Deal(shards=1, rank=0, size=1)
 
 
 def loader_of(**settings: Any) -> DataLoader[Any]:
@@ -254,7 +256,7 @@ def test_random_samples_depend_on_their_place_alone(workers: int) -> None:
         loader = DataLoader(Noise(), batch_size=2, shuffle=True, num_workers=workers)
         loading = Loading(loader, seed=7)
         shares = [
-            torch.cat([*loading.rest(3, done, rank=rank, world_size=ranks).batches])
+            torch.cat([*loading.rest(3, done, Deal(shards=ranks, rank=rank, size=ranks)).batches])
             for rank in range(ranks)
         ]
         return sorted(torch.cat(shares).tolist())
@@ -282,7 +284,7 @@ def test_random_batches_depend_on_their_place_alone(workers: int) -> None:
     def drawn(workers: int) -> list[list[float]]:
         loading = Loading(DataLoader(Together(), batch_size=4, num_workers=workers), seed=7)
         torch.seed()
-        return [batch.tolist() for batch in loading.rest(1, 0, rank=0, world_size=1).batches]
+        return [batch.tolist() for batch in loading.rest(1, 0, ALONE).batches]
 
     seen = drawn(workers)
     assert seen == drawn(workers) == drawn(0)
@@ -292,15 +294,14 @@ def test_random_batches_depend_on_their_place_alone(workers: int) -> None:
 def test_kept_workers_serve_one_epoch_after_another() -> None:
     loader = DataLoader(Noise(), batch_size=2, num_workers=2, persistent_workers=True)
     loading = Loading(loader, seed=7)
-    place = {"rank": 0, "world_size": 1}
-    cut = loading.rest(0, 0, **place).batches
+    cut = loading.rest(0, 0, ALONE).batches
     next(cut)  # and the group breaks
-    epochs = [torch.cat([*loading.rest(epoch, 0, **place).batches]) for epoch in (0, 1)]
+    epochs = [torch.cat([*loading.rest(epoch, 0, ALONE).batches]) for epoch in (0, 1)]
     for epoch in epochs:
         assert sorted(epoch.int().tolist()) == list(range(SAMPLES))
     assert not torch.equal(*epochs)
     once = Loading(DataLoader(Noise(), batch_size=2), seed=7)
-    assert torch.equal(epochs[1], torch.cat([*once.rest(1, 0, **place).batches]))
+    assert torch.equal(epochs[1], torch.cat([*once.rest(1, 0, ALONE).batches]))
 
 
 @pytest.mark.parametrize(

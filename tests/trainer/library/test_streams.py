@@ -10,6 +10,7 @@ from typing import Any
 import ddp_trainer
 import pytest
 import torch
+from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.data.stream import Stream
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Position
@@ -29,6 +30,7 @@ from tests.trainer.test_kill_points import spread
 
 BATCHES = 6
 BATCH_SIZE = 2
+ALONE = Deal(shards=1, rank=0, size=1)
 
 
 class Numbers(IterableDataset[float]):
@@ -97,10 +99,10 @@ def stream_of(loader: DataLoader[Any], run: Run | None = None) -> Stream:
 
 def rest_of(stream: Stream, epoch: int, done: int, *, steps: int | None = None) -> list[Any]:
     """The batches from a place on, in steps of one batch."""
-    rest = stream.rest(epoch, done, rank=0, world_size=1)
+    rest = stream.rest(epoch, done, ALONE)
     found: list[Any] = []
     while steps is None or len(found) < steps:
-        rest.next_places(1)
+        rest.next_step()
         found.append(next(rest.batches).tolist())
         if rest.has_end:
             break
@@ -135,12 +137,13 @@ def test_a_stream_is_the_same_whenever_it_is_read(workers: int) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_it_reads_a_step_ahead_and_no_further(count: int) -> None:
     dataset = Numbers()
-    rest = stream_of(DataLoader(dataset, batch_size=BATCH_SIZE)).rest(0, 0, rank=0, world_size=1)
+    stream = stream_of(DataLoader(dataset, batch_size=BATCH_SIZE))
+    rest = stream.rest(0, 0, ALONE, accumulate=count)
     for step in range(1, BATCHES // count):
-        assert len(rest.next_places(count)) == count
+        assert rest.next_step().samples == count
         assert not rest.has_end
         assert dataset.given == BATCH_SIZE * count * (step + 1)
-    rest.next_places(count)
+    rest.next_step()
     assert rest.has_end
 
 
@@ -237,13 +240,12 @@ def test_a_state_that_cannot_be_saved_is_refused() -> None:
 
 @pytest.mark.parametrize(("length", "read"), [(0, 0), (3 * BATCH_SIZE, 3)])
 def test_a_stream_that_ends_before_its_time_is_an_error(length: int, read: int) -> None:
-    rest = stream_of(DataLoader(Numbers(length), batch_size=BATCH_SIZE)).rest(
-        2, read, rank=0, world_size=1
-    )
+    stream = stream_of(DataLoader(Numbers(length), batch_size=BATCH_SIZE))
+    rest = stream.rest(2, read, ALONE, accumulate=4)
     with pytest.raises(
         ConfigurationError, match=f"rank 0 ended after {read} batches of epoch 2: each rank needs 4"
     ):
-        rest.next_places(4)
+        rest.next_step()
 
 
 def test_the_number_of_ranks_may_change_between_epochs_alone() -> None:

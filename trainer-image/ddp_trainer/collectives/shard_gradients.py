@@ -1,9 +1,10 @@
 """The gradients of a model by logical shards, from their computation to their mean over all ranks.
 
 DDP averages what each rank has computed, one rank as much as the other. Here a rank may have
-computed several shards, or none that counts. Their gradients are taken out of the script's hands as
-they come, so that a script may clip or clear what it finds after each batch as if that were the
-only one: what counts is put in its place at the end of the last batch's backward pass.
+computed several shards, smaller parts of them, or none that counts. Their gradients are taken out
+of the script's hands as they come, so that a script may clip or clear what it finds after each
+batch as if that were the only one: what counts is put in its place at the end of the last batch's
+backward pass.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class ShardGradients:
     """Those of one model on one rank, in one group.
 
     Summed as they come they take the memory of one more copy of the gradients. Where their sum has
-    to be the same to the bit, each shard of this rank has a copy of its own: parts of all shards go
-    to the rank that sums them, and the sums to all ranks.
+    to be the same to the bit, each shard of this rank has a copy of its own: pieces of all shards
+    go to the rank that sums them, and the sums to all ranks.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ShardGradients:
             for number, parameter in enumerate(self._parameters)
         ]
         self._slot: int | None = None
+        self._weight = 0.0
         self._is_last = False
         self._is_queued = False
         self._seen: set[int] = set()
@@ -79,14 +81,18 @@ class ShardGradients:
         for hook in self._hooks:
             hook.remove()
 
-    def begin_batch(self, slot: int, *, is_first: bool, is_last: bool) -> None:
-        """What is computed next is of the shard in this slot; `is_first`, `is_last`: of a step."""
+    def begin_batch(self, slot: int, *, weight: float, is_first: bool, is_last: bool) -> None:
+        """What is computed next is of the part in this slot; `is_first`, `is_last`: of a step.
+
+        `weight`: how many shards' worth the part is; 0: the batch counts for nothing.
+        """
         if is_first:
             self._written.clear()
             self._left_out.clear()
         else:
             self._note_left_out()
-        self._slot, self._is_last, self._is_queued = slot, is_last, False
+        self._slot, self._weight = slot, weight
+        self._is_last, self._is_queued = is_last, False
         self._seen.clear()
         for parameter in self._parameters:
             parameter.grad = None
@@ -132,13 +138,13 @@ class ShardGradients:
                 "batch, and call backward() once"
             )
         self._seen.add(number)
-        if self._deal.counts(self._slot):
+        if self._weight > 0:
             row = self._slot if self._deal.exact else 0
             kept = next(m for m in self._memories if number in m.offsets).view(row, number)
             if (row, number) in self._written:
-                kept.add_(gradient)
+                kept.add_(gradient, alpha=self._weight)
             else:
-                kept.copy_(gradient)
+                torch.mul(gradient, self._weight, out=kept)
                 self._written.add((row, number))
         if self._is_last and not self._is_queued:
             self._is_queued = True

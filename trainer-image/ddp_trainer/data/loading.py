@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice, tee
+from itertools import tee
 from typing import Any
 
 from torch.utils.data import (
@@ -25,7 +25,8 @@ from torch.utils.data import (
 )
 
 from ddp_trainer.collectives.deal import Deal
-from ddp_trainer.data.sampler import ShardedSampler
+from ddp_trainer.data.order import shuffled, unshuffled
+from ddp_trainer.data.sampler import Share, shares
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.seeds import seed_by_name
 from ddp_trainer.system.deathsignal import die_with_parent
@@ -69,41 +70,40 @@ class Loading:
                 persistent_workers=loader.persistent_workers,
             )
 
-    def batches_left(self, samples: int, *, world_size: int) -> int:
-        """Batches of each rank after so many samples of the epoch."""
-        left = math.ceil((self.samples - samples) / world_size)
-        if self._loader.drop_last:
-            return left // self.batch_size
-        return math.ceil(left / self.batch_size)
+    def batches_left(self, samples: int, *, shards: int) -> int:
+        """Batches of each shard after so many samples of the epoch."""
+        return math.ceil(self._samples_left(samples, shards=shards) / self.batch_size)
 
-    def rest(self, epoch: int, samples: int, *, rank: int, world_size: int) -> Rest:
-        """What is left for one rank, after so many samples of the epoch."""
-        return self.dealt(epoch, samples, Deal(shards=world_size, rank=rank, size=world_size))
+    def _samples_left(self, samples: int, *, shards: int) -> int:
+        """The same in samples, padding included."""
+        left = math.ceil((self.samples - samples) / shards)
+        return left - left % self.batch_size if self._loader.drop_last else left
 
-    def dealt(self, epoch: int, samples: int, deal: Deal, *, accumulate: int = 1) -> Rest:
-        """The same where a rank has several shards of a step, or another's once more.
+    def rest(self, epoch: int, samples: int, deal: Deal, *, accumulate: int = 1) -> Rest:
+        """What is left for one rank, after so many samples of the epoch.
 
-        Of each step, its `accumulate` batches of one shard come before those of the next one.
+        Of each step, the `accumulate` batches of one part come before those of the next one.
         """
-        count = self.batches_left(samples, world_size=deal.shards)
-        shards: list[Iterator[list[int]]] = []
-        for slot in range(deal.slots):
-            sampler = ShardedSampler(
-                self.samples,
-                rank=deal.shard(slot),
-                world_size=deal.shards,
-                seed=self._seed,
-                shuffle=self._shuffles,
+        if not 0 <= samples <= self.samples:
+            raise ValueError(f"{samples} lies outside an epoch of {self.samples} samples")
+        left = self._samples_left(samples, shards=deal.shards)
+        taken, to_read = tee(
+            shares(
+                deal,
+                shuffled(self.samples, seed=self._seed + epoch) if self._shuffles else unshuffled,
+                length=self.samples,
+                start=samples,
+                left=left,
+                batch_size=self.batch_size,
+                accumulate=accumulate,
             )
-            sampler.set_epoch(epoch, start=samples)
-            shards.append(islice(sampler.batches(self.batch_size), count))
-        count *= deal.slots
-        places, to_read = tee(_in_turn(shards, accumulate) if len(shards) > 1 else shards[0])
-        seeded_places = ([(epoch, index) for index in batch] for batch in to_read)
+        )
+        places = ([(epoch, index) for index in batch] for share in to_read for batch in share.read)
+        count = math.ceil(left / (self.batch_size * accumulate))
         if self._reader is None:
-            return Rest(places, count, map(self._load, seeded_places))
-        self._places.batches = seeded_places
-        return Rest(places, count, iter(self._reader))
+            return Rest(taken, count, map(self._load, places))
+        self._places.batches = places
+        return Rest(taken, count, iter(self._reader))
 
     def share(self, *, rank: int, world_size: int) -> Iterator[Any]:
         """The batches of one rank, where all ranks together read each sample once."""
@@ -155,34 +155,28 @@ def is_stream(loader: DataLoader[Any]) -> bool:
 
 
 class Rest:
-    """The batches of one rank up to the end of an epoch."""
+    """One rank's share of each step up to the end of an epoch."""
 
     has_end = None
-    """Whether there is nothing after what `next_places` returned last: all ranks know it alike."""
+    """Whether there is nothing after what `next_step` returned last: all ranks know it alike."""
 
-    def __init__(self, places: Iterator[list[int]], count: int, batches: Iterator[Any]) -> None:
-        """`places`: the samples of each batch, as the dataset counts them."""
-        self._places = places
+    def __init__(self, steps: Iterator[Share], count: int, batches: Iterator[Any]) -> None:
+        """`count`: of the steps."""
+        self._steps = steps
         self._left = count
         self.batches = batches
-        """One for each of those places."""
+        """Of all steps, one after the other."""
 
-    def next_places(self, count: int) -> list[list[int]]:
-        """The samples of so many more batches, or of those that are left."""
-        found = list(islice(self._places, count))
-        self._left -= len(found)
-        return found
+    def next_step(self) -> Share | None:
+        """What this rank has of it; None: there is no other."""
+        share = next(self._steps, None)
+        self._left -= share is not None
+        return share
 
     @property
     def is_at_end(self) -> bool:
         """Whether there are no more."""
         return self._left == 0
-
-
-def _in_turn(shards: list[Iterator[list[int]]], count: int) -> Iterator[list[int]]:
-    """So many of each, again and again, until there are no more; all have as many."""
-    while some := [batch for shard in shards for batch in islice(shard, count)]:
-        yield from some
 
 
 class _Places:

@@ -1,75 +1,95 @@
 """Who trains on which samples, and in what order.
 
-torch's DistributedSampler cannot start in the middle of an epoch; this one can.
+torch's DistributedSampler cannot start in the middle of an epoch; this can.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from ddp_trainer.data.order import shuffled, unshuffled
+from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.data.order import Order, Places
 
 _AT_A_TIME = 1 << 14
 """Places whose samples are looked up together: fast, and no list worth counting."""
 
 
-class ShardedSampler:
-    """One rank's share of a shuffled epoch, from any position on.
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one rank computes of one step."""
 
-    Same sharding as `DistributedSampler(drop_last=False)`, and the same order up to a few million
-    samples: it depends on seed and epoch alone, is padded from its own beginning to a multiple of
-    the world size, and rank r takes every world_size-th index. `start` is the number of samples
-    that all ranks together have consumed of the epoch. It is a property of the data and not of the
-    group: an epoch begun with one world size can be ended with another.
+    samples: int
+    """Of the whole step, over all ranks, padding included."""
+    read: list[list[int]]
+    """The samples of each of this rank's batches."""
+    counts: list[int]
+    """How many of them count, the first ones; what a batch has beyond is computed for nothing."""
+
+    @property
+    def own(self) -> list[int]:
+        """Those that count, of all batches."""
+        pairs = zip(self.read, self.counts, strict=True)
+        return [index for batch, count in pairs for index in batch[:count]]
+
+
+def shares(
+    deal: Deal,
+    order: Order,
+    *,
+    length: int,
+    start: int,
+    left: int,
+    batch_size: int,
+    accumulate: int = 1,
+) -> Iterator[Share]:
+    """One rank's shares of the steps that are left of an epoch of so many samples.
+
+    `start`: samples that all ranks together have consumed of it. It is a property of the data and
+    not of the group: an epoch begun with one world size can be ended with another. `left`: samples
+    that each shard has yet to get, `accumulate` batches in a step. Shard s takes every so many-th
+    sample from s on, and beyond the end goes on at the epoch's beginning: with a shard to each rank
+    that is the sharding of `DistributedSampler(drop_last=False)`.
     """
+    a_step = batch_size * accumulate
+    a_block = a_step * max(1, _AT_A_TIME // (a_step * deal.slots))
+    for first in range(0, left, a_block):
+        steps = []
+        for done in range(first, min(first + a_block, left), a_step):
+            samples = min(a_step, left - done) * deal.shards
+            batches = [*_cut(deal, samples=samples, batch_size=batch_size)]
+            steps.append((start + done * deal.shards, samples, batches))
+        places = [begin + places for begin, _, batches in steps for places, _ in batches]
+        # Round more than once where there are fewer samples than shards.
+        found = iter(order(np.concatenate(places) % length).tolist())
+        for _, samples, batches in steps:
+            yield Share(
+                samples=samples,
+                read=[[*islice(found, len(places))] for places, _ in batches],
+                counts=[count for _, count in batches],
+            )
 
-    def __init__(
-        self, length: int, *, rank: int, world_size: int, seed: int, shuffle: bool = True
-    ) -> None:
-        if length < 1:
-            raise ValueError("a training set needs at least one sample")
-        self._length = length
-        self._rank = rank
-        self._world_size = world_size
-        self._seed = seed
-        self._shuffle = shuffle
-        self._epoch = 0
-        self._start = 0
 
-    def set_epoch(self, epoch: int, *, start: int = 0) -> None:
-        """Choose the epoch, and the samples of it to skip because they are consumed."""
-        if not 0 <= start <= self._length:
-            raise ValueError(f"start {start} lies outside an epoch of {self._length} samples")
-        self._epoch = epoch
-        self._start = start
+def _cut(deal: Deal, *, samples: int, batch_size: int) -> Iterator[tuple[Places, int]]:
+    """The places of this rank's batches in a step of so many samples; how many of them count.
 
-    def __len__(self) -> int:
-        """Samples left for each rank, padding included; the same on all ranks."""
-        return math.ceil((self._length - self._start) / self._world_size)
-
-    def __iter__(self) -> Iterator[int]:
-        for indices in self.batches(_AT_A_TIME):
-            yield from indices
-
-    def batches(self, batch_size: int) -> Iterator[list[int]]:
-        """The rest of the epoch in batches of `batch_size`; the last one may be smaller."""
-        order = (
-            shuffled(self._length, seed=self._seed + self._epoch) if self._shuffle else unshuffled
-        )
-        many = max(1, _AT_A_TIME // batch_size) * batch_size
-        for first in range(0, len(self), many):
-            own = np.arange(first, min(first + many, len(self)), dtype=np.int64)
-            # Beyond the end it goes on at the beginning: more than once round when there are fewer
-            # samples than ranks.
-            places = (self._start + self._rank + own * self._world_size) % self._length
-            indices = order(places).tolist()
-            for begin in range(0, len(indices), batch_size):
-                yield indices[begin : begin + batch_size]
+    A shard has batches of `batch_size`; each part has as many, of its part of that. One that gets
+    no sample has the step's first once more. A sample alone is read twice, where others have
+    company: their mean is the same, and batch norm needs two.
+    """
+    width = -(-batch_size * deal.shards // deal.parts)
+    least = min(2, width) if deal.parts > deal.shards else 1
+    for slot in range(deal.slots):
+        own = range(deal.part(slot), samples, deal.parts)
+        for batch in range(-(-samples // (batch_size * deal.shards))):
+            places = own[batch * width : (batch + 1) * width]
+            to_read = np.resize(places or [0], max(len(places), least))
+            yield to_read, len(places) if deal.counts(slot) else 0
 
 
 class SampleTrace:

@@ -17,8 +17,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.data.loading import end_workers_with_rank
+from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Bookmarks
 from ddp_trainer.run.run import Run
@@ -63,12 +65,12 @@ class Stream:
         """Batches that were read by then."""
         end_workers_with_rank(loader)
 
-    def rest(self, epoch: int, samples: int, *, rank: int, world_size: int) -> StreamRest:
-        """What is left, after so many batches of all ranks."""
-        if rank != self._rank:  # it is another stream, whatever was read of this one
-            self._rank, self._epoch = rank, -1
-        self._go_to(epoch, samples // world_size)
-        return StreamRest(self, samples // world_size)
+    def rest(self, epoch: int, samples: int, deal: Deal, *, accumulate: int = 1) -> StreamRest:
+        """What is left, after so many batches of all ranks, `accumulate` of each in a step."""
+        if deal.rank != self._rank:  # it is another stream, whatever was read of this one
+            self._rank, self._epoch = deal.rank, -1
+        self._go_to(epoch, samples // deal.size)
+        return StreamRest(self, samples // deal.size, ranks=deal.size, accumulate=accumulate)
 
     def bookmark(self, group: Group) -> None:
         """Remember where the streams of all ranks stand after this step; a collective.
@@ -165,21 +167,28 @@ class Stream:
 class StreamRest:
     """The batches of one rank up to the end of an epoch, whenever that is."""
 
-    def __init__(self, stream: Stream, begin: int) -> None:
+    def __init__(self, stream: Stream, begin: int, *, ranks: int, accumulate: int) -> None:
         self._stream = stream
         self._next = begin
+        self._ranks = ranks
+        self._accumulate = accumulate
         self.is_at_end = False
         """No rank knows by itself."""
         self.has_end = False
-        """Whether there is nothing after what `next_places` returned last."""
+        """Whether there is nothing after what `next_step` returned last."""
         self.batches = self._take(begin)
-        """One for each of those places."""
+        """Of all steps, one after the other."""
 
-    def next_places(self, count: int) -> list[list[int]]:
+    def next_step(self) -> Share:
         """The numbers of so many more batches; each counts as a sample."""
+        count = self._accumulate
         self.has_end = not self._stream.begin_step(self._next, count)
         self._next += count
-        return [[number] for number in range(self._next - count, self._next)]
+        return Share(
+            samples=count * self._ranks,
+            read=[[number] for number in range(self._next - count, self._next)],
+            counts=[1] * count,
+        )
 
     def _take(self, number: int) -> Iterator[Any]:
         while True:

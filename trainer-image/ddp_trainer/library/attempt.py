@@ -19,8 +19,10 @@ class Attempt:
     deal: Deal
     answered: int
     """What the script had asked for by then."""
+    samples: int
+    """Of the step, over all ranks, padding included."""
     sizes: list[int]
-    """Samples of each of this rank's batches."""
+    """Samples that count, of each of this rank's batches."""
     ends_epoch: bool
     is_asked: bool = False
     """Whether the ranks ask each other if the epoch ends with it: no one rank knows."""
@@ -31,9 +33,9 @@ class Attempt:
     turns: int = 0
     """How often it has called `step` for one of its optimizers."""
     buffers: list[Tensor] | None = None
-    """As this rank's first shard has left them, where it computes more of them."""
+    """As this rank's first part has left them, where it computes more of them."""
     _losses: list[tuple[int, Tensor | float]] = field(default_factory=list)
-    """With the slots of their shards."""
+    """With the slots of their parts."""
 
     @property
     def batches(self) -> int:
@@ -41,24 +43,36 @@ class Attempt:
         return len(self.sizes)
 
     @property
-    def parts(self) -> int:
-        """Batches of each shard."""
-        return len(self.sizes) // self.deal.slots
-
-    @property
-    def samples(self) -> int:
-        """Of each shard."""
-        return sum(self.sizes[: self.parts])
-
-    @property
     def place(self) -> tuple[int, int]:
-        """The slot of the batch given last, and which of its shard's batches it is."""
-        return divmod(max(self.given, 1) - 1, self.parts)
+        """The slot of the batch given last, and which of its part's batches it is."""
+        return divmod(self._last, self._batches_a_slot)
 
     @property
     def weight(self) -> float:
-        """The part of its shard's samples that are in the batch given last."""
-        return self.sizes[max(self.given, 1) - 1] / self.samples
+        """Of its part's samples, what is in the batch given last."""
+        slot, _ = self.place
+        return self.sizes[self._last] / max(self._samples_of(slot), 1)
+
+    @property
+    def weight_of_part(self) -> float:
+        """How many shards' worth its part is; 0 where the batch given last counts for nothing."""
+        slot, _ = self.place
+        return self._weight_of(slot) if self.sizes[self._last] else 0.0
+
+    @property
+    def _last(self) -> int:
+        return max(self.given, 1) - 1
+
+    @property
+    def _batches_a_slot(self) -> int:
+        return len(self.sizes) // self.deal.slots
+
+    def _samples_of(self, slot: int) -> int:
+        begin = slot * self._batches_a_slot
+        return sum(self.sizes[begin : begin + self._batches_a_slot])
+
+    def _weight_of(self, slot: int) -> float:
+        return self._samples_of(slot) * self.deal.shards / self.samples
 
     def give(self) -> int:
         """Give a batch; returns its number, from 0."""
@@ -79,20 +93,20 @@ class Attempt:
         return self.turns - 1
 
     def _note(self, loss: Tensor | float | None) -> None:
-        if loss is not None:
+        if loss is not None and self.sizes[self._last]:
             slot, _ = self.place
             self._losses.append((slot, loss.detach() if isinstance(loss, Tensor) else loss))
 
     def losses(self) -> list[float]:
-        """Of each shard, where it is this rank's, and else 0; this rank's alone, if all have one.
+        """Of each part, by its weight, where it is this rank's, and else 0; alone, if all have one.
 
         The sum of those that the script has told, NaN if it has told none.
         """
         if self.deal.is_plain:
             return [self._loss(0)]
-        found = [0.0] * self.deal.shards
-        for slot in filter(self.deal.counts, range(self.deal.slots)):
-            found[self.deal.shard(slot)] = self._loss(slot)
+        found = [0.0] * self.deal.parts
+        for slot in filter(self._samples_of, range(self.deal.slots)):
+            found[self.deal.part(slot)] = self._weight_of(slot) * self._loss(slot)
         return found
 
     def _loss(self, slot: int) -> float:

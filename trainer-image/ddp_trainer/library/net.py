@@ -86,14 +86,15 @@ class Net(nn.Module):
             self._shards.close()
             self._shards = None
 
-    def begin_batch(self, slot: int, *, is_first: bool, is_last: bool) -> None:
-        """What is computed next is of the shard in this slot; `is_first`, `is_last`: of a step.
+    def begin_batch(self, slot: int, *, weight: float, is_first: bool, is_last: bool) -> None:
+        """What is computed next is of the part in this slot; `is_first`, `is_last`: of a step.
 
-        The backward pass of the last one averages the gradients.
+        The backward pass of the last one averages the gradients. `weight`: how many shards' worth
+        the part is; 0: the batch counts for nothing.
         """
         self._exchanges = is_last
         if self._shards is not None:
-            self._shards.begin_batch(slot, is_first=is_first, is_last=is_last)
+            self._shards.begin_batch(slot, weight=weight, is_first=is_first, is_last=is_last)
 
     def finish(self) -> None:
         """Average the gradients, where the last backward pass has not."""

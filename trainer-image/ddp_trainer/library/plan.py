@@ -60,5 +60,5 @@ class Plan:
         return self.loading.samples_a_place if self.loading is not None else 1
 
     def _steps_left(self, loading: Loading, samples: int) -> int:
-        batches = loading.batches_left(samples, world_size=self.shards)
+        batches = loading.batches_left(samples, shards=self.shards)
         return math.ceil(batches / self.accumulate)

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ddp_trainer.data.loading import Loading, Rest, is_stream
-from ddp_trainer.data.sampler import SampleTrace
+from ddp_trainer.data.sampler import SampleTrace, Share
 from ddp_trainer.data.stream import Stream, StreamRest
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
 from ddp_trainer.library.attempt import Attempt
@@ -42,14 +42,15 @@ class Stepping(Session):
     def _batches_from_here(self, loading: Loading | Stream, accumulate: int) -> Iterator[Any]:
         """Up to the end of the epoch, or to where another rank has turned out to be further."""
         run, place = self._run, (self.rank, self.world_size)
-        rest = self._rest_of(loading, accumulate)
-        while places := rest.next_places(accumulate * self._deal.slots):
+        position = run.position
+        rest = loading.rest(position.epoch, position.samples, self._deal, accumulate=accumulate)
+        while share := rest.next_step():
             batches: list[Any] = []
             step, epoch = run.position.step, run.position.epoch
             while (run.position.step, run.position.epoch) == (step, epoch):
                 if (self.rank, self.world_size) != place:  # other batches are this rank's now
                     return
-                attempt = self._try_step(places, rest)
+                attempt = self._try_step(share, rest)
                 while attempt.given < attempt.batches:
                     if attempt.given == len(batches):
                         batches.append(next(rest.batches))
@@ -69,31 +70,21 @@ class Stepping(Session):
             if run.position.is_at_end or self._plan.is_at_limit(run.position):
                 return
 
-    def _rest_of(self, loading: Loading | Stream, accumulate: int) -> Rest | StreamRest:
-        position, deal = self._run.position, self._deal
-        if isinstance(loading, Loading) and not deal.is_plain:
-            return loading.dealt(position.epoch, position.samples, deal, accumulate=accumulate)
-        return loading.rest(
-            position.epoch, position.samples, rank=self.rank, world_size=self.world_size
-        )
-
-    def _try_step(self, places: list[list[int]], rest: Rest | StreamRest) -> Attempt:
-        position, deal = self._run.position, self._deal
+    def _try_step(self, share: Share, rest: Rest | StreamRest) -> Attempt:
+        position = self._run.position
         try:
             self._formation.votes.begin(position.step, has_end=rest.has_end)
         except Exception as error:
             self._formation.note(error)
         if self._formation.is_rehearsed:
-            a_shard = len(places) // deal.slots
-            own = (batch for i, batch in enumerate(places) if deal.counts(i // a_shard))
-            samples = [index for batch in own for index in batch]
-            self._trace.write(step=position.step + 1, epoch=position.epoch, samples=samples)
+            self._trace.write(step=position.step + 1, epoch=position.epoch, samples=share.own)
         self._attempt = Attempt(
             before=self._run.before(),
-            deal=deal,
+            deal=self._deal,
             answered=self._asked,
+            samples=share.samples,
             # One pass is enough to see how DDP lays out its buckets.
-            sizes=[len(batch) for batch in places][: None if self._formation.is_rehearsed else 1],
+            sizes=share.counts[: None if self._formation.is_rehearsed else 1],
             ends_epoch=rest.is_at_end,
             is_asked=rest.has_end is not None,
         )
@@ -101,19 +92,21 @@ class Stepping(Session):
 
     def _prepare_for_batch(self, attempt: Attempt) -> None:
         number = attempt.give()
-        slot, part = attempt.place
-        if slot > 0 and part == 0:
-            self._begin_another_shard(attempt)
+        slot, batch = attempt.place
+        if slot > 0 and batch == 0:
+            self._begin_another_part(attempt)
         is_last = number == attempt.batches - 1
         for net in self._formation.nets:
-            net.begin_batch(slot, is_first=number == 0, is_last=is_last)
-        purpose = "model" if part == 0 else f"model/{part}"
-        shard, step = attempt.deal.shard(slot), self._run.position.step
-        seed_step(self._options.seed, rank=shard, step=step, purpose=purpose)
+            net.begin_batch(
+                slot, weight=attempt.weight_of_part, is_first=number == 0, is_last=is_last
+            )
+        purpose = "model" if batch == 0 else f"model/{batch}"
+        part, step = attempt.deal.part(slot), self._run.position.step
+        seed_step(self._options.seed, rank=part, step=step, purpose=purpose)
         self._timer.lap(Phase.DATA)
 
-    def _begin_another_shard(self, attempt: Attempt) -> None:
-        # Each begins with the same buffers, and those that shard 0 leaves are the step's, as when
+    def _begin_another_part(self, attempt: Attempt) -> None:
+        # Each begins with the same buffers, and those that part 0 leaves are the step's, as when
         # each has a rank to itself and rank 0's are shared.
         if attempt.buffers is None:
             attempt.buffers = [buffer.clone() for buffer in self._run.buffers()]
@@ -135,7 +128,7 @@ class Stepping(Session):
             self._try_again(attempt)
             return False
         self._run.complete_step(
-            attempt.samples * attempt.deal.shards,
+            attempt.samples,
             ends_epoch=attempt.ends_epoch,
             clip_grad_norm=clip_grad_norm,
         )
@@ -179,8 +172,7 @@ class Stepping(Session):
         if not is_whole or not self._knows_the_end(attempt):
             self._try_again(attempt)
             return
-        samples = attempt.samples * attempt.deal.shards
-        self._run.complete_turns(samples, ends_epoch=attempt.ends_epoch)
+        self._run.complete_turns(attempt.samples, ends_epoch=attempt.ends_epoch)
         self._complete(attempt)
 
     def _knows_the_end(self, attempt: Attempt) -> bool:
@@ -206,8 +198,8 @@ class Stepping(Session):
     def _complete(self, attempt: Attempt) -> None:
         self._attempt = None
         self._asked = 0
-        samples = attempt.samples * attempt.deal.shards
-        self._progress.step(self._run.position, samples=samples * self._plan.samples_a_place)
+        samples = attempt.samples * self._plan.samples_a_place
+        self._progress.step(self._run.position, samples=samples)
         self._profiling.step()
         self._timer.lap(Phase.COMPUTE)
         self._or_form(lambda: self._after_step(attempt))
