@@ -145,6 +145,7 @@ def test_logical_shards_end_the_same_to_the_bit(
 
 SHARDS_OF_A_POD = 4
 LAST_STEP_OF_A_POD = 48  # 4 epochs of ceil(ceil(1438 / 4) / 32) steps
+EVEN_SHARES = {"DDP_BATCH": "global", "DDP_BATCH_RANKS": str(SHARDS_OF_A_POD)}
 
 
 @pytest.fixture(scope="module")
@@ -156,26 +157,38 @@ def shards_of_a_pod(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return peaceful
 
 
+@pytest.fixture(scope="module")
+def shares_of_a_pod(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The same in even shares."""
+    folder = tmp_path_factory.mktemp("shares")
+    with job(folder, nodes=1, local_world_size=3, extra_environment=EVEN_SHARES) as peaceful:
+        run_to_its_end(peaceful)
+    return peaceful
+
+
 @pytest.mark.parametrize("forkserver", [CPU, STREAM], ids=["cpu", "stream"])
-def test_ranks_with_several_shards_die_and_no_step_is_taken_without_theirs(
-    forkserver: str, tmp_path: Path, shards_of_a_pod: Job
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "even"])
+def test_ranks_with_several_parts_die_and_no_step_is_taken_without_theirs(
+    exact: bool, forkserver: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    peaceful: Job = request.getfixturevalue("shards_of_a_pod" if exact else "shares_of_a_pod")
     points = ("backward", "gate", "within the optimizer's step", "after the optimizer's step")
     plan = [
         Death(rank=number % 3, point=point, step=5 * number + 3)
         for number, point in enumerate(points)
     ]
-    variables = deaths.environment(plan, tmp_path / "graves")
+    variables = deaths.environment(plan, tmp_path / "graves") | ({} if exact else EVEN_SHARES)
+    flags = ("--logical-shards", str(SHARDS_OF_A_POD)) if exact else ()
     with job(
         tmp_path, nodes=1, local_world_size=3, forkserver=forkserver, extra_environment=variables
     ) as wounded:
-        pod = run_to_its_end(wounded, "--logical-shards", str(SHARDS_OF_A_POD))
+        pod = run_to_its_end(wounded, *flags)
         assert deaths.toll(tmp_path / "graves") == len(plan), pod.log
         assert "resuming from checkpoint" not in pod.log
-        expected = shards_of_a_pod.state(LAST_STEP_OF_A_POD)
+        expected = peaceful.state(LAST_STEP_OF_A_POD)
         assert_same(wounded.state(LAST_STEP_OF_A_POD), expected)
         for rank in range(3):
-            assert wounded.steps_of(rank) == shards_of_a_pod.steps_of(rank)
+            assert wounded.steps_of(rank) == peaceful.steps_of(rank)
 
 
 def test_shards_that_did_not_come_are_missed_without_the_gate(
