@@ -6,7 +6,6 @@ each with where it is from.
 """
 
 import heapq
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,10 +71,8 @@ class Way:
     spares: bool = False
     """On nodes that stand by are pods whose processes have begun."""
     shrinks: bool = False
-    """It goes on without the lost pod, and takes another one in when that is there."""
-    deals: bool = False
-    """Meanwhile the shares of all pods are dealt out over those that there are, whole ones: its
-    steps take as many times as long as the pod takes that has the most of them."""
+    """It goes on without the lost pod, and takes another one in when that is there. Meanwhile it is
+    as fast as there are pods."""
     before_pods: float = 0.0
     """Seconds after the failure is known before any new pod can start."""
 
@@ -87,8 +84,7 @@ def ways(costs: Costs) -> tuple[Way, ...]:
     from_checkpoint = meet + costs.load
     return (
         Way("spares", from_memory=True, resume=from_memory, spares=True),
-        Way("elastic", from_memory=True, resume=from_memory, shrinks=True, deals=True),
-        Way("elastic, perRank", from_memory=True, resume=from_memory, shrinks=True),
+        Way("elastic", from_memory=True, resume=from_memory, shrinks=True),
         Way("Pod", from_memory=True, resume=from_memory),
         Way("InPlace", from_memory=False, resume=from_checkpoint),
         Way("torchrun", from_memory=False, resume=from_checkpoint, before_pods=costs.keep_alive),
@@ -131,8 +127,7 @@ class _Training:
             return
         saves, rest = divmod(now - self.resumes, self.costs.save_every + self.costs.save)
         unsaved = 0.0 if breaks and not self.way.from_memory else min(rest, self.costs.save_every)
-        speed = 1 / math.ceil(self.nodes / here) if self.way.deals else here / self.nodes
-        self.done += speed * (saves * self.costs.save_every + unsaved)
+        self.done += here / self.nodes * (saves * self.costs.save_every + unsaved)
 
     def fail(self, now: float) -> None:
         """A node of the group is lost."""

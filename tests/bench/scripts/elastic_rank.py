@@ -28,6 +28,7 @@ from tests.bench.scripts.loop_rank import StampedJob, a_step, cut
 KINDS = {
     "plain DDP": Batch(),
     "global, 1 shard": Batch(shards=2),
+    "global, 1.5 shards": Batch(shards=3),
     "global, 2 shards": Batch(shards=4),
     "logical, 1 shard": Batch(shards=2, exact=True),
     "logical, 2 shards": Batch(shards=4, exact=True),

@@ -1,7 +1,8 @@
 """What it costs that a step has the same samples whatever the number of ranks.
 
-Two ranks train in turns as DDP has it, with their batches dealt out as one shard or two to each,
-and the same with logical shards, which are summed in one order; see `elastic_rank`.
+Two ranks train in turns as DDP has it, with steps of two, three or four ranks' batches in even
+shares, and with one or two logical shards to each, which are summed in one order; see
+`elastic_rank`.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Attempt:
 
     @property
     def weight(self) -> float:
-        """Of its part's samples, what is in the batch given last."""
+        """The part of its part's samples that are in the batch given last."""
         slot, _ = self.place
         return self.sizes[self._last] / max(self._samples_of(slot), 1)
 
@@ -98,7 +98,7 @@ class Attempt:
             self._losses.append((slot, loss.detach() if isinstance(loss, Tensor) else loss))
 
     def losses(self) -> list[float]:
-        """Of each part, by its weight, where it is this rank's, and else 0; alone, if all have one.
+        """Of each part, by its weight, where it is this rank's, and else 0; its own, where plain.
 
         The sum of those that the script has told, NaN if it has told none.
         """

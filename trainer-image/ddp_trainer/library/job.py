@@ -63,7 +63,8 @@ class Job(Stepping):
         """The present batch's part of the samples of its step, which has several to accumulate.
 
         Of losses that were multiplied by this, the sum is the mean over all of the step. Where a
-        rank computes what several would have, it is the part of one's: their mean is taken inside.
+        rank computes several parts of a step, it is of the samples of one: their mean is taken
+        inside, each by its samples.
         """
         return self._attempt.weight if self._attempt is not None else 1.0
 
@@ -125,7 +126,8 @@ class Job(Stepping):
         gradients of so many batches make one step; multiply each loss by `weight`. A batch may come
         again, if the step that it belongs to could not be taken. With elastic.batch: global or
         logical shards there are, on each rank, as many batches to a step as it takes the ranks to
-        compute those of all shards; `step` takes it after the last of them.
+        compute those of all shards, none larger than the loader's; `step` takes it after the last
+        of them. A loss is then to be the mean over its batch's samples.
 
         Of an IterableDataset each rank reads what its loader gives, a step ahead; the epoch ends
         when one of them has no batches for another step. Whatever takes the place of a rank reads
