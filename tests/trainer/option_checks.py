@@ -359,7 +359,6 @@ def gradients_of(group: Group, *flags: str) -> Json:
         "plain": Trial(group, *flags).train(3),
         # The fourth step, an epoch's last, has a sample for three of two ranks' four parts.
         "to the last sample": Trial(group, *flags, "--batch-size=7").train(5),
-        # Of which three count, in each of the four parts.
         "four batches": Trial(group, *flags, "--accumulate-steps=4", "--batch-size=3").train(3),
     }
     return {name: flat(trial.gradients.values()) for name, trial in trials.items()}

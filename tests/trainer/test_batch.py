@@ -146,6 +146,11 @@ def test_any_number_of_ranks_has_the_samples_of_each_step_in_even_shares(
         batches = -(-a_shard // batch_size)
         for share in shares:
             assert len(share.read) == len(share.counts) == batches * slots
+            for part in (
+                share.counts[i : i + batches] for i in range(0, len(share.counts), batches)
+            ):
+                assert all(part) or sum(part) < batches, "none is empty that need not be"
+                assert max(part[:-1], default=0) - min(part[:-1], default=0) <= 1
             for batch, count in zip(share.read, share.counts, strict=True):
                 assert count <= len(batch) <= batch_size
                 assert {*batch} <= {*wanted}
@@ -168,7 +173,7 @@ def test_an_epochs_last_step_may_have_no_sample_for_some() -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 16])
 def test_losses_and_gradients_weigh_what_samples_they_are_of(
     size: int, accumulate: int, exact: bool
 ) -> None:

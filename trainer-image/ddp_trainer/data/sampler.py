@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -61,9 +61,9 @@ def shares(
     for first in range(0, left, a_block):
         steps = []
         for done in range(first, min(first + a_block, left), a_step):
-            samples = min(a_step, left - done) * deal.shards
-            batches = [*_cut(deal, samples=samples, batch_size=batch_size)]
-            steps.append((start + done * deal.shards, samples, batches))
+            a_shard = min(a_step, left - done)
+            batches = [*_cut(deal, a_shard=a_shard, batch_size=batch_size)]
+            steps.append((start + done * deal.shards, a_shard * deal.shards, batches))
         places = [begin + places for begin, _, batches in steps for places, _ in batches]
         # Round more than once where there are fewer samples than shards.
         found = iter(order(np.concatenate(places) % length).tolist())
@@ -75,19 +75,21 @@ def shares(
             )
 
 
-def _cut(deal: Deal, *, samples: int, batch_size: int) -> Iterator[tuple[Places, int]]:
-    """The places of this rank's batches in a step of so many samples; how many of them count.
+def _cut(deal: Deal, *, a_shard: int, batch_size: int) -> Iterator[tuple[Places, int]]:
+    """The places in a step of this rank's batches of it, and how many of each count.
 
-    A shard has batches of `batch_size`; each part has as many, of its part of that. One that gets
-    no sample has the step's first once more. A sample alone is read twice, where others have
-    company: their mean is the same, and batch norm needs two.
+    `a_shard`: samples that a shard has, in batches of `batch_size`. Each part has as many batches,
+    and spreads its samples over them alike. One that gets none has the step's first once more. A
+    sample alone is read twice, where others have company: their mean is the same, and batch norm
+    needs two.
     """
-    width = -(-batch_size * deal.shards // deal.parts)
-    least = min(2, width) if deal.parts > deal.shards else 1
+    ends = [*range(batch_size, a_shard, batch_size), a_shard]
+    usual = -(-batch_size * deal.shards // deal.parts)
+    least = min(2, usual) if deal.parts > deal.shards else 1
     for slot in range(deal.slots):
-        own = range(deal.part(slot), samples, deal.parts)
-        for batch in range(-(-samples // (batch_size * deal.shards))):
-            places = own[batch * width : (batch + 1) * width]
+        own = range(deal.part(slot), a_shard * deal.shards, deal.parts)
+        for begin, end in pairwise([0, *(end * len(own) // a_shard for end in ends)]):
+            places = own[begin:end]
             to_read = np.resize(places or [0], max(len(places), least))
             yield to_read, len(places) if deal.counts(slot) else 0
 

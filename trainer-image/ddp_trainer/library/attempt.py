@@ -98,7 +98,7 @@ class Attempt:
             self._losses.append((slot, loss.detach() if isinstance(loss, Tensor) else loss))
 
     def losses(self) -> list[float]:
-        """Of each part, times its weight; 0 of other ranks'. If the deal is plain, this rank's alone.
+        """Of each part, times its weight; 0 of other ranks'. Where plain, this rank's alone.
 
         The sum of those that the script has told, NaN if it has told none.
         """
