@@ -66,7 +66,7 @@ def of_missing(job: DDPJob, identity: Identity, now: datetime) -> Failure:
         index=identity.index,
         pod=identity.pod_name(job.name),
         reason="Vanished",
-        message="deleted from outside, or its node is gone",
+        message="deleted, or its node is gone",
         class_="Disruption",
     )
 

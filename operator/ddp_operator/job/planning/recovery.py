@@ -207,11 +207,13 @@ def _what(
     # Of several things each is said in few words: the reason comes after them.
     several = bool(heirs) + bool(awaited) + bool(without) > 1
     parts: list[str] = []
-    if action == "RestartInPlace":
-        parts.append(f"all {'' if several else 'processes '}start anew in place")
+    in_place = action == "RestartInPlace"
+    if in_place:
+        parts.append("all start anew" if several else "all processes start anew in place")
     if len(heirs) == 1:
         [(node_rank, spare)] = heirs.items()
-        parts.append(f"spare {spare.key.name} becomes node rank {node_rank}")
+        name = "a spare" if several and in_place else f"spare {spare.key.name}"
+        parts.append(f"{name} becomes node rank {node_rank}")
     elif heirs:
         parts.append(f"spares become node ranks {_first(completion.in_words(heirs))}")
     if awaited:
@@ -224,7 +226,7 @@ def _what(
 
 def _replaced(lost: Sequence[int], *, briefly: bool) -> str:
     if briefly:
-        return f"node rank {_first(completion.in_words(lost))} is replaced"
+        return f"node rank {_first(completion.in_words(lost))} replaced"
     if len(lost) == 1:
         return f"replacing the pod of node rank {lost[0]}"
     return f"replacing the {len(lost):,} pods of node ranks {_first(completion.in_words(lost))}"
