@@ -24,7 +24,7 @@ from ddp_trainer.library import net
 from ddp_trainer.loop import learner
 from ddp_trainer.membership import connection, world
 from ddp_trainer.membership.connection import Connection
-from ddp_trainer.run import run
+from ddp_trainer.run import run, updates
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
@@ -139,7 +139,7 @@ def install(sabotage: Sabotage | None = None) -> None:
     _queue(nn.utils, "clip_grad_norm_")
     _queue(shard_gradients, "mean_in_order")
     _queue(shard_gradients, "fill")
-    _queue(run.Run, "_apply")
+    _queue(updates.Updates, "apply")
     _queue(run.Run, "take_back")
     _synchronize_before(run.Run, "state", "take_in", "before")
     _synchronize_before(net.Net, "forward")

@@ -18,7 +18,7 @@ from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LeftError
 from ddp_trainer.library.endings import meaning, sentence, tell
 from ddp_trainer.library.job import Job
 from ddp_trainer.membership.heartbeat import interval
-from ddp_trainer.run.run import SchedulerInterval
+from ddp_trainer.run.updates import SchedulerInterval
 from ddp_trainer.settings.environment import Backend, Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.telemetry.stacks import dump_on_signal

@@ -8,51 +8,23 @@ part of it: see `seeds`.
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ddp_trainer.collectives.compression import Memory, PowerSGD
+from ddp_trainer.collectives.compression import Memory
 from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.run.parts import Parts
 from ddp_trainer.run.position import Bookmarks, Order, Position
-from ddp_trainer.run.savable import check
+from ddp_trainer.run.updates import SchedulerInterval, Updates
 from ddp_trainer.settings.batch import Batch
 
-_RESERVED = frozenset({"position", "order", "answers", "bookmarks", "epoch"})
-"""Names of what is no part."""
-
-SchedulerInterval = Literal["step", "epoch"]
-
 _logger = logging.getLogger(__name__)
-
-
-class Part(Protocol):
-    """What can tell its state, and take over one."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state."""
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Take over what `state_dict` returned."""
-
-
-@runtime_checkable
-class PositionalSchedule(Protocol):
-    """Sets learning rates by how far the run has come; torch's own count their steps instead."""
-
-    def set_rates(self, position: Position) -> None:
-        """Set those of the step that begins at `position`."""
-
-    def take_steps_of(self, ranks: int) -> None:
-        """From here on so many ranks train."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,22 +73,12 @@ class Run:
 
         Since the last step. A rank may be an epoch further than one that still waits for an answer.
         """
-        self.parts = {name: _checked(name, part) for name, part in parts.items()}
-        """All that has a state of its own."""
-        self.models = self._of_kind(nn.Module)
-        if not self.models:
-            raise ConfigurationError("join() got no model: name it, as in join(model=model, ...)")
+        self._parts = Parts(parts)
+        self.models, self.optimizers = self._parts.models, self._parts.optimizers
+        self.compression = self._parts.compression
         for model in self.models:
             model.to(device)
-        self.optimizers: list[Optimizer] = self._of_kind(Optimizer)
-        self._schedulers: list[LRScheduler] = self._of_kind(LRScheduler)
-        self._schedules: list[PositionalSchedule] = self._of_kind(PositionalSchedule)
-        self._scaler: torch.amp.GradScaler | None = self._one("scaler", torch.amp.GradScaler)
-        self.compression: PowerSGD | None = self._one("compression", PowerSGD)
-        self._scheduler_interval = scheduler_interval
-        self._may_step = False
-        for optimizer in self.optimizers:
-            optimizer.register_step_pre_hook(self._expect_gate)
+        self._updates = Updates(self._parts, scheduler_interval=scheduler_interval)
 
     # State.
 
@@ -133,7 +95,7 @@ class Run:
 
         The same for everybody who has completed the same step, evaluated or not.
         """
-        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        parts = {name: part.state_dict() for name, part in self._parts.by_name.items()}
         position = self.position.before_evaluation(epoch_length=self.order.samples)
         state = {**parts, "position": asdict(position), "order": asdict(self.order)}
         if self.bookmarks is not None:
@@ -156,7 +118,7 @@ class Run:
             RuntimeError, KeyError: it is of another model or optimizer.
         """
         self._check(state)
-        for name, part in self.parts.items():
+        for name, part in self._parts.by_name.items():
             if name in state:
                 part.load_state_dict(state[name])
         for name, value in state["position"].items():
@@ -220,7 +182,7 @@ class Run:
 
     def take_steps_of(self, ranks: int) -> None:
         """From here on steps are those of so many ranks."""
-        for schedule in self._schedules:
+        for schedule in self._parts.schedules:
             schedule.take_steps_of(ranks)
         if self.order.readers not in (0, ranks):
             self.choose_streams(ranks)
@@ -267,8 +229,7 @@ class Run:
 
     def forget_unscaling(self) -> None:
         """The gradients that a script may have unscaled are not those that a step is taken with."""
-        if self._scaler is not None:  # or it would think that they are unscaled already
-            self._scaler._per_optimizer_states.clear()
+        self._updates.forget_unscaling()
 
     def complete_step(
         self, samples: int, *, ends_epoch: bool = False, clip_grad_norm: float | None = None
@@ -278,17 +239,17 @@ class Run:
         Padding included. The gradients have come. Nothing in here waits for another rank: a run is
         at a boundary between steps whenever a collective fails.
         """
-        self._apply(self.position, self.optimizers, clip_grad_norm, ends_step=True)
+        self._updates.apply(self.position, self.optimizers, clip_grad_norm, ends_step=True)
         self._advance(samples, ends_epoch=ends_epoch)
 
     def take_turn(self, optimizer: Optimizer, *, clip_grad_norm: float | None = None) -> None:
         """Step with one of several optimizers, of a step that `complete_turns` completes."""
-        self._apply(self.position, [optimizer], clip_grad_norm, ends_step=False)
+        self._updates.apply(self.position, [optimizer], clip_grad_norm, ends_step=False)
         self.position.turns += 1
 
     def complete_turns(self, samples: int, *, ends_epoch: bool = False) -> None:
         """The script has stepped with all optimizers that it wants to step, on so many samples."""
-        self._apply(self.position, [], None, ends_step=True)
+        self._updates.apply(self.position, [], None, ends_step=True)
         self._advance(samples, ends_epoch=ends_epoch)
 
     def _advance(self, samples: int, *, ends_epoch: bool) -> None:
@@ -308,88 +269,9 @@ class Run:
             self.position.next_epoch()
         self.epoch = epochs
 
-    def _apply(
-        self,
-        position: Position,
-        optimizers: Sequence[Optimizer],
-        clip_grad_norm: float | None,
-        *,
-        ends_step: bool,
-    ) -> None:
-        for schedule in self._schedules:
-            schedule.set_rates(position)
-        begins_epoch = position.epoch > 0 and position.samples == 0 and position.turns == 0
-        if self._scheduler_interval == "epoch" and begins_epoch:
-            # With the epoch's first step rather than at the end of the one before: after that there
-            # are states with and without an evaluation, which must not differ.
-            with warnings.catch_warnings():
-                # The steps before, after which this is right, may have been another process's.
-                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-                for scheduler in self._schedulers:
-                    scheduler.step()
-        if clip_grad_norm is not None:
-            self._clip(optimizers, clip_grad_norm)
-        self._may_step = True
-        try:
-            is_taken = self._step(optimizers)
-        finally:
-            self._may_step = False
-        if is_taken and ends_step and self._scheduler_interval == "step":
-            for scheduler in self._schedulers:
-                scheduler.step()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-
-    def _clip(self, optimizers: Sequence[Optimizer], norm: float) -> None:
-        if self._scaler is not None:  # limits are meant for true gradients, not for scaled ones
-            for optimizer in optimizers:
-                self._scaler.unscale_(optimizer)
-        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-        clip_grad_norm_([parameter for group in groups for parameter in group["params"]], norm)
-
-    def _step(self, optimizers: Sequence[Optimizer]) -> bool:
-        """Whether the optimizers have taken it: gradients may be too large for fp16."""
-        if self._scaler is None or not optimizers:
-            for optimizer in optimizers:
-                optimizer.step()
-            return True
-        scale = self._scaler.get_scale()
-        for optimizer in optimizers:
-            self._scaler.step(optimizer)
-        self._scaler.update()
-        return self._scaler.get_scale() >= scale
-
-    def _expect_gate(self, *_: object) -> None:
-        if not self._may_step:
-            raise RuntimeError(
-                "optimizer.step() was called: call job.step() instead, which does it when the "
-                "gradients of all ranks are known to have come"
-            )
-
-    # Parts.
-
-    def _of_kind(self, kind: type[Any]) -> list[Any]:
-        return [part for part in self.parts.values() if isinstance(part, kind)]
-
-    def _one(self, what: str, kind: type[Any]) -> Any:
-        found = self._of_kind(kind)
-        if len(found) > 1:
-            raise ConfigurationError(f"join() got several parts of kind {what}: give one")
-        return found[0] if found else None
-
     def _check(self, state: Mapping[str, Any]) -> None:
         """See that a state is of a run like this; raises ValueError if not."""
-        # With or without these a run may go on.
-        optional = {"scaler", "compression"} - set(self.parts)
-        for name, part in self.parts.items():
-            if isinstance(part, torch.amp.GradScaler | PowerSGD):
-                optional.add(name)
-        found, wanted = set(state) - _RESERVED, set(self.parts)
-        if found - optional != wanted - optional:
-            raise ValueError(f"it holds {_names(found)}, and this run has {_names(wanted)}")
-        for name, part in self.parts.items():
-            if isinstance(part, LRScheduler) and "last_epoch" not in state[name]:
-                raise ValueError("it is of a run with another learning rate scheduler")
+        self._parts.expect(state)
         theirs, samples = Order(**state["order"]), self.order.samples
         if theirs.seed != self.order.seed or samples not in (0, theirs.samples):
             raise ValueError(
@@ -401,28 +283,3 @@ class Run:
                 f"it is of a run with {theirs.shards} shards a step: set --logical-shards "
                 f"{theirs.shards}"
             )
-
-
-def _names(parts: set[str]) -> str:
-    return ", ".join(sorted(parts))
-
-
-def _checked(name: str, part: Any) -> Part:
-    if name in _RESERVED:
-        raise ConfigurationError(f"join() uses the name {name} itself: call it something else")
-    if isinstance(part, ReduceLROnPlateau):
-        raise ConfigurationError(
-            f"{name} is a ReduceLROnPlateau, which wants a score at each step: choose a scheduler "
-            "that counts steps"
-        )
-    methods: list[Callable[..., Any] | None] = [
-        getattr(part, method, None) for method in ("state_dict", "load_state_dict")
-    ]
-    if not all(callable(method) for method in methods):
-        raise ConfigurationError(
-            f"{name} is a {type(part).__name__} and cannot be remembered: give join() objects with "
-            "state_dict and load_state_dict, such as models and optimizers"
-        )
-    checked: Part = part
-    check(checked.state_dict(), of=name)
-    return checked

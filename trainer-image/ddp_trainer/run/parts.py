@@ -1,0 +1,112 @@
+"""What a run consists of, by name: whatever has a state of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ddp_trainer.collectives.compression import PowerSGD
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.run.position import Position
+from ddp_trainer.run.savable import check
+
+_RESERVED = frozenset({"position", "order", "answers", "bookmarks", "epoch"})
+"""Names of what is no part."""
+
+
+class Part(Protocol):
+    """What can tell its state, and take over one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take over what `state_dict` returned."""
+
+
+@runtime_checkable
+class PositionalSchedule(Protocol):
+    """Sets learning rates by how far the run has come; torch's own count their steps instead."""
+
+    def set_rates(self, position: Position) -> None:
+        """Set those of the step that begins at `position`."""
+
+    def take_steps_of(self, ranks: int) -> None:
+        """From here on so many ranks train."""
+
+
+class Parts:
+    """All of them, and those of each kind."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        """See that each can be remembered.
+
+        Raises:
+            ConfigurationError: one cannot.
+        """
+        self.by_name = {name: _checked(name, part) for name, part in parts.items()}
+        self.models = self._of_kind(nn.Module)
+        if not self.models:
+            raise ConfigurationError("join() got no model: name it, as in join(model=model, ...)")
+        self.optimizers: list[Optimizer] = self._of_kind(Optimizer)
+        self.schedulers: list[LRScheduler] = self._of_kind(LRScheduler)
+        self.schedules: list[PositionalSchedule] = self._of_kind(PositionalSchedule)
+        self.scaler: torch.amp.GradScaler | None = self._one("scaler", torch.amp.GradScaler)
+        self.compression: PowerSGD | None = self._one("compression", PowerSGD)
+
+    def expect(self, state: Mapping[str, Any]) -> None:
+        """See that a state is of parts like these.
+
+        Raises:
+            ValueError: it is not.
+        """
+        # With or without these a run may go on.
+        optional = {"scaler", "compression"} - set(self.by_name)
+        for name, part in self.by_name.items():
+            if isinstance(part, torch.amp.GradScaler | PowerSGD):
+                optional.add(name)
+        found, wanted = set(state) - _RESERVED, set(self.by_name)
+        if found - optional != wanted - optional:
+            raise ValueError(f"it holds {_names(found)}, and this run has {_names(wanted)}")
+        for name, part in self.by_name.items():
+            if isinstance(part, LRScheduler) and "last_epoch" not in state[name]:
+                raise ValueError("it is of a run with another learning rate scheduler")
+
+    def _of_kind(self, kind: type[Any]) -> list[Any]:
+        return [part for part in self.by_name.values() if isinstance(part, kind)]
+
+    def _one(self, what: str, kind: type[Any]) -> Any:
+        found = self._of_kind(kind)
+        if len(found) > 1:
+            raise ConfigurationError(f"join() got several parts of kind {what}: give one")
+        return found[0] if found else None
+
+
+def _names(parts: set[str]) -> str:
+    return ", ".join(sorted(parts))
+
+
+def _checked(name: str, part: Any) -> Part:
+    if name in _RESERVED:
+        raise ConfigurationError(f"join() uses the name {name} itself: call it something else")
+    if isinstance(part, ReduceLROnPlateau):
+        raise ConfigurationError(
+            f"{name} is a ReduceLROnPlateau, which wants a score at each step: choose a scheduler "
+            "that counts steps"
+        )
+    methods: list[Callable[..., Any] | None] = [
+        getattr(part, method, None) for method in ("state_dict", "load_state_dict")
+    ]
+    if not all(callable(method) for method in methods):
+        raise ConfigurationError(
+            f"{name} is a {type(part).__name__} and cannot be remembered: give join() objects with "
+            "state_dict and load_state_dict, such as models and optimizers"
+        )
+    checked: Part = part
+    check(checked.state_dict(), of=name)
+    return checked

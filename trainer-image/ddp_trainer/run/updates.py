@@ -1,0 +1,93 @@
+"""What a step does once its gradients have come: rates, limits of gradients, and new weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from ddp_trainer.run.parts import Parts
+from ddp_trainer.run.position import Position
+
+SchedulerInterval = Literal["step", "epoch"]
+
+
+class Updates:
+    """Those of a run's models, by its optimizers, schedules and scaler, which step nowhere else."""
+
+    def __init__(self, parts: Parts, *, scheduler_interval: SchedulerInterval) -> None:
+        """`scheduler_interval`: what torch's schedulers count."""
+        self._parts = parts
+        self._scheduler_interval = scheduler_interval
+        self._may_step = False
+        for optimizer in parts.optimizers:
+            optimizer.register_step_pre_hook(self._expect_gate)
+
+    def forget_unscaling(self) -> None:
+        """The gradients that a script may have unscaled are not those that a step is taken with."""
+        if self._parts.scaler is not None:  # or it would think that they are unscaled already
+            self._parts.scaler._per_optimizer_states.clear()
+
+    def apply(
+        self,
+        position: Position,
+        optimizers: Sequence[Optimizer],
+        clip_grad_norm: float | None,
+        *,
+        ends_step: bool,
+    ) -> None:
+        """Step with these optimizers, at a position; `ends_step`: they are the last ones to."""
+        for schedule in self._parts.schedules:
+            schedule.set_rates(position)
+        begins_epoch = position.epoch > 0 and position.samples == 0 and position.turns == 0
+        if self._scheduler_interval == "epoch" and begins_epoch:
+            # With the epoch's first step rather than at the end of the one before: after that there
+            # are states with and without an evaluation, which must not differ.
+            with warnings.catch_warnings():
+                # The steps before, after which this is right, may have been another process's.
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                for scheduler in self._parts.schedulers:
+                    scheduler.step()
+        if clip_grad_norm is not None:
+            self._clip(optimizers, clip_grad_norm)
+        self._may_step = True
+        try:
+            is_taken = self._step(optimizers)
+        finally:
+            self._may_step = False
+        if is_taken and ends_step and self._scheduler_interval == "step":
+            for scheduler in self._parts.schedulers:
+                scheduler.step()
+        for optimizer in self._parts.optimizers:
+            optimizer.zero_grad()
+
+    def _clip(self, optimizers: Sequence[Optimizer], norm: float) -> None:
+        scaler = self._parts.scaler
+        if scaler is not None:  # limits are meant for true gradients, not for scaled ones
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
+        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+        clip_grad_norm_([parameter for group in groups for parameter in group["params"]], norm)
+
+    def _step(self, optimizers: Sequence[Optimizer]) -> bool:
+        """Whether the optimizers have taken it: gradients may be too large for fp16."""
+        scaler = self._parts.scaler
+        if scaler is None or not optimizers:
+            for optimizer in optimizers:
+                optimizer.step()
+            return True
+        scale = scaler.get_scale()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        return scaler.get_scale() >= scale
+
+    def _expect_gate(self, *_: object) -> None:
+        if not self._may_step:
+            raise RuntimeError(
+                "optimizer.step() was called: call job.step() instead, which does it when the "
+                "gradients of all ranks are known to have come"
+            )
