@@ -54,9 +54,9 @@ WAYS: Mapping[str, dict[str, Any]] = {
 }
 AIMS = {"spares": 1.05, "elastic": 1.10}
 STEP_SECONDS = 0.1
-PACES = (Pace(every_seconds=20, steps=750), Pace(every_seconds=60, steps=1200))
-"""Left alone, 80 s and 130 s."""
-GIVEN_UP_SECONDS = 600.0
+PACES = (Pace(every_seconds=20, steps=600), Pace(every_seconds=60, steps=1200))
+"""Left alone, 65 s and 130 s."""
+GIVEN_UP_SECONDS = 300.0
 _SCRIPTED = {
     "InPlace": "python -m ddp_trainer.launch -- python",
     "Gang": "python -m ddp_trainer.launch -- python",
