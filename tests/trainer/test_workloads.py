@@ -162,7 +162,7 @@ def test_a_workload_of_ones_own_with_typed_options(own_module: str) -> None:
         (
             "digits",
             {"depth": "3"},
-            "depth is not for workload digits, whose options are none",
+            "depth is not for workload digits, whose options are dropout",
         ),
         ("digits", {"data": "/data"}, "--data is not for workload digits"),
         ("gpt", {"layers": "two"}, "--workload-option layers=two: set it to a whole number"),

@@ -6,6 +6,7 @@ demos and of tests that need real learning.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -22,7 +23,7 @@ _SPLIT_SEED = 20_240_501
 """Fixed and apart from the run's seed, so that accuracies of all runs can be compared."""
 
 
-def load() -> Workload:
+def load(*, dropout: float = 0.25) -> Workload:
     """Read the images and split them into training and test samples."""
     images, labels = _read()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_SPLIT_SEED))
@@ -31,7 +32,7 @@ def load() -> Workload:
     return Workload(
         train=Samples(inputs=images[train], targets=labels[train]),
         test=Samples(inputs=images[test], targets=labels[test]),
-        model=_model,
+        model=functools.partial(_model, dropout),
         loss=functional.cross_entropy,
         score=_score,
     )
@@ -49,7 +50,7 @@ def _read() -> tuple[Tensor, Tensor]:
     return pixels.reshape(-1, 1, 8, 8), torch.from_numpy(table[:, -1].astype(np.int64))
 
 
-def _model() -> nn.Module:
+def _model(dropout: float) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 16, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -57,7 +58,7 @@ def _model() -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Dropout(0.25),
+        nn.Dropout(dropout),
         nn.Linear(32 * 4 * 4, 64),
         nn.ReLU(),
         nn.Linear(64, 10),
