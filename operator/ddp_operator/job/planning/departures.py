@@ -63,7 +63,7 @@ def saved(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datetim
         return planned
     named = {pod.node for pod in pods.current.values()}
     why: dict[str, str] = {}
-    waits = [planned.look_again_at]
+    waits: list[datetime] = []
     for node in filter(None, map(nodes.signalled.get, named)):
         if node.leaving:
             why[_start(node)] = f"node {node.name} is about to be terminated ({node.leaving})"
@@ -71,8 +71,7 @@ def saved(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datetim
             waits.append(node.ends_at - SAVE_BEFORE)
         elif node.ends_at:
             why[f"{_start(node)} ends"] = f"node {node.name} ends at {format_time(node.ends_at)}"
-    soonest = min((moment for moment in waits if moment), default=None)
-    planned = replace(planned, look_again_at=soonest)
+    planned = planned.looking_again(*waits)
     # Of more than there is room for, the same ones each time.
     keys = sorted(why)[:MAX_LEFT]
     new = [key for key in keys if key not in job.status.bookkeeping.asked_nodes]

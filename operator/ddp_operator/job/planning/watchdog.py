@@ -104,9 +104,8 @@ def watched(job: DDPJob, planned: Plan, report: Report | None, now: datetime) ->
                 status, "Running", True, PODS_READY, "progress is reported", now
             )
         status = with_phase(status, pods_scheduled=True)
-    waits = [planned.look_again_at, due if due and due > now else None]
-    soonest = min((moment for moment in waits if moment), default=None)
-    return replace(planned, status=status, events=events, look_again_at=soonest)
+    planned = replace(planned, status=status, events=events)
+    return planned.looking_again(due if due and due > now else None)
 
 
 def with_stacks(job: DDPJob, pods: Observed, planned: Plan) -> Plan:

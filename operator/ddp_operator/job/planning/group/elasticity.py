@@ -127,7 +127,7 @@ def _shrink_due(job: DDPJob, absent: Sequence[int]) -> datetime | None:
         return None
     patience = 0
     if rest < job.spec.replicas:
-        at_least = _BEGINNING_SECONDS if _is_first(job.status) else 0
+        at_least = _BEGINNING_SECONDS if _is_first(job) else 0
         patience = max(elastic.shrink_after_seconds, at_least)
     return since + timedelta(seconds=patience)
 
@@ -200,7 +200,6 @@ def _resized(status: DDPJobStatus, reason: str, message: str, now: datetime) -> 
     return decided(status, Event(reason, message))  # it has not begun yet
 
 
-def _is_first(status: DDPJobStatus) -> bool:
+def _is_first(job: DDPJob) -> bool:
     """Whether the pods are those that the attempt began with."""
-    has_changed = status.world is not None and status.world.changed_at is not None
-    return not (has_changed or status.bookkeeping.replacements)
+    return not (world_of(job).changed_at or job.status.bookkeeping.replacements)
