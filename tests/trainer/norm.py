@@ -15,15 +15,6 @@ def load(dropout: float = 0.25) -> Workload:
     return replace(digits.load(), model=partial(network, dropout))
 
 
-def without() -> Workload:
-    """The same without statistics and random numbers: a sample's loss is its own."""
-    return replace(digits.load(), model=_mlp)
-
-
-def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
 def network(dropout: float) -> nn.Module:
     """The model."""
     return nn.Sequential(
