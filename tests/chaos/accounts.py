@@ -12,8 +12,10 @@ from tests.chaos.journal import Deed
 from tests.chaos.record import PodRecord
 from tests.chaos.schedule import Kind
 
-HANDOVER_SECONDS: Final = 15.0
-"""What a new process gets, on a machine that many share, to start and to take the state over."""
+HANDOVER_SECONDS: Final = 120.0
+"""What a new process gets at most, an outage of a minute included, to start and to take the state
+over.
+"""
 MAX_FAILURES: Final = 10
 """As many as a status remembers."""
 SIGKILL: Final = 9
@@ -22,6 +24,16 @@ KILLS: Final = frozenset({Kind.KILL_RANK, Kind.KILL_CONTAINER})
 """To the operator these look like the training's own failures: they are charged."""
 REMOVALS: Final = frozenset({Kind.DELETE_POD, Kind.FORCE_DELETE_POD})
 """These are disruptions: never charged."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A step that a rank began."""
+
+    seconds: float
+    """Since the journal was opened."""
+    pod: str
+    step: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,7 @@ class Account:
     """All deeds, those done to others too."""
     record: PodRecord
     elastic: bool = False
-    steps: Sequence[Sequence[int]] = ()
+    steps: Sequence[Sequence[Begun]] = ()
     """By rank, of jobs that go on from memory: the steps that were begun, in order."""
 
     def complaints(self) -> list[str]:
@@ -109,15 +121,45 @@ class Account:
                 yield f"{name} was created more than once"
 
     def _about_steps(self) -> Iterator[str]:
-        """Steps are redone only where nobody was left who had them: after a new attempt, or blows
-        so close to each other that nobody could take the state over in between.
+        """Steps are redone only where nobody was left who had them: after a new attempt, or a blow
+        that came before anybody had taken the state over.
         """
-        at = [deed.seconds for deed in self._deeds]
-        close = sum(later - earlier < HANDOVER_SECONDS for earlier, later in pairwise(at))
+        fatal = sum(map(self._hits_the_last, self._deeds))
         for rank, steps in enumerate(self.steps):
-            back = [step for before, step in pairwise(steps) if step < before]
-            if len(back) > self.status.attempt + close:
-                yield f"rank {rank} went back {len(back)} times, to steps {back}"
+            # Who is gone may have completed a step that the others had not, and begun the next one.
+            back = [now.step for then, now in pairwise(steps) if now.step < then.step - 1]
+            if len(back) > self.status.attempt + fatal:
+                yield (
+                    f"rank {rank} went back {len(back)} times, to steps {back}, and of all blows "
+                    f"{fatal} hit the last one that had the state"
+                )
+
+    def _hits_the_last(self, blow: Deed) -> bool:
+        """Whether it came so soon after another one that no other pod had the state yet."""
+        before = [deed.seconds for deed in self._deeds if deed.seconds < blow.seconds]
+        if not before or blow.seconds - before[-1] > HANDOVER_SECONDS:
+            return False
+        begun = [step for steps in self.steps for step in steps if step.seconds < blow.seconds]
+        others = {
+            step.pod
+            for step in begun
+            if step.pod != blow.pod and self._attempt_of(step.pod) == self._attempt_of(blow.pod)
+        }
+        return not any(
+            self._has_state(pod, blow.seconds, [step for step in begun if step.pod == pod])
+            for pod in others
+        )
+
+    def _has_state(self, pod: str, at: float, begun: Sequence[Begun]) -> bool:
+        """Whether a pod that has begun these steps has the state at that moment, still or again."""
+        struck = [deed for deed in self._deeds if deed.pod == pod and deed.seconds < at]
+        # After these alone another process comes in the same pod.
+        if any(deed.kind is not Kind.KILL_RANK for deed in struck):
+            return False
+        return not struck or any(step.seconds > struck[-1].seconds for step in begun)
+
+    def _attempt_of(self, pod: str) -> str:
+        return pod.removeprefix(f"{self.name}-").split("-")[0]
 
     @property
     def _names(self) -> set[str]:

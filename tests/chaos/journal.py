@@ -29,7 +29,8 @@ class Journal:
     seed: int
     deeds: list[Deed] = field(default_factory=list)
     _lines: list[str] = field(default_factory=list)
-    _began: float = field(default_factory=time.monotonic)
+    opened: float = field(default_factory=time.time)
+    """In seconds since 1970."""
 
     def did(self, kind: Kind, *, job: str = "", pod: str = "") -> None:
         """Note a deed."""
@@ -52,4 +53,4 @@ class Journal:
         return f"seed {self.seed} (CHAOS_SEED={self.seed} repeats it): {kinds or 'nothing done'}"
 
     def _now(self) -> float:
-        return time.monotonic() - self._began
+        return time.time() - self.opened

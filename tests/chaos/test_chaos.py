@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.accounts import Account
+from tests.chaos.accounts import Account, Begun
 from tests.chaos.conftest import Victim
 from tests.chaos.disturbances import Chaos
 from tests.chaos.journal import Journal
@@ -154,12 +154,19 @@ def _about_ends(namespace: Kubectl) -> list[str]:
     return [] if len(differ) == 1 else [f"these should have ended alike: {ends}"]
 
 
-def _steps(environment: Environment, namespace: Kubectl, shape: Shape) -> list[list[int]]:
+def _steps(
+    environment: Environment, namespace: Kubectl, shape: Shape, opened: float
+) -> list[list[Begun]]:
     """By rank, of a job that goes on from memory, the steps that were begun."""
     if shape.scope != "Pod" or shape.replicas == 1:
         return []
+
+    def read(line: str) -> Begun:
+        entry = json.loads(line)
+        return Begun(entry["time"] - opened, entry["pod"], entry["step"])
+
     files = sorted(environment.volume_path(namespace, shape.name).glob(f"{STEP_LOG}.rank*"))
-    return [[json.loads(line)["step"] for line in each.open()] for each in files]
+    return [[read(line) for line in each.open()] for each in files]
 
 
 def _audit(
@@ -180,7 +187,7 @@ def _audit(
         deeds=journal.deeds,
         record=record,
         elastic=shape.elastic,
-        steps=_steps(environment, namespace, shape),
+        steps=_steps(environment, namespace, shape, journal.opened),
     )
     journal.note(
         f"{shape.name}: {status.restarts} restarts, {status.disruptions} disruptions, "

@@ -71,6 +71,7 @@ def test_a_training_shrinks_grows_and_loses_no_step(
     job.log_with(second, "going on from memory at step")
     generation = has_size(job, 2, after=generation + 1)
     assert "another pod was told to stop" not in job.log(second)
+    job.log_with(f"{first}-r1", "going on from memory at step")  # until then only one has the state
     force_delete(job, second)
     generation = has_size(job, 2, after=generation + 1)
     shared.run("scale", "ddpjob", changing, "--replicas=3")

@@ -9,7 +9,7 @@ import pytest
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB_NAME, LABEL_SERVING
 from ddp_operator.api.status import DDPJobStatus
 
-from tests.chaos.accounts import Account
+from tests.chaos.accounts import Account, Begun
 from tests.chaos.journal import Deed
 from tests.chaos.record import PodRecord
 from tests.chaos.schedule import TIMES, Kind, schedule
@@ -146,10 +146,58 @@ def test_a_seed_gives_the_same_schedule_again() -> None:
     assert {kind: [step.kind for step in steps].count(kind) for kind in TIMES} == TIMES
 
 
-def test_a_step_that_is_redone_needs_a_reason() -> None:
-    found = replace(account(), steps=[[1, 2, 2, 3], [1, 2, 3]])
-    assert found.complaints() == [], "one that was under way is begun once more"
-    back = replace(found, steps=[[1, 2, 1, 3, 2, 4, 1, 5, 3]])
-    assert not any("went back" in text for text in replace(back, steps=[[1, 2, 1]]).complaints())
-    [complaint] = back.complaints()
-    assert "rank 0 went back 4 times, to steps [1, 2, 1, 3]" in complaint
+A, B, C = "train-2-0", "train-2-1", "train-2-1-r1"
+"""Two pods of the last attempt, and the one that came after the second."""
+
+
+def begun(pod: str, first: int, *steps: int) -> list[Begun]:
+    """One step a second, from so many seconds on."""
+    return [Begun(first + number, pod, step) for number, step in enumerate(steps)]
+
+
+def went_back(*ranks: Sequence[Begun], blows: Sequence[Deed]) -> bool:
+    """Whether that is found fault with, of a job that never began a new attempt."""
+    known = account(status={"attempt": 0})
+    found = replace(known, steps=ranks, deeds=blows)
+    return any("went back" in text for text in found.complaints())
+
+
+def blow(seconds: float, pod: str, kind: Kind = Kind.FORCE_DELETE_POD) -> Deed:
+    return Deed(seconds, kind, "train", pod)
+
+
+def test_one_step_may_be_begun_again_and_others_are_not_redone_without_a_reason() -> None:
+    assert not went_back(begun(A, 0, 1, 2, 2, 3), begun(B, 0, 1, 2, 3, 2, 3), blows=())
+    assert went_back(begun(A, 0, 1, 2, 3, 1), blows=())
+    assert went_back(begun(A, 0, 1, 2, 3, 1), begun(B, 0, 1, 2, 3, 1), blows=[blow(2.5, B)])
+
+
+def test_steps_are_redone_after_a_blow_to_the_only_one_that_had_the_state() -> None:
+    both = [blow(2.5, B), blow(5.5, A)]
+    alone = begun(A, 0, 1, 2, 3, 4, 5, 6)
+    assert not went_back(alone + begun(C, 9, 1), begun(B, 0, 1, 2, 3), blows=both)
+    taken_over = begun(B, 0, 1, 2, 3) + begun(C, 4, 5, 6)
+    assert went_back(alone + begun(C, 9, 1), taken_over, blows=both)
+
+
+def test_whoever_has_not_taken_the_state_over_for_minutes_is_no_excuse() -> None:
+    alone = begun(A, 0, *range(1, 200)) + begun(C, 300, 1)
+    for second, found in ((100.0, False), (190.0, True)):
+        blows = [blow(2.5, B), blow(second, A)]
+        assert went_back(alone, begun(B, 0, 1, 2, 3), blows=blows) is found
+
+
+def test_a_new_process_in_the_same_pod_has_the_state_as_soon_as_it_trains() -> None:
+    blows = [blow(2.5, B, Kind.KILL_RANK), blow(6.5, A)]
+    alone = begun(A, 0, 1, 2, 3, 4, 5, 6) + begun(B, 9, 1)
+    assert not went_back(alone, begun(B, 0, 1, 2, 3), blows=blows)
+    again = begun(B, 0, 1, 2, 3) + begun(B, 5, 5)
+    assert went_back(alone, again, blows=blows)
+    gone = [replace(blows[0], kind=Kind.KILL_CONTAINER), blows[1]]
+    assert not went_back(alone, again, blows=gone), "its last words, as it ended"
+
+
+def test_pods_of_earlier_attempts_have_no_state() -> None:
+    earlier = begun("train-1-1", 0, 1, 2)
+    alone = begun(A, 3, 1, 2, 3) + begun(C, 9, 1)
+    assert not went_back(alone, earlier, blows=[blow(2.5, B), blow(6.5, A)])

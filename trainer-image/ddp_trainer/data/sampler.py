@@ -6,6 +6,8 @@ torch's DistributedSampler cannot start in the middle of an epoch; this can.
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -95,7 +97,8 @@ def _cut(deal: Deal, *, a_shard: int, batch_size: int) -> Iterator[tuple[Places,
 
 
 class SampleTrace:
-    """Writes down which samples a rank trained on at which step, for whoever wants to check.
+    """Writes down which samples a rank trained on at which step, when and in which pod, for whoever
+    wants to check.
 
     A step that did not come to its end appears again, with the same samples; so do, after a resume,
     the steps since the checkpoint.
@@ -106,10 +109,14 @@ class SampleTrace:
         self._path = path
         self.rank = rank
         """The present one."""
+        self._pod = os.environ.get("DDP_POD", "")
 
     def write(self, *, step: int, epoch: int, samples: list[int]) -> None:
-        """Append one JSON line before the step is taken; `step` counts steps from 1."""
+        """Append one JSON line before the step is taken; `step` counts steps from 1, and the line's
+        `time` is in seconds since 1970.
+        """
         if self._path is not None:
-            line = json.dumps({"step": step, "epoch": epoch, "samples": samples})
+            position = {"step": step, "epoch": epoch, "samples": samples}
+            line = json.dumps({"time": round(time.time(), 3), "pod": self._pod, **position})
             with self._path.with_name(f"{self._path.name}.rank{self.rank}").open("a") as file:
                 file.write(line + "\n")

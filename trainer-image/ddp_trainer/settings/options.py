@@ -228,7 +228,7 @@ def parser() -> Parser:
         "--trace-samples",
         type=Path,
         metavar="FILE",
-        help="append each step's sample indices to FILE.rank<RANK>, one JSON line a step",
+        help="append each step's time, pod and sample indices to FILE.rank<RANK>, a JSON line each",
     )
     for kind in _KINDS.values():
         add_flags(flags, kind)
