@@ -66,7 +66,7 @@ def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Ob
                 pod = replace(pod, identity=identity)  # noqa: PLW2901
             current[index] = _as_its_launcher_says(pod, ended.get(pod.key.name))
         elif slot in free:
-            spares[slot] = pod
+            spares[slot] = replace(pod, silent=pod.key.name in heard.unreached_since)
         else:
             old.append(pod)
     done = completion.read(status.completed_indexes, below=len(slots))

@@ -138,6 +138,8 @@ class PodState:
     """Of the job's group, when it was made."""
     kept: bool = False
     """Its processes have ended, as its launcher says, but it has not: they can start anew in it."""
+    silent: bool = False
+    """Its launcher was told of the group in vain, or has not left what was before."""
     held_by: str = ""
     """A side car that runs on after the trainer has ended, and keeps the pod from ending: not one
     among the init containers, which the kubelet ends itself.

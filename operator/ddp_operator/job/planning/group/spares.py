@@ -29,9 +29,14 @@ REFUSED_PAUSE_SECONDS: Final = 60
 
 
 def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
-    """The spares that can take a place, those before the others that are on good nodes."""
+    """The spares that can take a place, those before the others that are on good nodes.
+
+    One that does not answer would hold the group up; and one cut between the operator and all pods
+    would use up one spare after the other.
+    """
     bad = frozenset(job.status.excluded_nodes)
-    waiting = [pod for pod in pods.spares if _is_well(pod) and pod.started and pod.address]
+    listening = [pod for pod in pods.spares if pod.started and pod.address and not pod.silent]
+    waiting = filter(_is_well, listening)
     return sorted(waiting, key=lambda pod: (pod.node in bad, pod.identity.slot))
 
 

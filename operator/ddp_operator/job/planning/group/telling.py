@@ -63,9 +63,6 @@ def give_up(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | 
         return None
     late.sort(key=lambda pod: pod.identity.index)
     lost = tuple(pod.identity.index for pod in late)
-    # Else one cut between the operator and all pods would use up one spare after the other.
-    reached = tuple(pod for pod in pods.spares if pod.key.name not in heard.unreached_since)
-    pods = replace(pods, spares=reached)
     return recovery.failed(job, pods, _unreachable(job, late[0], now), lost, now)
 
 

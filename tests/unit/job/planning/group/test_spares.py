@@ -246,6 +246,25 @@ def test_a_spare_that_cannot_be_reached_either_takes_no_place() -> None:
     assert planned.status.bookkeeping.replacements == {"2": 1}
 
 
+def test_who_does_not_answer_is_no_spare_until_it_does() -> None:
+    job, pods = with_spares(scope="InPlace", count=2)
+    heard = listens("InPlace")
+    silent = replace(heard, unreached_since={pods[3].key.name: later(50)})
+    assert plan(job, pods, later(60), heard=silent).status.ready == "3/3 +1"
+    assert plan(job, pods, later(60), heard=heard).status.ready == "3/3 +2"
+    neither = replace(heard, unreached_since={pod.key.name: later(50) for pod in pods[3:]})
+    left = [pods[0], *pods[2:]]
+    for known, members in (
+        (heard, "0,3,2"),
+        (silent, "0,4,2"),
+        (neither, "0-2"),
+    ):
+        status = plan(job, left, later(60), heard=known).status
+        assert status.world is not None
+        assert status.world.members == members
+        assert status.bookkeeping.replacements == {"1": 1}, "the lost one is never made again"
+
+
 def test_a_spare_that_ends_costs_nothing_and_the_next_comes_later() -> None:
     job, pods = with_spares()
     dead = replace(pods[3], phase="Failed", reason="Evicted")
