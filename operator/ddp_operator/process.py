@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_operator import startup
-from ddp_operator.api.crd_comparison import Difference
-from ddp_operator.api.node_signals import DEFAULT_RULES, Rules
+from ddp_operator.api.nodes.signals import DEFAULT_RULES, Rules
+from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
 from ddp_operator.endpoints.metrics import PATH as METRICS_PATH
 from ddp_operator.engine.metrics import JOBS

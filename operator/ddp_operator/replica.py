@@ -10,8 +10,8 @@ import kopf
 
 from ddp_operator import handlers
 from ddp_operator.api.constants import LABEL_JOB_NAME
-from ddp_operator.api.crd_comparison import Difference
-from ddp_operator.api.node_signals import Rules
+from ddp_operator.api.nodes.signals import Rules
+from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import JOBS as JOBS_IN_METRICS
 from ddp_operator.engine.reports import PROGRESS_SECONDS

@@ -11,9 +11,9 @@ from socket import gethostname
 from typing import Final, TypeVar
 
 from ddp_operator import __version__
-from ddp_operator.api import crd
 from ddp_operator.api.constants import VERSION
-from ddp_operator.api.crd_comparison import Difference, compare
+from ddp_operator.api.schema import crd
+from ddp_operator.api.schema.comparison import Difference, compare
 from ddp_operator.handlers import JOBS
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.kube import ApiClient, check_served, load_credentials
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import AlreadyExistsError, ClusterError, InvalidError

@@ -6,7 +6,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from ddp_operator.api.bounded import format_time
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.kube import PODS, ApiClient
 from ddp_operator.ports import NotFoundError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.kube import ApiClient
 
 from tests import cluster

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.pods.beforehand import beforehand
 from ddp_operator.kube import ApiClient, load_credentials

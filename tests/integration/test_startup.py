@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from ddp_operator import startup
-from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.kube import (
     CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,

@@ -5,8 +5,8 @@ from datetime import datetime
 from ipaddress import ip_address
 from typing import Any
 
-from ddp_operator.api.bounded import format_time
 from ddp_operator.api.constants import ANNOTATION_TRAINER
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.ports import Manifest
 
 _STARTED = "Running"

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
-from ddp_operator.api.bounded import format_time
 from ddp_operator.api.constants import (
     ANNOTATION_GENERATION,
     ENV_GENERATION,
@@ -16,6 +15,7 @@ from ddp_operator.api.constants import (
     LABEL_ATTEMPT,
     LABEL_JOB_NAME,
 )
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.pods.projection import project
 from ddp_operator.ports import Manifest
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
-from ddp_operator.api.bounded import format_time
 from ddp_operator.api.constants import GKE_TOPOLOGY_LABELS, LABEL_JOB_NAME
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.ports import (
     AlreadyExistsError,
     ClusterError,

@@ -136,7 +136,8 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.collectives.shard_gradients import ShardGradients  # noqa: PLC0415
     from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
     from ddp_trainer.library import job, keeper  # noqa: PLC0415
-    from ddp_trainer.membership import connection, rendezvous  # noqa: PLC0415
+    from ddp_trainer.membership import connection  # noqa: PLC0415
+    from ddp_trainer.membership.finding import rendezvous  # noqa: PLC0415
     from ddp_trainer.run import position, run  # noqa: PLC0415
     from torch.optim import adam  # noqa: PLC0415
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ddp_trainer.launcher.server import serve_status
-from ddp_trainer.membership.announcement import MAX_BYTES, AnnouncedAddress, Announcer
+from ddp_trainer.membership.finding.announcement import MAX_BYTES, AnnouncedAddress, Announcer
 from ddp_trainer.settings.environment import Placement
 
 from tests.ports import free_port

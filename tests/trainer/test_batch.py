@@ -14,8 +14,8 @@ from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.library.attempt import Attempt
-from ddp_trainer.library.fixed_batch import check
+from ddp_trainer.library.steps.attempt import Attempt
+from ddp_trainer.library.steps.fixed_batch import check
 from ddp_trainer.run.run import Before, Run
 from ddp_trainer.settings.batch import Batch
 from ddp_trainer.settings.training import DDPOptions

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from ddp_trainer.library.profiling import Profiling
-from ddp_trainer.telemetry import profile
-from ddp_trainer.telemetry.profile import ProfileError, ProfileFiles, wanted
+from ddp_trainer.telemetry.asked import profile
+from ddp_trainer.telemetry.asked.profile import ProfileError, ProfileFiles, wanted
 
 from tests.trainer.library.runs import script_job
 from tests.trainer.pods import TOKEN, job, until

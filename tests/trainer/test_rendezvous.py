@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
-from ddp_trainer.membership import network, rendezvous, stores
-from ddp_trainer.membership.announcement import AnnouncedAddress, Announcement
+from ddp_trainer.membership.finding import network, rendezvous, stores
+from ddp_trainer.membership.finding.announcement import AnnouncedAddress, Announcement
+from ddp_trainer.membership.finding.network import Resolver
+from ddp_trainer.membership.finding.rendezvous import Rendezvous
+from ddp_trainer.membership.finding.retry import NotYetError, Wait, pause_after, retry
 from ddp_trainer.membership.membership import Membership
-from ddp_trainer.membership.network import Resolver
-from ddp_trainer.membership.rendezvous import Rendezvous
-from ddp_trainer.membership.retry import NotYetError, Wait, pause_after, retry
 from ddp_trainer.membership.sockets import Connections
 from ddp_trainer.settings.environment import Environment
 from torch._C._distributed_c10d import TCPStore

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_trainer.telemetry import stacks
+from ddp_trainer.telemetry.asked import stacks
 from ddp_trainer.telemetry.hook.sitecustomize import stacks_file
 
 from tests.trainer.pods import job, until

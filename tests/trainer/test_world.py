@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_trainer.membership.network import hurry_the_resolver, interface_towards
+from ddp_trainer.membership.finding.network import hurry_the_resolver, interface_towards
 
 from tests.trainer.pods import job
 

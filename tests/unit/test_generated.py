@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import yaml
-from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.schema.crd import custom_resource_definition
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 import yaml
 from ddp_operator import startup
-from ddp_operator.api.crd import custom_resource_definition
-from ddp_operator.api.crd_comparison import Difference
+from ddp_operator.api.schema.comparison import Difference
+from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.kube import ApiClient
 from ddp_operator.ports import ForbiddenError, NotFoundError, UnavailableError

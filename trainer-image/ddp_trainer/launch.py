@@ -48,7 +48,7 @@ from ddp_trainer.membership.place import PlaceFile
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.cores import available_cores
 from ddp_trainer.system.logs import end_process, log_to_stdout
-from ddp_trainer.telemetry.stacks import HOOK
+from ddp_trainer.telemetry.asked.stacks import HOOK
 from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, StatusFile, status_file
 from ddp_trainer.telemetry.termination import TerminationReport, write_termination_message
 

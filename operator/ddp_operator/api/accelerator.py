@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ddp_operator.api.base import ApiModel
 from ddp_operator.api.constants import MAX_GPUS, MAX_RUN_SECONDS
-from ddp_operator.api.machines import GPUS, Fabric, Gpu
+from ddp_operator.api.nodes.machines import GPUS, Fabric, Gpu
 
 _Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 """As Compute Engine and GKE name things; fits into a label."""

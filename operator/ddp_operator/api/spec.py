@@ -12,8 +12,8 @@ from ddp_operator.api.accelerator import Accelerator
 from ddp_operator.api.base import ApiModel, Processes, ResourceName
 from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.elastic import Elastic
-from ddp_operator.api.expressions import group_names, valid
 from ddp_operator.api.scheduling import Scheduling
+from ddp_operator.api.values.expressions import group_names, valid
 
 # https://cloud.google.com/storage/docs/buckets#naming
 BucketName = Annotated[

@@ -11,7 +11,9 @@ from pydantic import (
     model_validator,
 )
 
-from ddp_operator.api.bounded import (
+from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
+from ddp_operator.api.spec import FailureClass
+from ddp_operator.api.values.bounded import (
     OR_NONE,
     OR_UNKNOWN,
     Count,
@@ -30,8 +32,6 @@ from ddp_operator.api.bounded import (
     readable,
     wire_name,
 )
-from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
-from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.world import World
 
 Phase = Literal["Pending", "Starting", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]

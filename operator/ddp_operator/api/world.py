@@ -4,8 +4,8 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from ddp_operator.api.bounded import Count, StatusModel, Time, first
 from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.values.bounded import Count, StatusModel, Time, first
 
 _SLOTS: Final = 6 * MAX_REPLICAS
 """Characters that name every pod of the largest group by itself."""

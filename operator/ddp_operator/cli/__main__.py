@@ -7,16 +7,17 @@ import click
 
 from ddp_operator import __version__
 from ddp_operator.cli.app import connection_options
-from ddp_operator.cli.commands import act, inside, look
+from ddp_operator.cli.commands import act, look
 from ddp_operator.cli.commands.bundle import bundle
 from ddp_operator.cli.commands.completion import complete_for_kubectl, completion
 from ddp_operator.cli.commands.convert import convert
 from ddp_operator.cli.commands.doctor import doctor
-from ddp_operator.cli.commands.logs import logs
-from ddp_operator.cli.commands.profile import profile
+from ddp_operator.cli.commands.pods import inside
+from ddp_operator.cli.commands.pods.logs import logs
+from ddp_operator.cli.commands.pods.profile import profile
+from ddp_operator.cli.commands.pods.stacks import stacks
 from ddp_operator.cli.commands.report import report
 from ddp_operator.cli.commands.run import run
-from ddp_operator.cli.commands.stacks import stacks
 from ddp_operator.cli.commands.ui import ui
 from ddp_operator.kube.client import RECURSION
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ddp_operator import __version__
-from ddp_operator.api import crd
 from ddp_operator.api.constants import LABEL_JOB_NAME, OPERATOR_LABELS
-from ddp_operator.api.crd_comparison import compare
+from ddp_operator.api.schema import crd
+from ddp_operator.api.schema.comparison import compare
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.text import clean, clean_output, counted
 from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, NODES, PODS, Resource, list_pages

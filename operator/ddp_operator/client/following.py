@@ -10,7 +10,7 @@ from ddp_operator.client.logs import Follower, Line, LogSource, Wanted
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import UnavailableError
-from ddp_operator.views.pods import Pods
+from ddp_operator.views.job.pods import Pods
 
 LOOK_SECONDS: Final = 2.0
 """Between two looks at which pods there are."""

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ddp_operator.api.printable import printable
+from ddp_operator.api.values.printable import printable
 
 SENTENCE: Final = 600
 """Characters of a message that are shown at most."""

@@ -15,7 +15,7 @@ from ddp_operator.report import curves
 from ddp_operator.report.facts import Facts, PodFacts
 from ddp_operator.report.model import GpuUse, NodeRow, PodSpan, Recovery, Report
 from ddp_operator.report.recoveries import recoveries
-from ddp_operator.views import pace
+from ddp_operator.views.job import pace
 
 _MOST_PODS: Final = 200
 _MOST_EVENTS: Final = 100

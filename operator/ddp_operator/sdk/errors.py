@@ -2,7 +2,7 @@
 
 from ddp_operator.client.text import clean, duration
 from ddp_operator.local.run.manifest import ManifestError
-from ddp_operator.views.diagnosis import Diagnosis
+from ddp_operator.views.job.diagnosis import Diagnosis
 
 __all__ = [
     "ClientError",

@@ -21,8 +21,8 @@ from ddp_operator.sdk.places.place import Place
 from ddp_operator.sdk.report import JobReport
 from ddp_operator.views import changes
 from ddp_operator.views.changes import Change
-from ddp_operator.views.diagnosis import Diagnosis, diagnose
-from ddp_operator.views.pods import Pods
+from ddp_operator.views.job.diagnosis import Diagnosis, diagnose
+from ddp_operator.views.job.pods import Pods
 
 _NOT_SEEN: Final = "not seen yet"
 

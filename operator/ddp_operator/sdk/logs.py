@@ -17,7 +17,7 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.sdk.errors import JobGoneError
 from ddp_operator.sdk.places.place import Place
 from ddp_operator.views.changes import RefusedError
-from ddp_operator.views.pods import Pods
+from ddp_operator.views.job.pods import Pods
 
 MOST_PODS: Final = 32
 """Logs that are read at a time, each by a connection of its own."""

@@ -16,7 +16,7 @@ from ddp_operator.sdk.logs import LogLine
 from ddp_operator.sdk.loop import Loop
 from ddp_operator.sdk.report import JobReport
 from ddp_operator.sdk.wishes import Options
-from ddp_operator.views.diagnosis import Diagnosis
+from ddp_operator.views.job.diagnosis import Diagnosis
 
 
 class Job:

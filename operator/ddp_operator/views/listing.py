@@ -5,7 +5,7 @@ from datetime import datetime
 
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, duration, number
-from ddp_operator.views import pace
+from ddp_operator.views.job import pace
 
 Row = Sequence[str]
 _HEADINGS = ("NAME", "PHASE", "READY", "RESTARTS", "STEP", "LEFT", "AGE")

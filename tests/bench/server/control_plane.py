@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ddp_operator.api.constants import GROUP, PLURAL, VERSION
-from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.schema.crd import custom_resource_definition
 
 from tests.bench.benchmark import BenchmarkError
 from tests.bench.server import workload

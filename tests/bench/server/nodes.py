@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from ddp_operator.api.bounded import format_time
+from ddp_operator.api.values.bounded import format_time
 
 from tests.bench.benchmark import BenchmarkError
 from tests.bench.server.client import IN_FLIGHT, BareClient, wait_for

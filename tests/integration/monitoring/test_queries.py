@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 from aiohttp import web
-from ddp_operator.api.bounded import format_time
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.kube import ApiClient
 
 from tests import cluster

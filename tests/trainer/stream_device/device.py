@@ -20,7 +20,7 @@ from typing import Any
 from ddp_trainer.collectives import shard_gradients
 from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.gate import Event, Gate
-from ddp_trainer.library import net
+from ddp_trainer.library.steps import net
 from ddp_trainer.loop import learner
 from ddp_trainer.membership import connection, world
 from ddp_trainer.membership.connection import Connection

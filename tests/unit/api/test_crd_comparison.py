@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from ddp_operator.api.crd import custom_resource_definition
-from ddp_operator.api.crd_comparison import Difference, compare
+from ddp_operator.api.schema.comparison import Difference, compare
+from ddp_operator.api.schema.crd import custom_resource_definition
 
 Json = dict[str, Any]
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from ddp_operator.api.expressions import search, valid
+from ddp_operator.api.values.expressions import search, valid
 
 
 @pytest.mark.parametrize(

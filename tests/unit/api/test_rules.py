@@ -17,9 +17,9 @@ from ddp_operator.api.constants import (
     MAX_NAME_LENGTH,
     RESERVED_ENVIRONMENT,
 )
-from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES, Rule
+from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.template import PodTemplate
 from hypothesis import event, given

@@ -7,8 +7,8 @@ import helm_python as helm
 import yaml
 from ddp_operator import __version__
 from ddp_operator.api.constants import VERSION
-from ddp_operator.api.crd import custom_resource_definition
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.schema.crd import custom_resource_definition
 
 from tests.chart.generated import CHART, files
 from tests.chart.values import Values

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ddp_operator.api.bounded import format_time
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.client.seen import SeenJob
 
 from tests.good_manifests import Json

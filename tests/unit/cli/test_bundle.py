@@ -4,7 +4,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.client import bundle as client_bundle
 from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, NODES
 

@@ -2,7 +2,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from ddp_operator.cli.commands import logs, look
+from ddp_operator.cli.commands import look
+from ddp_operator.cli.commands.pods import logs
 from ddp_operator.client import following
 from ddp_operator.client.logs import MOST_BYTES, Lines, read_line
 from ddp_operator.client.text import clean_output

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from aiohttp import web
-from ddp_operator.cli.commands import stacks
+from ddp_operator.cli.commands.pods import stacks
 
 from tests.good_manifests import Json
 from tests.unit.cli.conftest import Ddp

@@ -5,8 +5,8 @@ from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.queues import place_in_queue
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.ports import ForbiddenError, NotFoundError
-from ddp_operator.views.pods import Pods
-from ddp_operator.views.screen import screen
+from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.screen import screen
 
 from tests.unit.cli.jobs import seen
 from tests.unit.job.builders import later

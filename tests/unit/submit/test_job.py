@@ -3,7 +3,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ddp_operator.api.machines import GPUS
+from ddp_operator.api.nodes.machines import GPUS
 from ddp_operator.submit import CheckpointPlace, GpuRequest, Mount, Scripts, Wish, WishError, job
 from ddp_operator.submit.gpus import SHORT_NAMES
 from ddp_operator.submit.job import commanded, world_size

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.views.checkup import Facts, Finding, Unknown, examine, shown
 
 from tests.unit.cli.jobs import ESCAPES

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.views.coming import coming
-from ddp_operator.views.pods import Pods
-from ddp_operator.views.screen import screen
+from ddp_operator.views.job.coming import coming
+from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.screen import screen
 
 from tests.good_manifests import Json
 from tests.unit.cli.jobs import at, condition, stored, training

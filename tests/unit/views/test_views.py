@@ -7,9 +7,9 @@ from ddp_operator.client.text import columns
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.views import changes, listing, waiting
 from ddp_operator.views.changes import RefusedError
-from ddp_operator.views.diagnosis import diagnose
-from ddp_operator.views.pods import Pods
-from ddp_operator.views.screen import screen
+from ddp_operator.views.job.diagnosis import diagnose
+from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.screen import screen
 
 from tests.good_manifests import Json, container, template
 from tests.unit.cli.jobs import ESCAPES, at, failure, seen, stored, training

@@ -26,14 +26,16 @@ from ddp_trainer.launcher.bounded_http import BoundedHandler, BoundedServer
 from ddp_trainer.launcher.trainjob import TrainJobStatus
 from ddp_trainer.launcher.world import letters
 from ddp_trainer.launcher.world.requests import WorldRequests
-from ddp_trainer.membership import admission, announcement, place
-from ddp_trainer.membership.announcement import AnnouncedAddress
+from ddp_trainer.membership import admission, place
+from ddp_trainer.membership.finding import announcement
+from ddp_trainer.membership.finding.announcement import AnnouncedAddress
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.logs import Complaints
-from ddp_trainer.telemetry import profile, prometheus
-from ddp_trainer.telemetry.profile import ProfileError, ProfileFiles
-from ddp_trainer.telemetry.request import CheckpointRequest
-from ddp_trainer.telemetry.stacks import ask_for_stacks, listening, read_stacks
+from ddp_trainer.telemetry import prometheus
+from ddp_trainer.telemetry.asked import profile
+from ddp_trainer.telemetry.asked.profile import ProfileError, ProfileFiles
+from ddp_trainer.telemetry.asked.request import CheckpointRequest
+from ddp_trainer.telemetry.asked.stacks import ask_for_stacks, listening, read_stacks
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.wire import to_json
 

@@ -10,11 +10,11 @@ from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import BrokenGroupError, MovedError
 from ddp_trainer.library.keeper import Keeper
-from ddp_trainer.library.net import Net
 from ddp_trainer.library.progress import FAREWELL_SECONDS
+from ddp_trainer.library.steps.net import Net
 from ddp_trainer.membership.burial import bury_the_last_group
 from ddp_trainer.membership.failures import is_lost_peer
-from ddp_trainer.membership.patience import Patience
+from ddp_trainer.membership.finding.patience import Patience
 from ddp_trainer.membership.world import World
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal, Votes

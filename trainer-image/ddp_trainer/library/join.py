@@ -21,7 +21,7 @@ from ddp_trainer.membership.heartbeat import interval
 from ddp_trainer.run.updates import SchedulerInterval
 from ddp_trainer.settings.environment import Backend, Environment
 from ddp_trainer.settings.options import Options
-from ddp_trainer.telemetry.stacks import dump_on_signal
+from ddp_trainer.telemetry.asked.stacks import dump_on_signal
 from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE, RankReport
 
 _AGENT_SECONDS = 60.0

@@ -24,14 +24,14 @@ from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.plan import Plan
 from ddp_trainer.library.profiling import Profiling
 from ddp_trainer.library.progress import Progress, voice_of
-from ddp_trainer.membership.network import hurry_the_resolver
+from ddp_trainer.membership.finding.network import hurry_the_resolver
 from ddp_trainer.membership.world import World
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.run.updates import SchedulerInterval
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
-from ddp_trainer.telemetry.request import CheckpointRequest
+from ddp_trainer.telemetry.asked.request import CheckpointRequest
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import StepTimer, moments_of
 

@@ -20,8 +20,8 @@ from ddp_trainer.devices.gate import Gate, expect
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.membership.burial import leave_behind
 from ddp_trainer.membership.failures import is_lost_peer, reason
+from ddp_trainer.membership.finding.network import interface_towards
 from ddp_trainer.membership.membership import Membership
-from ddp_trainer.membership.network import interface_towards
 from ddp_trainer.system.last_resort import LastResort
 from ddp_trainer.system.threads import start_thread
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ddp_trainer.membership import stores
+from ddp_trainer.membership.finding import stores
 from ddp_trainer.membership.sockets import Connections
 
 

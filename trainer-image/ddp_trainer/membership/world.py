@@ -17,14 +17,14 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.devices.accelerator import accelerator_for
 from ddp_trainer.devices.hardware import pin_device
 from ddp_trainer.exit_codes import BrokenGroupError, ExitCode
-from ddp_trainer.membership.announcement import AnnouncedAddress
 from ddp_trainer.membership.burial import bury_the_last_group
 from ddp_trainer.membership.connection import Connection
 from ddp_trainer.membership.failures import is_lost_device, is_lost_peer, reason
+from ddp_trainer.membership.finding.announcement import AnnouncedAddress
+from ddp_trainer.membership.finding.rendezvous import Rendezvous
 from ddp_trainer.membership.heartbeat import Heartbeat
 from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.place import PlaceFile
-from ddp_trainer.membership.rendezvous import Rendezvous
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.last_resort import LastResort
 from ddp_trainer.system.logs import end_process

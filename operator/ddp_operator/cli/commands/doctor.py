@@ -6,8 +6,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from ddp_operator import __version__
-from ddp_operator.api import crd
 from ddp_operator.api.constants import OPERATOR_LABELS
+from ddp_operator.api.schema import crd
 from ddp_operator.cli.app import connection_options, on_cluster, print_lines, width
 from ddp_operator.client.cluster import JOBS, Cluster
 from ddp_operator.kube import (

@@ -26,9 +26,9 @@ from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, columns
 from ddp_operator.ports import Key, Manifest, UnavailableError
 from ddp_operator.views import listing, waiting
-from ddp_operator.views.diagnosis import diagnose
-from ddp_operator.views.pods import Pods
-from ddp_operator.views.screen import screen
+from ddp_operator.views.job.diagnosis import diagnose
+from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.screen import screen
 
 POLL_SECONDS: Final = 2.0
 """Between two looks of `wait`: one small read."""

@@ -13,8 +13,8 @@ from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.cli import output
 from ddp_operator.cli.app import connection_options, on_cluster, width
 from ddp_operator.cli.commands.act import ask
-from ddp_operator.cli.commands.logs import follow_logs
 from ddp_operator.cli.commands.look import until
+from ddp_operator.cli.commands.pods.logs import follow_logs
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.submission import NameTakenError, submit

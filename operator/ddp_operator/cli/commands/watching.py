@@ -12,8 +12,8 @@ from ddp_operator.client.cluster import Cluster, NoSuchJobError
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.ports import Key, UnavailableError
 from ddp_operator.views.curve import Losses
-from ddp_operator.views.pods import Pods
-from ddp_operator.views.screen import change, screen
+from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.screen import change, screen
 
 TICK_SECONDS: Final = 1.0
 """Between two drawings of a screen on which nothing has changed but the time."""

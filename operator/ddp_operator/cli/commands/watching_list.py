@@ -14,7 +14,7 @@ from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, columns
 from ddp_operator.ports import Key, UnavailableError
 from ddp_operator.views import listing
-from ddp_operator.views.screen import change
+from ddp_operator.views.job.screen import change
 
 
 async def watched_list(cluster: Cluster, namespace: str | None, *, wide: bool) -> None:

@@ -5,10 +5,10 @@ they are.
 from dataclasses import replace
 from datetime import datetime
 
-from ddp_operator.api.bounded import format_time
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import kinds
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.failure.causes import cause_due, unstartable, unstartable_due
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, active_deadline, queued

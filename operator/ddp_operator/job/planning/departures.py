@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from ddp_operator.api.bounded import format_time
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.failure import records
 from ddp_operator.job.failure.nodes import avoiding_signalled, fitting
 from ddp_operator.job.membership.world import scope_of

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.machines import GPUS
+from ddp_operator.api.nodes.machines import GPUS
 from ddp_operator.api.overrides import kinds
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.schedulers import kueue_group

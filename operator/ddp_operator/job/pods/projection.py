@@ -13,8 +13,8 @@ from ddp_operator.api.constants import (
     LABEL_REPLACEMENT,
     LABEL_SERVING,
 )
-from ddp_operator.api.printable import printable
 from ddp_operator.api.rules import trainer_container
+from ddp_operator.api.values.printable import printable
 from ddp_operator.job.pods.address import is_the_nodes, trainer_address
 from ddp_operator.job.pods.state import (
     CRASH_LOOP,

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Final
 
-from ddp_operator.api.expressions import group_names, groups
+from ddp_operator.api.values.expressions import group_names, groups
 from ddp_operator.job.status.progress import TrainerStatus, parse
 from ddp_operator.ports import LOG_END_BYTES
 

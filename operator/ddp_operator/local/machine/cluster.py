@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
-from ddp_operator.api.bounded import format_time
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.local.machine.gpus import GpuPool, visible_gpus
 from ddp_operator.local.machine.loopback import LoopbackPorts
 from ddp_operator.local.machine.pod import LocalPod, Machine

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from ddp_operator.api.bounded import format_time
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.ports import Event, Key, Manifest
 
 FILE_NAME: Final = "run.json"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ddp_operator.api.crd_comparison import compare
+from ddp_operator.api.schema.comparison import compare
 from ddp_operator.client.text import clean, counted
 from ddp_operator.views.checkup.facts import (
     Facts,

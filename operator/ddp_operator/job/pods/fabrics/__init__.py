@@ -7,7 +7,7 @@ of the same thing stands, so that applying it twice changes nothing.
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ddp_operator.api.machines import Fabric
+from ddp_operator.api.nodes.machines import Fabric
 from ddp_operator.job.pods.fabrics.dranet import dranet
 from ddp_operator.job.pods.fabrics.rdma import rdma
 from ddp_operator.job.pods.fabrics.side_cars import DEFAULT_SIDE_CARS, SideCars

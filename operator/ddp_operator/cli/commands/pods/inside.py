@@ -10,8 +10,8 @@ from typing import Final
 import click
 
 from ddp_operator.cli.app import connection_options, job_argument, job_key, on_cluster
-from ddp_operator.cli.commands.logs import chosen_pods
 from ddp_operator.cli.commands.look import fetch
+from ddp_operator.cli.commands.pods.logs import chosen_pods
 from ddp_operator.cli.terminal import join
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
 from ddp_operator.client.text import clean

@@ -13,8 +13,8 @@ from ddp_trainer.data.loading import Loading, Rest, is_stream
 from ddp_trainer.data.sampler import SampleTrace, Share
 from ddp_trainer.data.stream import Stream, StreamRest
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
-from ddp_trainer.library.attempt import Attempt
 from ddp_trainer.library.session import Session
+from ddp_trainer.library.steps.attempt import Attempt
 from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options

@@ -25,13 +25,13 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
-from ddp_trainer.membership import stores
-from ddp_trainer.membership.announcement import AnnouncedAddress, Announcer
 from ddp_trainer.membership.failures import reason
+from ddp_trainer.membership.finding import stores
+from ddp_trainer.membership.finding.announcement import AnnouncedAddress, Announcer
+from ddp_trainer.membership.finding.network import Resolver, expect_answer
+from ddp_trainer.membership.finding.retry import NotYetError, Wait, retry
 from ddp_trainer.membership.membership import Membership
-from ddp_trainer.membership.network import Resolver, expect_answer
 from ddp_trainer.membership.place import PlaceFile
-from ddp_trainer.membership.retry import NotYetError, Wait, retry
 from ddp_trainer.membership.sockets import Connections
 from ddp_trainer.membership.whereabouts import Whereabouts
 from ddp_trainer.settings.environment import Environment

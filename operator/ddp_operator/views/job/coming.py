@@ -11,8 +11,8 @@ from ddp_operator.job.planning.cleanup import expiry
 from ddp_operator.job.planning.decisions import active_deadline
 from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.pods.observed import observe
-from ddp_operator.views import group
-from ddp_operator.views.pods import Pods
+from ddp_operator.views.job import group
+from ddp_operator.views.job.pods import Pods
 
 
 def coming(seen: SeenJob, pods: Pods, now: datetime) -> list[str]:

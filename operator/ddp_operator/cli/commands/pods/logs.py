@@ -20,7 +20,7 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 from ddp_operator.views.changes import RefusedError
 from ddp_operator.views.folding import fold, spans
-from ddp_operator.views.pods import Pods
+from ddp_operator.views.job.pods import Pods
 
 _MOST_PODS: Final = 32
 _CONNECTIONS: Final = 60

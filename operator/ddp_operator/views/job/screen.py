@@ -10,10 +10,10 @@ from ddp_operator.client.text import clean, counted, duration, facts, number
 from ddp_operator.job.failure import records
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.status import goodput
-from ddp_operator.views import group, pace
-from ddp_operator.views.advice import operator_missing
-from ddp_operator.views.coming import coming
-from ddp_operator.views.pods import Pods, rows, waits
+from ddp_operator.views.job import group, pace
+from ddp_operator.views.job.advice import operator_missing
+from ddp_operator.views.job.coming import coming
+from ddp_operator.views.job.pods import Pods, rows, waits
 
 _FAILURES: Final = 3
 _NAMED: Final = 5

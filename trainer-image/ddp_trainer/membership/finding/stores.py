@@ -13,7 +13,7 @@ from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import Store
 
 from ddp_trainer.membership.failures import reason
-from ddp_trainer.membership.retry import NotYetError
+from ddp_trainer.membership.finding.retry import NotYetError
 from ddp_trainer.system.threads import start_thread
 
 REQUEST_SECONDS = 10.0

@@ -15,8 +15,8 @@ from ddp_operator.cli.app import (
     print_lines,
     width,
 )
-from ddp_operator.cli.commands.logs import chosen_pods
 from ddp_operator.cli.commands.look import fetch
+from ddp_operator.cli.commands.pods.logs import chosen_pods
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.launcher import NoAnswerError, ask_launcher
 from ddp_operator.client.seen import SeenJob

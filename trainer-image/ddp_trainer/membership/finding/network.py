@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from ipaddress import ip_address
 from pathlib import Path
 
-from ddp_trainer.membership.retry import NotYetError
+from ddp_trainer.membership.finding.retry import NotYetError
 
 _ANSWER_SECONDS = 1.0
 _CONNECT_SECONDS = 0.3

@@ -9,7 +9,7 @@ from ddp_operator.client.text import counted, duration
 from ddp_operator.job.membership.world import least_size, members, wanted_size
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.pods.observed import observe
-from ddp_operator.views.pods import Pods
+from ddp_operator.views.job.pods import Pods
 
 
 def size(seen: SeenJob, now: datetime) -> str:

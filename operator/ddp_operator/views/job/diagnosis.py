@@ -9,9 +9,9 @@ from ddp_operator.api.status import Failure
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, clean_lines, duration, folded
 from ddp_operator.job.failure import records
-from ddp_operator.views import advice, group
-from ddp_operator.views.pods import Pods, waits
-from ddp_operator.views.screen import in_words
+from ddp_operator.views.job import advice, group
+from ddp_operator.views.job.pods import Pods, waits
+from ddp_operator.views.job.screen import in_words
 
 _SILENT_SECONDS: Final = 600.0
 """Without a step for so long a training is worth a look; evaluations and checkpoints take minutes.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator.api.constants import VERSION
-from ddp_operator.api.crd import custom_resource_definition
+from ddp_operator.api.schema.crd import custom_resource_definition
 
 
 @dataclass(frozen=True, slots=True)

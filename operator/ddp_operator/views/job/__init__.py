@@ -1,0 +1,1 @@
+"""One job: how it is, why, and what comes next."""

@@ -1,0 +1,1 @@
+"""What somebody outside asks of ranks while they train."""
