@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trainer.pods import Job, job
-from tests.trainer.runs import Undisturbed, run_to_its_end
+from tests.trainer.support.pods import Job, job
+from tests.trainer.support.runs import Undisturbed, run_to_its_end
 
 LAUNCHERS_WORDS = ("RANK", "DDP_BACKEND", "DDP_CHECKPOINT_DIR", "DDP_STATUS_FILE", "DDP_REPORT_FD")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.bench.benchmark import BenchmarkError
 from tests.ports import free_port
-from tests.trainer.pods import contract
+from tests.trainer.support.pods import contract
 
 RANKS = 2
 _DEADLINE_SECONDS = 1200.0

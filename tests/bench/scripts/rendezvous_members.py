@@ -26,7 +26,7 @@ from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.deathsignal import die_with_parent
 from torch._C._distributed_c10d import TCPStore
 
-from tests.trainer.pods import contract
+from tests.trainer.support.pods import contract
 
 HEARTBEAT_SECONDS = 10.0
 """After so long a silent member counts as lost: the trainer's default."""

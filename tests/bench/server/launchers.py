@@ -104,7 +104,10 @@ class LauncherCluster(FakeCluster):
         told = {entry["name"]: str(entry["value"]) for entry in container["env"]}
         with (self._folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.trainer.launcher_at", address, "{}", *self._command],
+                [
+                    *(sys.executable, "-m", "tests.trainer.support.launcher_at", address, "{}"),
+                    *self._command,
+                ],
                 env={
                     **os.environ,
                     **told,

@@ -12,8 +12,8 @@ import torch
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
 from tests.bench.server.process import memory_mb
-from tests.trainer.pods import until
-from tests.trainer.worlds import WorldPod, world_job
+from tests.trainer.support.pods import until
+from tests.trainer.support.worlds import WorldPod, world_job
 
 _SECONDS = 60.0
 """How long each is watched: longer than anything that it does again and again."""

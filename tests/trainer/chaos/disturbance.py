@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.trainer.chaos.blows import Blow, Deed, Moment
-from tests.trainer.pods import Job
+from tests.trainer.support.pods import Job
 
 _HANG_SECONDS = 150.0
 """Without a new step, or an end. Far more than any wait that a blow can cause."""

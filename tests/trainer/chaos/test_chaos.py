@@ -16,8 +16,8 @@ import pytest
 from tests.trainer.chaos.blows import blows
 from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
 from tests.trainer.library.runs import on
-from tests.trainer.nursery import CPU, SCRIPT, STREAM
-from tests.trainer.pods import Job, assert_same, job
+from tests.trainer.support.nursery import CPU, SCRIPT, STREAM
+from tests.trainer.support.pods import Job, assert_same, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -33,7 +33,7 @@ def flags(of: Job) -> list[str]:
         *("--epochs", "4", "--checkpoint-every-steps", "3"),
         *("--trace-samples", str(of.traces)),
         # Running statistics, and more than one bucket.
-        *("--workload", "tests.trainer.norm:load", "--bucket-cap-mb", "0.01"),
+        *("--workload", "tests.trainer.support.norm:load", "--bucket-cap-mb", "0.01"),
     ]
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from ddp_trainer import __main__ as trainer
 
-from tests.trainer import forkserver
 from tests.trainer.library import adversaries, script, streaming
 from tests.trainer.stream_device.device import install
 from tests.trainer.stream_device.kernels import replace
+from tests.trainer.support import forkserver
 
 DEVICE_VARIABLE = "TEST_DEVICE"
 SCRIPT_VARIABLE = "TEST_SCRIPT"

@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from tests.trainer.norm import network
+from tests.trainer.support.norm import network
 
 BATCH_SIZE = 32
 SLOW_EVALUATION = "TEST_SECONDS_A_BATCH"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.library.runs import script_job
-from tests.trainer.membership_changes import FLAGS, World, losses_of, resize
-from tests.trainer.pods import Job
+from tests.trainer.support.membership_changes import FLAGS, World, losses_of, resize
+from tests.trainer.support.pods import Job
 
 RANKS = 3
 

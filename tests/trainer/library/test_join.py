@@ -31,7 +31,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from tests.trainer.exposition import parse
+from tests.trainer.support.exposition import parse
 
 SAMPLES = 10
 BATCH_SIZE = 4

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer import deaths
-from tests.trainer.deaths import Death
 from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.pods import Job, assert_same
-from tests.trainer.runs import LAST_STEP, assert_same_run
-from tests.trainer.test_kill_points import plan_for, spread
+from tests.trainer.recovery.test_kill_points import plan_for, spread
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+from tests.trainer.support.pods import Job, assert_same
+from tests.trainer.support.runs import LAST_STEP, assert_same_run
 
 pytestmark = [pytest.mark.timeout(600)]
 

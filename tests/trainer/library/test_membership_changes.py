@@ -18,14 +18,14 @@ import pytest
 
 from tests.trainer.library.runs import script_job
 from tests.trainer.library.script import SLOW_EVALUATION
-from tests.trainer.membership_changes import (
+from tests.trainer.support.membership_changes import (
     FLAGS,
     World,
     assert_each_step_once,
     assert_ends_alike,
     step_of_change,
 )
-from tests.trainer.pods import Job, Pod, assert_same, until
+from tests.trainer.support.pods import Job, Pod, assert_same, until
 
 STANDSTILL_SECONDS = 2.0
 PATIENT = {"DDP_LEAVE_SECONDS": "600"}

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tests.trainer import deaths
-from tests.trainer.deaths import Death
 from tests.trainer.library.runs import run_to_its_end, script_job
 from tests.trainer.library.streaming import STEPS
-from tests.trainer.pods import assert_same
-from tests.trainer.same_group import group_of_one
-from tests.trainer.test_kill_points import spread
+from tests.trainer.recovery.test_kill_points import spread
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+from tests.trainer.support.pods import assert_same
+from tests.trainer.support.same_group import group_of_one
 
 BATCHES = 6
 BATCH_SIZE = 2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.pods import DEADLINE_SECONDS, is_alive, job, until
+from tests.trainer.support.pods import DEADLINE_SECONDS, is_alive, job, until
 
 pytestmark = [pytest.mark.timeout(600)]
 

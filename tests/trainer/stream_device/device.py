@@ -31,11 +31,11 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 from torch.futures import Future
 
-from tests.trainer import deaths
 from tests.trainer.stream_device import kernels
 from tests.trainer.stream_device.group import StreamGroup
 from tests.trainer.stream_device.kernels import replace
 from tests.trainer.stream_device.stream import Stream
+from tests.trainer.support import deaths
 
 STREAM = Stream()
 _SLOWNESS_SECONDS = 0.5

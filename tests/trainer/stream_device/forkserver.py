@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from tests.trainer import forkserver
 from tests.trainer.stream_device.device import Sabotage, install
+from tests.trainer.support import forkserver
 
 SABOTAGE_VARIABLE = "TEST_SABOTAGE"
 

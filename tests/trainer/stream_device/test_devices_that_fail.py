@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer import deaths
-from tests.trainer.deaths import Death
-from tests.trainer.nursery import STREAM
-from tests.trainer.pods import Pod, job
-from tests.trainer.runs import Undisturbed, assert_same_run, run_to_its_end
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+from tests.trainer.support.nursery import STREAM
+from tests.trainer.support.pods import Pod, job
+from tests.trainer.support.runs import Undisturbed, assert_same_run, run_to_its_end
 
 pytestmark = [pytest.mark.timeout(600)]
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer import deaths
-from tests.trainer.deaths import Death
-from tests.trainer.nursery import STREAM
-from tests.trainer.pods import Job, assert_same, job
-from tests.trainer.runs import LAST_STEP, run_to_its_end
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+from tests.trainer.support.nursery import STREAM
+from tests.trainer.support.pods import Job, assert_same, job
+from tests.trainer.support.runs import LAST_STEP, run_to_its_end
 
 pytestmark = [pytest.mark.timeout(600)]
 

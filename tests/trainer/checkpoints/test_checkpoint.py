@@ -1,0 +1,312 @@
+"""Checkpoints are whole or not there at all, whatever happens to the disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
+from ddp_trainer.checkpoints.storage import CancelledError, Recorder, Transfer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.support.mounts import with_own_mounts
+
+OLD, NEW = b"old" * 1000, b"new" * 1000
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A directory with a checkpoint of step 10 and one of step 20."""
+    directory = CheckpointDirectory(tmp_path, keep=2)
+    save(directory, OLD, step=10)
+    save(directory, NEW, step=20)
+    return tmp_path
+
+
+def save(
+    directory: CheckpointDirectory, state: bytes, *, step: int, score: float | None = None
+) -> None:
+    directory.save(
+        lambda file: file.write(state), step=step, transfer=Transfer(len(state)), score=score
+    )
+
+
+def reopened(root: Path, *, keep: int = 2) -> CheckpointDirectory:
+    return CheckpointDirectory(root, keep=keep)
+
+
+def loaded(directory: CheckpointDirectory) -> bytes | None:
+    state = directory.load()
+    return bytes(state) if state is not None else None
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_the_newest_is_loaded(two: Path) -> None:
+    directory = reopened(two)
+    assert loaded(directory) == NEW
+    assert directory.newest is not None
+    assert directory.newest.step == 20
+
+
+@pytest.mark.parametrize("root", ["", "not/there/yet"])
+def test_nothing_to_load(tmp_path: Path, root: str) -> None:
+    directory = reopened(tmp_path / root)
+    assert directory.load() is None
+    assert directory.newest is None
+
+
+def test_an_unreadable_directory_is_no_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "step-00000010").write_text("a file where a directory should be")
+    with pytest.raises(NotADirectoryError):
+        reopened(tmp_path).load()
+
+
+def truncate(checkpoint: Path) -> None:
+    (checkpoint / "state.pt").write_bytes(NEW[:-1])
+
+
+def lose_state(checkpoint: Path) -> None:
+    (checkpoint / "state.pt").unlink()
+
+
+def lose_manifest(checkpoint: Path) -> None:
+    (checkpoint / "manifest.json").unlink()
+
+
+def truncate_manifest(checkpoint: Path) -> None:
+    manifest = checkpoint / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+
+
+def come_from_the_future(checkpoint: Path) -> None:
+    manifest = checkpoint / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["content"]["format_version"] = 2
+    manifest.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "damage", [truncate, lose_state, lose_manifest, truncate_manifest, come_from_the_future]
+)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    two: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(two / "step-00000020")
+    directory = reopened(two)
+    with caplog.at_level(logging.WARNING):
+        assert loaded(directory) == OLD
+    assert directory.newest is not None
+    assert directory.newest.step == 10
+    assert f"checkpoint {two / 'step-00000020'} is damaged" in caplog.text
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_no_changed_byte_goes_unnoticed(two: Path, data: st.DataObject) -> None:
+    file = two / "step-00000020" / data.draw(st.sampled_from(["state.pt", "manifest.json"]))
+    good = file.read_bytes()
+    at = data.draw(st.integers(0, len(good) - 1))
+    other = data.draw(st.integers(0, 255).filter(lambda byte: byte != good[at]))
+    file.write_bytes(good[:at] + bytes([other]) + good[at + 1 :])
+    try:
+        # White space in the manifest may change; nothing that is loaded may.
+        assert loaded(reopened(two)) in (OLD, NEW)
+        if file.name == "state.pt":
+            assert loaded(reopened(two)) == OLD
+    finally:
+        file.write_bytes(good)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(
+    two: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = two / "step-00000020" / "state.pt"
+    state.unlink()
+    state.mkdir()  # whoever runs the tests, root included, cannot read that
+    directory = reopened(two)
+    assert loaded(directory) == OLD
+    assert f"checkpoint {state.parent}: [Errno 21] Is a directory" in caplog.text
+
+
+def test_nothing_is_readable_unless_something_is(two: Path) -> None:
+    for state in two.glob("*/state.pt"):
+        state.unlink()
+        state.mkdir()
+    with pytest.raises(IsADirectoryError):
+        reopened(two).load()
+
+
+def test_only_the_last_are_kept(tmp_path: Path) -> None:
+    directory = reopened(tmp_path, keep=2)
+    for step in (5, 10, 15, 20):
+        save(directory, NEW, step=step)
+    assert names(tmp_path) == ["step-00000015", "step-00000020"]
+
+
+def test_the_best_is_kept_too(tmp_path: Path) -> None:
+    directory = reopened(tmp_path)
+    for step, score in enumerate([0.5, 0.9, 0.9, 0.7, 0.8], start=1):
+        is_best = directory.is_best(score)
+        assert is_best == (step in (1, 2))
+        save(directory, NEW, step=step, score=score if is_best else None)
+    assert names(tmp_path) == ["step-00000002", "step-00000004", "step-00000005"]
+    assert reopened(tmp_path).is_best(0.91)
+    assert not reopened(tmp_path).is_best(float("nan"))
+    save(directory, NEW, step=6, score=1.0)
+    save(directory, NEW, step=7)
+    assert names(tmp_path) == ["step-00000006", "step-00000007"]
+
+
+def test_a_step_saved_before_gets_its_score_later(two: Path) -> None:
+    directory = reopened(two)
+    assert loaded(directory) == NEW
+    save(directory, OLD, step=20, score=0.5)
+    assert loaded(reopened(two)) == NEW
+    assert not reopened(two).is_best(0.5)
+    (two / "step-00000020" / "score.json").write_text("{")
+    assert reopened(two).is_best(0.5)
+    assert loaded(reopened(two)) == NEW
+
+
+def test_nothing_is_best_where_none_is_to_be_kept(tmp_path: Path) -> None:
+    assert not CheckpointDirectory(tmp_path, keep=1, keep_best=False).is_best(1.0)
+
+
+def test_damaged_ones_do_not_count_among_those_kept(two: Path) -> None:
+    truncate(two / "step-00000020")
+    directory = reopened(two)
+    assert loaded(directory) == OLD
+    save(directory, NEW, step=20)  # trained again from step 10
+    assert names(two) == ["step-00000010", "step-00000020", "step-00000020-2"]
+    assert loaded(reopened(two)) == NEW
+    save(directory, NEW, step=30)
+    save(directory, NEW, step=40)
+    assert names(two) == ["step-00000030", "step-00000040"]
+
+
+def test_other_files_are_left_alone(two: Path) -> None:
+    (two / "step-by-step.txt").write_text("mine")
+    save(reopened(two, keep=1), NEW, step=30)
+    assert names(two) == ["step-00000030", "step-by-step.txt"]
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """The kernel refuses to write more into any file: as on a full disk, but for everyone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [0, 100, len(NEW) - 1])
+def test_a_failed_save_leaves_nothing_behind_and_the_old_ones_alone(two: Path, room: int) -> None:
+    directory = reopened(two)
+    assert loaded(directory) == NEW
+    with files_no_larger_than(room), pytest.raises(OSError, match="File too large"):
+        save(directory, NEW, step=30)
+    assert names(two) == ["step-00000010", "step-00000020"]
+    assert directory.newest is not None
+    assert directory.newest.step == 20
+    assert loaded(reopened(two)) == NEW
+
+
+@contextmanager
+def no_permission(directory: Path) -> Iterator[None]:
+    """As for a user who may not write there; root may everywhere, and gives that up meanwhile."""
+    user = os.geteuid()
+    mode = directory.stat().st_mode
+    directory.chmod(0o500)
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        directory.chmod(mode)
+
+
+def test_no_permission_to_write(two: Path) -> None:
+    directory = reopened(two)
+    assert loaded(directory) == NEW
+    with no_permission(two), pytest.raises(PermissionError):
+        save(directory, NEW, step=30)
+    assert names(two) == ["step-00000010", "step-00000020"]
+    assert loaded(reopened(two)) == NEW
+
+
+FILL_A_DISK = """
+import json, subprocess, sys
+from pathlib import Path
+from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
+from ddp_trainer.checkpoints.storage import CancelledError, Recorder, Transfer
+
+root = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", root], check=True)
+
+def save(step, size):
+    try:
+        directory.save(lambda file: file.write(b"x" * size), step=step, transfer=Transfer(size))
+    except OSError as error:
+        return error.strerror
+
+directory = CheckpointDirectory(root, keep=1)
+failures = [save(10, 100_000), save(20, 500_000), save(30, 350_000), save(40, 150_000)]
+again = CheckpointDirectory(root, keep=1)
+print(json.dumps({
+    "failures": failures,
+    "names": sorted(path.name for path in root.iterdir()),
+    "loaded": len(again.load()),
+}))
+"""
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A real one of 400 kB, seen by this one process alone."""
+    run = subprocess.run(
+        [*with_own_mounts(), sys.executable, "-c", FILL_A_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    full = "No space left on device"
+    assert json.loads(run.stdout) == {
+        # With 100 kB kept for the sake of safety, 350 kB do not fit either.
+        "failures": [None, full, full, None],
+        "names": ["step-00000040"],
+        "loaded": 150_000,
+    }
+
+
+def test_a_save_called_off_leaves_nothing_behind(two: Path) -> None:
+    transfer = Transfer(1)
+
+    def write(file: Recorder) -> None:
+        file.write(NEW)
+        transfer.cancel()
+
+    with pytest.raises(CancelledError):
+        reopened(two).save(write, step=30, transfer=transfer)
+    assert names(two) == ["step-00000010", "step-00000020"]
+
+
+def test_a_manifest_that_cannot_be_written_completes_nothing(two: Path) -> None:
+    # Room for the state of 10 bytes, but not for the manifest.
+    with files_no_larger_than(10), pytest.raises(OSError, match="File too large"):
+        save(reopened(two), b"0123456789", step=30)
+    assert names(two) == ["step-00000010", "step-00000020"]

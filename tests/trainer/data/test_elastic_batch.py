@@ -1,0 +1,206 @@
+"""Groups that change their size while they train, and whose steps stay the same.
+
+Either to what rounding leaves of it, or with logical shards to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.stream_device.device import Sabotage
+from tests.trainer.stream_device.forkserver import SABOTAGE_VARIABLE
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+from tests.trainer.support.membership_changes import FLAGS, World, losses_of, resize
+from tests.trainer.support.nursery import CPU, STREAM
+from tests.trainer.support.pods import Job, assert_same, job
+from tests.trainer.support.runs import run_to_its_end
+
+pytestmark = [pytest.mark.timeout(600)]
+
+SHARDS = 3
+GLOBAL = {"DDP_BATCH": "global", "DDP_BATCH_RANKS": str(SHARDS)}
+LOGICAL_SHARDS = ("--logical-shards", str(SHARDS))
+LAST_STEP = 30  # 2 epochs of ceil(ceil(1438 / 3) / 32) steps
+TOLERANCE = 1e-6
+A_LOSS_TO_EACH_SAMPLE = ("--workload=digits", "--workload-option=dropout=0")
+"""Whatever the batch is that it comes in."""
+
+
+@contextmanager
+def training(
+    folder: Path, *more: str, pods: int, variables: Mapping[str, str] | None = None
+) -> Iterator[World]:
+    """A job with running statistics, dropout and gradients that travel in several pieces."""
+    with job(folder, nodes=pods, local_world_size=1, extra_environment=variables or {}) as of:
+        world = World(
+            of,
+            [
+                *("--workload", "tests.trainer.support.norm:load", "--bucket-cap-mb", "0.01"),
+                *("--log-every-steps", "1", "--checkpoint-every-steps", "10"),
+                *(*FLAGS, *more, "--trace-samples", str(of.traces)),
+            ],
+        )
+        world.start_all(pods)
+        yield world
+
+
+def end(world: World) -> None:
+    """See all pods end well."""
+    for pod in world.slots.values():
+        assert pod.wait() == 0, pod.log
+
+
+def samples_of(of: Job, *, ranks: int) -> dict[int, list[int]]:
+    """Of each step, from whichever ranks have trained on them."""
+    found: dict[int, set[tuple[int, ...]]] = {}
+    for rank in range(ranks):
+        for step, samples in of.begun_by(rank):
+            if samples:  # a rank may have none that count
+                found.setdefault(step, set()).add(tuple(samples))
+    return {step: sorted(i for some in found[step] for i in some) for step in found}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """As many ranks as shards, of a job that is not elastic."""
+    with training(tmp_path_factory.mktemp("undisturbed"), pods=SHARDS) as world:
+        end(world)
+        yield world.of
+
+
+def assert_close(of: Job, undisturbed: Job) -> None:
+    """The same steps, but for rounding."""
+    expected = losses_of(undisturbed)
+    assert losses_of(of) == pytest.approx(expected, rel=TOLERANCE)
+    assert len(expected) == LAST_STEP
+    actual, wanted = of.state(LAST_STEP), undisturbed.state(LAST_STEP)
+    assert actual["position"] == wanted["position"]
+    rates = [state["optimizer"]["param_groups"][0]["lr"] for state in (actual, wanted)]
+    assert rates[0] == rates[1]
+    # All that a model sees of its inputs is in the first layer's statistics.
+    tracked = [state["model"].get("2.num_batches_tracked") for state in (actual, wanted)]
+    assert tracked[0] == tracked[1]
+
+
+def test_three_become_one_and_three_again_and_take_the_same_steps(
+    tmp_path: Path, undisturbed: Job
+) -> None:
+    with training(tmp_path, pods=SHARDS, variables=GLOBAL) as world:
+        world.of.wait_for_step(4)
+        # Who comes later was made when the job wanted another number.
+        world.of.extra_environment = {**world.of.extra_environment, "DDP_BATCH_RANKS": "5"}
+        resize(world, 1, 3)
+        assert_close(world.of, undisturbed)
+        assert samples_of(world.of, ranks=3) == samples_of(undisturbed, ranks=3)
+        said = "a step has the batches of 3 ranks, as when this training began, not those of 5"
+        assert said in world.slots[2].log
+
+
+def test_sizes_that_do_not_divide_share_the_same_steps_evenly(tmp_path: Path) -> None:
+    with training(tmp_path / "undisturbed", *A_LOSS_TO_EACH_SAMPLE, pods=SHARDS) as world:
+        end(world)
+        undisturbed = world.of
+    folder = tmp_path / "elastic"
+    with training(folder, *A_LOSS_TO_EACH_SAMPLE, pods=SHARDS, variables=GLOBAL) as world:
+        resize(world, 2, 4)
+        assert_close(world.of, undisturbed)
+        assert samples_of(world.of, ranks=4) == samples_of(undisturbed, ranks=3)
+        sizes = {
+            tuple(len(dict(world.of.begun_by(rank)).get(step, [])) for rank in range(4))
+            for step in range(1, LAST_STEP + 1)
+        }
+        assert sizes == {(32, 32, 32, 0), (48, 48, 0, 0), (24, 24, 24, 24)}
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """One rank, which computes all shards."""
+    with training(tmp_path_factory.mktemp("exact"), *LOGICAL_SHARDS, pods=1) as world:
+        end(world)
+        yield world.of
+
+
+def test_logical_shards_of_one_rank_are_the_steps_of_three(exact: Job, undisturbed: Job) -> None:
+    assert_close(exact, undisturbed)
+    assert samples_of(exact, ranks=1) == samples_of(undisturbed, ranks=3)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (3, 2, 4)], ids=str)
+def test_logical_shards_end_the_same_to_the_bit(
+    sizes: Sequence[int], tmp_path: Path, exact: Job
+) -> None:
+    with training(tmp_path, *LOGICAL_SHARDS, pods=sizes[0], variables=GLOBAL) as world:
+        resize(world, *sizes[1:]) if sizes[1:] else end(world)
+        assert_same(world.of.state(LAST_STEP), exact.state(LAST_STEP))
+        assert losses_of(world.of) == losses_of(exact)
+        assert samples_of(world.of, ranks=max(sizes)) == samples_of(exact, ranks=1)
+
+
+SHARDS_OF_A_POD = 4
+LAST_STEP_OF_A_POD = 48  # 4 epochs of ceil(ceil(1438 / 4) / 32) steps
+EVEN_SHARES = {"DDP_BATCH": "global", "DDP_BATCH_RANKS": str(SHARDS_OF_A_POD)}
+
+
+@pytest.fixture(scope="module")
+def shards_of_a_pod(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """What any device has to compute, at once or in a stream."""
+    folder = tmp_path_factory.mktemp("shards")
+    with job(folder, nodes=1, local_world_size=3) as peaceful:
+        run_to_its_end(peaceful, "--logical-shards", str(SHARDS_OF_A_POD))
+    return peaceful
+
+
+@pytest.fixture(scope="module")
+def shares_of_a_pod(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The same in even shares."""
+    folder = tmp_path_factory.mktemp("shares")
+    with job(folder, nodes=1, local_world_size=3, extra_environment=EVEN_SHARES) as peaceful:
+        run_to_its_end(peaceful)
+    return peaceful
+
+
+@pytest.mark.parametrize("forkserver", [CPU, STREAM], ids=["cpu", "stream"])
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "even"])
+def test_ranks_with_several_parts_die_and_no_step_is_taken_without_theirs(
+    exact: bool, forkserver: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    peaceful: Job = request.getfixturevalue("shards_of_a_pod" if exact else "shares_of_a_pod")
+    points = ("backward", "gate", "within the optimizer's step", "after the optimizer's step")
+    plan = [
+        Death(rank=number % 3, point=point, step=5 * number + 3)
+        for number, point in enumerate(points)
+    ]
+    variables = deaths.environment(plan, tmp_path / "graves") | ({} if exact else EVEN_SHARES)
+    flags = ("--logical-shards", str(SHARDS_OF_A_POD)) if exact else ()
+    with job(
+        tmp_path, nodes=1, local_world_size=3, forkserver=forkserver, extra_environment=variables
+    ) as wounded:
+        pod = run_to_its_end(wounded, *flags)
+        assert deaths.toll(tmp_path / "graves") == len(plan), pod.log
+        assert "resuming from checkpoint" not in pod.log
+        expected = peaceful.state(LAST_STEP_OF_A_POD)
+        assert_same(wounded.state(LAST_STEP_OF_A_POD), expected)
+        for rank in range(3):
+            assert wounded.steps_of(rank) == peaceful.steps_of(rank)
+
+
+def test_shards_that_did_not_come_are_missed_without_the_gate(
+    tmp_path: Path, shards_of_a_pod: Job
+) -> None:
+    death = Death(rank=2, point="backward", step=9, others_at="gate")
+    variables = {
+        **deaths.environment([death], tmp_path / "graves"),
+        SABOTAGE_VARIABLE: Sabotage.NO_GATE,
+    }
+    with job(
+        tmp_path, nodes=1, local_world_size=3, forkserver=STREAM, extra_environment=variables
+    ) as wounded:
+        run_to_its_end(wounded, "--logical-shards", str(SHARDS_OF_A_POD))
+        expected = shards_of_a_pod.state(LAST_STEP_OF_A_POD)
+        with pytest.raises(AssertionError):
+            assert_same(wounded.state(LAST_STEP_OF_A_POD), expected)

@@ -1,0 +1,117 @@
+"""What the page on frameworks says is run as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.status.log_progress import read
+
+from tests.ports import free_port
+from tests.trainer.support.pods import job, until
+
+PAGE = (Path(__file__).parents[3] / "docs/how-to/frameworks.md").read_text()
+HOLD = """
+import pathlib, sys, time
+held = pathlib.Path(sys.argv[1])
+def hold():
+    held.touch()
+    while held.exists():
+        time.sleep(0.01)
+"""
+LIGHTNING = """
+import torch, lightning
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, _):
+        return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+class Hold(Callback):
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.is_global_zero and trainer.global_step == 4:
+            hold()
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(48, 4)), 4)
+trainer = lightning.Trainer(
+    callbacks=[Report(), Hold()], devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+    num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), accelerator="cpu", strategy="ddp",
+    max_epochs=1, log_every_n_steps=2, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False,
+)
+trainer.fit(Net(), loader)
+"""
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+{begin}
+assert accelerator.num_processes == 2
+layer = torch.nn.Linear(4, 1)
+net, optimizer = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.01))
+total = 6
+for step in range(1, total + 1):
+    loss = net(torch.randn(4, 4)).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    {end}
+    if step == 4 and accelerator.is_main_process:
+        hold()
+accelerator.end_training()
+"""
+
+
+def block(containing: str, language: str = "python") -> str:
+    """The one of the page with these words."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    [found] = [text for text in blocks if containing in text]
+    return str(found)
+
+
+def said_by(folder: Path, script: str) -> dict[str, Any]:
+    """The status after step 4 of two processes of a pod, which then come to their end."""
+    train, held, port = folder / "train.py", folder / "held", free_port()
+    train.write_text(HOLD + script)
+    settings = {"DDP_STATUS_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    with job(folder / "job", nodes=1, local_world_size=2, extra_environment=settings) as one:
+        pod = one.start(0, "--", sys.executable, str(train), str(held))
+        until(lambda: held.exists() or pod.process.poll() is not None, "step 4")
+        assert held.exists(), pod.log
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=30) as answer:
+            said: dict[str, Any] = json.load(answer)
+        held.unlink()
+        assert pod.wait() == 0, pod.log
+    return said
+
+
+def test_lightning_reports_by_the_pages_callback(tmp_path: Path) -> None:
+    said = said_by(tmp_path, block("class Report(Callback)") + LIGHTNING)
+    assert (said["step"], said["totalSteps"]) == (4, 6)
+    assert said["loss"] > 0
+
+
+def test_accelerate_reports_by_the_pages_tracker(tmp_path: Path) -> None:
+    begin, end = block("log_with=Report()").split("...\n")
+    training = ACCELERATE.format(begin=begin, end=textwrap.indent(end, " " * 4).strip())
+    said = said_by(tmp_path, block("class Report(GeneralTracker)") + training)
+    assert (said["step"], said["totalSteps"]) == (4, 6)
+    assert said["loss"] > 0
+
+
+def test_the_pages_job_reads_what_its_script_prints() -> None:
+    manifest = yaml.safe_load(block("kind: DDPJob", "yaml"))
+    now = "2026-11-21T03:00:00Z"
+    manifest["metadata"] |= {"namespace": "default", "uid": "1", "creationTimestamp": now}
+    source = DDPJob.parse(manifest).spec.progress
+    assert source is not None
+    said = read(source.log_pattern, b"step 3/9 loss=0.5\nstep 4/9 loss: 1.2e-3\n")
+    assert said is not None
+    assert (said.step, said.total_steps, said.loss) == (4, 9, 0.0012)

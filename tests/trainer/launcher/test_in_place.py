@@ -1,0 +1,440 @@
+"""Launchers that are told of another place: their ranks end and start, and the pods stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.support.pods import is_alive, until
+from tests.trainer.support.worlds import world_job
+
+JOINED = """
+from ddp_trainer.telemetry.termination import RankReport
+from ddp_trainer.membership.place import PlaceFile
+report, places = RankReport(os.environ), PlaceFile.from_env(os.environ)
+report.update(finished=False)
+"""
+"""A rank whose place another process can take."""
+LEAVES = """
+    place = places.read()
+    if place is not None and place.node_rank is None and not (folder / "stays").exists():
+        sys.exit(0)
+"""
+
+
+def test_a_failure_starts_all_ranks_anew_in_the_pods_that_there_are(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        first, second = job.start(0), job.start(1)
+        first.wait_for(1)
+        died = second.wait_for(1)
+        number = first.news()["number"]
+        second.end(1, 3)
+        news = first.news(after=number, wait=25)
+        [failure] = news["failures"]
+        assert failure["time"].endswith("Z")
+        assert {**failure, "message": json.loads(failure["message"]), "time": ""} == {
+            "pod": second.name,
+            "nodeRank": 1,
+            "generation": 1,
+            "exitCode": 3,
+            "message": {"exitCode": 3, "rank": 1, "error": "rank 1 ended with exit code 3"},
+            "time": "",
+        }
+        assert (news["generation"], news["scope"]) == (1, "InPlace")
+        # The pods change their places; 127.0.0.2 is node rank 0's now.
+        master = {"masterAddr": "pod-1.job", "masterAddress": second.address}
+        assert second.tell(2, 0, **master) == (200, 2)
+        assert first.tell(2, 1, **master) == (200, 2)
+        began = second.wait_for(2)
+        assert began.pop("pid") != died["pid"]
+        assert began == {
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "NODE_RANK": "0",
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "2",
+            "MASTER_ADDR": second.address,
+            "generation": 2,
+        }
+        assert first.wait_for(2)["RANK"] == "1"
+        job.finish()
+        assert [first.wait(), second.wait()] == [0, 0]
+        assert second.message == {"exitCode": 0, "rank": 0}
+
+
+def test_rank_0s_own_failure_reaches_who_asks_it(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        only = job.start(0, nodes=1, local_world_size=2)
+        only.wait_for(1)
+        number = only.news()["number"]
+        only.end(1, 3, local_rank=1)
+        [failure] = only.news(after=number, wait=25)["failures"]
+        assert (failure["pod"], failure["nodeRank"]) == (only.name, 0)
+        assert json.loads(failure["message"])["rank"] == 1
+        only.tell(2, 0, nodes=1)
+        assert only.wait_for(2)["WORLD_SIZE"] == "2"
+        until(lambda: len(only.began(1)) == 2, "the other rank")
+        job.finish()
+        assert only.wait() == 0
+
+
+def test_what_is_old_or_doubled_or_of_others_changes_nothing(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(1)
+        pod.wait_for(1)
+        for token in ("", "another"):
+            assert pod.tell(9, 0, token=token)[0] == 403
+            assert pod.request("GET", "/world", token=token)[0] == 403
+            assert pod.request("POST", "/failures", "{}", token=token)[0] == 403
+        assert pod.tell(1, 0) == (200, 1)
+        assert pod.tell(3, 0) == (200, 3)
+        assert pod.tell(3, 1) == (200, 3)
+        assert pod.tell(2, 1) == (409, 3)
+        assert pod.tell(4, 1, jobUid="another") == (409, 3)
+        assert pod.tell(4, 1, attempt=1) == (409, 3)
+        assert pod.tell(4, 1, start="yes")[0] == 400
+        assert pod.tell(4, 2) == (400, "nodeRank: null, or a number from 0 to below nodes\n")
+        assert pod.request("PUT", "/world", "x" * 5000)[0] == 400
+        assert pod.request("GET", "/world?wait=26")[0] == 400
+        assert pod.request("PUT", "/status")[0] == 405
+        pod.wait_for(3)
+        assert pod.tell(5, 1)[0] == 200
+        pod.wait_for(5)
+        assert [line["generation"] for line in pod.began()] == [1, 3, 5]
+
+
+def test_without_a_generation_there_is_no_other_place(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(0, variables={"DDP_GENERATION": ""}, command=["--", "sleep", "1000"])
+        pod.wait_to_listen()
+        assert pod.tell(2, 1)[0] == 404
+        assert pod.request("GET", "/world")[0] == 404
+        assert pod.request("POST", "/failures", "{}")[0] == 404
+        pod.process.send_signal(signal.SIGTERM)
+        assert pod.wait() == 143
+
+
+def test_ranks_are_held_until_they_may_start(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(0)
+        before = pod.wait_for(1)["pid"]
+        assert pod.tell(2, 0, start=False)[0] == 200
+        pod.wait_for_log("generation 2: waiting for the others")
+        assert not is_alive(before)
+        assert pod.tell(2, 0, start=False)[0] == 200
+        assert pod.tell(2, 0, start=True)[0] == 200
+        now = pod.wait_for(2)["pid"]
+        assert pod.tell(2, 0, start=False)[0] == 200
+        assert pod.tell(3, 0)[0] == 200
+        pod.wait_for(3)
+        assert not is_alive(now)
+        assert [line["generation"] for line in pod.began()] == [1, 2, 3]
+        assert pod.tell(4, 0, start=False)[0] == 200
+        pod.wait_for_log("generation 4: waiting for the others")
+        pod.process.send_signal(signal.SIGTERM)
+        assert pod.wait() == 143
+
+
+def test_a_pod_says_when_nothing_of_an_earlier_generation_runs(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(0)
+        before = pod.wait_for(1)["pid"]
+        os.kill(before, signal.SIGSTOP)
+        # Of two signals that a process has not got yet, it gets the lower one first: SIGTERM.
+        until(lambda: _state(before) == "T", "the rank to stand still")
+        assert pod.put(2, 0, start=False) == (200, {"generation": 2, "ended": False})
+        assert is_alive(before)
+        os.kill(before, signal.SIGCONT)
+        until(
+            lambda: pod.put(2, 0, start=False) == (200, {"generation": 2, "ended": True}),
+            "the word that they have ended",
+        )
+        assert not is_alive(before)
+        assert [line["generation"] for line in pod.began()] == [1]
+
+
+def test_the_answer_waits_for_ranks_to_end_as_long_as_it_is_asked_to(tmp_path: Path) -> None:
+    with world_job(tmp_path, prelude="import signal; signal.signal(15, signal.SIG_IGN)") as job:
+        pod = job.start(0)
+        before = pod.wait_for(1)["pid"]
+        status, why = pod.put(2, 0, query="?wait=26")
+        assert (status, why) == (400, "wait: a whole number from 0 to 25\n")
+        # They are killed after twice the time that it waits unasked.
+        ended = pod.put(2, 0, query="?wait=25", start=False, graceSeconds=2)
+        assert ended == (200, {"generation": 2, "ended": True})
+        assert not is_alive(before)
+
+
+def test_the_ranks_of_a_pod_that_comes_to_others_wait(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(1, variables={"DDP_HELD": "1"})
+        pod.wait_for_log("generation 1: waiting for the others")
+        assert pod.put(1, 1, start=False) == (200, {"generation": 1, "ended": True})
+        assert pod.tell(0, 1) == (409, 1)
+        assert pod.began() == []
+        assert pod.tell(1, 1) == (200, 1)
+        pod.wait_for(1)
+
+
+def test_the_first_ranks_wait_for_the_word_of_their_order_but_not_for_ever(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(1, variables={"DDP_GENERATION": "0", "DDP_HOLD_SECONDS": "1000"})
+        pod.wait_for_log("generation 0: waiting for the others")
+        assert pod.put(1, 0, start=False) == (200, {"generation": 1, "ended": True})
+        assert pod.began() == []
+        assert pod.tell(1, 0) == (200, 1)
+        assert pod.wait_for(1)["RANK"] == "0"
+        unheard_of = job.start(1, variables={"DDP_GENERATION": "0", "DDP_HOLD_SECONDS": "1"})
+        assert unheard_of.wait_for(0)["RANK"] == "1"
+        assert unheard_of.tell(1, 0) == (200, 1)
+        assert unheard_of.wait_for(1)["RANK"] == "0"
+        wrong = job.start(1, variables={"DDP_HOLD_SECONDS": "-1"})
+        assert wrong.wait() == 64
+
+
+def test_ranks_that_do_not_end_are_killed_after_their_grace(tmp_path: Path) -> None:
+    prelude = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    with world_job(tmp_path, prelude=prelude) as job:
+        pod = job.start(0)
+        deaf = pod.wait_for(1)["pid"]
+        assert pod.tell(2, 0, graceSeconds=0)[0] == 200
+        pod.wait_for(2)
+        assert not is_alive(deaf)
+
+
+def test_a_rank_that_saves_and_ends_well_when_it_is_told_to_is_started_anew(tmp_path: Path) -> None:
+    prelude = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))"
+    with world_job(tmp_path, prelude=prelude) as job:
+        pod = job.start(0)
+        pod.wait_for(1)
+        assert pod.tell(2, 0)[0] == 200
+        pod.wait_for(2)
+
+
+def test_a_command_of_a_shell_is_started_anew(tmp_path: Path) -> None:
+    text = f'echo "$RANK $PET_NNODES" >> {tmp_path}/shell; while :; do sleep 0.05; done'
+    with world_job(tmp_path) as job:
+        pod = job.start(1, command=["--", "/bin/sh", "-c", text])
+        said = tmp_path / "shell"
+        until(said.exists, "the shell to start")
+        assert pod.tell(2, 2, nodes=3)[0] == 200
+        until(lambda: said.read_text().splitlines()[1:] == ["2 3"], "the shell to start anew")
+
+
+def test_where_nobody_listens_a_pod_ends_at_once(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        first, second = job.start(0), job.start(1)
+        first.wait_for(1)
+        second.wait_for(1)
+        second.end(1, 3)
+        assert second.wait() == 3
+        assert second.message["error"] == (
+            "rank 1 ended with exit code 3; not restarted in place: "
+            "the operator does not ask node rank 0 for such news"
+        )
+
+
+def test_a_pod_that_gets_no_answer_ends_with_its_code(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        first, second = job.start(0), job.start(1, waits={"ANSWER_SECONDS": 0.5})
+        first.wait_for(1)
+        second.wait_for(1)
+        assert first.news()["failures"] == []
+        second.end(1, 3)
+        assert second.wait() == 3
+        assert [failure["pod"] for failure in first.news()["failures"]] == [second.name]
+        assert second.message["error"] == (
+            "rank 1 ended with exit code 3; not restarted in place: no answer within 0.5 s"
+        )
+
+
+@pytest.mark.parametrize(
+    ("scope", "code"), [("", 3), ("Pod", 3), ("Gang", 3), ("Auto", 64), ("InPlace", 64)]
+)
+def test_who_does_not_ask(scope: str, code: int, tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(0, variables={"DDP_RESTART_SCOPE": scope})
+        pod.wait_for(1)
+        pod.news()  # somebody would listen
+        pod.end(1, code)
+        assert pod.wait() == code
+        assert pod.message["error"] == f"rank 0 ended with exit code {code}"
+
+
+def test_being_told_to_stop_ends_a_pod_that_waits_for_its_answer(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(0)
+        pod.wait_for(1)
+        number = pod.news()["number"]
+        pod.end(1, 3)
+        assert pod.news(after=number, wait=25)["failures"]
+        pod.process.send_signal(signal.SIGTERM)
+        assert pod.wait() == 3
+
+
+def test_a_launcher_that_dies_between_its_answer_and_its_deeds_harms_nobody(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(0)
+        before = pod.wait_for(1)["pid"]
+        assert pod.tell(2, 1)[0] == 200
+        pod.process.kill()
+        pod.process.wait()
+        until(lambda: not is_alive(before), "its rank to go with it")
+        again = job.start(0, index=0)  # as it was made, and told once more
+        again.wait_for(1)
+        assert again.tell(2, 1)[0] == 200
+        assert again.wait_for(2)["RANK"] == "1"
+
+
+def test_a_pod_without_a_place_waits_gets_one_and_loses_it(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(None)
+        pod.wait_for_log("generation 1: waiting without a place")
+        assert pod.tell(2, None)[0] == 200
+        assert pod.tell(3, 1)[0] == 200
+        place = pod.wait_for(3)
+        assert (place["RANK"], place["WORLD_SIZE"]) == ("1", "2")
+        assert pod.tell(4, None)[0] == 200
+        pod.wait_for_log("generation 4: waiting without a place")
+        assert not is_alive(place["pid"])
+        assert pod.tell(5, 0)[0] == 200
+        assert pod.wait_for(5)["RANK"] == "0"
+        job.finish()
+        assert pod.wait() == 0
+
+
+def test_a_pod_without_a_place_is_warm_and_can_be_stopped(tmp_path: Path) -> None:
+    with world_job(tmp_path, flags=(), prelude="line['warm'] = 'torch' in sys.modules") as job:
+        pod = job.start(None)
+        children = Path(f"/proc/{pod.process.pid}/task/{pod.process.pid}/children")
+        until(lambda: bool(children.read_text()), "what forks ranks")
+        [server] = map(int, children.read_text().split())
+        until(lambda: pod.put(2, None)[1]["ended"], "the imports")
+        assert "libtorch" in Path(f"/proc/{server}/maps").read_text(), "it says that too early"
+        until(lambda: _sleeps(server) and _sleeps(pod.process.pid), "nothing more to do")
+        assert pod.began() == []
+        assert pod.tell(3, 1)[0] == 200
+        began = pod.wait_for(3)
+        assert began["warm"]
+        assert _parent(began["pid"]) == pod.process.pid
+        assert server in map(int, children.read_text().split()), "another server"
+        assert pod.tell(4, None)[0] == 200
+        pod.wait_for_log("generation 4: waiting without a place")
+        pod.process.send_signal(signal.SIGTERM)
+        assert pod.wait() == 143
+        assert pod.message == {"exitCode": 143}
+        until(lambda: not is_alive(server), "what forks ranks to go")
+
+
+def test_a_pod_without_a_place_gets_one_in_the_bundled_training(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        pod = job.start(None, command=["--epochs", "1"])
+        pod.wait_for_log("generation 1: waiting without a place")
+        assert pod.tell(2, 0, nodes=1)[0] == 200
+        assert pod.wait() == 0, pod.log
+        assert pod.message["step"] == pod.message["totalSteps"]
+
+
+def test_a_pod_without_a_place_that_cannot_be_told_fails(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        job.start(1).wait_for(1)
+        deaf = job.start(None, index=0)
+        assert deaf.wait() == 1
+        assert "cannot be told of one" in deaf.message["error"]
+
+
+def test_ranks_that_form_their_group_by_themselves_go_on(tmp_path: Path) -> None:
+    with world_job(tmp_path, prelude=JOINED, turn=LEAVES) as job:
+        pod = job.start(1)
+        before = pod.wait_for(1)["pid"]
+        until(lambda: pod.news()["scope"] == "Pod", "the launcher to know")
+        assert pod.tell(2, 0, start=False, masterAddr="pod-1.job")[0] == 200
+        # A rank that dies is started as what it is by now, by the name that it looks up anew.
+        pod.wait_for_log("generation 2: node rank 0 of 2")
+        assert is_alive(before)
+        os.kill(before, signal.SIGKILL)
+        again = pod.wait_for(2)
+        assert (again["RANK"], again["MASTER_ADDR"]) == ("0", "pod-1.job")
+        # It leaves, and comes back as soon as it may.
+        assert pod.tell(3, None)[0] == 200
+        pod.wait_for_log("generation 3: waiting without a place")
+        assert pod.tell(4, 1)[0] == 200
+        assert pod.wait_for(4)["RANK"] == "1"
+        job.finish()
+        assert pod.wait() == 0
+
+
+def test_ranks_that_do_not_leave_are_ended(tmp_path: Path) -> None:
+    (tmp_path / "stays").touch()
+    with world_job(tmp_path, prelude=JOINED, turn=LEAVES) as job:
+        pod = job.start(1, waits={"_LEAVE_SECONDS": 0.5})
+        stays = pod.wait_for(1)["pid"]
+        until(lambda: pod.news()["scope"] == "Pod", "the launcher to know")
+        assert pod.tell(2, None, graceSeconds=0)[0] == 200
+        pod.wait_for_log("generation 2: waiting without a place")
+        assert not is_alive(stays)
+
+
+def test_a_pod_whose_ranks_have_left_while_it_was_told_to_stop_has_not_finished(
+    tmp_path: Path,
+) -> None:
+    prelude = JOINED + "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    (tmp_path / "stays").touch()
+    with world_job(tmp_path, prelude=prelude, turn=LEAVES) as job:
+        pod = job.start(1)
+        pod.wait_for(1)
+        until(lambda: pod.news()["scope"] == "Pod", "the launcher to know")
+        assert pod.tell(2, None)[0] == 200
+        pod.wait_for_log("generation 2: the ranks are to leave")
+        pod.process.send_signal(signal.SIGTERM)
+        pod.wait_for_log("telling the ranks to save and stop")
+        (tmp_path / "stays").unlink()
+        assert pod.wait() == 143
+        assert pod.message["exitCode"] == 143
+
+
+def test_ranks_that_have_joined_ask_only_where_the_job_says_so(tmp_path: Path) -> None:
+    flags = ("--no-preload", "--max-restarts=0")
+    with world_job(tmp_path, prelude=JOINED, flags=flags) as job:
+        auto = job.start(0)
+        auto.wait_for(1)
+        auto.news()
+        auto.end(1, 3)
+        assert auto.wait() == 3
+        named = job.start(0, variables={"DDP_RESTART_SCOPE": "InPlace"})
+        named.wait_for(1)
+        number = named.news()["number"]
+        named.end(1, 3)
+        while not (news := named.news(after=number, wait=25))["failures"]:
+            number = news["number"]  # that it has joined is news as well
+        assert named.tell(2, 0)[0] == 200
+        named.wait_for(2)
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether a process has done nothing for a moment."""
+    before = _ticks(pid)
+    time.sleep(0.2)
+    return before > 0 and _ticks(pid) == before
+
+
+def _ticks(pid: int) -> int:
+    fields = _stat(pid)
+    return int(fields[11]) + int(fields[12])
+
+
+def _parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def _state(pid: int) -> str:
+    return _stat(pid)[0]
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,0 +1,100 @@
+"""The launcher in an image that knows nothing of it: a folder, and some Python."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.support.pods import contract
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+ENTRY = REPOSITORY / "trainer-image/inject/__main__.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the operator's image has of it, and nobody may write to."""
+    made = tmp_path_factory.mktemp("pod") / "ddp-launcher"
+    shutil.copytree(ENTRY.parent, made)
+    package = REPOSITORY / "trainer-image/ddp_trainer"
+    shutil.copytree(package, made / "ddp_trainer", ignore=shutil.ignore_patterns("__pycache__"))
+    return made
+
+
+def launch(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command by Python with nothing but the standard library (-I: nothing of ours, -S: no
+    packages).
+    """
+    environment = {
+        "PATH": os.environ["PATH"],
+        **contract(local_world_size=2),
+        "DDP_TERMINATION_LOG": str(folder.parent / "termination-log"),
+        **variables,
+    }
+    python = (sys.executable, "-I", "-S", "-B")
+    return subprocess.run(
+        [*python, str(folder), *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_ranks_start_without_any_package(folder: Path) -> None:
+    script = folder.parent / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "print('rank', os.environ['RANK'], os.environ['LOCAL_RANK'], os.environ['WORLD_SIZE'])\n"
+        "sys.exit(int(sys.argv[1]) * int(os.environ['RANK']))\n"
+    )
+    before = sorted(folder.rglob("*"))
+    python = ("/bin/sh", "-c", f'exec {sys.executable} -I -S {script} "$0"')
+    ran = launch(folder, "--", *python, "0")
+    assert ran.returncode == 0, ran.stderr
+    said = [line for line in ran.stdout.splitlines() if line.startswith("rank ")]
+    assert sorted(said) == ["rank 0 0 2", "rank 1 1 2"]
+    assert launch(folder, "--", *python, "7").returncode == 7
+    message = json.loads((folder.parent / "termination-log").read_text())
+    assert (message["exitCode"], message["rank"]) == (7, 1)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_ranks_find_the_launchers_own_modules(folder: Path) -> None:
+    """The process that forks a script's ranks is one of them."""
+    show = "import ddp_trainer, os; print(ddp_trainer.__file__, os.environ['PYTHONPATH'])"
+    ran = launch(folder, "--", sys.executable, "-c", show, PYTHONPATH="/users")
+    assert ran.returncode == 0, ran.stderr
+    said = f"{folder}/ddp_trainer/__init__.py {folder}{os.pathsep}/users"
+    assert ran.stdout.splitlines()[-2:] == [said, said]
+
+
+def test_an_older_python_is_told_which_it_takes() -> None:
+    older = f"import runpy, sys; sys.version_info = (3, 9, 2); runpy.run_path({str(ENTRY)!r})"
+    ran = subprocess.run(
+        [sys.executable, "-c", older], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 64
+    assert ran.stderr.startswith(
+        "spec.launcher: inject needs Python 3.11 or newer in the image, and its "
+    )
+    assert "is 3.9;" in ran.stderr
+
+
+def test_an_older_python_understands_where_it_begins() -> None:
+    text = ENTRY.read_text()
+    tree = ast.parse(text, feature_version=(3, 4))
+    text.encode("ascii")  # Python 2 reads no other without being told
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.JoinedStr | ast.AnnAssign), ast.unparse(node)
+        assert not getattr(node, "returns", None)
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            assert {name.name for name in node.names} <= {"os", "runpy", "sys"}

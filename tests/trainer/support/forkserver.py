@@ -1,0 +1,17 @@
+"""The trainer's forkserver, whose ranks die where a test has planned it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from ddp_trainer.launcher.forkserver import serve
+
+from tests.trainer.support import deaths
+
+
+def main() -> None:
+    """Serve the launcher that has started this process."""
+    deaths.install(os.environ)
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

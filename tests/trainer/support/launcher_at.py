@@ -1,0 +1,45 @@
+"""A launcher whose status server listens on one address alone, so that a machine can have several
+on one port, as pods have; and whose waits are shorter.
+
+    python -m tests.trainer.support.launcher_at ADDRESS '{"ANSWER_SECONDS": 1}' [ARGUMENTS]
+
+The arguments are the launcher's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+
+from ddp_trainer import launch
+from ddp_trainer.launcher import lifetime
+from ddp_trainer.launcher.bounded_http import BoundedServer
+from ddp_trainer.system.logs import end_process
+
+
+def main() -> int:
+    """What `ddp_trainer.launch` does."""
+    address, waits, *arguments = sys.argv[1:]
+    bind = BoundedServer.server_bind
+
+    def bind_there(server: BoundedServer) -> None:
+        port = server.server_address[1]
+        mapped = server.address_family == socket.AF_INET6
+        server.server_address = (f"::ffff:{address}" if mapped else address, port)
+        bind(server)
+
+    for name, seconds in json.loads(waits).items():
+        assert hasattr(lifetime, name), name
+        setattr(lifetime, name, seconds)
+    BoundedServer.server_bind = bind_there  # type: ignore[method-assign,assignment]
+    return launch.main(arguments, os.environ)
+
+
+if __name__ == "__main__":
+    end_process(main())
