@@ -124,6 +124,8 @@ class Account:
         """Steps are redone only where nobody was left who had them: after a new attempt, or a blow
         that came before anybody had taken the state over.
         """
+        if unknown := {step.pod for steps in self.steps for step in steps} - self._names:
+            yield f"steps were begun in pods that nobody saw: {sorted(unknown)}"
         fatal = sum(map(self._hits_the_last, self._deeds))
         for rank, steps in enumerate(self.steps):
             # Who is gone may have completed a step that the others had not, and begun the next one.

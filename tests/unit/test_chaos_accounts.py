@@ -155,11 +155,17 @@ def begun(pod: str, first: int, *steps: int) -> list[Begun]:
     return [Begun(first + number, pod, step) for number, step in enumerate(steps)]
 
 
+def test_steps_are_those_of_known_pods() -> None:
+    found = replace(account(), steps=[begun("", 0, 1, 2), begun(A, 0, 1, 2)])
+    assert "train: steps were begun in pods that nobody saw: ['']" in found.complaints()
+
+
 def went_back(*ranks: Sequence[Begun], blows: Sequence[Deed]) -> bool:
     """Whether that is found fault with, of a job that never began a new attempt."""
-    known = account(status={"attempt": 0})
-    found = replace(known, steps=ranks, deeds=blows)
-    return any("went back" in text for text in found.complaints())
+    known = account(status={"attempt": 0}, names=[C])
+    found = replace(known, steps=ranks, deeds=blows).complaints()
+    assert not any("nobody saw" in text for text in found)
+    return any("went back" in text for text in found)
 
 
 def blow(seconds: float, pod: str, kind: Kind = Kind.FORCE_DELETE_POD) -> Deed:
