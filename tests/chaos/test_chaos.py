@@ -21,7 +21,7 @@ from tests.chaos.journal import Journal
 from tests.chaos.record import PodRecord, recording
 from tests.chaos.schedule import TIMES, schedule
 from tests.e2e.environment import OPERATOR_NAMESPACE, Environment, operator_pods
-from tests.e2e.jobs import Job, accuracy, digits_job, dump, last_words
+from tests.e2e.jobs import Job, accuracy, digits_job, dump, in_doubles, last_words
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -111,7 +111,7 @@ def test_all_jobs_come_through_a_bad_day(
 
 def _manifest(shape: Shape, claim: str) -> Manifest:
     sizes: dict[str, Any] = {"elastic": SIZES} if shape.elastic else {}
-    return digits_job(
+    manifest = digits_job(
         shape.name,
         f"--epochs={shape.epochs}",
         f"--step-delay-seconds={STEP_SECONDS}",
@@ -130,6 +130,7 @@ def _manifest(shape: Shape, claim: str) -> Manifest:
             "backoff": {"initialSeconds": 1, "maxSeconds": 2},
         },
     )
+    return in_doubles(manifest)
 
 
 def _wait_until_all_succeed(jobs: list[Job]) -> None:
@@ -147,11 +148,16 @@ def _wait_until_nothing_is_terminating(jobs: list[Job]) -> None:
 
 
 def _about_ends(namespace: Kubectl) -> list[str]:
-    """Two ranks that train the same come to the same end, whatever was done to them."""
-    alike = [shape.name for shape in JOBS if shape.replicas == 2]
-    ends = {name: last_words(Job(namespace, name).status()) for name in alike}
-    differ = {(end["step"], end["loss"], end["accuracy"]) for end in ends.values()}
-    return [] if len(differ) == 1 else [f"these should have ended alike: {ends}"]
+    """As many ranks come to the same end, whatever was done to them and however many there were
+    meanwhile.
+    """
+    found = []
+    for replicas in {shape.replicas for shape in JOBS}:
+        names = [shape.name for shape in JOBS if shape.replicas == replicas]
+        ends = {name: last_words(Job(namespace, name).status()) for name in names}
+        if len({(end["step"], end["loss"], end["accuracy"]) for end in ends.values()}) != 1:
+            found.append(f"these should have ended alike: {ends}")
+    return found
 
 
 def _steps(

@@ -15,6 +15,7 @@ from ddp_operator.api.constants import API_VERSION, KIND, LABEL_JOB_NAME
 from ddp_operator.api.status import DDPJobStatus
 
 from tests.e2e.kubectl import DEADLINE_SECONDS, Kubectl, KubectlError, Manifest, wait_for
+from tests.trainer.support import doubles
 
 TRAINER_IMAGE = "ddp-trainer:dev"
 RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -47,6 +48,16 @@ def digits_job(name: str, *arguments: str, image: str = TRAINER_IMAGE, **spec: A
         "metadata": {"name": name},
         "spec": {"replicas": 2, "backend": "gloo", "template": template, **spec},
     }
+
+
+def in_doubles(manifest: Manifest) -> Manifest:
+    """The same job, whose losses are the same to a billionth however samples are shared out."""
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    write = 'printf "%s" "$WORKLOAD" > /tmp/doubles.py'
+    run = 'PYTHONPATH=/tmp exec python -m ddp_trainer.launch "$@" --workload=doubles:load'
+    workload = {"name": "WORKLOAD", "value": Path(doubles.__file__).read_text()}
+    container |= {"command": ["sh", "-c", f"{write} && {run}", "sh"], "env": [workload]}
+    return manifest
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from tests.e2e.environment import Environment
-from tests.e2e.jobs import SLOW_STEPS, Job, digits_job, force_delete, last_words
-from tests.e2e.kubectl import Kubectl, Manifest, wait_for
+from tests.e2e.jobs import SLOW_STEPS, Job, digits_job, force_delete, in_doubles, last_words
+from tests.e2e.kubectl import Kubectl, wait_for
 from tests.e2e.test_any_image import launched
 from tests.e2e.test_in_place import SCRIPT, begun, end
-from tests.trainer.support import doubles
 
 STEP_LOG = "steps"
 AT_ONCE = {"minReplicas": 1, "shrinkAfterSeconds": 0, "growAfterSeconds": 1}
@@ -41,16 +39,6 @@ def has_size(job: Job, size: int, *, after: int) -> int:
         return world.generation if world and at_work else None
 
     return wait_for(whole, what=f"{job.name} to have {size} pods", describe=job.status)
-
-
-def in_doubles(manifest: Manifest) -> Manifest:
-    """The same job, whose losses are the same to a billionth however samples are shared out."""
-    (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    write = 'printf "%s" "$WORKLOAD" > /tmp/doubles.py'
-    run = 'PYTHONPATH=/tmp exec python -m ddp_trainer.launch "$@" --workload=doubles:load'
-    workload = {"name": "WORKLOAD", "value": Path(doubles.__file__).read_text()}
-    container |= {"command": ["sh", "-c", f"{write} && {run}", "sh"], "env": [workload]}
-    return manifest
 
 
 def test_a_training_shrinks_grows_and_loses_no_step(
