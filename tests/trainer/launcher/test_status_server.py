@@ -70,3 +70,14 @@ def test_too_many_at_once_are_not_heard(tmp_path: Path, monkeypatch: pytest.Monk
             return False
 
     until(is_served, "the others to have gone")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/nowhere"])
+def test_nobody_reads_an_answers_head_without_its_body(tmp_path: Path, path: str) -> None:
+    port = serve(tmp_path)
+    for _ in range(100):
+        with connect(port) as asker:
+            asker.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+            head, _, body = asker.recv(65536).partition(b"\r\n\r\n")
+        assert f"Content-Length: {len(body)}\r\n".encode() in head + b"\r\n"
+        assert body

@@ -89,6 +89,8 @@ class BoundedHandler(BaseHTTPRequestHandler):
     """One request."""
 
     timeout = _REQUEST_SECONDS
+    wbufsize = io.DEFAULT_BUFFER_SIZE
+    """An answer's head and body go out together: between two writes, a request's time may end."""
 
     def setup(self) -> None:
         """Give the request its time."""
