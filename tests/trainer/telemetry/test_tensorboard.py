@@ -101,5 +101,8 @@ def test_rank_0_is_killed_and_the_events_are_those_of_the_history(tmp_path: Path
         lines = (wounded.checkpoints / FILE_NAME).read_text().splitlines()
         told = [line for line in map(json.loads, lines) if line["kind"] == "training"]
         losses = drawn(wounded.checkpoints / FOLDER)["training/loss"]
-        assert [step for step, _ in losses] == [line["step"] for line in told]
-        assert [loss for _, loss in losses] == pytest.approx([line["loss"] for line in told])
+        steps = [step for step, _ in losses]
+        found = [line for line in told if line["step"] in steps]
+        assert steps == [line["step"] for line in found]
+        assert [loss for _, loss in losses] == pytest.approx([line["loss"] for line in found])
+        assert len(found) >= len(told) - 1, "what it was about to tell as it was killed"

@@ -36,7 +36,11 @@ def check(directory: Path | None) -> None:
 
 
 class EventFiles:
-    """A `Record` of numbers. What cannot be written is logged, and training goes on."""
+    """A `Record` of numbers. What cannot be written is logged, and training goes on.
+
+    Events are written by a thread of the writer's, so that a process which is killed may take the
+    last ones with it, unlike lines of `metrics.jsonl`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
