@@ -30,6 +30,7 @@ from ddp_trainer.membership.world import World
 from ddp_trainer.run.run import Run
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
+from ddp_trainer.system.logs import end_process
 from ddp_trainer.workloads.base import Samples, Workload
 from torch import Tensor, nn
 from torch.futures import Future
@@ -440,6 +441,7 @@ def main(folder: Path) -> None:
         for staging_check in (staging, staging_without_source):
             results[staging_check.__name__] = staging_check(group, folder)
     (folder / f"rank-{environment.rank}").write_text(json.dumps(results))
+    end_process(0)  # gloo's threads may have to let go of tensors, which aborts Python's shutdown
 
 
 if __name__ == "__main__":
