@@ -92,7 +92,7 @@ def test_ranks_of_the_bundled_trainer_show_where_they_stand(tmp_path: Path, serv
     settings = served_by(server, nodes=1, local_world_size=2)
     with job(tmp_path, **settings) as digits:
         pod = digits.start(0, "--epochs", "100000", "--log-every-steps", "2")
-        until(lambda: server.ask("/status")[0] == 200, "the training to begin")
+        pod.wait_for_log("step 2/")  # a status is there before that
         found = asked(server)
         assert [each["process"] for each in found.values()] == pod.rank_pids()
         for each in found.values():
