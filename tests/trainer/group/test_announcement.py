@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from ddp_trainer.membership.finding.announcement import MAX_BYTES, AnnouncedAddr
 from ddp_trainer.settings.environment import Placement
 
 from tests.ports import free_port
+from tests.trainer.support.asking import ask
 from tests.trainer.support.pods import TOKEN, contract, until
 
 PEER = "digits-0-1.digits"
@@ -173,14 +172,5 @@ def test_who_serves_no_status_is_not_called(names: list[str]) -> None:
 def post(
     port: int, body: object, *, token: str | None = TOKEN, path: str = "/rank-0"
 ) -> tuple[int, str]:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}",
-        data=json.dumps(body).encode(),
-        headers={} if token is None else {"Authorization": f"Bearer {token}"},
-        method="POST",
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as refusal:
-        return refusal.code, refusal.read().decode()
+    code, words = ask(port, path, method="POST", body=json.dumps(body).encode(), token=token)
+    return code, words.decode()

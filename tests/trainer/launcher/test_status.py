@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import sys
-import urllib.error
-import urllib.request
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.ports import free_port
+from tests.trainer.support.asking import ask
 from tests.trainer.support.exposition import parse
 from tests.trainer.support.pods import TOKEN, job, until
 
@@ -29,16 +28,9 @@ class Server:
 
     def ask(self, path: str, *, method: str = "GET") -> tuple[int, str]:
         """Status code and body; (0, "") where nobody listens."""
-        headers = {"Authorization": f"Bearer {TOKEN}"} if method == "POST" else {}
-        url = f"http://127.0.0.1:{self.port}{path}"
-        request = urllib.request.Request(url, headers=headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as refusal:
-            return refusal.code, refusal.read().decode()
-        except urllib.error.URLError:
-            return 0, ""
+        token = TOKEN if method == "POST" else None
+        code, body = ask(self.port, path, method=method, token=token)
+        return code, body.decode()
 
     def status(self) -> dict[str, Any]:
         """What it says; nothing as long as there is nothing to say."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from ddp_trainer.telemetry.status import CheckpointStatus, Status, StatusFile
 
 from tests.ports import free_port
 from tests.trainer.launcher.test_status_server import Pod
+from tests.trainer.support.asking import ask
 from tests.trainer.support.pods import TOKEN, contract, job, until
 
 NOW = "2026-11-21T03:00:00.250Z"
@@ -39,14 +39,9 @@ class Receiver:
         )
 
     def post(self, body: bytes, token: str | None = None) -> tuple[int, str]:
-        url = f"http://127.0.0.1:{self.port}{trainjob.PATH}"
-        headers = {"Authorization": f"Bearer {self.token if token is None else token}"}
-        request = urllib.request.Request(url, data=body, headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as refusal:
-            return refusal.code, refusal.read().decode()
+        token = self.token if token is None else token
+        code, words = ask(self.port, trainjob.PATH, method="POST", body=body, token=token)
+        return code, words.decode()
 
     def status(self) -> Status | None:
         return StatusFile(self.file).read()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +15,14 @@ from ddp_trainer.telemetry.asked.profile import ProfileError, ProfileFiles, want
 
 from tests.trainer.launcher.test_status import Server, served_by, server
 from tests.trainer.library.runs import script_job
+from tests.trainer.support.asking import ask
 from tests.trainer.support.pods import TOKEN, job, until
 
 __all__ = ["server"]
 
 
 def told(server: Server, path: str) -> tuple[int, bytes]:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{server.port}{path}",
-        headers={"Authorization": f"Bearer {TOKEN}"},
-        method="POST",
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as refusal:
-        return refusal.code, refusal.read()
-    except urllib.error.URLError:
-        return 0, b""
+    return ask(server.port, path, method="POST", token=TOKEN)
 
 
 def traced(server: Server, rank: int) -> dict[str, Any]:
