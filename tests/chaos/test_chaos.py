@@ -21,7 +21,7 @@ from tests.chaos.journal import Journal
 from tests.chaos.record import PodRecord, recording
 from tests.chaos.schedule import TIMES, schedule
 from tests.e2e.environment import OPERATOR_NAMESPACE, Environment, operator_pods
-from tests.e2e.jobs import Job, accuracy, digits_job, dump, in_doubles, last_words
+from tests.e2e.jobs import Job, accuracy, doubles_job, dump, last_words
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -111,7 +111,7 @@ def test_all_jobs_come_through_a_bad_day(
 
 def _manifest(shape: Shape, claim: str) -> Manifest:
     sizes: dict[str, Any] = {"elastic": SIZES} if shape.elastic else {}
-    manifest = digits_job(
+    return doubles_job(
         shape.name,
         f"--epochs={shape.epochs}",
         f"--step-delay-seconds={STEP_SECONDS}",
@@ -130,7 +130,6 @@ def _manifest(shape: Shape, claim: str) -> Manifest:
             "backoff": {"initialSeconds": 1, "maxSeconds": 2},
         },
     )
-    return in_doubles(manifest)
 
 
 def _wait_until_all_succeed(jobs: list[Job]) -> None:

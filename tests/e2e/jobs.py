@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,14 +51,22 @@ def digits_job(name: str, *arguments: str, image: str = TRAINER_IMAGE, **spec: A
     }
 
 
-def in_doubles(manifest: Manifest) -> Manifest:
-    """The same job, whose losses are the same to a billionth however samples are shared out."""
+def script_job(name: str, script: str, command: str, **spec: Any) -> Manifest:
+    """Two small pods whose shell writes a script to /tmp/script.py, and becomes a command."""
+    manifest = digits_job(name, **spec)
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    write = 'printf "%s" "$WORKLOAD" > /tmp/doubles.py'
-    run = 'PYTHONPATH=/tmp exec python -m ddp_trainer.launch "$@" --workload=doubles:load'
-    workload = {"name": "WORKLOAD", "value": Path(doubles.__file__).read_text()}
-    container |= {"command": ["sh", "-c", f"{write} && {run}", "sh"], "env": [workload]}
+    del container["args"]
+    write = 'printf "%s" "$SCRIPT" > /tmp/script.py'
+    container["command"] = ["sh", "-c", f"{write} && exec {command}"]
+    container["env"] = [{"name": "SCRIPT", "value": script}]
     return manifest
+
+
+def doubles_job(name: str, *arguments: str, **spec: Any) -> Manifest:
+    """A digits job whose losses are the same to a billionth however samples are shared out."""
+    words = ("env", "PYTHONPATH=/tmp", "python", "-m", "ddp_trainer.launch", *arguments)
+    command = shlex.join((*words, "--workload=script:load"))
+    return script_job(name, Path(doubles.__file__).read_text(), command, **spec)
 
 
 @dataclass(frozen=True)

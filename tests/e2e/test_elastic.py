@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from tests.e2e.environment import Environment
-from tests.e2e.jobs import SLOW_STEPS, Job, digits_job, force_delete, in_doubles, last_words
+from tests.e2e.jobs import SLOW_STEPS, Job, doubles_job, force_delete, last_words
 from tests.e2e.kubectl import Kubectl, wait_for
 from tests.e2e.test_any_image import launched
 from tests.e2e.test_in_place import SCRIPT, begun, end
@@ -47,15 +47,16 @@ def test_a_training_shrinks_grows_and_loses_no_step(
     changing, fixed = "elastic", "elastic-undisturbed"
     for name in (changing, fixed):
         spec: dict[str, Any] = {"elastic": PATIENT} if name == changing else {}
-        job_ = digits_job(
-            name,
-            *("--epochs=20", "--checkpoint-every-steps=10", "--log-every-steps=10"),
-            *SLOW_STEPS,
-            f"--trace-samples=/checkpoints/{STEP_LOG}",
-            checkpoint={"persistentVolumeClaim": environment.make_claim(shared, name)},
-            **spec,
+        shared.apply(
+            doubles_job(
+                name,
+                *("--epochs=20", "--checkpoint-every-steps=10", "--log-every-steps=10"),
+                *SLOW_STEPS,
+                f"--trace-samples=/checkpoints/{STEP_LOG}",
+                checkpoint={"persistentVolumeClaim": environment.make_claim(shared, name)},
+                **spec,
+            )
         )
-        shared.apply(in_doubles(job_))
     job, twin = Job(shared, changing), Job(shared, fixed)
     first, second = f"{changing}-0-0", f"{changing}-0-1"
     generation = has_size(job, 2, after=0)

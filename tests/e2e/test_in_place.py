@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.e2e.jobs import Job, digits_job, force_delete
+from tests.e2e.jobs import Job, force_delete, script_job
 from tests.e2e.kubectl import Kubectl, wait_for
 from tests.e2e.test_any_image import launched
 
@@ -87,16 +87,9 @@ print(f"rank {rank} is done in generation {generation}")
 def test_new_processes_meet_none_of_before(shared: Kubectl) -> None:
     """A plain script of torch's, whose old rank 0 takes its time to end."""
     name = "in-place-torch"
-    manifest = digits_job(name, replicas=3, restart={"scope": "InPlace", "maxRestarts": 1})
-    (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    write = 'printf "%s" "$SCRIPT" > /tmp/script.py'
-    run = "exec python -m ddp_trainer.launch -- python /tmp/script.py"
-    del container["args"]
-    container |= {
-        "command": ["sh", "-c", f"{write} && {run}"],
-        "env": [{"name": "SCRIPT", "value": COLLECTIVE}],
-    }
-    shared.apply(manifest)
+    command = "python -m ddp_trainer.launch -- python /tmp/script.py"
+    restart = {"scope": "InPlace", "maxRestarts": 1}
+    shared.apply(script_job(name, COLLECTIVE, command, replicas=3, restart=restart))
     job = Job(shared, name)
     status = job.wait_until("Succeeded")
     assert (status.attempt, status.restarts, status.disruptions) == (0, 1, 0)

@@ -38,7 +38,7 @@ from tests.bench.server.control_plane import say
 from tests.cluster import ClusterError
 from tests.e2e import environment as environments
 from tests.e2e.environment import Environment
-from tests.e2e.jobs import Job, digits_job, force_delete, kill_rank
+from tests.e2e.jobs import Job, digits_job, force_delete, kill_rank, script_job
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 
 WAYS: Mapping[str, dict[str, Any]] = {
@@ -129,26 +129,22 @@ def manifest(way: str, steps: int, claim: str) -> Manifest:
     """The job; no budget and no pause between restarts decides how long it takes."""
     spec = dict(WAYS[way])
     spec["restart"] = {**spec["restart"], "maxRestarts": 1000, "backoff": {"initialSeconds": 0}}
-    every = resuming_ddp.CHECKPOINT_EVERY_STEPS
-    job = digits_job(
-        "job",
-        *("--epochs=1000000", f"--max-steps={steps}", f"--step-delay-seconds={STEP_SECONDS}"),
-        *(f"--checkpoint-every-steps={every}", "--max-restarts=1000"),
-        f"--trace-samples=/checkpoints/{_BEGUN}",
-        replicas=RANKS,
-        checkpoint={"persistentVolumeClaim": claim},
-        **spec,
-    )
+    spec |= {"replicas": RANKS, "checkpoint": {"persistentVolumeClaim": claim}}
+    if start := _SCRIPTED.get(way):
+        command = f"{start} /tmp/script.py /checkpoints {steps} {STEP_SECONDS}"
+        job = script_job("job", Path(resuming_ddp.__file__).read_text(), command, **spec)
+    else:
+        every = resuming_ddp.CHECKPOINT_EVERY_STEPS
+        job = digits_job(
+            "job",
+            *("--epochs=1000000", f"--max-steps={steps}", f"--step-delay-seconds={STEP_SECONDS}"),
+            *(f"--checkpoint-every-steps={every}", "--max-restarts=1000"),
+            f"--trace-samples=/checkpoints/{_BEGUN}",
+            **spec,
+        )
     (container,) = job["spec"]["template"]["spec"]["containers"]
     # Threads that wait for each other busily take the cores from all else.
-    container["env"] = [{"name": "OMP_NUM_THREADS", "value": "1"}]
-    if start := _SCRIPTED.get(way):
-        del container["args"]
-        write = 'printf "%s" "$SCRIPT" > /tmp/script.py'
-        run = f"exec {start} /tmp/script.py /checkpoints {steps} {STEP_SECONDS}"
-        script = Path(resuming_ddp.__file__).read_text()
-        container["command"] = ["sh", "-c", f"{write} && {run}"]
-        container["env"].append({"name": "SCRIPT", "value": script})
+    container.setdefault("env", []).append({"name": "OMP_NUM_THREADS", "value": "1"})
     return job
 
 

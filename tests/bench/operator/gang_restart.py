@@ -17,7 +17,7 @@ from tests.bench.server.control_plane import say
 from tests.cluster import ClusterError
 from tests.e2e import environment as environments
 from tests.e2e.environment import Environment
-from tests.e2e.jobs import Job, digits_job
+from tests.e2e.jobs import Job, script_job
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 
 PODS = 8
@@ -84,20 +84,16 @@ def _listens(job: Job) -> bool | None:
 
 
 def _manifest(scope: str, claim: str) -> Manifest:
-    job = digits_job(
+    job = script_job(
         scope.lower(),
+        _SCRIPT,
+        "python -m ddp_trainer.launch -- python /tmp/script.py",
         replicas=PODS,
         checkpoint={"persistentVolumeClaim": claim},
         restart={"scope": scope, "maxRestarts": 100, "backoff": {"initialSeconds": 0}},
     )
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    start = 'printf "%s" "$SCRIPT" > /tmp/script.py && exec python -m ddp_trainer.launch -- '
-    container["command"] = ["sh", "-c", f"{start} python /tmp/script.py"]
-    del container["args"]
-    container["env"] = [
-        {"name": "OMP_NUM_THREADS", "value": "1"},
-        {"name": "SCRIPT", "value": _SCRIPT},
-    ]
+    container["env"].append({"name": "OMP_NUM_THREADS", "value": "1"})
     return job
 
 
