@@ -230,7 +230,7 @@ def controller_manager_argv(config: ControlPlaneConfig) -> list[str | Path]:
         # Tests play the kubelet there: a node that nobody renews must not be declared lost, nor
         # a pod collected because its node is made up.
         argv.append("--controllers=*,-nodelifecycle,-podgc")
-    return argv + _no_insecure_port(config)
+    return argv
 
 
 def scheduler_argv(config: ControlPlaneConfig) -> list[str | Path]:
@@ -242,13 +242,7 @@ def scheduler_argv(config: ControlPlaneConfig) -> list[str | Path]:
         "--secure-port=0",
         "--kube-api-qps=1000",
         "--kube-api-burst=2000",
-        *_no_insecure_port(config),
     ]
-
-
-def _no_insecure_port(config: ControlPlaneConfig) -> list[str | Path]:
-    # Up to 1.23 both components also listen on a fixed plain-HTTP port unless told not to.
-    return ["--port=0"] if config.binaries.version < (1, 24) else []
 
 
 def _openssl(*words: str) -> None:

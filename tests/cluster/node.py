@@ -40,7 +40,7 @@ def node_config(instance: Instance) -> NodeConfig:
         raise ClusterError(f"cluster {instance.name!r} has no node")
     return NodeConfig(
         control_plane=ControlPlaneConfig(
-            binaries=binaries.find(binaries.NODE),
+            binaries=binaries.find(binaries.PODS),
             folder=instance.folder,
             data_dir=instance.data_dir,
             address=f"10.{subnet}.0.1",
@@ -224,8 +224,9 @@ def require() -> None:
     """Raise ClusterUnavailableError unless all that a node is made of is on this machine."""
     if os.geteuid() != 0:
         raise ClusterUnavailableError("a single-node cluster needs root (or Docker and kind)")
-    packages.check(packages.CONTROL_PLANE | packages.NODE | packages.KUBECTL)
-    binaries.find(binaries.NODE)
+    packages.check(packages.CONTROL_PLANE | packages.NODE)
+    binaries.find(binaries.PODS)
+    binaries.kubectl()
     if not has_busybox():
         raise ClusterUnavailableError(
             "no sandbox image on this machine yet: `make prepare` makes it"

@@ -112,8 +112,7 @@ def cni_conflist(config: NodeConfig) -> str:
 
 def kubelet_config(config: NodeConfig) -> str:
     """Return the kubelet's configuration file."""
-    version = config.control_plane.binaries.version
-    document: dict[str, object] = {
+    document = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         # The node's network namespace is its own: nobody else listens or looks there.
@@ -122,6 +121,8 @@ def kubelet_config(config: NodeConfig) -> str:
         "readOnlyPort": 0,
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": config.cgroup,
+        "failCgroupV1": False,
+        "containerRuntimeEndpoint": f"unix://{config.containerd_socket}",
         "enforceNodeAllocatable": [],
         "failSwapOn": False,
         "oomScoreAdj": 0,
@@ -145,17 +146,13 @@ def kubelet_config(config: NodeConfig) -> str:
         # Caches start with a wait of a second for every new pod.
         "configMapAndSecretChangeDetectionStrategy": "Get",
     }
-    if version >= (1, 27):
-        document["containerRuntimeEndpoint"] = f"unix://{config.containerd_socket}"
-    if version >= (1, 31):
-        document["failCgroupV1"] = False
     return json.dumps(document, indent=1)
 
 
 def kubelet_argv(config: NodeConfig) -> list[str | Path]:
     """Return the kubelet's command line; what can stand in its file stands there."""
     control_plane = config.control_plane
-    argv: list[str | Path] = [
+    return [
         control_plane.binaries.path("kubelet"),
         f"--config={config.folder / 'kubelet.json'}",
         f"--kubeconfig={control_plane.kubeconfig('kubelet')}",
@@ -163,8 +160,3 @@ def kubelet_argv(config: NodeConfig) -> list[str | Path]:
         f"--hostname-override={control_plane.node_name}",
         f"--node-ip={config.gateway}",
     ]
-    if control_plane.binaries.version < (1, 24):
-        argv.append("--container-runtime=remote")
-    if control_plane.binaries.version < (1, 27):
-        argv.append(f"--container-runtime-endpoint=unix://{config.containerd_socket}")
-    return argv

@@ -1,4 +1,4 @@
-"""What the components are told, on old and new Kubernetes, and who provides a cluster."""
+"""How the components are configured, and who provides a cluster."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from dnslib import QTYPE, RCODE, DNSRecord
 from tests.cluster import control_plane_config, node_config, provider
 from tests.cluster.control_plane_config import ControlPlaneConfig
 from tests.cluster.dns import ClusterResolver, records
-from tests.cluster.errors import ClusterError, ClusterUnavailableError
+from tests.cluster.errors import ClusterUnavailableError
 from tests.cluster.node_config import NodeConfig
 from tests.cluster.preparation import images, packages
-from tests.cluster.preparation.binaries import API_SERVER, KubeBinaries, find, parse_version
+from tests.cluster.preparation.binaries import API_SERVER, KubeBinaries, find
 
 
-def make_config(
-    folder: Path, *, version: tuple[int, int] = (1, 20), has_nodes: bool = True
-) -> NodeConfig:
+def make_config(folder: Path, *, has_nodes: bool = True) -> NodeConfig:
     for program in ("etcd", "kube-apiserver", "kube-controller-manager", "kubelet"):
         (folder / program).touch()
     plane = ControlPlaneConfig(
-        binaries=KubeBinaries(folder, version),
+        binaries=KubeBinaries(folder),
         folder=folder,
         data_dir=folder / "data",
         address="10.200.0.1",
@@ -36,55 +34,12 @@ def make_config(
     return NodeConfig(plane, subnet=200, image_root=folder / "images", cgroup="/parent/name")
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("Kubernetes v1.20.2\n", (1, 20)),
-        ("Kubernetes v1.36.0-alpha.1", (1, 36)),
-    ],
-)
-def test_versions_are_read(text: str, version: tuple[int, int]) -> None:
-    assert parse_version(text) == version
-
-
-def test_an_unreadable_version_is_named() -> None:
-    with pytest.raises(ClusterError, match="'command not found'"):
-        parse_version("command not found\n")
-
-
 def test_a_folder_without_kubernetes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBE_BIN_DIR", str(tmp_path))
     with pytest.raises(ClusterUnavailableError, match="holds no kube-apiserver"):
         find(API_SERVER)
-
-
-def test_kubelet_gets_its_runtime_where_its_version_looks(tmp_path: Path) -> None:
-    endpoint = f"unix://{tmp_path}/containerd.sock"
-    expected = {
-        (1, 20): (["--container-runtime=remote", f"--container-runtime-endpoint={endpoint}"], []),
-        (1, 24): ([f"--container-runtime-endpoint={endpoint}"], []),
-        (1, 27): ([], ["containerRuntimeEndpoint"]),
-        (1, 31): ([], ["containerRuntimeEndpoint", "failCgroupV1"]),
-    }
-    for version, (flags, keys) in expected.items():
-        config = make_config(tmp_path, version=version)
-        argv = node_config.kubelet_argv(config)
-        assert [word for word in argv if str(word).startswith("--container-runtime")] == flags
-        file = json.loads(node_config.kubelet_config(config))
-        assert [key for key in ("containerRuntimeEndpoint", "failCgroupV1") if key in file] == keys
-        assert file["clusterDNS"] == ["10.200.0.1"]
-        assert file["cgroupRoot"] == "/parent/name"
-
-
-def test_the_insecure_port_is_closed_while_there_is_one(tmp_path: Path) -> None:
-    def argv(version: tuple[int, int]) -> list[str | Path]:
-        plane = make_config(tmp_path, version=version).control_plane
-        return control_plane_config.controller_manager_argv(plane)
-
-    assert "--port=0" in argv((1, 23))
-    assert "--port=0" not in argv((1, 24))
 
 
 def test_only_a_control_plane_without_nodes_spares_made_up_nodes(tmp_path: Path) -> None:

@@ -53,41 +53,6 @@ def test_objects_outlive_a_killed_api_server(running: ControlPlane) -> None:
     assert running.client.get(f"{path}/kept")["metadata"]["name"] == "kept"
 
 
-def test_custom_resources_are_served(running: ControlPlane) -> None:
-    """A build of Kubernetes 1.20 by Go 1.18 or later dies of them unless its reflect2 is new."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": "v1", "served": True, "storage": True}
-    definition = {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "things.example.com"},
-        "spec": {
-            "group": "example.com",
-            "scope": "Namespaced",
-            "names": {"plural": "things", "kind": "Thing"},
-            "versions": [version | {"schema": {"openAPIV3Schema": schema}}],
-        },
-    }
-    client = running.client
-    client.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
-    path = "/apis/example.com/v1/namespaces/default/things"
-
-    def served() -> bool:
-        try:
-            return bool(client.get(path)["kind"] == "ThingList")
-        except urllib.error.HTTPError:
-            return False
-
-    wait_until(served, what="custom resource", deadline_s=60)
-    labels = {f"label-{number}": "x" * number for number in range(1, 60)}
-    for number in range(20):
-        metadata = {"name": f"thing-{number}", "labels": labels}
-        thing = {"apiVersion": "example.com/v1", "kind": "Thing", "metadata": metadata}
-        client.request("POST", path, thing | {"some": labels})
-    items = client.get(path)["items"]
-    assert [item["some"] for item in items] == [labels] * 20
-
-
 def test_the_server_counts_requests(running: ControlPlane) -> None:
     running.client.get("/api/v1/namespaces/default/configmaps")
     counted = [

@@ -17,6 +17,7 @@ import pytest
 from tests.cluster import ClusterUnavailableError, node
 from tests.cluster.cgroups import cgroup_path, hierarchies
 from tests.cluster.client import wait_until
+from tests.cluster.preparation import binaries
 from tests.cluster.processes import ProcessId, marked
 from tests.cluster.state import Instance, state_root
 from tests.cluster.teardown import remove_named
@@ -92,7 +93,7 @@ def output_of(*words: str) -> str:
 
 def kubectl(*words: str, stdin: str | None = None) -> str:
     result = subprocess.run(
-        ["kubectl", f"--kubeconfig={FOLDER}/admin.kubeconfig", *words],
+        [binaries.kubectl(), f"--kubeconfig={FOLDER}/admin.kubeconfig", *words],
         input=stdin,
         capture_output=True,
         text=True,

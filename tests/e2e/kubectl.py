@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import yaml
 
+from tests.cluster.preparation import binaries
+
 Manifest = Mapping[str, Any]
 _T = TypeVar("_T")
 
@@ -97,7 +99,7 @@ class Kubectl:
     def argv(self, *words: str) -> list[str]:
         """The command line of a command."""
         namespace = ["--namespace", self.namespace] if self.namespace else []
-        return ["kubectl", *namespace, *words]
+        return [binaries.kubectl(), *namespace, *words]
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}

@@ -18,7 +18,7 @@ from ddp_operator.ports import AlreadyExistsError, ClusterError, InvalidError
 
 from tests import cluster
 from tests.bad_manifests import BAD_MANIFESTS
-from tests.cluster.preparation import packages
+from tests.cluster.preparation import binaries
 from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess, running_operator
@@ -80,12 +80,11 @@ async def namespace(admin: ApiClient) -> AsyncIterator[str]:
 
 @pytest.fixture(scope="session")
 def kubectl_program() -> str:
-    """Debian's kubectl, or whichever is on PATH."""
+    """kubectl of the Kubernetes under test, or whichever is on PATH."""
     try:
-        packages.check(packages.KUBECTL)
+        return binaries.kubectl()
     except cluster.ClusterUnavailableError as reason:
         skip_or_fail("KUBECTL", reason)
-    return "kubectl"
 
 
 async def install_crd(client: ApiClient) -> None:

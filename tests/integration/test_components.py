@@ -1,6 +1,5 @@
 """The installation with its components, as kubectl puts them together."""
 
-import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -15,19 +14,12 @@ from tests.integration.rights import MANIFESTS
 Json = dict[str, Any]
 Render = Callable[..., dict[tuple[str, str], Json]]
 
-_COMPONENTS_SINCE: Final = 21
-"""The first minor version of kubectl 1 that knows components."""
 CLUSTER_WIDE: Final = ("CustomResourceDefinition", "ClusterRole", "ValidatingAdmissionPolicy")
 
 
 @pytest.fixture
 def render(kubectl_program: str, tmp_path: Path) -> Render:
     """Renders the installation with some components, by kind and name."""
-    words = [kubectl_program, "version", "--client", "--output=json"]
-    version = json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
-    minor = version["clientVersion"]["minor"].rstrip("+")
-    if int(minor) < _COMPONENTS_SINCE:
-        pytest.skip(f"KUBECTL 1.{minor} KNOWS NO COMPONENTS")
     manifests = Path(os.path.relpath(MANIFESTS, tmp_path))
 
     def render(*components: str, **fields: str) -> dict[tuple[str, str], Json]:

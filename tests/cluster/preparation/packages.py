@@ -21,15 +21,6 @@ NODE = {
     "unshare": "util-linux",
     "dpkg-deb": "dpkg",
 }
-KUBECTL = {"kubectl": "kubernetes-client"}
-KUBERNETES_BUILD = {
-    "go": "golang-go",
-    "rsync": "rsync",
-    "make": "make",
-    "gcc": "gcc",
-    "dpkg-source": "dpkg-dev",
-    "/usr/share/gocode/src/github.com/modern-go/reflect2": "golang-github-modern-go-reflect2-dev",
-}
 BROWSER = {"chromium": "chromium", "chromedriver": "chromium-driver"}
 IMAGES = {"buildah": "buildah", "debootstrap": "debootstrap"}
 

@@ -16,22 +16,19 @@ from tests.cluster.errors import ClusterUnavailableError
 from tests.cluster.preparation import (
     binaries,
     crd_server,
+    go_modules,
     image_parts,
     images,
+    kubernetes,
     packages,
     prometheus,
 )
 from tests.cluster.preparation.busybox import busybox_archive, has_busybox
 from tests.cluster.preparation.crd_server import CrdServerBuild
-from tests.cluster.preparation.kubernetes import KubernetesBuild
+from tests.cluster.preparation.go_modules import GoPrograms
 from tests.cluster.preparation.progress import in_words, remaining_seconds, shown
 from tests.cluster.provider import KUBECONFIG_VARIABLE
 
-_API_SERVER_PARTS = 3000
-_ALL_PARTS = 3700
-"""How many parts Go compiles for the API server and its controllers, and with the kubelet's for all
-programs: counted in a build of Kubernetes 1.20.2. They only serve to say how long it may yet take.
-"""
 _CRD_SERVER_PARTS = 2500
 """Likewise, for the API server for CRDs of 1.36: the standard library is among them."""
 
@@ -89,16 +86,9 @@ def _all_steps() -> list[Step]:
     sources = (images.OPERATOR, images.TRAINER)
     if kind.usable():
         return [_image(source) for source in (*sources, images.STRANGER)]
-    builds = not os.environ.get("KUBE_BIN_DIR") and binaries.built_folder(binaries.NODE) is None
     return [
-        _packages(
-            "Debian packages",
-            Stage.API_SERVER,
-            packages.CONTROL_PLANE
-            | packages.KUBECTL
-            | (packages.KUBERNETES_BUILD if builds else {}),
-        ),
-        *(_kubernetes() if builds else ()),
+        _packages("Debian packages", Stage.API_SERVER, packages.CONTROL_PLANE),
+        *(() if os.environ.get("KUBE_BIN_DIR") else _kubernetes()),
         _packages("Debian packages of the node", Stage.NODE, packages.NODE),
         Step(
             name="sandbox image",
@@ -196,48 +186,43 @@ def _packages(
 
 
 def _kubernetes() -> list[Step]:
-    build = KubernetesBuild()
-
-    def programs(
-        names: Sequence[str], stage: Stage, *, parts: tuple[int, int], seconds: float, is_last: bool
-    ) -> Step:
-        first, last = parts
-
-        def share() -> float:
-            return min(max((build.compiled_parts() - first) / (last - first), 0.0), 1.0)
-
-        return Step(
-            name=f"building {', '.join(names)} from source",
-            stage=stage,
-            usual_seconds=seconds,
-            is_done=lambda: binaries.built_folder(names) is not None,
-            run=partial(build.build, names, is_last=is_last),
-            share=share,
-        )
-
+    version = kubernetes.version()
     return [
         Step(
-            name="source of Kubernetes",
+            name="Go",
             stage=Stage.API_SERVER,
             usual_seconds=30,
-            is_done=build.has_source,
-            run=build.fetch,
+            is_done=go_modules.has_go,
+            run=go_modules.fetch_go,
         ),
-        programs(
-            binaries.API_SERVER,
-            Stage.API_SERVER,
-            parts=(0, _API_SERVER_PARTS),
-            seconds=270,
-            is_last=False,
+        Step(
+            name=f"module files of Kubernetes {version}",
+            stage=Stage.API_SERVER,
+            usual_seconds=30,
+            is_done=kubernetes.has_module,
+            run=partial(kubernetes.write_module, binaries.ALL),
         ),
-        programs(
-            binaries.KUBELET,
-            Stage.NODE,
-            parts=(_API_SERVER_PARTS, _ALL_PARTS),
-            seconds=90,
-            is_last=True,
+        # In two parts: tests that need the API server alone start when the first is built.
+        *(
+            go_programs(kubernetes.build_of(programs), f"Kubernetes {version}", stage, seconds)
+            for programs, stage, seconds in (
+                ((*binaries.API_SERVER, "kubectl"), Stage.API_SERVER, 400),
+                (("kubelet",), Stage.NODE, 60),
+            )
         ),
     ]
+
+
+def go_programs(build: GoPrograms, of: str, stage: Stage, usual_seconds: float) -> Step:
+    """Return the step that builds some programs from Go modules."""
+    return Step(
+        name=f"building {', '.join(build.names)} of {of}",
+        stage=stage,
+        usual_seconds=usual_seconds,
+        is_done=build.is_done,
+        run=build.build,
+        share=build.share,
+    )
 
 
 def _crd_server() -> Step:

@@ -1,0 +1,132 @@
+"""Programs of Go modules: built once, together; a failure is explained. Go is real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.errors import ClusterError, ClusterUnavailableError
+from tests.cluster.preparation import go_modules, kubernetes
+from tests.cluster.preparation.go_modules import GoPrograms
+from tests.skipping import skip_or_fail
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+HELLO = 'package main\n\nvar version = "none"\n\nfunc main() { println(version) }\n'
+BUILD = """
+from pathlib import Path
+from tests.cluster.preparation.test_go_modules import programs
+programs(Path({folder!r})).build()
+"""
+
+
+def programs(folder: Path) -> GoPrograms:
+    """Two programs of a module that needs nothing from outside."""
+    return GoPrograms(
+        module=folder / "module",
+        packages=["example.com/hello/cmd/one", "example.com/hello/cmd/two"],
+        into=folder / "programs",
+        ldflags="-X main.version=v7",
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module with two programs, and an empty cache."""
+    try:
+        go_modules.go_output("version", cwd=tmp_path)
+    except ClusterUnavailableError as reason:
+        skip_or_fail("GO", reason)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("one", "two"):
+        source = tmp_path / "module/cmd" / name
+        source.mkdir(parents=True)
+        (source / "main.go").write_text(HELLO)
+    (tmp_path / "module/go.mod").write_text("module example.com/hello\n\ngo 1.26\n")
+    return tmp_path
+
+
+def test_a_build_from_nothing(folder: Path) -> None:
+    build = programs(folder)
+    assert (build.is_done(), build.share()) == (False, 0.0)
+    build.build()
+    assert build.is_done()
+    for name in build.names:
+        program = folder / "programs" / name
+        assert subprocess.run(program, capture_output=True, check=True).stderr == b"v7\n"
+    assert sorted(os.listdir(folder / "programs")) == ["one", "two"]
+
+
+def test_what_is_there_is_not_built_again(folder: Path) -> None:
+    (folder / "programs").mkdir()
+    for name in ("one", "two"):
+        (folder / "programs" / name).touch()
+    programs(folder).build()
+    assert (folder / "programs/one").read_bytes() == b""
+
+
+def test_a_build_that_was_cut_off_is_completed(folder: Path) -> None:
+    left = folder / "programs/.one.partial"
+    left.mkdir(parents=True)
+    (left / "one").write_text("half a program")
+    programs(folder).build()
+    assert not left.exists()
+    assert (folder / "programs/one").stat().st_size > 1000
+
+
+def test_two_that_build_at_once_do_not_disturb_each_other(folder: Path) -> None:
+    others = [
+        subprocess.Popen([sys.executable, "-c", BUILD.format(folder=str(folder))], cwd=REPOSITORY)
+        for _ in range(2)
+    ]
+    assert [other.wait() for other in others] == [0, 0]
+    assert programs(folder).is_done()
+
+
+def test_a_failure_names_the_error_and_the_log(folder: Path) -> None:
+    (folder / "module/cmd/two/main.go").write_text("package main\n\nfunc main() { absent() }\n")
+    with pytest.raises(ClusterUnavailableError, match=r"undefined: absent.*its log is .*\.log"):
+        programs(folder).build()
+    assert not programs(folder).is_done()
+
+
+def test_a_machine_without_go_gets_the_remedy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert not go_modules.has_go()
+    with pytest.raises(ClusterUnavailableError, match="`make prepare` gets it"):
+        programs(folder).build()
+
+
+def test_an_old_go_counts_as_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = folder / "go"
+    old.write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    assert not go_modules.has_go()
+
+
+def test_staging_modules_get_the_version_of_kubernetes() -> None:
+    theirs = (
+        "module k8s.io/kubernetes\n\ngo 1.26.0\n\ngodebug default=go1.26\n\n"
+        "require (\n\tk8s.io/api v0.0.0\n\tk8s.io/utils v0.0.0-2026\n)\n\n"
+        "replace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n)\n"
+    )
+    assert kubernetes.go_mod(theirs, "1.37.2") == (
+        "module ddp-operator.io/test-cluster/kubernetes\n\ngo 1.26.0\n\ngodebug default=go1.26\n\n"
+        "require k8s.io/kubernetes v1.37.2\n\nreplace (\n\tk8s.io/api => k8s.io/api v0.37.2\n)\n"
+    )
+
+
+def test_the_version_is_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(kubernetes.VERSION_VARIABLE, raising=False)
+    assert kubernetes.version() == kubernetes.pinned_version()
+    monkeypatch.setenv(kubernetes.VERSION_VARIABLE, "v1.37.2")
+    assert kubernetes.version() == "1.37.2"
+    monkeypatch.setenv(kubernetes.VERSION_VARIABLE, "1.37")
+    with pytest.raises(ClusterError, match=r"1\.37 is no release: write one such as"):
+        kubernetes.version()
