@@ -27,6 +27,12 @@ def is_deleting(pod: Manifest) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
+def is_told_to_end(pod: Manifest) -> bool:
+    """Whether somebody asked for its end, or the cluster announced it."""
+    conditions = pod["status"].get("conditions") or ()
+    return is_deleting(pod) or any(c["type"] == "DisruptionTarget" for c in conditions)
+
+
 def node_of(pod: Manifest) -> str:
     """The node it is on, empty before it is scheduled."""
     node: str = pod["spec"].get("nodeName", "")

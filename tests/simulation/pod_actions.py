@@ -179,6 +179,11 @@ def a_pod_is_evicted(simulation: Simulation, choices: Choices) -> None:
     how = choices.of(("Evicted", "EvictionByEvictionAPI", "PreemptionByScheduler", "NodeShutdown"))
     simulation.take_away(pod)
     if how in ("Evicted", "NodeShutdown"):
+        code = choices.of((None, 0, 137))  # None: the kubelet has found no container any more
+        pod = kubelet.targeted(pod, "TerminationByKubelet", simulation.clock.now())
+        if code is not None and kubelet.is_running(pod):
+            simulation.end_trainer(pod, code)
+            pod = simulation.server.found_pod(simulation.key_of(pod))
         simulation.change(pod, kubelet.failed(pod, how))
     else:
         simulation.change(pod, kubelet.targeted(pod, how, simulation.clock.now()))

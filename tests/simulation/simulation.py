@@ -131,6 +131,7 @@ class Simulation:
             return
         truth = self.invariants.truth_of(pod)
         truth.exit_code = code
+        truth.completed = code == 0 and not kubelet.is_told_to_end(pod)
         reason = "OOMKilled" if code == 137 else "Error" if code else "Completed"
         self.change(
             pod,

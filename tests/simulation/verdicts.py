@@ -30,6 +30,8 @@ class Truth:
     """What became of one pod, as only the simulation knows."""
 
     exit_code: int | None = None
+    completed: bool = False
+    """It ended with 0 before anybody told it to end."""
     taken_away: bool = False
     """By the cluster or a person, before it ended."""
     given_up: bool = False
@@ -198,9 +200,9 @@ class Verdicts:
             slot = members(job)[index]
             replacement = job.status.bookkeeping.replacements.get(str(slot), 0)
             name = Identity(slot, job.status.attempt, replacement).pod_name(job.name)
-            code = self.truth_of(name).exit_code
-            well = code == 0 or any(code in codes for codes in ignored)
-            self.require(well, f"{name} ended with {code}, and counts as a success")
+            truth = self.truth_of(name)
+            well = truth.completed or any(truth.exit_code in codes for codes in ignored)
+            self.require(well, f"{name} counts as a success, but in truth: {truth}")
 
     def _goodput(self, status: DDPJobStatus, job: DDPJob) -> None:
         """Every second of the job's age is accounted for, once."""

@@ -111,6 +111,13 @@ OWN: Final = {
         "the pod is replaced, uncharged, which counts against its node",
         "let the operator reach the pods' status port: a NetworkPolicy may keep it out",
     ),
+    "StorageLimitExceeded": Reason(
+        "the pod wrote more than its volume or its ephemeral-storage limit holds, so the kubelet "
+        "evicted it",
+        _CHARGED,
+        "raise that volume's sizeLimit, or the container's limit of ephemeral-storage, in "
+        "spec.template; or write less",
+    ),
     "SparesLost": Reason(
         "pods that waited without a place in the group have ended or were taken away",
         "others take their place, later each time; the job trains on, and nothing is charged",

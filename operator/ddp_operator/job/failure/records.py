@@ -18,6 +18,8 @@ NODE_LEAVING = "NodeLeaving"
 """Reason of a disruption that comes before its time: the pod's node is about to go."""
 LAUNCHER_UNREACHABLE = "LauncherUnreachable"
 """Reason of a failure that consists in a launcher that does not hear of a change of the group."""
+OVER_STORAGE_LIMIT = "StorageLimitExceeded"
+"""Reason of a failure that the kubelet calls an eviction, although it is the pod's own fault."""
 _NO_PYTHON = (
     "spec.launcher: inject needs Python 3.11 or newer in the image; take an image that has it, or "
     "leave launcher out"
@@ -33,6 +35,8 @@ def of_pod(job: DDPJob, pod: PodState, now: datetime) -> Failure:
     if pod.disrupted:
         reason = pod.disruption or pod.reason or _lost(pod) or "Deleted"
         message = pod.message or "the pod was taken away from outside"
+    elif pod.over_storage_limit:
+        reason, message = OVER_STORAGE_LIMIT, pod.message
     elif ended:
         reason = pod.reason or ended.reason or "Error"
         message = said or pod.message

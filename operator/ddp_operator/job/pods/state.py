@@ -3,6 +3,7 @@
 Thousands of pods are held in memory and compared at every step, so nothing else of them is kept.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +19,14 @@ DISRUPTION_REASONS = frozenset(
 shutdown (`Terminated` and `Shutdown` in different releases) and the pod garbage collector; and
 kubelet's admission, which repeats the scheduler's checks and may find that they hold no longer. It
 also says `OutOf` and the name of a resource."""
+
+_OWN_STORAGE = re.compile(
+    r"Usage of EmptyDir volume .* exceeds the limit"
+    r"|exceeded its local ephemeral storage limit"
+    r"|ephemeral local storage usage exceeds the total limit of containers"
+)
+"""The kubelet's words for an eviction by the pod's own fault (`pkg/kubelet/eviction/helpers.go`);
+evictions because of a node's shortage begin with "The node was low on resource"."""
 
 CRASH_LOOP = "CrashLoopBackOff"
 """Kubelet's reason for a container that keeps ending: in pods that start none again, only a side
@@ -149,16 +158,19 @@ class PodState:
 
     # What follows from the above, once for each state: a plan asks a dozen times for each pod.
     succeeded: bool = field(init=False, compare=False, repr=False)
-    """The training in it has ended well (a side car may still run)."""
+    """The training in it is complete (a side car may still run). Exit code 0 does not say so after
+    the pod was told to end: many scripts save and exit with 0 on SIGTERM.
+    """
     failed: bool = field(init=False, compare=False, repr=False)
     """It will never train again, and did not end well."""
     disrupted: bool = field(init=False, compare=False, repr=False)
     """The cluster or a person took it away: not the training's fault."""
 
     def __post_init__(self) -> None:
-        done = self.phase == "Succeeded" or (self.exit is not None and self.exit.code == 0)
-        succeeded = done or self.ignored
-        failed = not succeeded and (self.phase == "Failed" or self.exit is not None)
+        over = self.phase in ("Succeeded", "Failed") or self.exit is not None
+        well = self.phase == "Succeeded" or (self.exit is not None and self.exit.code == 0)
+        succeeded = self.ignored or (well and not self._told_to_end)
+        failed = over and not succeeded
         taken = self.lost_to_cluster or self.ended_by_deletion if failed else self.deleting
         object.__setattr__(self, "succeeded", succeeded)
         object.__setattr__(self, "failed", failed)
@@ -167,9 +179,26 @@ class PodState:
     @property
     def lost_to_cluster(self) -> bool:
         """The cluster says that it took the pod away, or has to, whoever deletes it besides."""
+        if self.over_storage_limit:
+            return False
         by_kubelet = self.reason in DISRUPTION_REASONS or self.reason.startswith("OutOf")
         lost = self.exit is not None and self.exit.reason == CONTAINER_LOST
         return bool(self.disruption) or by_kubelet or lost
+
+    @property
+    def over_storage_limit(self) -> bool:
+        """The kubelet evicted it because it wrote more than its own volumes or limits hold."""
+        return self.reason == "Evicted" and _OWN_STORAGE.search(self.message) is not None
+
+    @property
+    def _told_to_end(self) -> bool:
+        """Whether its trainer ended only after the pod was told to, as far as anybody knows."""
+        if self.exit is None or self.ended_by_deletion:
+            return self.exit is not None
+        if not (self.lost_to_cluster or self.over_storage_limit):
+            return False
+        finished, told = self.exit.finished, self.disrupted_at
+        return finished is None or told is None or finished >= told
 
     @property
     def in_dns(self) -> bool:

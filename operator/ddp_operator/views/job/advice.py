@@ -29,6 +29,7 @@ _FAILED: Final = (
     "DeadlineExceeded",
     "InvalidSpec",
     "InvalidPodTemplate",
+    "StorageLimitExceeded",
 )
 """Reasons that say by themselves what to do; of others the class of the failure, or a log, does."""
 _OUT_OF_GPU_MEMORY: Final = ("OutOfMemoryError", "CUDA out of memory")

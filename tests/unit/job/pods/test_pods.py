@@ -11,6 +11,7 @@ from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Key, MalformedError
+from ddp_operator.views.job import advice
 
 from tests.good_manifests import Json, container, template
 from tests.unit.job.builders import (
@@ -368,15 +369,79 @@ class TestDisruption:
         read = project(manifest(status=status, metadata=metadata))
         assert (read.failed, read.disrupted) == (True, deleted)
 
-    def test_a_pod_that_ended_well_was_not_disrupted(self) -> None:
+    OWN_FAULT = (
+        'Usage of EmptyDir volume "scratch" exceeds the limit "64Mi". ',
+        'Container trainer exceeded its local ephemeral storage limit "1Gi". ',
+        "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+    )
+    SHORTAGE = (
+        "The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 9Mi. "
+        "Container trainer was using 5Gi, request is 0, has larger consumption of "
+        "ephemeral-storage. "
+    )
+
+    def read_evicted(self, message: str, *, code: int = 137) -> PodState:
+        target = condition("DisruptionTarget", "True", reason="TerminationByKubelet")
         status = {
-            "phase": "Succeeded",
+            "phase": "Failed",
             "reason": "Evicted",
-            "containerStatuses": [terminated(0)],
+            "message": message,
+            "conditions": [{**target, "message": message}],
+            "containerStatuses": [terminated(code)],
         }
-        read = project(manifest(status=status, metadata={"deletionTimestamp": T0}))
-        assert read.succeeded
-        assert not read.disrupted
+        return project(manifest(status=status))
+
+    @pytest.mark.parametrize("code", [0, 137])
+    @pytest.mark.parametrize("message", OWN_FAULT)
+    def test_an_eviction_by_its_own_fault_is_charged(self, message: str, code: int) -> None:
+        read = self.read_evicted(message, code=code)
+        assert (read.failed, read.disrupted) == (True, False)
+        failure = records.of_pod(fresh_job(), read, NOW)
+        assert (failure.reason, failure.class_) == ("StorageLimitExceeded", "Application")
+        assert failure.message == message
+        assert "sizeLimit" in advice.for_failure(failure, has_log=True)
+
+    def test_an_eviction_for_lack_of_the_nodes_storage_is_not(self) -> None:
+        read = self.read_evicted(self.SHORTAGE)
+        assert read.disrupted
+        assert records.of_pod(fresh_job(), read, NOW).reason == "TerminationByKubelet"
+
+    ASKED_AT_35: ClassVar[Json] = {
+        "deletionTimestamp": "2026-03-01T12:01:05Z",
+        "deletionGracePeriodSeconds": 30,
+    }
+    TAKEN: ClassVar[dict[str, Json]] = {
+        "spot preemption": {"phase": "Failed", "reason": "Terminated", "told": True},
+        "node shutdown seen without a condition": {"phase": "Failed", "reason": "NodeShutdown"},
+        "eviction by the kubelet": {"phase": "Failed", "reason": "Evicted", "told": True},
+        "eviction through the API": {"phase": "Succeeded", "told": True, "asked": True},
+        "deletion": {"phase": "Succeeded", "asked": True},
+        "deletion, while a side car still runs": {"phase": "Running", "asked": True},
+    }
+
+    def read_taken(self, how: Json, *, finished: str) -> PodState:
+        since = "2026-03-01T12:00:35Z"
+        target = condition("DisruptionTarget", "True", reason="x", lastTransitionTime=since)
+        status = {
+            "phase": how["phase"],
+            "reason": how.get("reason"),
+            "conditions": [target] if how.get("told") else [],
+            "containerStatuses": [terminated(0, finishedAt=finished)],
+        }
+        metadata = self.ASKED_AT_35 if how.get("asked") else {}
+        return project(manifest(status=status, metadata=metadata))
+
+    @pytest.mark.parametrize("how", TAKEN)
+    def test_exit_code_0_upon_being_told_to_end_is_no_success(self, how: str) -> None:
+        """Scripts that save on SIGTERM end with 0, and have not finished."""
+        read = self.read_taken(self.TAKEN[how], finished="2026-03-01T12:00:36Z")
+        assert (read.succeeded, read.failed, read.disrupted) == (False, True, True)
+        assert classes.of_pod(read) == "Disruption"
+
+    @pytest.mark.parametrize("how", [name for name in TAKEN if "without" not in name])
+    def test_a_pod_that_had_completed_was_not_disrupted(self, how: str) -> None:
+        read = self.read_taken(self.TAKEN[how], finished="2026-03-01T12:00:34Z")
+        assert (read.succeeded, read.failed, read.disrupted) == (True, False, False)
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "\u0663", "", None])
