@@ -6,6 +6,14 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PROGRAMS := $(VENV)/.programs
 STAMP := $(VENV)/.installed
+TORCH := $(shell sed -n 's/^torch==//p' requirements/trainer.txt)
+
+# pip also looks in a folder of wheels beside the checkout, if there is one. Exported: what builds the
+# test images fetches wheels too.
+WHEELS := $(abspath $(wildcard ../shared/wheels))
+ifneq ($(WHEELS),)
+export PIP_FIND_LINKS := $(sort $(PIP_FIND_LINKS) $(WHEELS))
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help
@@ -13,15 +21,23 @@ help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
 # A virtual environment with both distributions (editable), then the tools, at the locked versions. pip
-# wants hashes of all requirements or of none, and only the operator's have them.
+# wants hashes of all requirements or of none, and only the operator's have them. pip prints nothing
+# for minutes, so a line before it says how much it fetches.
 $(PROGRAMS): requirements/operator.txt requirements/trainer.txt operator/pyproject.toml trainer-image/pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip show torch 2> /dev/null | grep '^Version: $(TORCH)' > /dev/null || \
+	  if $(PY) -m pip index versions torch 2> /dev/null | grep -F '$(TORCH)+cpu' > /dev/null; \
+	  then echo "Fetching about 300 MB of Python packages, with torch's CPU build."; \
+	  else echo "Fetching about 3 GB of Python packages, with torch's CUDA build. The CPU build needs" \
+	    "300 MB: README.md says how to get it."; \
+	  fi
 	$(PY) -m pip install --quiet -r requirements/operator.txt
 	$(PY) -m pip install --quiet -r requirements/trainer.txt setuptools
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e operator -e trainer-image
 	touch $@
 
 $(STAMP): $(PROGRAMS) requirements/dev.txt
+	@test -e $@ || echo "Fetching about 200 MB of Python tools."
 	$(PY) -m pip install --quiet -r requirements/trainer.txt -r requirements/dev.txt
 	touch $@
 

@@ -20,7 +20,11 @@ from tests.cluster.teardown import remove
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_CHECKOUT = (
-    *(".venv", ".demo", ".wheels", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"),
+    ".venv",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".hypothesis",
     ".import_linter_cache",
 )
 COMMANDS = (("make", "demo"), ("make", "test"))
