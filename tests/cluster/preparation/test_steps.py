@@ -148,7 +148,10 @@ def without_network(*words: str, **environment: str) -> subprocess.CompletedProc
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as all that prepares a node does")
 def test_without_network_and_cache_it_says_what_it_lacks(tmp_path: Path) -> None:
     ended = without_network(
-        *("-m", "tests.cluster", "prepare"), XDG_CACHE_HOME=str(tmp_path), KUBE_BIN_DIR=""
+        *("-m", "tests.cluster", "prepare"),
+        XDG_CACHE_HOME=str(tmp_path),
+        GOMODCACHE=str(tmp_path / "modules"),
+        KUBE_BIN_DIR="",
     )
     assert ended.returncode == 2
     last = ended.stderr.splitlines()[-1]
