@@ -119,7 +119,7 @@ sbom: $(STAMP) ## Write what the operator's image is made of, in CycloneDX, to b
 	  --output-reproducible --output-file build/ddp-operator.cdx.json
 
 .PHONY: images cluster-up cluster-down
-images: $(STAMP) ## Build both images; load them into the test cluster if one runs
+images: $(STAMP) ## Build the images of the project and of its tests; a test cluster that runs gets them
 	$(PY) -m tests.cluster images
 
 cluster-up: $(STAMP) ## Start a Kubernetes to play with; prints the KUBECONFIG to export

@@ -88,7 +88,7 @@ def _stages(arguments: argparse.Namespace) -> Sequence[Stage]:
 
 def _images(arguments: argparse.Namespace) -> None:
     prepare(steps([Stage.IMAGES]))
-    built = [images.find(image) for image in (images.OPERATOR, images.TRAINER)]
+    built = [images.find(image) for image in images.ALL]
     running = provider.running(arguments.name)
     for image in built:
         if running is not None:
@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         )
     down = commands.add_parser("down", help="remove a cluster and everything of it")
     down.add_argument("--all", action="store_true", help="remove all clusters of this user")
-    image = commands.add_parser("images", help="build both images; a running cluster gets them")
+    image = commands.add_parser("images", help="build the images; a running cluster gets them")
     for command in (up, down, image):
         command.add_argument("--name", default="default", help="which cluster (%(default)s)")
     commands.add_parser("status", help="list clusters and their processes")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Literal, Protocol
 from tests.cluster import kind, node
 from tests.cluster.cache import exclusive
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
+from tests.cluster.preparation import binaries
 from tests.cluster.processes import ProcessId
 from tests.cluster.state import Instance, instances, state_root
 from tests.cluster.teardown import remove, remove_named, sweep
@@ -48,24 +51,35 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True)
 class ExistingCluster:
-    """A cluster that somebody else runs; it has to be able to pull the images itself."""
+    """A cluster that somebody else runs; its nodes must have the images already."""
 
     kubeconfig: Path
 
     def images(self) -> set[str]:
-        """Return nothing: what its nodes hold is not known here."""
-        return set()
+        """Return the full names of the images that all nodes report; a new one takes a minute.
+
+        Raises ClusterUnavailableError when the cluster does not answer.
+        """
+        names = [set().union(*images) for images in self._images_by_node()]
+        return set.intersection(*names) if names else set()
 
     def load_image(self, archive: Path) -> None:
-        """Refuse: there is no way into another's nodes."""
+        """Refuse: nothing here reaches the nodes. The message says what their owner can do."""
+        repository, _, tag = archive.stem.rpartition("-")
         raise ClusterUnavailableError(
-            f"cannot load {archive.name} into the cluster of {KUBECONFIG_VARIABLE}: "
-            "push the images to a registry that it can pull from"
+            f"the nodes of {KUBECONFIG_VARIABLE} have no {repository} of this checkout: load "
+            f"{archive} on each of them, and tag it docker.io/library/{repository}:{tag} "
+            "(they report it within a minute)"
         )
 
     def tag_image(self, name: str, *, as_name: str) -> None:
-        """Refuse, like `load_image`."""
-        raise ClusterUnavailableError(f"cannot tag {name} as {as_name} in another's cluster")
+        """Refuse, unless the nodes use both names for the same image."""
+        both = {name, as_name}
+        if not all(any(both <= names for names in images) for images in self._images_by_node()):
+            raise ClusterUnavailableError(
+                f"the nodes of {KUBECONFIG_VARIABLE} use {as_name} for another image than {name}: "
+                "give both names to the latter"
+            )
 
     def remove_image(self, name: str) -> None:
         """Refuse, like `load_image`."""
@@ -74,6 +88,21 @@ class ExistingCluster:
     def healthy(self) -> bool:
         """Trust its owner."""
         return True
+
+    def _images_by_node(self) -> list[list[set[str]]]:
+        """Return the names of each image, for each node."""
+        command = [binaries.kubectl(), "--kubeconfig", str(self.kubeconfig), "get", "nodes"]
+        result = subprocess.run(
+            [*command, "--output=json"], capture_output=True, text=True, check=False
+        )
+        if result.returncode:
+            raise ClusterUnavailableError(
+                f"the cluster of {KUBECONFIG_VARIABLE} does not answer: {result.stderr.strip()}"
+            )
+        statuses = [node["status"] for node in json.loads(result.stdout)["items"]]
+        return [  # an image that lost its last name is still reported
+            [set(image["names"] or ()) for image in status.get("images", ())] for status in statuses
+        ]
 
 
 def choose(*, kubeconfig: str | None, kind_usable: bool) -> Provider:
@@ -113,13 +142,13 @@ def up(name: str = "default", *, owner: ProcessId | None = None) -> Cluster:
 
 @contextmanager
 def cluster(name: str = "default") -> Iterator[Cluster]:
-    """Use the cluster that `up` started under ``name``, or one of one's own for a ``with`` block.
+    """Use a given cluster, or the one that `up` started under ``name``, or start one for the block.
 
     Raises ClusterUnavailableError, with the reason, when this machine can have none.
     """
     sweep()
     instance = _find(name)
-    if instance is not None and instance.owner is None:
+    if os.environ.get(KUBECONFIG_VARIABLE) or (instance is not None and instance.owner is None):
         yield up(name)
         return
     if instance is not None:  # another process's, which will take it down

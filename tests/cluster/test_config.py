@@ -89,6 +89,29 @@ def test_a_given_kubeconfig_has_to_exist(tmp_path: Path, monkeypatch: pytest.Mon
     assert provider.up("test-existing").kubeconfig == path
 
 
+def test_a_given_cluster_is_used_with_the_images_that_all_its_nodes_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = ["example/one:dev", "example/one:1"], ["example/other:1"]
+    reported: list[list[list[str] | None]] = [[one, None, other, ["example/other:dev"]], [one]]
+    nodes = [{"status": {"images": [{"names": names} for names in node]}} for node in reported]
+    answer = tmp_path / "answer"
+    answer.write_text(json.dumps({"items": nodes}))
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\ncat {answer}\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("KUBE_BIN_DIR", str(tmp_path))
+    monkeypatch.setenv(provider.KUBECONFIG_VARIABLE, str(answer))
+    with provider.cluster("test-existing") as given:
+        assert given.images() == set(one)
+        images.load(images.BuiltImage(tmp_path / "one-1.tar", *one), given)
+        with pytest.raises(ClusterUnavailableError, match=r"no other .*: load .*/other-1.tar on"):
+            images.load(
+                images.BuiltImage(tmp_path / "other-1.tar", "example/other:dev", *other), given
+            )
+        with pytest.raises(ClusterUnavailableError, match="other:dev for another image"):
+            given.tag_image("example/other:1", as_name="example/other:dev")
+
+
 def test_missing_packages_are_named(tmp_path: Path) -> None:
     here = tmp_path / "program"
     here.touch()

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import ClusterUnavailableError, node
+from tests.cluster import ClusterUnavailableError, node, provider
 from tests.cluster.cgroups import cgroup_path, hierarchies
 from tests.cluster.client import wait_until
-from tests.cluster.preparation import binaries
+from tests.cluster.node_config import SANDBOX_IMAGE
+from tests.cluster.preparation import binaries, images
 from tests.cluster.processes import ProcessId, marked
 from tests.cluster.state import Instance, state_root
 from tests.cluster.teardown import remove_named
@@ -108,6 +109,24 @@ def pod(running: node.Node, name: str) -> dict[str, Any]:
     return found
 
 
+def assert_usable_when_given(running: node.Node) -> None:
+    """Hand the cluster over, as a person does with one that was started by hand."""
+    built = images.BuiltImage(Path("ddp-busybox-1.tar"), SANDBOX_IMAGE, f"{SANDBOX_IMAGE}-1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(provider.KUBECONFIG_VARIABLE, str(running.kubeconfig))
+        with provider.cluster() as given:
+            with pytest.raises(ClusterUnavailableError, match="load ddp-busybox"):
+                images.load(built, given)
+            running.tag_image(built.name, as_name=built.content_name)
+            wait_until(
+                lambda: built.content_name in given.images(),
+                what="node's report of an image",
+                deadline_s=DEADLINE_S,
+            )
+            images.load(built, given)
+    assert running.healthy()
+
+
 def interfaces() -> set[str]:
     listed = subprocess.run(["ip", "-j", "link"], capture_output=True, check=True).stdout
     return {link["ifname"] for link in json.loads(listed)}
@@ -182,6 +201,8 @@ def test_pods_run_and_a_crashed_node_is_removed_without_trace() -> None:
     started_once = dict(instance.processes)
     assert output_of("up", "--name", NAME).startswith("export KUBECONFIG=")
     assert Instance.load(FOLDER).processes == started_once, "a healthy cluster is kept"
+
+    assert_usable_when_given(running)
 
     processes = all_processes(instance)
     commands = [process.command() for process in processes]

@@ -33,7 +33,7 @@ def cluster_with_images() -> Iterator[Cluster]:
     Raises ClusterUnavailableError, with the reason, when this machine can have none.
     """
     with cluster() as running:
-        for source in (images.OPERATOR, images.TRAINER, images.STRANGER):
+        for source in images.ALL:
             images.load(images.find(source), running)
         yield running
 

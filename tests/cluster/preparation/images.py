@@ -8,6 +8,7 @@ step's result is kept under a hash of what went into it, so a second run costs s
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.cluster import kind
 from tests.cluster.cache import cache_dir, exclusive, say
 from tests.cluster.errors import ClusterUnavailableError
 from tests.cluster.preparation import image_parts
-from tests.cluster.provider import Cluster
+from tests.cluster.provider import KUBECONFIG_VARIABLE, Cluster
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -76,6 +77,8 @@ STRANGER = ImageSource(
 )
 """Python, and nothing of this project."""
 
+ALL = (OPERATOR, TRAINER, STRANGER)
+
 
 @dataclass(frozen=True)
 class BuiltImage:
@@ -106,8 +109,10 @@ def find(image: ImageSource) -> BuiltImage:
     """
     built = _named(image, with_docker=kind.usable())
     if not built.archive.exists():
+        but = f", without {KUBECONFIG_VARIABLE}" if os.environ.get(KUBECONFIG_VARIABLE) else ""
         raise ClusterUnavailableError(
-            f"no image {image.name} of these sources on this machine yet: `make prepare` builds it"
+            f"no image {image.name} of these sources on this machine yet: "
+            f"`make prepare` builds it{but}"
         )
     built.archive.touch()  # it is of use: others go first
     return built

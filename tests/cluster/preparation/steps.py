@@ -83,9 +83,8 @@ def steps(stages: Sequence[Stage] = tuple(Stage)) -> list[Step]:
 def _all_steps() -> list[Step]:
     if os.environ.get(KUBECONFIG_VARIABLE):
         return []  # another's cluster, into which nothing of ours can be loaded
-    sources = (images.OPERATOR, images.TRAINER)
     if kind.usable():
-        return [_image(source) for source in (*sources, images.STRANGER)]
+        return [_image(source) for source in images.ALL]
     return [
         _packages("Debian packages", Stage.API_SERVER, packages.CONTROL_PLANE),
         *(() if os.environ.get("KUBE_BIN_DIR") else _kubernetes()),
@@ -105,8 +104,8 @@ def _all_steps() -> list[Step]:
             is_done=image_parts.has_base,
             run=image_parts.make_base,
         ),
-        *(_wheels(s.name, s.requirements) for s in sources if s.requirements),
-        *(_image(source) for source in (*sources, images.STRANGER)),
+        *(_wheels(s.name, s.requirements) for s in images.ALL if s.requirements),
+        *(_image(source) for source in images.ALL),
         Step(
             name=Stage.MONITORING.value,
             stage=Stage.MONITORING,
