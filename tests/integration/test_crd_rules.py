@@ -1,13 +1,8 @@
-"""What a current API server makes of the CRD: its rules at their price, its defaults, its lists;
-and of the PodGroups of its own API group.
-
-The server stands beside the ordinary one, which may be of before CEL rules, and has no operator.
+"""The CRD on a real API server: its rules and their cost, its defaults and its lists; and PodGroups
+of the server's own API group.
 """
 
-import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,53 +10,23 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.pods.beforehand import beforehand
-from ddp_operator.kube import ApiClient, load_credentials
+from ddp_operator.kube import ApiClient, check_served
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import InvalidError
 
-from tests import cluster
 from tests.bad_manifests import BAD_MANIFESTS, BadManifest
 from tests.good_manifests import DEFAULTS, GOOD_MANIFESTS, Json, container, job, template
 from tests.integration import pod_groups
-from tests.integration.conftest import CRDS, change_crd, install_crd
+from tests.integration.conftest import CRDS, change_crd
 from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kube.view import View
-from tests.skipping import skip_or_fail
 
 
-@pytest.fixture(scope="module")
-def crd_server(control_plane: cluster.ControlPlane) -> Path:
-    """The kubeconfig of an API server that has the CRD, and its rules."""
-    try:
-        kubeconfig = control_plane.start_crd_server()
-    except cluster.ClusterUnavailableError as reason:
-        skip_or_fail("API SERVER FOR CRDS", reason)
-
-    async def install() -> None:
-        async with ApiClient(load_credentials(kubeconfig=str(kubeconfig))) as client:
-            await install_crd(client)
-
-    asyncio.run(install())
-    return kubeconfig
-
-
-@pytest.fixture
-async def client(crd_server: Path) -> AsyncIterator[ApiClient]:
-    """A client of that server that may do everything."""
-    async with ApiClient(load_credentials(kubeconfig=str(crd_server))) as client:
-        yield client
-
-
-@pytest.fixture
-def jobs(client: ApiClient, namespace: str) -> Jobs:
-    """A user of that server."""
-    return Jobs(client, namespace)
-
-
-async def test_the_crd_is_taken_whole(client: ApiClient) -> None:
+@pytest.mark.usefixtures("jobs")
+async def test_the_crd_is_taken_whole(admin: ApiClient) -> None:
     """With rules whose cost the server could not bound it would be refused."""
     wanted = custom_resource_definition()
-    stored = await client.request("GET", f"{CRDS}/{wanted['metadata']['name']}")
+    stored = await admin.request("GET", f"{CRDS}/{wanted['metadata']['name']}")
     conditions = {c["type"]: c["status"] for c in stored["status"]["conditions"]}
     assert conditions["Established"] == conditions["NamesAccepted"] == "True"
     assert "NonStructuralSchema" not in conditions
@@ -109,37 +74,44 @@ async def test_unknown_fields_are_dropped_but_for_those_of_pods(jobs: Jobs) -> N
     assert spec["template"]["spec"]["fieldOfTomorrow"] == {"a": 1}
 
 
-async def test_a_gang_of_kubernetes_own_is_made_and_resized(client: ApiClient, jobs: Jobs) -> None:
-    ours = View(client, jobs.namespace).cluster
+async def test_a_gang_of_kubernetes_own_is_made_and_resized(admin: ApiClient, jobs: Jobs) -> None:
+    if not await check_served(admin, pod_groups.NATIVE):
+        pytest.skip(f"this server does not offer {pod_groups.NATIVE}: Kubernetes 1.37 does")
+    ours = View(admin, jobs.namespace).cluster
     path = pod_groups.NATIVE.path(namespace=jobs.namespace, name="job")
 
     async def group_of(stored: Json) -> Json:
         [needed] = beforehand(DDPJob.parse(stored))
         await ours.apply(needed.manifest)
-        group: Json = await client.request("GET", path)
+        group: Json = await admin.request("GET", path)
         return group
 
     two = await jobs.create(job(replicas=2, suspend=True, scheduling={"gang": "native"}))
     three = {**two, "spec": {**two["spec"], "replicas": 3}}
-    async with pod_groups.served(client, pod_groups.NATIVE):
-        first = await group_of(two)
-        policy = {"gang": {"minCount": 2}}
-        assert first["spec"] == {"schedulingPolicy": policy, "disruptionMode": {"single": {}}}
-        assert await group_of(two) == first
-        resized = await group_of(three)
-        assert resized["metadata"]["uid"] == first["metadata"]["uid"]
-        assert resized["spec"]["schedulingPolicy"] == {"gang": {"minCount": 3}}
+    first = await group_of(two)
+    assert first["spec"]["schedulingPolicy"] == {"gang": {"minCount": 2}}
+    assert first["spec"]["disruptionMode"] == {"single": {}}
+    assert await group_of(two) == first
+    resized = await group_of(three)
+    assert resized["metadata"]["uid"] == first["metadata"]["uid"]
+    assert resized["spec"]["schedulingPolicy"] == {"gang": {"minCount": 3}}
+
+
+_TIME = "2026-01-01T00:00:00Z"
+_HAS_RUN = {"firstPodStartTime": _TIME}
 
 
 @dataclass(frozen=True)
 class Update:
-    """A change of a job's spec, and what the server says of it."""
+    """A change of a job's spec, and the server's answer."""
 
     name: str
     before: Json
     change: Json
     refused: str = ""
     """The message; empty: it is accepted."""
+    status: Json = field(default_factory=lambda: _HAS_RUN)
+    """The job's status at that moment."""
 
 
 _OF_TOMORROW = template(fieldOfTomorrow={"a": 1})
@@ -183,9 +155,15 @@ IMMUTABLE: tuple[tuple[str, Json, Json], ...] = (
 """What shapes the pods: before, and a change of it."""
 
 
+_BEFORE_ANY_RUN: dict[str, Json] = {
+    "before its status": {},
+    "while its first pods start": {"phase": "Starting", "startTime": _TIME, "attempt": 1},
+}
+
+
 def _refused(name: str, before: Json, change: Json) -> Update:
     [field] = change
-    message = f"spec.{field}: immutable except while the job is suspended"
+    message = f"spec.{field}: immutable once a pod of the job has run"
     return Update(name, before, change, message)
 
 
@@ -195,6 +173,19 @@ UPDATES = (
         Update(f"{name}, while suspended", {**before, "suspend": True}, change)
         for name, before, change in IMMUTABLE
         if "None" not in repr(change)  # what is gone cannot be compared
+    ),
+    *(
+        Update(f"{name}, {when}", before, change, status=status)
+        for name, before, change in IMMUTABLE
+        for when, status in _BEFORE_ANY_RUN.items()
+        if "None" not in repr(change)
+    ),
+    Update(
+        "the image of a job that ended before it ran",
+        {},
+        {"template": template(container(image="registry.example/trainer:2"))},
+        "spec.template: immutable once a pod of the job has run or the job has finished",
+        status={"completionTime": _TIME},
     ),
     Update("replicas with the suspension", {"replicas": 2}, {"replicas": 3, "suspend": True}),
     Update(
@@ -223,8 +214,10 @@ UPDATES = (
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.name)
-async def test_an_update(jobs: Jobs, update: Update) -> None:
+async def test_an_update(admin: ApiClient, jobs: Jobs, update: Update) -> None:
     before = await jobs.create(job(**update.before))
+    if update.status:
+        await write_status(admin, jobs, update.status)
     if update.refused:
         with pytest.raises(InvalidError) as refusal:
             await jobs.set_spec(**update.change)
@@ -238,15 +231,14 @@ async def test_an_update(jobs: Jobs, update: Update) -> None:
     assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
 
 
-async def write_status(client: ApiClient, jobs: Jobs, status: Json) -> Json:
+async def write_status(admin: ApiClient, jobs: Jobs, status: Json) -> Json:
     """Write the status of the namespace's `job` as the operator does; returns it as stored."""
     path = f"{JOBS.path(namespace=jobs.namespace, name='job')}/status"
-    stored = await client.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
+    stored = await admin.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
     found: Json = stored["status"]
     return found
 
 
-_TIME = "2026-01-01T00:00:00Z"
 _CONDITION = {
     "type": "Running",
     "status": "True",
@@ -268,6 +260,7 @@ FULL_STATUS: Json = {
     "readyReplicas": 2,
     "ready": "2/2",
     "startTime": _TIME,
+    "firstPodStartTime": _TIME,
     "completionTime": _TIME,
     "nextStartTime": _TIME,
     "failures": [
@@ -356,44 +349,44 @@ def test_the_full_status_is_full() -> None:
     assert everything == FULL_STATUS
 
 
-async def test_a_status_is_stored_as_it_is_written(client: ApiClient, jobs: Jobs) -> None:
+async def test_a_status_is_stored_as_it_is_written(admin: ApiClient, jobs: Jobs) -> None:
     await jobs.create(job())
     of_tomorrow = {
         **FULL_STATUS,
         **{"dreams": 1, "bookkeeping": {**FULL_STATUS["bookkeeping"], "dreams": 1}},
     }
     unknown = {**of_tomorrow, "progress": {**FULL_STATUS["progress"], "dreams": 1}}
-    assert await write_status(client, jobs, unknown) == of_tomorrow
+    assert await write_status(admin, jobs, unknown) == of_tomorrow
     stored = await jobs.get()
     assert stored["status"] == of_tomorrow
     assert stored["metadata"]["generation"] == 1, "a status is no change of what is wanted"
     assert await jobs.status() == DDPJobStatus.model_validate(FULL_STATUS)
 
 
-async def test_a_condition_of_a_type_is_the_only_one(client: ApiClient, jobs: Jobs) -> None:
+async def test_a_condition_of_a_type_is_the_only_one(admin: ApiClient, jobs: Jobs) -> None:
     await jobs.create(job())
     with pytest.raises(InvalidError, match=r"status\.conditions\[1\]: Duplicate value"):
-        await write_status(client, jobs, {"conditions": [_CONDITION, _CONDITION]})
+        await write_status(admin, jobs, {"conditions": [_CONDITION, _CONDITION]})
 
 
-async def test_the_operators_words_are_never_too_long(client: ApiClient, jobs: Jobs) -> None:
+async def test_the_operators_words_are_never_too_long(admin: ApiClient, jobs: Jobs) -> None:
     """Nothing of a status is bounded but its shape: a job's end can always be told."""
     await jobs.create(job())
     words = {"message": "é" * 10_000, "ready": "1000000/1000000 pods"}
-    assert await write_status(client, jobs, words) == words
+    assert await write_status(admin, jobs, words) == words
 
 
 async def test_a_job_from_before_the_rules_can_be_told_of_and_mended(
-    client: ApiClient, jobs: Jobs
+    admin: ApiClient, jobs: Jobs
 ) -> None:
     """A server that was upgraded has jobs that its new rules would not let in."""
-    await change_crd(client, with_rules=False)
+    await change_crd(admin, with_rules=False)
     try:
         await jobs.create(job(statusPort=29500))
     finally:
-        await change_crd(client, with_rules=True)
+        await change_crd(admin, with_rules=True)
     failed = {"phase": "Failed", "reason": "InvalidSpec"}
-    assert await write_status(client, jobs, failed) == failed
+    assert await write_status(admin, jobs, failed) == failed
     await jobs.annotate(restart_requested="now")
     with pytest.raises(InvalidError, match=r"spec\.statusPort: must differ"):
         await jobs.set_spec(activeDeadlineSeconds=60)
@@ -401,14 +394,14 @@ async def test_a_job_from_before_the_rules_can_be_told_of_and_mended(
 
 
 async def test_a_status_does_not_change_the_spec_nor_a_spec_the_status(
-    client: ApiClient, jobs: Jobs
+    admin: ApiClient, jobs: Jobs
 ) -> None:
     manifest = job()
     manifest["status"] = {"attempt": 7}
     assert "status" not in await jobs.create(manifest)
     path = JOBS.path(namespace=jobs.namespace, name="job")
     both = {"spec": {"replicas": 5}, "status": {"attempt": 7}}
-    stored = await client.request("PATCH", f"{path}/status", body=both, content_type=MERGE_PATCH)
+    stored = await admin.request("PATCH", f"{path}/status", body=both, content_type=MERGE_PATCH)
     assert (stored["spec"]["replicas"], stored["status"]["attempt"]) == (1, 7)
 
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME, LABEL_SERVING
 from ddp_operator.kube import NETWORK_POLICIES, PODS, SERVICES, ApiClient
-from ddp_operator.ports import NotFoundError
+from ddp_operator.ports import InvalidError, NotFoundError
 
-from tests.good_manifests import job, template
+from tests.good_manifests import container, job, template
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet, start
 from tests.waiting import eventually
@@ -97,6 +97,30 @@ async def test_what_keeps_a_pod_from_starting_is_said(jobs: Jobs, kubelet: FakeK
     await kubelet.run("job-0-0")
     await kubelet.run("job-0-1")
     assert (await jobs.until_phase("Running")).reason == "PodsReady"
+
+
+async def test_a_wrong_image_can_be_corrected_until_a_pod_has_run(
+    jobs: Jobs, kubelet: FakeKubelet
+) -> None:
+    await jobs.create(job(replicas=2))
+    await jobs.until_pods("job-0-0", "job-0-1")
+    for pod in ("job-0-0", "job-0-1"):
+        await kubelet.cannot_start(pod, reason="ErrImagePull", message="no such image")
+    await jobs.until(lambda status: status.reason == "ErrImagePull")
+    await jobs.set_spec(template=template(container(image="registry.example/trainer:2")))
+    await kubelet.let_go("job-0-0", "job-0-1")
+    pods = await jobs.until_pods("job-1-0", "job-1-1")
+    assert pods["job-1-0"]["spec"]["containers"][0]["image"] == "registry.example/trainer:2"
+    status = await jobs.until_phase("Restarting")
+    assert status.condition("Restarting").reason == "SpecChanged"  # type: ignore[union-attr]
+    assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 0)
+
+    await kubelet.run("job-1-0")
+    await jobs.until(lambda status: status.first_pod_start_time is not None)
+    with pytest.raises(InvalidError) as refusal:
+        await jobs.set_spec(template=template(container(image="registry.example/trainer:3")))
+    assert "spec.template: immutable once a pod of the job has run" in refusal.value.message
+    assert "set spec.suspend to true" in refusal.value.message
 
 
 async def test_suspend_and_resume(jobs: Jobs, kubelet: FakeKubelet) -> None:

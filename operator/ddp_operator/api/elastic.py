@@ -51,6 +51,7 @@ class Elastic(ApiModel):
         description=(
             "What stays the same when the size changes, with the bundled trainer and scripts that "
             "use ddp_trainer.join. global: the samples of a step, of which ranks take larger or "
-            "smaller shares. perRank: each rank's batch. Immutable except while suspended."
+            "smaller shares. perRank: each rank's batch. Immutable once a pod has "
+            "run, except while suspended."
         ),
     )

@@ -341,5 +341,5 @@ POD_FIELDS = (
     "scheduling",
     "checkpoint",
 )
-"""Fields of the spec that shape running pods: immutable except while the job is suspended. All
+"""Fields of the spec that shape pods: immutable once a pod has run, except while suspended. All
 others take effect at once and touch no pod."""

@@ -284,6 +284,13 @@ class DDPJobStatus(StatusModel):
         ),
     )
     start_time: Time | None = None
+    first_pod_start_time: Time | None = Field(
+        default=None,
+        description=(
+            "When a pod of the job was first seen running. From then on, fields that shape pods "
+            "change only while the job is suspended."
+        ),
+    )
     completion_time: Time | None = None
     next_start_time: Time | None = Field(
         default=None,
@@ -345,6 +352,11 @@ class DDPJobStatus(StatusModel):
         notes = self.bookkeeping
         replaced = sum(notes.replacements.values()) - (notes.spares_renewed or 0)
         return self.attempt, generation, replaced
+
+    @property
+    def fixes_pods(self) -> bool:
+        """Whether fields that shape pods may change only while the job is suspended."""
+        return not (self.first_pod_start_time is None and self.completion_time is None)
 
     @property
     def finished(self) -> bool:

@@ -69,7 +69,7 @@ def restart(seen: SeenJob, now: datetime) -> Change:
 
 
 def scale(seen: SeenJob, replicas: int) -> Change:
-    """Change the number of pods of a job that is stopped."""
+    """Change the number of pods of a job that is elastic, is stopped or has never run."""
     _refuse_ended(seen)
     name = clean(seen.name)
     if replicas == seen.replicas:
@@ -79,17 +79,23 @@ def scale(seen: SeenJob, replicas: int) -> Change:
             f"scales {name} from {seen.replicas} to {counted(replicas, 'pod')} while it runs: pods "
             "that are too many leave, and others join when they are ready"
         ]
-        return Change("scaled", says, {"spec": {"replicas": replicas}})
-    if not seen.suspend:
+    elif seen.suspend:
+        says = [
+            f"scales {name} from {seen.replicas} to {counted(replicas, 'pod')}; none exists while "
+            "it is stopped, and the learning rate and batch of a script of yours may depend on how "
+            "many",
+            f"kubectl ddp resume {name} creates them",
+        ]
+    elif not seen.status.fixes_pods:
+        says = [
+            f"scales {name} from {seen.replicas} to {counted(replicas, 'pod')}; no pod has run "
+            "yet, so existing pods are replaced"
+        ]
+    else:
         raise RefusedError(
             f"spec.replicas of {name} can only change while it is stopped: kubectl ddp stop "
             f"{name}, then scale, then kubectl ddp resume {name}"
         )
-    says = [
-        f"scales {name} from {seen.replicas} to {counted(replicas, 'pod')}; none exists while it "
-        "is stopped, and the learning rate and batch of a script of yours may depend on how many",
-        f"kubectl ddp resume {name} creates them",
-    ]
     return Change("scaled", says, {"spec": {"replicas": replicas}})
 
 

@@ -21,6 +21,7 @@ from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES, Rule
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.template import PodTemplate
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -274,7 +275,7 @@ def test_longest_host_name_is_a_dns_label() -> None:
         DDPJob.parse(stored(job("a" * (MAX_NAME_LENGTH + 1))))
 
 
-_TRANSITIONS = [(cel.compile(rule), message) for rule, message in TRANSITION_RULES]
+_TRANSITIONS = [(cel.compile(rule.cel), rule) for rule in TRANSITION_RULES]
 _OTHER_IMAGE = template(container(image="registry.example/trainer:2"))
 _CHANGES: dict[str, tuple[Json, Json]] = {
     "replicas": ({}, {"replicas": 2}),
@@ -293,13 +294,21 @@ _CHANGES: dict[str, tuple[Json, Json]] = {
 """For each field that shapes running pods: two values of it."""
 
 
-def refused(before: Json, after: Json) -> list[str]:
+_HAS_RUN: Json = {"firstPodStartTime": "2026-01-01T00:00:00Z"}
+_HAS_ENDED: Json = {"completionTime": "2026-01-01T00:00:00Z"}
+
+
+def refused(before: Json, after: Json, status: Json | None = _HAS_RUN) -> list[str]:
     """The messages with which the API server refuses a change of a spec."""
     schema = _SCHEMA["properties"]["spec"]
-    context = {"oldSelf": with_defaults(before, schema), "self": with_defaults(after, schema)}
-    verdicts = [(program.execute(context), message) for program, message in _TRANSITIONS]
+    old, new = ({"spec": with_defaults(spec, schema)} for spec in (before, after))
+    if status is not None:  # a job has none until the operator first writes one
+        old["status"] = new["status"] = status
+    verdicts = [
+        (program.execute({"oldSelf": old, "self": new}), rule) for program, rule in _TRANSITIONS
+    ]
     assert {type(allowed) for allowed, _ in verdicts} == {bool}
-    return [message for allowed, message in verdicts if not allowed]
+    return [rule.message for allowed, rule in verdicts if not allowed]
 
 
 @pytest.mark.parametrize(("field", "values"), _CHANGES.items(), ids=_CHANGES)
@@ -309,10 +318,30 @@ def test_what_shapes_running_pods_changes_only_while_suspended(
     for one, other in (values, values[::-1]):
         before, after = job(**one)["spec"], job(**other)["spec"]
         (said,) = refused(before, after)
-        assert said.startswith(f"spec.{field}: immutable except while the job is suspended")
+        assert said.startswith(f"spec.{field}: immutable once a pod of the job has run")
         assert refused({**before, "suspend": True}, {**after, "suspend": True}) == []
         assert refused(before, {**after, "suspend": True}) == []
         assert refused({**before, "suspend": True}, after) == []
+
+
+@pytest.mark.parametrize("values", _CHANGES.values(), ids=_CHANGES)
+@pytest.mark.parametrize(
+    ("status", "is_fixed"),
+    [
+        (None, False),
+        ({}, False),
+        ({"startTime": "2026-01-01T00:00:00Z", "attempt": 1}, False),
+        (_HAS_RUN, True),
+        (_HAS_ENDED, True),
+        (_HAS_RUN | _HAS_ENDED, True),
+    ],
+)
+def test_what_shapes_pods_may_change_until_one_has_run(
+    values: tuple[Json, Json], status: Json | None, is_fixed: bool
+) -> None:
+    before, after = (job(**spec)["spec"] for spec in values)
+    assert len(refused(before, after, status)) == is_fixed
+    assert DDPJobStatus.model_validate(status or {}).fixes_pods is is_fixed
 
 
 def test_a_change_within_an_accelerator_is_one_too() -> None:
@@ -321,7 +350,7 @@ def test_a_change_within_an_accelerator_is_one_too() -> None:
         for how in ({}, {"provisioning": "standard"}, {"provisioning": "spot"})
     )
     (said,) = refused(plain, spot)
-    assert said.startswith("spec.accelerator: immutable")
+    assert said.startswith("spec.accelerator: immutable once")
     assert refused(plain, standard) == []
 
 
@@ -336,7 +365,7 @@ def test_an_elastic_job_may_have_another_size_while_it_runs() -> None:
     fixed = job(replicas=3)["spec"]
     for one, other in ((fixed, specs[1]), (specs[1], fixed)):
         (said,) = refused(one, other)
-        assert said.startswith("spec.elastic: immutable except while the job is suspended")
+        assert said.startswith("spec.elastic: immutable once a pod of the job has run")
     assert DDPJob.parse(stored({**job(), "spec": fixed})).spec_hash not in digests
 
 
@@ -401,7 +430,12 @@ def test_the_server_refuses_what_would_start_pods_anew(fields: Json, changes: Js
 
 def test_the_schema_carries_every_rule() -> None:
     carried = _SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
-    expected = [{"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES]
-    expected += [{"rule": rule, "message": message} for rule, message in TRANSITION_RULES]
-    assert carried == expected
-    assert _SCHEMA["x-kubernetes-validations"] == [{"rule": NAME_CEL[0], "message": NAME_CEL[1]}]
+    assert carried == [{"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES]
+    assert _SCHEMA["x-kubernetes-validations"] == [
+        {"rule": NAME_CEL[0], "message": NAME_CEL[1]},
+        *(
+            {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"}
+            for rule in TRANSITION_RULES
+        ),
+    ]
+    assert all(rule.message.startswith(f"{rule.field}: ") for rule in TRANSITION_RULES)

@@ -100,6 +100,7 @@ def training(**more: Any) -> Json:
                 "accountedUntil": at(800),
             },
             "placement": "2 hosts, 1 block",
+            "firstPodStartTime": at(60),
             **more,
         },
     )

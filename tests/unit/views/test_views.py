@@ -372,7 +372,8 @@ class TestChanges:
 
     def test_scale(self) -> None:
         stopped = seen("Suspended", spec={"suspend": True})
-        assert changes.scale(stopped, 4).patch == {"spec": {"replicas": 4}}
+        for job in (stopped, seen("Starting", "ErrImagePull")):
+            assert changes.scale(job, 4).patch == {"spec": {"replicas": 4}}
 
     def test_what_would_do_nothing_is_refused_with_what_helps(self) -> None:
         running, stopped = SeenJob.read(training()), seen("Suspended", spec={"suspend": True})

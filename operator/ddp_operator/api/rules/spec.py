@@ -1,6 +1,7 @@
 """The rules, and what a job breaks of them."""
 
 import re
+from typing import NamedTuple
 
 from pydantic.alias_generators import to_camel
 
@@ -182,17 +183,37 @@ SPEC_RULES = (
 )
 
 
-def _unchanged(name: str) -> tuple[str, str]:
-    field = to_camel(name)
+class TransitionRule(NamedTuple):
+    """A rule on a change of a job, on the whole object: it compares with the stored one."""
+
+    field: str
+    cel: str
+    message: str
+
+
+_MAY_CHANGE = (
+    "oldSelf.spec.suspend || self.spec.suspend || !has(self.status)"
+    " || !has(self.status.firstPodStartTime) && !has(self.status.completionTime)"
+)
+"""CEL: no pod that a change would end has ever run. `DDPJobStatus.fixes_pods` says it in Python."""
+_REMEDY = "set spec.suspend to true, change it and set suspend to false, or create a new job"
+
+
+def _unchanged(name: str) -> TransitionRule:
+    field = f"spec.{to_camel(name)}"
     new, old = f"self.{field}", f"oldSelf.{field}"
     same = f"{new} == {old}"
     if DDPJobSpec.model_fields[name].default is None:  # absent where nobody gives it
         same = f"(has({new}) ? has({old}) && {same} : !has({old}))"
-    return (
-        f"{same} || oldSelf.suspend || self.suspend",
-        f"spec.{field}: immutable except while the job is suspended; set spec.suspend to true, "
-        "change it, and set suspend to false again, or make a new job",
+    return _immutable(field, same)
+
+
+def _immutable(field: str, same: str, but: str = "") -> TransitionRule:
+    message = (
+        f"{field}: immutable once a pod of the job has run or the job has finished, unless the "
+        f"job is suspended{but}; {_REMEDY}"
     )
+    return TransitionRule(field, f"{same} || {_MAY_CHANGE}", message)
 
 
 # The API server's `==` (k8s.io/apiserver/pkg/cel/common/values.go) sees fields that the schema does
@@ -201,22 +222,22 @@ def _unchanged(name: str) -> tuple[str, str]:
 # object has none and costs next to nothing.
 TRANSITION_RULES = (
     *(_unchanged(name) for name in POD_FIELDS if name != "replicas"),
-    (
-        "self.replicas == oldSelf.replicas || has(self.elastic) || oldSelf.suspend || self.suspend",
-        "spec.replicas: immutable except while the job is suspended, or with spec.elastic; set "
-        "spec.suspend to true, change it, and set suspend to false again, or make a new job",
+    _immutable(
+        "spec.replicas",
+        "self.spec.replicas == oldSelf.spec.replicas || has(self.spec.elastic)",
+        " or has spec.elastic",
     ),
-    (
-        "(has(self.elastic) ? has(oldSelf.elastic) && self.elastic.batch == oldSelf.elastic.batch"
-        " : !has(oldSelf.elastic)) || oldSelf.suspend || self.suspend",
-        "spec.elastic: immutable except while the job is suspended, but for sizes and seconds; set "
-        "spec.suspend to true, change it, and set suspend to false again, or make a new job",
+    _immutable(
+        "spec.elastic",
+        "(has(self.spec.elastic) ? has(oldSelf.spec.elastic)"
+        " && self.spec.elastic.batch == oldSelf.spec.elastic.batch : !has(oldSelf.spec.elastic))",
+        " (sizes and seconds may change at any time)",
     ),
 )
-"""For each field that shapes running pods: (CEL, message).
+"""One for each field that shapes pods.
 
-They compare with the stored spec, so that only the API server can check them. A change that it lets
-through, for its age or otherwise, is not ignored: all pods start anew with it, for SpecChanged.
+Only the API server knows the stored object, so the operator has no copy of them. It replaces all
+pods of another spec, with the reason SpecChanged, whenever a change was possible.
 """
 
 NAME_CEL = (

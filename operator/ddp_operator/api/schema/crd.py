@@ -53,11 +53,11 @@ def custom_resource_definition() -> dict[str, Any]:
     for name in POD_FIELDS:
         unless = " or with spec.elastic" if name == "replicas" else ""
         spec["properties"][to_camel(name)]["description"] += (
-            f" Immutable except while suspended{unless}."
+            f" Immutable once a pod has run, except while suspended{unless}."
         )
     spec["x-kubernetes-validations"] = [
         {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES
-    ] + [{"rule": cel, "message": message} for cel, message in TRANSITION_RULES]
+    ]
     status = _unbounded(_schema(DDPJobStatus))
     # As in all of Kubernetes: of each type one, whoever writes it.
     status["properties"]["conditions"] |= {
@@ -78,7 +78,14 @@ def custom_resource_definition() -> dict[str, Any]:
             "spec": spec,
             "status": status,
         },
-        "x-kubernetes-validations": [{"rule": NAME_CEL[0], "message": NAME_CEL[1]}],
+        "x-kubernetes-validations": [
+            {"rule": NAME_CEL[0], "message": NAME_CEL[1]},
+            # On the whole object, for they ask its status, too.
+            *(
+                {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"}
+                for rule in TRANSITION_RULES
+            ),
+        ],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

@@ -49,7 +49,7 @@ def restart(name: str, yes: bool) -> None:
     "--replicas", type=click.IntRange(1, MAX_REPLICAS), required=True, help="How many pods."
 )
 def scale(name: str, replicas: int, yes: bool) -> None:
-    """Change how many pods a job has that is stopped, or elastic (spec.replicas)."""
+    """Change spec.replicas of a job that is stopped, is elastic or has not run yet."""
     _carry_out(name, lambda seen, _: changes.scale(seen, replicas), yes=yes)
 
 

@@ -169,9 +169,18 @@ def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DD
             "ready_replicas": ready,
             "ready": f"{ready}/{_wanted(job)}" + _and_spares(job, pods),
             "selector": f"{LABEL_JOB_NAME}={job.name}" if job.spec.elastic else "",
+            "first_pod_start_time": status.first_pod_start_time or _first_start(pods, now),
             "completed_indexes": completion.in_words(completed),
         }
     )
+
+
+def _first_start(pods: Observed, now: datetime) -> datetime | None:
+    """Return now if any pod runs or has run; None otherwise."""
+    if pods.completed:
+        return now
+    seen = (*pods.current.values(), *pods.spares, *pods.old)
+    return now if any(pod.started or pod.exit for pod in seen) else None
 
 
 def _known_launcher(job: DDPJob) -> str:

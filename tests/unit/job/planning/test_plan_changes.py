@@ -1,10 +1,12 @@
 """`plan`, case by case: what users change while a job runs, and time that runs out."""
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.pods.state import Identity
+from ddp_operator.job.pods.state import ContainerExit, Identity
 
 from tests.good_manifests import container, template
 from tests.unit.job.builders import (
@@ -20,6 +22,8 @@ from tests.unit.job.builders import (
     stored,
     with_status,
 )
+
+FAILED = ContainerExit(code=1, signal=0, reason="Error", message="", finished=NOW)
 
 
 class TestSuspension:
@@ -120,6 +124,34 @@ class TestSpecChange:
         assert (planned.status.phase, planned.status.reason) == ("Restarting", "SpecChanged")
         assert planned.status.failures == ()
         assert not planned.events[0].warning
+
+    def test_pods_that_never_ran_are_replaced(self) -> None:
+        job = fresh_job()
+        job = stored(job, plan(job, [], NOW))
+        pods = [pod(job, i, node="node-a", waiting="ImagePullBackOff") for i in (0, 1)]
+        job = stored(job, plan(job, pods, later(5)))
+        assert job.status.first_pod_start_time is None
+        job = edited(job, template=template(container(image="right")), replicas=3)
+        job = stored(job, plan(job, pods, later(60)))
+        assert (job.status.attempt, job.status.restarts) == (1, 0)
+        planned = plan(job, pods, later(60))
+        assert set(planned.delete) == {pod.key for pod in pods}
+        gone = [replace(pod, deleting=True, node="") for pod in pods]
+        planned = plan(job, gone, later(61))
+        assert planned.create == (Identity(0, 1), Identity(1, 1), Identity(2, 1))
+        assert planned.status.first_pod_start_time is None
+
+    @pytest.mark.parametrize(
+        "state", [{"phase": "Running", "started": NOW}, {"phase": "Failed", "exit": FAILED}]
+    )
+    def test_the_first_start_of_a_pod_is_noted_once(self, state: dict[str, Any]) -> None:
+        job = fresh_job()
+        job = stored(job, plan(job, [], NOW))
+        pods = [pod(job, 0, node="node-a", waiting="ErrImagePull"), pod(job, 1, **state)]
+        job = stored(job, plan(job, pods, later(5)))
+        assert job.status.first_pod_start_time == later(5)
+        for now, there in ((6, pods), (7, [])):
+            assert plan(job, there, later(now)).status.first_pod_start_time == later(5)
 
     def test_what_shapes_no_pod_restarts_nothing(self) -> None:
         job, pods = running_job()
