@@ -3,8 +3,7 @@
 One lane waits for pods most of its time, two start processes, two compute and one talks to an API
 server, so that together they take little longer than the slowest. Each part of a lane is an
 ordinary pytest run. What takes minutes to get is prepared before, outside of any test's time limit;
-only decisions, alone and in whole histories, which is plain computing, are tested meanwhile. The
-API server for CRDs comes last: it is built, at the lowest priority, in what time the lanes leave.
+only decisions, alone and in whole histories, which is plain computing, are tested meanwhile.
 """
 
 import argparse
@@ -39,7 +38,6 @@ class Part:
 LOST_RANKS = ("tests/trainer/library", "tests/trainer/stream_device")
 """Of scripts, and of a device that queues: half of the time of all that starts processes."""
 
-CRD_RULES = "tests/integration/test_crd_rules.py"
 MONITORING = "tests/integration/monitoring"
 PAGES = "tests/integration/pages"
 
@@ -48,12 +46,11 @@ TESTS: Mapping[str, Sequence[Part]] = {
     "histories": (Part(("tests/simulation",), None),),
     "API server": (
         Part(
-            ("tests/integration", *(f"--ignore={part}" for part in (MONITORING, PAGES, CRD_RULES))),
+            ("tests/integration", *(f"--ignore={part}" for part in (MONITORING, PAGES))),
             Stage.API_SERVER,
         ),
         Part((MONITORING,), Stage.MONITORING),
         Part((PAGES,), Stage.BROWSER),
-        Part((CRD_RULES,), Stage.CRD_SERVER),
     ),
     # They need nothing, but a build beside them would take the two cores from ranks that wait for
     # each other; and they from it, for whose end the longest lane waits.

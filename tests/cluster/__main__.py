@@ -82,7 +82,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
 def _stages(arguments: argparse.Namespace) -> Sequence[Stage]:
     if arguments.control_plane_only:
-        return (Stage.API_SERVER, Stage.MONITORING, Stage.CRD_SERVER)
+        return (Stage.API_SERVER, Stage.MONITORING)
     return tuple(Stage)
 
 

@@ -10,11 +10,9 @@ from tests.cluster.control_plane_config import (
     ControlPlaneConfig,
     apiserver_argv,
     controller_manager_argv,
-    crd_server_argv,
     etcd_argv,
     scheduler_argv,
     tokens,
-    write_crd_kubeconfig,
     write_credentials,
     write_kubeconfigs,
 )
@@ -102,20 +100,6 @@ def finish_control_plane(
         deadline_s=START_DEADLINE_S,
         failed=lambda: components.death(*needed),
     )
-
-
-def start_crd_server(components: Components, config: ControlPlaneConfig, program: Path) -> Path:
-    """Start the API server for CRDs alone; return its kubeconfig when it is ready."""
-    components.spawn("crd-server", crd_server_argv(config, program))
-    token = tokens(config.folder)["admin"]
-    client = ApiClient(config.crd_server, config.crd_certificate, token)
-    wait_until(
-        lambda: config.crd_certificate.exists() and client.ready(),
-        what="API server for CRDs",
-        deadline_s=START_DEADLINE_S,
-        failed=lambda: components.death("crd-server"),
-    )
-    return write_crd_kubeconfig(config)
 
 
 def _wait_for_apiserver(components: Components, config: ControlPlaneConfig) -> None:

@@ -43,8 +43,6 @@ class ControlPlaneConfig:
     # Whether real pods run here: they need service accounts, and the nodes are really watched.
     has_nodes: bool
     node_name: str = "node"
-    # Of the API server for CRDs alone, which only control planes without nodes have.
-    crd_port: int = 0
 
     @property
     def server(self) -> str:
@@ -55,16 +53,6 @@ class ControlPlaneConfig:
     def certificate(self) -> Path:
         """The API server's own certificate, which it makes at its first start; also its CA."""
         return self.folder / "certs/apiserver.crt"
-
-    @property
-    def crd_server(self) -> str:
-        """The URL of the API server for CRDs alone."""
-        return f"https://127.0.0.1:{self.crd_port}"
-
-    @property
-    def crd_certificate(self) -> Path:
-        """That server's own certificate, likewise."""
-        return self.folder / "crd-server-certs/apiserver.crt"
 
     def kubeconfig(self, user: str) -> Path:
         """Return the path of ``user``'s kubeconfig."""
@@ -97,34 +85,26 @@ def tokens(folder: Path) -> dict[str, str]:
 
 def write_kubeconfigs(config: ControlPlaneConfig) -> None:
     """Write a kubeconfig per user; the API server's certificate has to exist by now."""
-    for user in tokens(config.folder):
-        _write_kubeconfig(config, user, config.kubeconfig(user), config.server, config.certificate)
+    for user, token in tokens(config.folder).items():
+        _write_kubeconfig(config, user, token)
 
 
-def write_crd_kubeconfig(config: ControlPlaneConfig) -> Path:
-    """Write the kubeconfig of who may do everything on the API server for CRDs; return its path."""
-    path = config.kubeconfig("crd-server")
-    _write_kubeconfig(config, "admin", path, config.crd_server, config.crd_certificate)
-    return path
-
-
-def _write_kubeconfig(
-    config: ControlPlaneConfig, user: str, path: Path, server: str, certificate: Path
-) -> None:
-    authority = base64.b64encode(certificate.read_bytes()).decode()
+def _write_kubeconfig(config: ControlPlaneConfig, user: str, token: str) -> None:
+    authority = base64.b64encode(config.certificate.read_bytes()).decode()
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [
             {
                 "name": "test",
-                "cluster": {"server": server, "certificate-authority-data": authority},
+                "cluster": {"server": config.server, "certificate-authority-data": authority},
             }
         ],
-        "users": [{"name": user, "user": {"token": tokens(config.folder)[user]}}],
+        "users": [{"name": user, "user": {"token": token}}],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
         "current-context": "test",
     }
+    path = config.kubeconfig(user)
     path.touch(mode=0o600)
     path.write_text(json.dumps(document, indent=1))  # JSON is YAML
 
@@ -185,31 +165,6 @@ def apiserver_argv(config: ControlPlaneConfig) -> list[str | Path]:
             "--disable-admission-plugins=ServiceAccount",
         ]
     return argv
-
-
-def crd_server_argv(config: ControlPlaneConfig, program: Path) -> list[str | Path]:
-    """Return the command line of the API server for CRDs alone.
-
-    It asks the ordinary one who somebody is, what he may and which namespaces there are, and keeps
-    what it stores apart in the same etcd.
-    """
-    kubeconfig = config.kubeconfig("admin")
-    return [
-        program,
-        f"--etcd-servers=http://127.0.0.1:{config.etcd_port}",
-        "--etcd-prefix=/crd-server",
-        "--bind-address=127.0.0.1",
-        f"--secure-port={config.crd_port}",
-        f"--cert-dir={config.crd_certificate.parent}",
-        f"--kubeconfig={kubeconfig}",
-        f"--authentication-kubeconfig={kubeconfig}",
-        "--authentication-skip-lookup",
-        f"--authorization-kubeconfig={kubeconfig}",
-        # The ordinary server may be of before such policies, and without them it is never ready.
-        "--disable-admission-plugins=MutatingAdmissionPolicy,ValidatingAdmissionPolicy",
-        "--enable-priority-and-fairness=false",
-        "--profiling=false",
-    ]
 
 
 def controller_manager_argv(config: ControlPlaneConfig) -> list[str | Path]:

@@ -17,11 +17,10 @@ from tests.cluster.components import (
     begin_control_plane,
     finish_control_plane,
     start_apiserver,
-    start_crd_server,
 )
 from tests.cluster.control_plane_config import ControlPlaneConfig
 from tests.cluster.errors import ClusterError
-from tests.cluster.preparation import binaries, crd_server, packages
+from tests.cluster.preparation import binaries, packages
 from tests.cluster.processes import ProcessId, stop
 from tests.cluster.state import Instance, create
 from tests.cluster.teardown import remove, remove_named, sweep
@@ -80,15 +79,6 @@ class ControlPlane:
         self.stop_apiserver()
         self.start_apiserver()
 
-    def start_crd_server(self) -> Path:
-        """Start a current API server for CRDs alone beside this one; return its kubeconfig.
-
-        It has no discovery, so that kubectl cannot use it, and no part in anything else here.
-
-        Raises ClusterUnavailableError when this machine has none.
-        """
-        return start_crd_server(self._components, self._config, crd_server.find())
-
     def bring_up(self, *, controllers: bool, scheduler: bool) -> None:
         """Start every component and wait until objects can be created."""
         begin_control_plane(self._components, self._config)
@@ -103,8 +93,8 @@ def start(
     """Start a control plane that runs until it is removed by name, or its owner ends."""
     packages.check(packages.CONTROL_PLANE)
     programs = binaries.find(binaries.API_SERVER)
-    instance = create(name, "control-plane", owner=owner, ports=4)
-    port, etcd_port, etcd_peer_port, crd_port = instance.ports
+    instance = create(name, "control-plane", owner=owner, ports=3)
+    port, etcd_port, etcd_peer_port = instance.ports
     running = ControlPlane(
         instance,
         ControlPlaneConfig(
@@ -117,7 +107,6 @@ def start(
             etcd_port=etcd_port,
             etcd_peer_port=etcd_peer_port,
             has_nodes=False,
-            crd_port=crd_port,
         ),
     )
     try:

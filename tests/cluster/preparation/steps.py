@@ -15,7 +15,6 @@ from tests.cluster.cache import say
 from tests.cluster.errors import ClusterUnavailableError
 from tests.cluster.preparation import (
     binaries,
-    crd_server,
     go_modules,
     image_parts,
     images,
@@ -24,13 +23,9 @@ from tests.cluster.preparation import (
     prometheus,
 )
 from tests.cluster.preparation.busybox import busybox_archive, has_busybox
-from tests.cluster.preparation.crd_server import CrdServerBuild
 from tests.cluster.preparation.go_modules import GoPrograms
 from tests.cluster.preparation.progress import in_words, remaining_seconds, shown
 from tests.cluster.provider import KUBECONFIG_VARIABLE
-
-_CRD_SERVER_PARTS = 2500
-"""Likewise, for the API server for CRDs of 1.36: the standard library is among them."""
 
 
 class Stage(Enum):
@@ -41,9 +36,6 @@ class Stage(Enum):
     IMAGES = "images"
     MONITORING = "Prometheus"
     BROWSER = "Chromium"
-    CRD_SERVER = "API server for CRDs"
-    """Last, and of lowest priority: the few tests that need it can wait, and nothing waits for
-    them."""
 
 
 CLUSTER = (Stage.API_SERVER, Stage.NODE, Stage.IMAGES)
@@ -115,7 +107,6 @@ def _all_steps() -> list[Step]:
             is_optional=True,
         ),
         _packages("Chromium", Stage.BROWSER, packages.BROWSER, is_optional=True),
-        _crd_server(),
     ]
 
 
@@ -221,19 +212,6 @@ def go_programs(build: GoPrograms, of: str, stage: Stage, usual_seconds: float) 
         is_done=build.is_done,
         run=build.build,
         share=build.share,
-    )
-
-
-def _crd_server() -> Step:
-    build = CrdServerBuild()
-    return Step(
-        name=Stage.CRD_SERVER.value,
-        stage=Stage.CRD_SERVER,
-        usual_seconds=200,
-        is_done=crd_server.is_built,
-        run=build.build,
-        share=lambda: min(build.compiled_parts() / _CRD_SERVER_PARTS, 1.0),
-        is_optional=True,
     )
 
 
