@@ -7,16 +7,20 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import helm_python as helm
 import pytest
+import yaml
 from ddp_operator.kube import PODS, ApiClient, load_credentials
 from ddp_operator.ports import NotFoundError
 
 from tests import cluster
+from tests.chart import readme
+from tests.chart.generated import CHART
 from tests.good_manifests import Json, job
 from tests.integration.conftest import CRDS
 from tests.integration.jobs import JOBS, Jobs
@@ -25,6 +29,8 @@ from tests.integration.releases import Release
 from tests.skipping import skip_or_fail
 from tests.waiting import eventually
 
+ROOT = Path(__file__).resolve().parents[2]
+INSTALL = "manifests/install"
 CRD = f"{CRDS}/ddpjobs.ddp-operator.io"
 TEST_POD = "ddp-operator-test"
 ALONE: Json = {"crds": {"enabled": False}, "userRoles": False}
@@ -218,6 +224,56 @@ async def test_releases_with_a_namespace_each_serve_only_that(
     for release, jobs in zip(releases, (ours, theirs), strict=True):
         assert f"--namespace={release.namespace}" in await release.arguments()
         await jobs.discard()
+
+
+async def test_helm_takes_over_every_object_that_kubectl_installed(
+    server: cluster.ControlPlane, admin: ApiClient, kubectl_program: str
+) -> None:
+    environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig)}
+
+    def kubectl(*words: str) -> str:
+        ended = subprocess.run(
+            [kubectl_program, *words],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def install() -> str:
+        kubectl("apply", "-k", INSTALL)
+        for words in readme.take_over():
+            kubectl(*words)
+        with helm.Config(kubeconfig_path=server.kubeconfig, namespace="ddp-operator") as config:
+            manifest: str = config.install(CHART, "ddp-operator")["manifest"]
+            return manifest
+
+    def uninstall() -> None:
+        with helm.Config(kubeconfig_path=server.kubeconfig, namespace="ddp-operator") as config:
+            config.uninstall("ddp-operator")
+
+    try:
+        made = yaml.safe_load_all(await asyncio.to_thread(install))
+        objects = yaml.safe_load_all(await asyncio.to_thread(kubectl, "kustomize", INSTALL))
+        named = {_name(one) for one in objects if one["kind"] != "Namespace"}
+        assert {_name(one) for one in made} == named
+        path = "/apis/apps/v1/namespaces/ddp-operator/deployments/ddp-operator"
+        deployment = await admin.request("GET", path)
+        assert deployment["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+        replica_sets = await admin.request(
+            "GET", "/apis/apps/v1/namespaces/ddp-operator/replicasets"
+        )
+        assert len(replica_sets["items"]) == 1, "its pods are those of before"
+    finally:
+        await asyncio.to_thread(uninstall)
+        await remove_crd(admin)
+
+
+def _name(manifest: Json) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
 
 
 async def test_what_another_release_has_is_not_taken_from_it(

@@ -115,8 +115,11 @@ def custom_resource_definition() -> dict[str, Any]:
                             "labelSelectorPath": ".status.selector",
                         },
                     },
+                    # The API server stores no priority 0: written out, it would be a conflict for
+                    # Helm's server-side apply after kubectl's.
                     "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path, "priority": priority}
+                        {"name": name, "type": kind, "jsonPath": path}
+                        | ({"priority": priority} if priority else {})
                         for name, kind, path, priority in _COLUMNS
                     ],
                     "schema": {"openAPIV3Schema": root},
