@@ -11,9 +11,9 @@ from typing import Any, Literal
 from tests.good_manifests import Json, container, gpus, job, template
 
 RefusedBy = Literal["schema", "cel", "pod"]
-"""schema: any API server, at once. cel: an API server from Kubernetes 1.25 on, at once; on older
-ones the operator, with condition Failed and reason InvalidSpec. pod: the API server when the
-operator creates the pods; reason InvalidPodTemplate.
+"""schema: the API server, by types and bounds. cel: the API server, by a rule; the operator fails a
+job from before the rule, with reason InvalidSpec. pod: the API server when the operator creates the
+pods; reason InvalidPodTemplate.
 """
 
 
@@ -25,9 +25,7 @@ class BadManifest:
     manifest: Json
     refused_by: RefusedBy
     says: str
-    """Part of the message: the API server's for `schema` and `pod`, the rule's for `cel`. Of which
-    item of a list it speaks, old servers do not say.
-    """
+    """Part of the message: the API server's for `schema` and `pod`, the rule's for `cel`."""
     operator_says: str = ""
     """For `schema`: part of what the operator's own parser says, for those without a cluster."""
 

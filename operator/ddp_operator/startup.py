@@ -11,6 +11,7 @@ from socket import gethostname
 from typing import Final, TypeVar
 
 from ddp_operator import __version__
+from ddp_operator.api import kubernetes
 from ddp_operator.api.constants import VERSION
 from ddp_operator.api.schema import crd
 from ddp_operator.api.schema.comparison import Difference, compare
@@ -126,8 +127,9 @@ async def check(
     """Find out at once what would otherwise show as a job that never starts.
 
     Raises:
-        StartupError: the CRD or a permission is missing.
+        StartupError: the API server is too old, or the CRD or a permission is missing.
     """
+    await _require_release(client)
     if not await check_served(client, JOBS):
         raise StartupError(
             f"the API server does not serve {JOBS} {VERSION}: install the CRD first "
@@ -135,6 +137,21 @@ async def check(
         )
     rights = _RIGHTS_IN_ONE_NAMESPACE if namespace else _RIGHTS
     await _require(client, needed(namespace, secret=secret, lease=lease), rights)
+
+
+async def _require_release(client: ApiClient) -> None:
+    """Refuse an API server that drops fields or rules; one that hides its version is accepted."""
+    try:
+        told = str((await client.request("GET", "/version")).get("gitVersion"))
+    except ForbiddenError as error:
+        logger.info("the version of the API server is not known: %s", error.message)
+        return
+    release = kubernetes.release(told)
+    if release and release < kubernetes.OLDEST:
+        oldest = kubernetes.in_words(kubernetes.OLDEST)
+        raise StartupError(
+            f"Kubernetes {told} is too old: upgrade the cluster to Kubernetes {oldest} or later"
+        )
 
 
 def needed(namespace: str | None, *, secret: Key, lease: Key | None) -> list[Permission]:

@@ -181,7 +181,7 @@ class Values(_Values):
     priority_class_name: str = ""
     pod_disruption_budget: bool = Field(
         default=True,
-        description="At most one replica is evicted at a time; from Kubernetes 1.21 on.",
+        description="At most one replica is evicted at a time.",
     )
     crds: Crds = Crds()
     user_roles: bool = Field(
@@ -191,8 +191,7 @@ class Values(_Values):
     )
     admission_policy: bool = Field(
         default=False,
-        description="Bounds the operator's rights to what RBAC cannot say; from Kubernetes 1.30 "
-        "on. One release has it.",
+        description="Bounds the operator's rights to what RBAC cannot say. One release has it.",
     )
     network_policy: NetworkPolicy = NetworkPolicy()
     metrics: Metrics = Metrics()

@@ -18,10 +18,6 @@ from tests.e2e.kubectl import Kubectl, wait_for
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 OPERATOR_NAMESPACE: Final = "ddp-operator"
 _OPERATOR: Final = ("--selector", "app.kubernetes.io/name=ddp-operator")
-_RULES_SINCE: Final = (1, 25)
-"""The first Kubernetes whose API server, and whose kubectl with it, knows rules in a CRD."""
-_BUDGETS_SINCE: Final = (1, 21)
-"""The first Kubernetes with today's version of PodDisruptionBudget."""
 _VOLUMES_PARENT: Final = "/var/tmp"
 """On the node: its folders outlive pods."""
 
@@ -54,15 +50,7 @@ def install_operator(kubectl: Kubectl) -> None:
     """Install from the manifests, or upgrade to today's image; return when it is ready."""
     operator = kubectl.within(OPERATOR_NAMESPACE)
     known = operator.attempt("get", "deployment", "ddp-operator").returncode == 0
-    manifests, version = str(REPOSITORY / "manifests/install"), kubectl.server_version()
-    # Else kubectl refuses the rules that it does not know.
-    options = ["--validate=false"] if version < _RULES_SINCE else []
-    if version < _BUDGETS_SINCE:
-        rendered = kubectl.run("kustomize", manifests)
-        rendered = rendered.replace("apiVersion: policy/v1\n", "apiVersion: policy/v1beta1\n")
-        kubectl.run("apply", "--filename", "-", *options, stdin=rendered)
-    else:
-        kubectl.run("apply", "--kustomize", manifests, *options)
+    kubectl.run("apply", "--kustomize", str(REPOSITORY / "manifests/install"))
     if known:  # the same tag may mean another image now
         operator.run("rollout", "restart", "deployment/ddp-operator")
     operator.run("rollout", "status", "deployment/ddp-operator", "--timeout=80s")

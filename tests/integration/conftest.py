@@ -95,7 +95,7 @@ async def install_crd(client: ApiClient) -> None:
 
 
 async def change_crd(client: ApiClient, *, with_rules: bool) -> None:
-    """Have the server apply the installed CRD's rules (if it knows any) or not, from here on."""
+    """Have the server apply the installed CRD's rules or not, from here on."""
     definition = custom_resource_definition()
     if not with_rules:
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -103,8 +103,7 @@ async def change_crd(client: ApiClient, *, with_rules: bool) -> None:
             del node["x-kubernetes-validations"]
     path = f"{CRDS}/{definition['metadata']['name']}"
     versions = {"spec": {"versions": definition["spec"]["versions"]}}
-    stored = await client.request("PATCH", path, body=versions, content_type=MERGE_PATCH)
-    has_rules = "x-kubernetes-validations" in str(stored)
+    await client.request("PATCH", path, body=versions, content_type=MERGE_PATCH)
     bad = next(bad for bad in BAD_MANIFESTS if bad.refused_by == "cel")
 
     async def in_force() -> bool:
@@ -112,8 +111,8 @@ async def change_crd(client: ApiClient, *, with_rules: bool) -> None:
         try:
             await client.request("POST", path, body=bad.manifest, params=dry)
         except InvalidError:
-            return has_rules
-        return not has_rules
+            return with_rules
+        return not with_rules
 
     await eventually(in_force, interval_seconds=0.05)
 

@@ -20,8 +20,8 @@ from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
 
 _MB: Final = 1_200_000
-"""About as much as an object may have. All of it is in texts and lists: of maps a server of 1.20
-keeps books that take itself minutes."""
+"""About as much as an object may have. All of it is in texts and lists: for each key of a map
+the server also stores who manages it."""
 _WORDS: Final = "é" * 2000
 """A termination message as long as a kubelet takes one."""
 

@@ -1,4 +1,4 @@
-"""The CRD on a real API server, and what `kubectl` shows of a job."""
+"""What `kubectl` shows of a job, and how it applies one, on a real API server."""
 
 import asyncio
 import os
@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from ddp_operator.api.schema.crd import custom_resource_definition
-from ddp_operator.kube import ApiClient
 
 from tests import cluster
 from tests.good_manifests import DEFAULTS, job
@@ -38,25 +36,6 @@ def kubectl(kubectl_program: str, control_plane: cluster.ControlPlane, namespace
         return str(result.stdout)
 
     return run
-
-
-async def test_the_server_accepts_the_crd_as_it_is(jobs: Jobs, admin: ApiClient) -> None:
-    assert jobs
-    wanted = custom_resource_definition()
-    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    stored = await admin.request("GET", f"{path}/{wanted['metadata']['name']}")
-    conditions = {c["type"]: (c["status"], c["message"]) for c in stored["status"]["conditions"]}
-    assert conditions["Established"][0] == "True"
-    assert conditions["NamesAccepted"][0] == "True"
-    assert "NonStructuralSchema" not in conditions, conditions
-    assert stored["spec"]["names"]["shortNames"] == ["ddp"]
-    [version] = stored["spec"]["versions"]
-    properties = version["schema"]["openAPIV3Schema"]["properties"]
-    [asked] = wanted["spec"]["versions"]
-    expected = asked["schema"]["openAPIV3Schema"]["properties"]
-    assert properties["spec"]["properties"].keys() == expected["spec"]["properties"].keys()
-    conditions_stored = properties["status"]["properties"]["conditions"]
-    assert conditions_stored["x-kubernetes-list-map-keys"] == ["type"]
 
 
 async def test_defaults_are_shown(jobs: Jobs, kubectl: Kubectl) -> None:

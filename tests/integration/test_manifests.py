@@ -1,7 +1,7 @@
-"""Good and bad manifests, as a user applies them: who refuses what, and in which words.
+"""Good and bad manifests as the operator judges them: what it refuses, and in which words.
 
-The API server here has no CEL rules, so that the operator's own word of them is heard;
-`test_crd_rules.py` has the server's.
+The CRD here has no CEL rules, as for jobs from before a rule; `test_crd_rules.py` has the API
+server's judgement.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("without_rules", "with_gangs", "shared_oper
 
 @pytest.fixture(scope="module")
 def without_rules(control_plane: cluster.ControlPlane) -> Iterator[None]:
-    """Has the API server forget the CRD's rules, as those of before 1.25 do by themselves."""
+    """Has the API server forget the CRD's rules."""
 
     async def serve(*, with_rules: bool) -> None:
         async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:

@@ -13,7 +13,7 @@ from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.kube import ApiClient
-from ddp_operator.ports import ForbiddenError, NotFoundError, UnavailableError
+from ddp_operator.ports import ForbiddenError, Key, NotFoundError, UnavailableError
 
 OPERATOR = {"name": "operator", "image": "registry.example/operator:1"}
 MESH = {"name": "mesh", "image": "mesh:2"}
@@ -65,6 +65,40 @@ async def test_what_time_will_not_heal_is_raised_at_once() -> None:
 
     with pytest.raises(ForbiddenError):
         await startup.when_reachable(look)
+
+
+@pytest.mark.parametrize("version", ["v1.29.9", "v1.20.2-gke.5"])
+async def test_it_refuses_a_server_that_is_too_old(version: str) -> None:
+    with pytest.raises(startup.StartupError) as refusal:
+        await check(with_version(version))
+    assert str(refusal.value) == (
+        f"Kubernetes {version} is too old: upgrade the cluster to Kubernetes 1.30 or later"
+    )
+
+
+@pytest.mark.parametrize("version", ["v1.30.0-gke.1", "v1.36.3", "unknown", None])
+async def test_it_goes_on_to_look_for_the_crd(version: str | None) -> None:
+    with pytest.raises(startup.StartupError, match="install the CRD first"):
+        await check(with_version(version))
+
+
+async def check(client: ApiClient) -> None:
+    await startup.check(client, None, secret=Key("operators", "tokens"))
+
+
+def with_version(version: str | None) -> ApiClient:
+    """A server of this version without the CRD; None: it does not let the operator see it."""
+
+    class Bare:
+        async def request(self, method: str, path: str) -> dict[str, Any]:
+            if path != "/version":
+                raise NotFoundError("there is none", status=404)
+            assert method == "GET"
+            if version is None:
+                raise ForbiddenError("may not", status=403)
+            return {"gitVersion": version}
+
+    return cast(ApiClient, Bare())
 
 
 def test_the_secret_is_the_only_one_that_the_manifests_let_it_read() -> None:

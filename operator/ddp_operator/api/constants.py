@@ -26,7 +26,7 @@ ANNOTATION_RESTART_REQUESTED = f"{GROUP}/restart-requested"
 OPERATOR_LABELS = {"app.kubernetes.io/name": "ddp-operator"}
 """By which a NetworkPolicy knows the operator's pods; `manifests/install` gives them these."""
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
-"""Every namespace has its name as this label, from Kubernetes 1.21 on."""
+"""Every namespace has its name as this label."""
 
 TRAINER_CONTAINER = "trainer"
 """The container of this name, else the first one, is the one that trains."""

@@ -9,8 +9,7 @@ from ddp_operator.ports import Manifest
 
 _KNOWN: Final = NOTES.union(str(field.alias) for field in DDPJobStatus.model_fields.values())
 
-# Texts, lists and maps without content only lengthen `kubectl describe`, and Kubernetes 1.20 takes
-# an empty text for null and refuses the whole status. Zeros are news: they stay.
+# Texts, lists and maps without content only lengthen `kubectl describe`. Zeros are news: they stay.
 _EMPTY: tuple[object, ...] = ("", [], {})
 
 

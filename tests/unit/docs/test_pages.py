@@ -13,6 +13,7 @@ import click
 import pytest
 import yaml
 from ddp_operator import __main__ as operator
+from ddp_operator.api import kubernetes
 from ddp_operator.api.constants import API_VERSION, KIND
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.cli.__main__ import program
@@ -132,6 +133,18 @@ def test_pieces_of_yaml_and_python_are_of_their_language() -> None:
         assert [*yaml.safe_load_all(block.text)], block
     for block in blocks("python"):
         ast.parse(block.text)
+
+
+def test_one_page_says_which_kubernetes_is_needed() -> None:
+    """Others name only releases that some feature needs."""
+    named = [
+        (page.relative_to(ROOT).as_posix(), kubernetes.release(number))
+        for page in PAGES
+        if page.name != "CHANGELOG.md"
+        for number in re.findall(r"Kubernetes (1\.\d+)(?![\d.]*\d)", page.read_text())
+    ]
+    assert [page for page, number in named if number == kubernetes.OLDEST] == ["docs/install.md"]
+    assert all(number and number >= kubernetes.OLDEST for _, number in named)
 
 
 def test_there_is_something_to_check() -> None:

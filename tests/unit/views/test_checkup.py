@@ -76,7 +76,8 @@ def older_crd() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("subject", "changes", "level", "said"),
     [
-        ("cluster", {"version": {"gitVersion": "v1.24.3"}}, "warn", "does not refuse bad"),
+        ("cluster", {"version": {"gitVersion": "v1.29.3"}}, "fail", "v1.29.3 is too old"),
+        ("cluster", {"version": {"gitVersion": "v1.30.0-gke.1"}}, "ok", "too old for network car"),
         ("cluster", {"version": {"gitVersion": "v1.33.3-gke.1"}}, "ok", "too old for network car"),
         ("cluster", {"version": {"gitVersion": ESCAPES}}, "not known", "says of its version"),
         ("CRD", {"served": False}, "fail", "knows no DDPJobs"),

@@ -21,7 +21,7 @@ def completion(context: click.Context, shell: str) -> None:
         source <(ddp completion zsh)           in ~/.zshrc
         ddp completion fish | source           in ~/.config/fish/config.fish
 
-    It completes `ddp`. kubectl 1.26 and later completes `kubectl ddp` by itself, by the program
+    It completes `ddp`. kubectl completes `kubectl ddp` by itself, by the program
     `kubectl_complete-ddp` that is installed beside it.
     """
     program = context.find_root().command

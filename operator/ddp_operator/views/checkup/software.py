@@ -1,9 +1,9 @@
 """The cluster's release, the CRD, the operator, and what the user may do."""
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
+from ddp_operator.api import kubernetes
 from ddp_operator.api.schema.comparison import compare
 from ddp_operator.client.text import clean, counted
 from ddp_operator.views.checkup.facts import (
@@ -17,14 +17,9 @@ from ddp_operator.views.checkup.facts import (
 )
 
 _BY_VERSION: Final = (
-    ((1, 29), "network: tcpxo and other side cars that end with the trainer"),
-    ((1, 30), "manifests/components/admission-policy"),
     ((1, 34), "network cards by claims (manifests/components/dranet)"),
     ((1, 37), "scheduling.gang: native"),
 )
-_RULES: Final = (1, 25)
-"""The first release that refuses bad manifests by the CRD's own rules."""
-_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
 _NO_CRD: Final = "kubectl apply -f crds/ddpjobs.yaml, or install the Helm chart ddp-operator"
 
 
@@ -33,18 +28,17 @@ def server(facts: Facts) -> Finding:
     if isinstance(facts.version, Unknown):
         return not_known("cluster", facts.version)
     told = clean(facts.version.get("gitVersion"), 64)
-    number = _VERSION.match(told)
-    if number is None:
+    release = kubernetes.release(told)
+    if release is None:
         return Finding("not known", "cluster", f"it says of its version: {told}")
-    release = int(number[1]), int(number[2])
-    if release < _RULES:
+    if release < kubernetes.OLDEST:
         return Finding(
-            "warn",
+            "fail",
             "cluster",
-            f"Kubernetes {told} does not refuse bad manifests; the operator says what is wrong",
-            "use Kubernetes 1.25 or newer",
+            f"Kubernetes {told} is too old; the operator does not start",
+            f"upgrade the cluster to Kubernetes {kubernetes.in_words(kubernetes.OLDEST)} or later",
         )
-    newer = [f"{what} ({a}.{b})" for (a, b), what in _BY_VERSION if release < (a, b)]
+    newer = [f"{what} ({kubernetes.in_words(n)})" for n, what in _BY_VERSION if release < n]
     lacking = f"; too old for {'; '.join(newer)}" if newer else ""
     return Finding("ok", "cluster", f"Kubernetes {told}{lacking}")
 
