@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.rules import SPEC_RULES
 from ddp_operator.api.schema.crd import custom_resource_definition
+from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.pods.beforehand import beforehand
 from ddp_operator.kube import ApiClient, check_served
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import InvalidError
+from hypothesis import HealthCheck, given, settings
 
 from tests.bad_manifests import BAD_MANIFESTS, BadManifest
+from tests.generated_specs import SPECS
 from tests.good_manifests import DEFAULTS, GOOD_MANIFESTS, Json, container, job, template
 from tests.integration import pod_groups
 from tests.integration.conftest import CRDS, change_crd
@@ -64,6 +68,29 @@ async def test_what_is_wrong_with_pods_is_not_the_rules_affair(
     jobs: Jobs, bad: BadManifest
 ) -> None:
     assert await jobs.create(bad.manifest)
+
+
+@settings(
+    max_examples=300,
+    # All examples are asked of one namespace, in which none is stored.
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(spec=SPECS)
+async def test_the_operator_judges_generated_specs_as_the_server_does(
+    admin: ApiClient, jobs: Jobs, spec: Json
+) -> None:
+    manifest = {**job(), "spec": spec}
+    parsed = DDPJobSpec.model_validate(spec)
+    broken = [rule.message for rule in SPEC_RULES if not rule.holds(parsed)]
+    path = JOBS.path(namespace=jobs.namespace)
+    try:
+        await admin.request("POST", path, body=manifest, params={"dryRun": "All"})
+    except InvalidError as refusal:
+        refused = refusal.message
+    else:
+        refused = ""
+    assert bool(refused) is bool(broken), refused
+    assert [rule.message for rule in SPEC_RULES if rule.message in refused] == broken
 
 
 async def test_unknown_fields_are_dropped_but_for_those_of_pods(jobs: Jobs) -> None:

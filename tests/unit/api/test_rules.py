@@ -10,12 +10,7 @@ import cel
 import pytest
 from ddp_operator.api import rules
 from ddp_operator.api.constants import (
-    ARCHITECTURE_LABEL,
-    GKE_ACCELERATOR_LABEL,
-    GKE_PARTITION_LABEL,
-    GKE_SHARING_LABEL,
     MAX_NAME_LENGTH,
-    RESERVED_ENVIRONMENT,
 )
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES, Rule
@@ -27,6 +22,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from tests.bad_manifests import BAD_MANIFESTS, BadManifest
+from tests.generated_specs import SPECS
 from tests.good_manifests import GOOD_MANIFESTS, Json, container, job, template
 from tests.unit.api.test_parsing import stored
 
@@ -96,155 +92,7 @@ def test_every_rule_is_broken_by_some_bad_manifest() -> None:
     assert "metadata.name" in said
 
 
-_env = st.lists(
-    st.fixed_dictionaries({"name": st.sampled_from([*RESERVED_ENVIRONMENT, "MASTER_ADDR", "A"])}),
-    max_size=3,
-)
-_amount = st.integers(-1, 12) | st.sampled_from(
-    ["0", "1", "2", "8", "500m", "-1", "1e3", "2.0", "", "٣", "1\n", "64", "65", "99999999999"]
-)
-_limits = st.dictionaries(
-    st.sampled_from(["cpu", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"]),
-    _amount,
-    max_size=3,
-)
-_container = st.fixed_dictionaries(
-    {"name": st.sampled_from(["trainer", "main", "logs"])},
-    optional={
-        "env": _env,
-        "resources": st.fixed_dictionaries({}, optional={"limits": _limits}),
-    },
-)
-# The API server refuses pods with two containers of one name.
-_containers = st.lists(_container, min_size=1, max_size=3, unique_by=lambda c: str(c["name"]))
-_LABELS = [GKE_PARTITION_LABEL, GKE_SHARING_LABEL, ARCHITECTURE_LABEL]
-_VALUES = st.sampled_from(["x", "amd64", "arm64"])
-_accelerator = st.fixed_dictionaries(
-    {},
-    optional={
-        "type": st.sampled_from(["nvidia-l4", "nvidia-gb200", "nvidia-b200", "nvidia-of-tomorrow"]),
-        "computeClass": st.just("gpus"),
-        "provisioning": st.sampled_from(["standard", "spot", "queued", "reservation"]),
-        "maxRunSeconds": st.sampled_from([30, 599, 600, 604_800, 604_801]),
-        "reservation": st.fixed_dictionaries(
-            {"name": st.just("ours")},
-            optional={"blocks": st.just("one"), "subBlocks": st.just("two")},
-        ),
-        "count": st.sampled_from([1, 2, 4, 8, 9]),
-        "network": st.sampled_from(["none", "auto", "tcpx", "rdma"]),
-        "nodeSelector": st.dictionaries(
-            st.sampled_from([*_LABELS, GKE_ACCELERATOR_LABEL, "disk"]), _VALUES, max_size=2
-        ),
-    },
-)
-_rule = st.fixed_dictionaries(
-    {"action": st.sampled_from(["RestartPod", "RestartGang", "FailJob", "Ignore"])},
-    optional={
-        "exitCodes": st.just([3]),
-        "reasons": st.just(["OOMKilled"]),
-        "messageRegex": st.just("NaN"),
-        "ranks": st.just([0]),
-        "classes": st.just(["Application"]),
-        "charged": st.booleans(),
-    },
-)
-_override = st.fixed_dictionaries(
-    {
-        "indexes": st.lists(
-            st.builds(lambda a, b: f"{a}-{b}", st.integers(0, 5), st.integers(0, 5))
-            | st.integers(0, 5).map(str),
-            min_size=1,
-            max_size=3,
-        )
-    },
-    optional={
-        "nprocPerNode": st.just("auto") | st.integers(1, 3),
-        "accelerator": _accelerator,
-        "template": st.just({"spec": {"priority": 1}}),
-    },
-)
-_restart = st.fixed_dictionaries(
-    {},
-    optional={
-        "scope": st.sampled_from(["Gang", "Pod", "Auto"]),
-        "rules": st.lists(_rule, max_size=3),
-        "backoff": st.fixed_dictionaries(
-            {}, optional={"initialSeconds": st.integers(0, 400), "maxSeconds": st.integers(0, 400)}
-        ),
-    },
-)
-_elastic = st.fixed_dictionaries(
-    {},
-    optional={"minReplicas": st.integers(1, 4), "maxReplicas": st.sampled_from([1, 3, 9_999])},
-)
-_scheduling = st.fixed_dictionaries(
-    {},
-    optional={
-        "queueName": st.just("team-a"),
-        "gang": st.sampled_from(["none", "native", "coscheduling", "volcano"]),
-        "topology": st.just({"level": "block"}),
-    },
-)
-_spec = st.fixed_dictionaries(
-    {
-        "template": st.fixed_dictionaries(
-            {
-                "spec": st.fixed_dictionaries(
-                    {"containers": _containers},
-                    optional={
-                        "restartPolicy": st.sampled_from(["Never", "Always", "OnFailure", ""]),
-                        "hostname": st.just("h"),
-                        "subdomain": st.just("s"),
-                        "hostNetwork": st.booleans(),
-                        "nodeSelector": st.dictionaries(
-                            st.sampled_from(_LABELS), _VALUES, max_size=2
-                        ),
-                    },
-                )
-            },
-            optional={
-                "metadata": st.fixed_dictionaries(
-                    {},
-                    optional={
-                        "labels": st.dictionaries(
-                            st.sampled_from(["kueue.x-k8s.io/queue-name", "team"]), st.just("x")
-                        ),
-                        "annotations": st.dictionaries(
-                            st.sampled_from(["kueue.x-k8s.io/podset-required-topology", "note"]),
-                            st.just("x"),
-                        ),
-                    },
-                )
-            },
-        )
-    },
-    optional={
-        "scheduling": _scheduling,
-        "nprocPerNode": st.just("auto") | st.integers(1, 12),
-        "backend": st.sampled_from(["auto", "nccl", "gloo"]),
-        "accelerator": _accelerator,
-        "replicas": st.integers(1, 6),
-        "overrides": st.lists(_override, max_size=3),
-        "progress": st.sampled_from(
-            [{"logPattern": p} for p in (r"(?P<step>\d+)", r"(?<step>\d+)", r"(?P<loss>\d+)")]
-        ),
-        "isolation": st.sampled_from(["None", "Job"]),
-        "statusPort": st.sampled_from([29500, 29502]),
-        "restart": _restart,
-        "elastic": _elastic,
-        "checkpoint": st.fixed_dictionaries(
-            {},
-            optional={
-                "persistentVolumeClaim": st.just("claim"),
-                "gcsBucket": st.just("bucket"),
-                "hostPath": st.just("/mnt"),
-            },
-        ),
-    },
-)
-
-
-@given(_spec)
+@given(SPECS)
 def test_both_forms_agree_on_any_spec(spec: Json) -> None:
     for rule in assert_both_forms_agree(spec):
         event(rule.message.partition(";")[0])
