@@ -58,7 +58,8 @@ OWN: Final = {
     "PodsForbidden": Reason(
         "a quota or a policy keeps the job's objects from being created",
         "the operator tries again; pods that run go on",
-        "free some quota, or have the policy that the message names changed",
+        "free some quota, change the fields of the template that the message names, or have the "
+        "policy changed",
     ),
     "WaitingToStart": Reason(
         "there is a pause before the next start, as after failures in a row",
@@ -253,7 +254,8 @@ OF_CLUSTER: Final = {
         remedy="load the image on the node, or let it be pulled (imagePullPolicy)"
     ),
     "CreateContainerConfigError": _CONTAINER._replace(
-        remedy="create the Secret, ConfigMap or key that the message names"
+        remedy="create the Secret, ConfigMap or key that the message names; where it says "
+        "runAsNonRoot, set securityContext.runAsUser in spec.template.spec (kubectl ddp run --user)"
     ),
     "CreateContainerError": _CONTAINER,
     "RunContainerError": _CONTAINER._replace(

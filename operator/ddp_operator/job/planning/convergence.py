@@ -2,11 +2,14 @@
 they are.
 """
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.overrides import kinds
+from ddp_operator.api.overrides import kinds, ranges, spec_of
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.failure.causes import cause_due, unstartable, unstartable_due
@@ -18,7 +21,9 @@ from ddp_operator.job.planning.succession import awaited, given_up_at
 from ddp_operator.job.planning.words import not_queued, some, unknown_accelerators, waiting_for
 from ddp_operator.job.pods.completion import next_settled_at
 from ddp_operator.job.pods.fabrics import PRIVILEGES
+from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.pod_security import read_refusal
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import (
     NAME_TAKEN,
@@ -30,6 +35,9 @@ from ddp_operator.job.status.conditions import (
     with_phase,
 )
 from ddp_operator.ports import Event, Key
+
+_REFUSED_POD: Final = re.compile(r'^pods "[^"]*-(\d+)(?:-r\d+)?" is forbidden')
+"""Its name ends with its index, and with how often it was replaced."""
 
 _PASSING = (PODS_READY, PODS_NOT_READY, NAME_TAKEN, PODS_FORBIDDEN)
 """Reasons of a job that runs, which are as right as what is seen. What is said of one that reports
@@ -123,16 +131,35 @@ def _short_grace(pods: Observed) -> dict[Key, int]:
 
 
 def forbidden(job: DDPJob, refusal: str) -> str:
-    """Return the server's refusal of pods, with why they ask for rights where a fabric does."""
-    accelerators = (kind.accelerator for kind, _ in kinds(job.spec))
-    fabrics = {one.fabric for one in accelerators if one and one.fabric}
-    if not fabrics or "PodSecurity" not in refusal:
+    """Return the server's refusal of pods; one of Pod Security's as what to change in the job."""
+    where, template = _refused_template(job, refusal)
+    found = read_refusal(refusal, template["spec"])
+    if found is None:
         return refusal
-    needs = "; ".join(f"{fabric} needs {PRIVILEGES[fabric]}" for fabric in sorted(fabrics))
-    return (
-        f"{refusal}. spec.accelerator.network: {needs}. Set it to none, or run the job in a "
-        "namespace whose Pod Security Standard is privileged"
-    )
+    head = f"namespace {job.namespace} enforces Pod Security {found.level}"
+    accelerators = (kind.accelerator for kind, _ in kinds(job.spec))
+    if fabrics := sorted({one.fabric for one in accelerators if one and one.fabric}):
+        needs = "; ".join(f"{fabric} needs {PRIVILEGES[fabric]}" for fabric in fabrics)
+        return (
+            f"{head}: set spec.accelerator.network to none, or run the job in a namespace that "
+            f"enforces privileged; {needs}"
+        )
+    ours = f'"{CHECKPOINT_VOLUME}"' in refusal
+    why = f"; {CHECKPOINT_VOLUME} is of spec.checkpoint.hostPath" if ours else ""
+    return f"{head}: in {where}.spec {found.remedy}{why}"
+
+
+def _refused_template(job: DDPJob, refusal: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the field that has the containers of the pod that is refused, and its template."""
+    pod = _REFUSED_POD.search(refusal)
+    index = int(pod[1]) if pod else 0
+    where = "spec.template"
+    for number, override in enumerate(job.spec.overrides or ()):
+        # A template of an override adds to the job's, but its list of containers is its own.
+        has_containers = "containers" in ((override.template or {}).get("spec") or {})
+        if has_containers and any(index in pods for pods in ranges(override)):
+            where = f"spec.overrides[{number}].template"
+    return where, spec_of(job.spec, index).template
 
 
 def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:

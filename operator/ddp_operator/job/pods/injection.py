@@ -4,6 +4,7 @@ import re
 from typing import Any, Final
 
 from ddp_operator.api.constants import LAUNCHER_PATH
+from ddp_operator.job.pods.pod_security import RESTRICTED_CONTAINER, RESTRICTED_POD
 
 NAME: Final = "ddp-launcher"
 """Of the init container and of the volume; the API server refuses a template with its own."""
@@ -15,14 +16,12 @@ _PYTHON: Final = re.compile(r"(.*/)?python(3(\.\d+)?)?")
 # it, for an init container's requests count only where they exceed those of what runs later.
 _RESOURCES: Final = {"cpu": "100m", "memory": "64Mi"}
 _SECURITY: Final = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
+    **RESTRICTED_CONTAINER,
+    **RESTRICTED_POD,
     "readOnlyRootFilesystem": True,
-    "runAsNonRoot": True,
     "runAsUser": 65532,
-    "seccompProfile": {"type": "RuntimeDefault"},
 }
-"""What the restricted Pod Security Standard asks for, whatever the pod's own says."""
+"""Admitted by the Pod Security Standard `restricted`, whatever the pod's own says."""
 
 
 def inject(spec: dict[str, Any], trainer: dict[str, Any], *, image: str) -> None:

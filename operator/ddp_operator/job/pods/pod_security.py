@@ -1,0 +1,131 @@
+"""Pod Security: the level that a namespace enforces, and what its refusals ask a template for.
+
+The levels are at https://kubernetes.io/docs/concepts/security/pod-security-standards/. The texts of
+refusals are those of Kubernetes' module `k8s.io/pod-security-admission`, package `policy`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self
+
+Level = Literal["privileged", "baseline", "restricted"]
+
+RESTRICTED_POD: Final[Mapping[str, Any]] = {
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""The securityContext of a pod that `restricted` admits, whatever the level's version."""
+RESTRICTED_CONTAINER: Final[Mapping[str, Any]] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""The securityContext of each of its containers, init containers included."""
+
+_LEVELS: Final[tuple[Level, ...]] = ("privileged", "baseline", "restricted")
+_LABEL: Final = "pod-security.kubernetes.io/enforce"
+_MOST_NAMES: Final = 3
+_MOST_CHARACTERS: Final = 1000
+"""Of what a refusal asks for: names and values in it are the users'."""
+
+_REFUSAL: Final = re.compile(r'violates PodSecurity "(\w+):[^"]*": (.+)', re.DOTALL)
+_CHECK: Final = re.compile(r'([^()"]+) \(((?:"[^"]*"|[^()"])*)\)(?:, |$)')
+"""A check that failed: its reason, and the details in parentheses."""
+_VALUE: Final = re.compile(
+    r"(?P<who>.+?) must (?P<no>not )?set (?P<field>[\w.]+)(=| to )(?P<value>.+)"
+)
+_ITEM: Final = re.compile(
+    r"(?P<who>.+?) must (?P<no>not )include (?P<value>.+) in (?P<field>[\w.]+)"
+)
+_NAME: Final = re.compile(r'"([^"]*)"')
+_INSTEAD: Final = {"true": "false", "false": "true", "Unconfined": "RuntimeDefault"}
+"""What to set where a value must not be set."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodSecurity:
+    """What a namespace enforces by its labels."""
+
+    level: Level
+    version: str = "latest"
+    """The Kubernetes release whose rules hold."""
+
+    @classmethod
+    def of_labels(cls, labels: Mapping[str, str]) -> Self | None:
+        """Return what a namespace's labels enforce; None where the API server's default holds."""
+        said = labels.get(_LABEL)
+        if said is None:
+            return None
+        # As the API server does: a level that does not exist is the strictest one.
+        level: Level = next((known for known in _LEVELS if known == said), "restricted")
+        return cls(level, labels.get(f"{_LABEL}-version", "latest"))
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A refusal of a pod by Pod Security."""
+
+    level: str
+    remedy: str
+    """What to change in the pod's spec; in the server's own words where those are not known."""
+
+
+def read_refusal(message: str, pod: Mapping[str, Any]) -> Refusal | None:
+    """Read an API server's refusal of a pod with this spec; None: it is another one's."""
+    found = _REFUSAL.search(message)
+    if found is None:
+        return None
+    level, checks = found.groups()
+    remedy = _remedy(checks, pod)
+    if len(remedy) > _MOST_CHARACTERS:
+        remedy = f"{remedy[: _MOST_CHARACTERS - 1]}…"
+    return Refusal(level, remedy)
+
+
+def _remedy(checks: str, pod: Mapping[str, Any]) -> str:
+    if _CHECK.sub("", checks):
+        return f"change what it refuses: {checks}"
+    wanted: list[str] = []
+    unwanted: list[str] = []
+    others: list[str] = []
+    for check in _CHECK.finditer(checks):
+        read = [_VALUE.fullmatch(each) or _ITEM.fullmatch(each) for each in check[2].split("; ")]
+        known = [each for each in read if each]
+        if len(known) < len(read):
+            others.append(f"{check[1]} ({check[2]})")
+            continue
+        for each in known:
+            field = each["field"].removeprefix("securityContext.")
+            # Of several values that would be right, the first.
+            value = each["value"].split(" or ")[0].replace('"', "")
+            fields = unwanted if each["no"] and value not in _INSTEAD else wanted
+            if each["no"]:
+                value = _INSTEAD.get(value, value)
+            if ", " in value:
+                value = f"[{value}]"
+            holders = _holders(each["who"], pod)
+            fields += [f"{holder}securityContext.{field}: {value}" for holder in holders]
+    parts = (("set", wanted), ("take out", unwanted), ("change", others))
+    return "; ".join(f"{verb} {', '.join(fields)}" for verb, fields in parts if fields)
+
+
+def _holders(who: str, pod: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the paths of what a check names: the pod, some of its containers, or both."""
+    if who.startswith("pod"):
+        yield ""
+    if who.startswith("pod or"):
+        return  # what the pod has, its containers have
+    left = _NAME.findall(who)
+    for kind in ("initContainers", "containers"):
+        known = {container.get("name") for container in pod.get(kind) or ()}
+        if names := [name for name in left if name in known]:
+            yield f"{kind}[{_few(names)}]."
+        left = [name for name in left if name not in known]
+    if left:
+        yield f"(in containers that the template does not have: {_few(left)}) "
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,156 @@
+"""What a namespace enforces, and how refusals are read. Their texts are those of Kubernetes 1.36,
+which the integration tests have the API server say.
+"""
+
+import pytest
+from ddp_operator.job.planning.convergence import forbidden
+from ddp_operator.job.pods.pod_security import PodSecurity, read_refusal
+
+from tests.good_manifests import Json, container, template
+from tests.unit.job.builders import fresh_job
+
+ENFORCE = "pod-security.kubernetes.io/enforce"
+POD: Json = {
+    "initContainers": [{"name": "fetch"}],
+    "containers": [{"name": "trainer"}, {"name": "logs"}],
+}
+PLAIN = (
+    'allowPrivilegeEscalation != false (container "trainer" must set '
+    "securityContext.allowPrivilegeEscalation=false), unrestricted capabilities (container "
+    '"trainer" must set securityContext.capabilities.drop=["ALL"]), runAsNonRoot != true (pod or '
+    'container "trainer" must set securityContext.runAsNonRoot=true), seccompProfile (pod or '
+    'container "trainer" must set securityContext.seccompProfile.type to "RuntimeDefault" or '
+    '"Localhost")'
+)
+WHAT_PLAIN_LACKS = (
+    "set containers[trainer].securityContext.allowPrivilegeEscalation: false, "
+    "containers[trainer].securityContext.capabilities.drop: [ALL], "
+    "securityContext.runAsNonRoot: true, securityContext.seccompProfile.type: RuntimeDefault"
+)
+
+
+def refusal(checks: str, *, pod: str = "digits-0-0", level: str = "restricted") -> str:
+    return f'pods "{pod}" is forbidden: violates PodSecurity "{level}:latest": {checks}'
+
+
+@pytest.mark.parametrize(
+    ("checks", "remedy"),
+    [
+        (PLAIN, WHAT_PLAIN_LACKS),
+        (
+            'allowPrivilegeEscalation != false (containers "fetch", "trainer", "logs" must set '
+            "securityContext.allowPrivilegeEscalation=false), runAsNonRoot != true (pod or "
+            'containers "fetch", "trainer", "logs" must set securityContext.runAsNonRoot=true)',
+            "set initContainers[fetch].securityContext.allowPrivilegeEscalation: false, "
+            "containers[trainer, logs].securityContext.allowPrivilegeEscalation: false, "
+            "securityContext.runAsNonRoot: true",
+        ),
+        (
+            'unrestricted capabilities (container "trainer" must set '
+            'securityContext.capabilities.drop=["ALL"]; container "trainer" must not include '
+            '"NET_ADMIN", "SYS_PTRACE" in securityContext.capabilities.add)',
+            "set containers[trainer].securityContext.capabilities.drop: [ALL]; take out "
+            "containers[trainer].securityContext.capabilities.add: [NET_ADMIN, SYS_PTRACE]",
+        ),
+        (
+            'procMount (container "trainer" must not set securityContext.procMount to "Unmasked"), '
+            'runAsNonRoot != true (pod and container "trainer" must not set '
+            'securityContext.runAsNonRoot=false), runAsUser=0 (pod and container "trainer" must '
+            'not set runAsUser=0), seccompProfile (pod and container "trainer" must not set '
+            'securityContext.seccompProfile.type to "Unconfined")',
+            "set securityContext.runAsNonRoot: true, "
+            "containers[trainer].securityContext.runAsNonRoot: true, "
+            "securityContext.seccompProfile.type: RuntimeDefault, "
+            "containers[trainer].securityContext.seccompProfile.type: RuntimeDefault; take out "
+            "containers[trainer].securityContext.procMount: Unmasked, "
+            "securityContext.runAsUser: 0, containers[trainer].securityContext.runAsUser: 0",
+        ),
+        (
+            'privileged (container "trainer" must not set securityContext.privileged=true), '
+            'forbidden AppArmor profile (pod must not set AppArmor profile type to "Unconfined")',
+            "set containers[trainer].securityContext.privileged: false; change forbidden AppArmor "
+            'profile (pod must not set AppArmor profile type to "Unconfined")',
+        ),
+        (
+            "host namespaces (hostNetwork=true, hostPID=true), hostPort (container "
+            '"trainer" uses hostPort 8080), seLinuxOptions (pod set forbidden '
+            'securityContext.seLinuxOptions: type "spc_t"; user may not be set; role may not be '
+            'set), restricted volume types (volumes "data", "share" use restricted volume types '
+            '"hostPath", "nfs")',
+            "change host namespaces (hostNetwork=true, hostPID=true), hostPort (container "
+            '"trainer" uses hostPort 8080), seLinuxOptions (pod set forbidden '
+            'securityContext.seLinuxOptions: type "spc_t"; user may not be set; role may not be '
+            'set), restricted volume types (volumes "data", "share" use restricted volume types '
+            '"hostPath", "nfs")',
+        ),
+        (
+            'privileged (container "istio-init" must not set securityContext.privileged=true)',
+            "set (in containers that the template does not have: istio-init) "
+            "securityContext.privileged: false",
+        ),
+        ("a check of tomorrow", "change what it refuses: a check of tomorrow"),
+    ],
+)
+def test_a_refusal_says_what_to_change(checks: str, remedy: str) -> None:
+    found = read_refusal(refusal(checks), POD)
+    assert found is not None
+    assert (found.level, found.remedy) == ("restricted", remedy)
+
+
+def test_what_is_asked_for_is_bounded() -> None:
+    many = ", ".join(f'"container-{number}"' for number in range(1000))
+    said = f"privileged (containers {many} must not set securityContext.privileged=true)"
+    pod = {"containers": [{"name": f"container-{number}"} for number in range(1000)]}
+    found = read_refusal(refusal(said), pod)
+    assert found is not None
+    assert found.remedy == (
+        "set containers[container-0, container-1, container-2 and 997 more]"
+        ".securityContext.privileged: false"
+    )
+    found = read_refusal(refusal("x" * 100_000), pod)
+    assert found is not None
+    assert (len(found.remedy), found.remedy[-1]) == (1000, "…")
+
+
+@pytest.mark.parametrize("said", ["", "exceeded quota: pods", "violates PodSecurity"])
+def test_others_refusals_are_not_read(said: str) -> None:
+    assert read_refusal(said, POD) is None
+
+
+def test_a_job_says_in_which_of_its_templates() -> None:
+    own = {"spec": {"containers": [container(), container("logs")]}}
+    labels = {"metadata": {"labels": {"a": "b"}}}
+    overrides = [{"indexes": ["1"], "template": labels}, {"indexes": ["2"], "template": own}]
+    job = fresh_job(replicas=3, template=template(container()), overrides=overrides)
+    head = "namespace research enforces Pod Security restricted: in "
+    for pod in ("digits-0-0", "digits-4-1-r2"):
+        said = forbidden(job, refusal(PLAIN, pod=pod))
+        assert said == f"{head}spec.template.spec {WHAT_PLAIN_LACKS}"
+    said = forbidden(job, refusal(PLAIN.replace('"trainer"', '"logs"'), pod="digits-0-2"))
+    assert said.startswith(f"{head}spec.overrides[1].template.spec set containers[logs].")
+
+
+def test_a_volume_that_the_operator_adds_is_traced_to_its_field() -> None:
+    job = fresh_job(checkpoint={"hostPath": "/saved"})
+    said = forbidden(job, refusal('hostPath volumes (volume "ddp-checkpoints")', level="baseline"))
+    assert said.endswith(
+        'change hostPath volumes (volume "ddp-checkpoints"); ddp-checkpoints is of '
+        "spec.checkpoint.hostPath"
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        ({}, None),
+        ({f"{ENFORCE}-version": "v1.30", "other": "restricted"}, None),
+        ({ENFORCE: "baseline"}, PodSecurity("baseline")),
+        (
+            {ENFORCE: "restricted", f"{ENFORCE}-version": "v1.30"},
+            PodSecurity("restricted", "v1.30"),
+        ),
+        ({ENFORCE: "Privileged"}, PodSecurity("restricted")),  # as the API server takes it
+    ],
+)
+def test_what_a_namespace_enforces(labels: dict[str, str], found: PodSecurity | None) -> None:
+    assert PodSecurity.of_labels(labels) == found
