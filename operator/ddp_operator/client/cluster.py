@@ -8,9 +8,10 @@ from typing import Any, Final
 import orjson
 
 from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.kube import PODS, ApiClient, Resource, check_served, list_pages
+from ddp_operator.kube import NAMESPACES, PODS, ApiClient, Resource, check_served, list_pages
 from ddp_operator.kube.client import JSON, MERGE_PATCH
 from ddp_operator.ports import (
     ClusterError,
@@ -64,6 +65,16 @@ class Cluster:
             NoSuchJobError, NotInstalledError: it is not there.
         """
         return await self._request("GET", key)
+
+    async def pod_security(self, namespace: str) -> PodSecurity | None:
+        """Return what a namespace's labels enforce; None where they enforce nothing, or may not be
+        read.
+        """
+        try:
+            found = await self.client.request("GET", NAMESPACES.path(name=namespace))
+        except (ForbiddenError, NotFoundError):
+            return None
+        return PodSecurity.of_labels(found["metadata"].get("labels") or {})
 
     async def jobs(self, namespace: str | None) -> AsyncIterator[Manifest]:
         """Yield the jobs of one namespace, or of all.

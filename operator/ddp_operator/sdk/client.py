@@ -17,6 +17,7 @@ from ddp_operator.sdk.job import AsyncJob
 from ddp_operator.sdk.places.kubernetes import KubernetesPlace
 from ddp_operator.sdk.places.place import Place
 from ddp_operator.sdk.wishes import Options
+from ddp_operator.submit import admitted
 from ddp_operator.submit.words import object_name
 
 
@@ -64,7 +65,8 @@ class AsyncClient:
         """Submit a job that runs a function of a notebook, or a command, on each of its ranks.
 
         Of a function its text is sent, and its `arguments` as JSON. It imports what it needs
-        itself. `options` are those of `wishes.Options`: image, replicas, gpus and so on.
+        itself. `options` are those of `wishes.Options`: image, replicas, gpus and so on. In a
+        namespace that enforces Pod Security `restricted` the pods run as that demands.
 
         Raises:
             FunctionError: the function cannot run by itself; says what to change.
@@ -73,7 +75,8 @@ class AsyncClient:
         job, scripts = wishes.manifests(
             function, command, arguments, options, default_image=self._default_image
         )
-        return await self._submit(job, scripts)
+        security = await self._place.pod_security(self._place.namespace)
+        return await self._submit(admitted(job, security), scripts)
 
     async def apply(self, manifest: Manifest) -> AsyncJob:
         """Submit a DDPJob as it stands in a manifest; what it refers to must be there already.

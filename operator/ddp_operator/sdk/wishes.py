@@ -56,6 +56,9 @@ class Options(TypedDict, total=False):
     """It takes in so many where they can be had."""
     spares: int
     """Pods that wait to take a lost one's place."""
+    user: int
+    """The user ID of the pods' processes; default: the image's, which `restricted` namespaces
+    refuse where it is root."""
     launcher: Launcher
 
 

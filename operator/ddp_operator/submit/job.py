@@ -1,12 +1,18 @@
 """The job that a person asks for."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
 from ddp_operator.api.constants import API_VERSION, GKE_GCSFUSE_ANNOTATION, KIND
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.job.pods import ranks
+from ddp_operator.job.pods.pod_security import (
+    RESTRICTED_CONTAINER,
+    RESTRICTED_POD,
+    PodSecurity,
+)
 from ddp_operator.ports import Manifest
 from ddp_operator.submit.gpus import GpuRequest
 from ddp_operator.submit.mounts import Mount
@@ -16,6 +22,8 @@ from ddp_operator.submit.words import WishError, object_name
 Launcher = Literal["auto", "bundled", "inject", "torchrun", "none"]
 LAUNCHERS: Final[tuple[Launcher, ...]] = ("auto", "bundled", "inject", "torchrun", "none")
 _PYTHONS: Final = ("python", "python3")
+_MAX_USER: Final = 2**31 - 1
+"""The largest user ID that Kubernetes accepts."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ class Wish:
     """It takes in so many where it can have them."""
     spares: int = 0
     """Pods that wait without a rank for a lost one's place."""
+    user: int | None = None
+    """The user ID of the pods' processes, which run as `restricted` demands; None: the image's."""
     scripts: Scripts | None = None
     launcher: Launcher = "auto"
     """Who starts a pod's processes: the launcher that the image has (`bundled`) or is given
@@ -90,6 +100,7 @@ def job(wish: Wish) -> Manifest:
     if requests := {k: v for k, v in (("cpu", wish.cpu), ("memory", wish.memory)) if v}:
         container["resources"] = {"requests": requests}
     pod: dict[str, Any] = {"containers": [container]}
+    _run_as(wish.user, pod)
     template: dict[str, Any] = {"spec": pod}
     _mount(wish, template, container)
     spec: dict[str, Any] = {"replicas": wish.replicas}
@@ -119,6 +130,48 @@ def job(wish: Wish) -> Manifest:
     }
     parsed(found)
     return found
+
+
+def admitted(made: Manifest, security: PodSecurity | None) -> Manifest:
+    """Return a job of `job` as a namespace with this Pod Security admits it; None: as it is.
+
+    Raises:
+        WishError: a mount that such a namespace forbids.
+    """
+    if security is None or security.level == "privileged":
+        return made
+    found: Manifest = deepcopy(made)
+    pod = found["spec"]["template"]["spec"]
+    for volume in pod.get("volumes") or ():
+        if "hostPath" in volume:
+            raise WishError(
+                f"mount {volume['hostPath']['path']}: the namespace enforces Pod Security "
+                f"{security.level}, which forbids paths of nodes; use pvc/NAME or gs://BUCKET"
+            )
+    if security.level == "restricted":
+        _restrict(pod)
+    return found
+
+
+def _run_as(user: int | None, pod: dict[str, Any]) -> None:
+    if user is None:
+        return
+    if not 0 < user <= _MAX_USER:
+        raise WishError(f"user {user}: give a number from 1 to {_MAX_USER}; 0 is root")
+    # As a group of its own it may write to volumes of claims, which are root's otherwise.
+    pod["securityContext"] = {
+        "runAsUser": user,
+        "fsGroup": user,
+        "fsGroupChangePolicy": "OnRootMismatch",  # a large volume is not gone through each time
+    }
+    _restrict(pod)
+
+
+def _restrict(pod: dict[str, Any]) -> None:
+    """Set what Pod Security's level `restricted` demands of a pod."""
+    pod["securityContext"] = {**RESTRICTED_POD, **(pod.get("securityContext") or {})}
+    for container in pod["containers"]:
+        container["securityContext"] = dict(RESTRICTED_CONTAINER)
 
 
 def parsed(manifest: Manifest) -> DDPJob:

@@ -4,17 +4,32 @@ import shlex
 from typing import Final
 
 from ddp_operator.client.text import clean, counted, facts, folded
+from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.submit import Wish, ranks_per_pod
 from ddp_operator.submit.job import commanded, least_and_most
 
 _LONGEST: Final = 400
 
 
-def plan(wish: Wish, namespace: str, *, width: int) -> list[str]:
-    """A screen of what is asked for, what it takes, and what may be lost."""
+def plan(
+    wish: Wish, namespace: str, security: PodSecurity | None = None, *, width: int
+) -> list[str]:
+    """A screen of what is asked for, what it takes, and what may be lost; `security`: what the
+    namespace enforces, as far as is known.
+    """
     pods, each = wish.replicas, ranks_per_pod(wish)
     what = f"{counted(pods, 'pod')} with {each} {'process' if each == 1 else 'processes'}"
     pairs = [("image", clean(wish.image)), ("command", _command(wish))]
+    if wish.user is not None:
+        pairs.append(("user", str(wish.user)))
+    elif security and security.level == "restricted":
+        pairs.append(
+            (
+                "user",
+                "the image's; the namespace (Pod Security restricted) needs it to be a number and "
+                "not root, else add --user 1000",
+            )
+        )
     if wish.gpus:
         what += f" each: {pods * wish.gpus.count} GPUs {clean(wish.gpus.type)} in all"
         pairs.append(("nodes", "spot: they may go at any time" if wish.spot else "standard"))

@@ -30,6 +30,14 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
+def enforce(server: FakeApiServer, level: str) -> None:
+    server.namespace_labels["pod-security.kubernetes.io/enforce"] = level
+
+
+def writes(server: FakeApiServer) -> list[str]:
+    return [request.method for request in server.requests if request.method != "GET"]
+
+
 def made(server: FakeApiServer, plural: str) -> list[str]:
     return [name for kind, _, name in server.objects if kind == plural]
 
@@ -41,7 +49,10 @@ async def test_a_job_is_made_and_nobody_waits(ddp: Ddp, server: FakeApiServer) -
     stored = server.objects["ddpjobs", "research", "try"]
     [container] = stored["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["python", "-c", "print(1)"]
-    assert [request.method for request in server.requests] == ["POST"]
+    assert [(r.method, r.path.split("/")[-1]) for r in server.requests] == [
+        ("GET", "research"),
+        ("POST", "ddpjobs"),
+    ]
 
 
 async def test_the_plan_is_told_before_anything_is_made(ddp: Ddp, server: FakeApiServer) -> None:
@@ -57,7 +68,7 @@ async def test_the_plan_is_told_before_anything_is_made(ddp: Ddp, server: FakeAp
     for said in ("spot", "team", "python -m torch.distributed.run train.py", "goes with them"):
         assert said in " ".join(result.stderr.split())
     assert max(map(len, result.stderr.splitlines())) <= 80
-    assert server.requests == []
+    assert writes(server) == []
 
 
 async def test_the_plan_says_between_which_sizes(ddp: Ddp) -> None:
@@ -76,7 +87,7 @@ async def test_whoever_says_no_gets_nothing(
 ) -> None:
     monkeypatch.setattr(app, "may_ask", lambda: True)
     result = await ddp(*SHORT, input="n\n")
-    assert (result.exit_code, server.requests) == (1, [])
+    assert (result.exit_code, writes(server)) == (1, [])
     assert "nothing was changed" in result.stderr
 
 
@@ -99,7 +110,7 @@ async def test_the_server_checks_what_is_not_made(
 ) -> None:
     line = (*SHORT, "--script", script, "--dry-run=server")
     assert (await ddp(*line)).exit_code == 0
-    assert [request.query for request in server.requests] == [{"dryRun": "All"}] * 2
+    assert [r.query for r in server.requests if r.method == "POST"] == [{"dryRun": "All"}] * 2
     assert made(server, "configmaps") == made(server, "ddpjobs") == []
     said = {"message": "admission webhook denied it", "reason": "Forbidden"}
     server.faults = [Fault("POST", 403, body=said, path_part="ddpjobs")]
@@ -116,6 +127,7 @@ async def test_scripts_go_with_their_job(ddp: Ddp, server: FakeApiServer, script
     assert owner["uid"] == job["metadata"]["uid"]
     assert not owner["blockOwnerDeletion"]  # which nobody but admins may say, on some clusters
     assert [(r.method, r.path.split("/")[-1]) for r in server.requests] == [
+        ("GET", "research"),
         ("POST", "configmaps"),
         ("POST", "ddpjobs"),
         ("PATCH", name),
@@ -153,6 +165,56 @@ async def test_a_name_that_is_taken_leaves_nothing_behind(
     assert result.exit_code == 1
     assert "there is a job try in namespace research already" in result.stderr
     assert made(server, "configmaps") == []
+
+
+async def test_a_restricted_namespace_gets_what_it_demands(ddp: Ddp, server: FakeApiServer) -> None:
+    enforce(server, "restricted")
+    result = await ddp(*SHORT)
+    assert "user the image's; the namespace (Pod Security restricted) needs it to be" in (
+        " ".join(result.stderr.split())
+    )
+    assert "else add --user 1000" in " ".join(result.stderr.split())
+    checked = await ddp(*SHORT, "--dry-run=server")
+    [shown] = yaml.safe_load_all(checked.stdout)
+    assert (await ddp(*SHORT, "-y", "-d")).exit_code == 0
+    spec = server.objects["ddpjobs", "research", "try"]["spec"]
+    assert shown["spec"] == spec
+    pod = spec["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["containers"][0]["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+async def test_a_user_is_chosen_wherever_it_runs(ddp: Ddp, server: FakeApiServer) -> None:
+    """With it a manifest needs no look at the namespace."""
+    line = (*SHORT, "--user", "1000")
+    [shown] = yaml.safe_load_all((await ddp(*line, "--dry-run")).stdout)
+    assert server.requests == []
+    enforce(server, "restricted")
+    told = await ddp(*line, "-y", "-d")
+    assert " ".join(told.stderr.split()).count("user 1000") == 1
+    assert server.objects["ddpjobs", "research", "try"]["spec"] == shown["spec"]
+    assert shown["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 1000
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_who_may_not_see_the_namespace_submits_as_before(
+    ddp: Ddp, server: FakeApiServer, status: int
+) -> None:
+    enforce(server, "restricted")
+    answer = {"message": "no", "reason": "No"}
+    server.faults = [Fault("GET", status, answer, path_part="/namespaces/research")]
+    result = await ddp(*SHORT, "-y", "-d")
+    assert (result.exit_code, "Pod Security" in result.output) == (0, False)
+    pod = server.objects["ddpjobs", "research", "try"]["spec"]["template"]["spec"]
+    assert "securityContext" not in pod
+
+
+async def test_a_mount_that_the_namespace_forbids(ddp: Ddp, server: FakeApiServer) -> None:
+    enforce(server, "baseline")
+    result = await ddp(*SHORT, "-y", "-d", "--mount", "/disk:/data")
+    assert result.exit_code == 2
+    assert "forbids paths of nodes; use pvc/NAME or gs://BUCKET" in " ".join(result.stderr.split())
+    assert writes(server) == []
 
 
 async def test_a_cluster_without_ddpjobs(ddp: Ddp, server: FakeApiServer) -> None:
@@ -195,6 +257,7 @@ async def test_it_ends_as_the_job_ends(
         ((*SHORT, "--script", "/nowhere.py"), "does not exist"),
         (("run", "Try", "--image", "x"), "a name has lower-case letters"),
         ((*SHORT, "--replicas", "0"), "0 is not in the range"),
+        ((*SHORT, "--user", "0"), "user 0: give a number from 1"),
     ],
 )
 async def test_what_cannot_be_asked_for(

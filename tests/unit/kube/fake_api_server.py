@@ -79,6 +79,8 @@ class FakeApiServer:
         self.resource_lists: dict[str, list[str]] = {}
         # Answers to GET by path, of what is in no namespace.
         self.documents: dict[str, Object] = {}
+        # Of every namespace: all that are asked for exist.
+        self.namespace_labels: dict[str, str] = {}
         self.denied: set[tuple[str, str]] = set()
         # Who bears a token, and who may get which path.
         self.bearers: dict[str, Object] = {}
@@ -198,7 +200,7 @@ class FakeApiServer:
     async def _answer(self, request: web.Request, body: Any) -> web.StreamResponse:
         parts = request.path.strip("/").split("/")
         parts = parts[2:] if parts[0] == "api" else parts[3:]
-        if not parts or request.path in self.documents:
+        if not parts or request.path in self.documents or parts[:-1] == ["namespaces"]:
             return self._discovery(request)
         reviews = {
             "selfsubjectaccessreviews": self._review,
@@ -268,6 +270,9 @@ class FakeApiServer:
     def _discovery(self, request: web.Request) -> web.Response:
         if request.path in self.documents:
             return web.json_response(self.documents[request.path])
+        if "/namespaces/" in request.path:
+            name = request.path.rpartition("/")[2]
+            return web.json_response({"metadata": {"name": name, "labels": self.namespace_labels}})
         names = self.resource_lists.get(request.path)
         if names is None:
             return _status(404, "NotFound", "the server could not find the resource")

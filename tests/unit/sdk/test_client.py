@@ -51,6 +51,23 @@ class TestSubmitting:
         (owner,) = config["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("DDPJob", job.name, job.uid)
 
+    async def test_a_restricted_namespace_gets_what_it_demands(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
+        server.namespace_labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        job = await client.run(command=["true"], image="mine:1", user=1000)
+        pod = (await job.read()).spec.template["spec"]
+        context = pod["securityContext"]
+        assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 1000)
+        assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+        with pytest.raises(WishError, match="which forbids paths of nodes"):
+            await client.run(command=["true"], image="mine:1", mounts=["/disk:/data"])
+        denied = {"kind": "Status", "reason": "Forbidden", "message": "not yours"}
+        server.faults = [Fault("GET", 403, denied, path_part=f"/namespaces/{NAMESPACE}")]
+        job = await client.run(command=["true"], image="mine:1")
+        assert "securityContext" not in (await job.read()).spec.template["spec"]
+
     async def test_where_the_job_is_refused_nothing_stays(
         self, client: AsyncClient, server: FakeApiServer
     ) -> None:

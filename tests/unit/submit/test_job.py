@@ -4,7 +4,17 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.nodes.machines import GPUS
-from ddp_operator.submit import CheckpointPlace, GpuRequest, Mount, Scripts, Wish, WishError, job
+from ddp_operator.job.pods.pod_security import PodSecurity
+from ddp_operator.submit import (
+    CheckpointPlace,
+    GpuRequest,
+    Mount,
+    Scripts,
+    Wish,
+    WishError,
+    admitted,
+    job,
+)
 from ddp_operator.submit.gpus import SHORT_NAMES
 from ddp_operator.submit.job import commanded, world_size
 from ddp_operator.submit.scripts import MAX_BYTES
@@ -80,6 +90,44 @@ def test_a_long_wish() -> None:
         },
     ]
     assert world_size(made) == 32
+
+
+RESTRICTED = PodSecurity("restricted")
+RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_a_restricted_namespace_gets_what_it_demands() -> None:
+    plain = job(WISH)
+    pod = admitted(plain, RESTRICTED)["spec"]["template"]["spec"]
+    assert pod.pop("securityContext") == RESTRICTED_POD
+    assert pod["containers"][0].pop("securityContext") == RESTRICTED_CONTAINER
+    assert pod == plain["spec"]["template"]["spec"], "nothing else is changed"
+    for security in (None, PodSecurity("privileged"), PodSecurity("baseline")):
+        assert admitted(plain, security) == plain
+
+
+def test_processes_of_another_user() -> None:
+    made = job(replace(WISH, user=1000))
+    pod = made["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {
+        "runAsUser": 1000,
+        "fsGroup": 1000,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        **RESTRICTED_POD,
+    }
+    assert pod["containers"][0]["securityContext"] == RESTRICTED_CONTAINER
+    assert admitted(made, RESTRICTED) == made
+
+
+@pytest.mark.parametrize("level", ["baseline", "restricted"])
+def test_a_namespace_that_forbids_a_mount(level: Any) -> None:
+    made = job(replace(WISH, mounts=(Mount.parse("pvc/a:/a"), Mount.parse("/disk:/data"))))
+    assert admitted(made, PodSecurity("privileged")) == made
+    with pytest.raises(
+        WishError, match=f"mount /disk: the namespace enforces Pod Security {level}"
+    ):
+        admitted(made, PodSecurity(level))
 
 
 @pytest.mark.parametrize(
@@ -192,6 +240,11 @@ def test_every_gpu_has_a_short_name_and_means_itself() -> None:
         (lambda: job(replace(WISH, name="Res Net")), "a name has lower-case"),
         (lambda: job(replace(WISH, replicas=0)), "spec.replicas"),
         (lambda: job(replace(WISH, spot=True)), "goes with GPUs"),
+        (
+            lambda: job(replace(WISH, user=0)),
+            "user 0: give a number from 1 to 2147483647; 0 is roo",
+        ),
+        (lambda: job(replace(WISH, user=2**31)), "user 2147483648: give a number"),
         (lambda: job(replace(WISH, env_from=("vault/x",))), "secret/NAME or configmap/NAME"),
         (lambda: job(replace(WISH, env={"RANK": "1"})), "RANK"),
         (lambda: job(replace(WISH, gpus=GpuRequest("nvidia-l4", 16))), "spec.accelerator"),

@@ -19,8 +19,18 @@ from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.submission import NameTakenError, submit
 from ddp_operator.client.text import clean
+from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.ports import Key, Manifest
-from ddp_operator.submit import CheckpointPlace, GpuRequest, Mount, Scripts, Wish, WishError, job
+from ddp_operator.submit import (
+    CheckpointPlace,
+    GpuRequest,
+    Mount,
+    Scripts,
+    Wish,
+    WishError,
+    admitted,
+    job,
+)
 from ddp_operator.submit.job import LAUNCHERS
 from ddp_operator.submit.scripts import MAX_BYTES
 from ddp_operator.views.plan import plan
@@ -61,6 +71,12 @@ _INTERRUPTED = 130
 @click.option("--mount", multiple=True, metavar="pvc/NAME:/PATH", help="A volume; repeatable.")
 @click.option("--checkpoint", metavar="gs://BUCKET", help="Where to save; or pvc/NAME.")
 @click.option("--max-restarts", type=click.IntRange(0), help="Failures that are forgiven.")
+@click.option(
+    "--user",
+    type=int,
+    metavar="UID",
+    help="User ID of the processes, which get no privileges; default: the image's user.",
+)
 @click.option(
     "--script",
     "scripts",
@@ -107,7 +123,10 @@ def run(context: click.Context, /, name: str, **given: Any) -> None:
         wish = _wish(name, given)
         if given["local"]:
             context.exit(_locally(wish, given["scripts"]))
-        manifests = _manifests(wish)
+        manifests, security = _manifests(wish), None
+        if given["dry_run"] != "client":
+            security = on_cluster(Cluster.pod_security)
+            manifests[-1] = admitted(manifests[-1], security)
     except WishError as error:
         raise click.UsageError(clean(error, 1024)) from None
     if given["dry_run"]:
@@ -115,7 +134,7 @@ def run(context: click.Context, /, name: str, **given: Any) -> None:
             _submit(wish, manifests, dry_run=True)
         click.echo(output.documents(manifests, given["form"]))
         return
-    on_cluster(_tell(wish))
+    on_cluster(_tell(wish, security))
     if not given["yes"]:
         ask()
     key = _submit(wish, manifests, dry_run=False)
@@ -146,6 +165,7 @@ def _wish(name: str, given: dict[str, Any]) -> Wish:
         mounts=[Mount.parse(text) for text in given["mount"]],
         checkpoint=CheckpointPlace.parse(checkpoint) if checkpoint else None,
         max_restarts=given["max_restarts"],
+        user=given["user"],
         min_replicas=given["min_replicas"],
         max_replicas=given["max_replicas"],
         spares=given["spares"],
@@ -174,9 +194,9 @@ def _manifests(wish: Wish) -> list[Manifest]:
     return [wish.scripts.config_map(wish.name), made] if wish.scripts else [made]
 
 
-def _tell(wish: Wish) -> Any:
+def _tell(wish: Wish, security: PodSecurity | None) -> Any:
     async def tell(_: Cluster, namespace: str) -> None:
-        for line in plan(wish, namespace, width=width()):
+        for line in plan(wish, namespace, security, width=width()):
             click.echo(line, err=True)
 
     return tell

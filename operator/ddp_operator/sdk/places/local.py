@@ -15,6 +15,7 @@ from ddp_operator.client.submission import NameTakenError
 from ddp_operator.engine.engine import Engine
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
+from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.local.machine import LocalCluster, Workdir, WorkdirInUseError
@@ -83,6 +84,11 @@ class LocalPlace:
     def namespace(self) -> str:
         """See `Place`."""
         return NAMESPACE
+
+    async def pod_security(self, namespace: str) -> PodSecurity | None:
+        """See `Place`."""
+        del namespace
+        return None
 
     async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
         """See `Place`.

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ddp_operator.client.logs import LogSource
+from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key, Manifest
 from ddp_operator.report import Facts
@@ -26,6 +27,9 @@ class Place(LogSource, Protocol):
     @property
     def namespace(self) -> str:
         """Where jobs are that name none."""
+
+    async def pod_security(self, namespace: str) -> PodSecurity | None:
+        """Return what a namespace enforces, as far as is known."""
 
     async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
         """Store a job, and the ConfigMap that it runs, which goes with it. Returns the job."""
