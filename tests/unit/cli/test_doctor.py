@@ -21,6 +21,7 @@ async def healthy(server: FakeApiServer) -> FakeApiServer:
         "/apis": {"groups": [kueue]},
         path: crd,
     }
+    server.namespace_labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     labels = {"app.kubernetes.io/name": "ddp-operator"}
     deployment = operator()
     deployment["metadata"]["labels"] = labels
@@ -46,10 +47,11 @@ async def test_a_cluster_where_jobs_train(ddp: Ddp, healthy: FakeApiServer) -> N
     assert result.exit_code == 0, result.output
     assert subjects(result.stdout) == {
         **dict.fromkeys(("cluster", "CRD", "operator", "your rights", "GPUs"), "ok"),
-        **dict.fromkeys(("shared memory", "schedulers", "queues"), "ok"),
+        **dict.fromkeys(("shared memory", "Pod Security", "schedulers", "queues"), "ok"),
         "storage": "warn",
     }
     assert "namespace research has team" in result.stdout
+    assert "namespace research enforces restricted (latest): " in " ".join(result.stdout.split())
     assert healthy.count("GET", "/kueue.x-k8s.io/v1beta2/namespaces/research/localqueues") == 1
     changes = {request.method for request in healthy.requests} - {"GET"}
     assert changes == {"POST"}  # the questions what the user may

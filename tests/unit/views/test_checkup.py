@@ -42,11 +42,17 @@ def facts(**changes: Any) -> Facts:
         "missing": [],
         "nodes": [node("a", gpus=8), node("b")],
         "limits": [],
+        "labels": {"pod-security.kubernetes.io/enforce": "privileged"},
         "storage": [{"metadata": {"name": "standard", "annotations": default}}],
         "schedulers": {"Kueue": True},
         "queues": ["team"],
     }
     return Facts(**{**healthy, **changes})
+
+
+def enforced(level: str, version: str = "latest") -> dict[str, str]:
+    label = "pod-security.kubernetes.io/enforce"
+    return {label: level, f"{label}-version": version}
 
 
 def of(subject: str, **changes: Any) -> list[Finding]:
@@ -58,7 +64,7 @@ def test_nothing_is_wrong_where_all_is_there() -> None:
     assert {each.level for each in found} == {"ok"}
     assert [each.subject for each in found] == [
         *("cluster", "CRD", "operator", "your rights", "GPUs", "shared memory"),
-        *("schedulers", "queues", "storage"),
+        *("Pod Security", "schedulers", "queues", "storage"),
     ]
     lines = shown(found, 80)
     assert lines[-1] == "0 failures, 0 warnings"
@@ -106,6 +112,13 @@ def older_crd() -> dict[str, Any]:
             "warn",
             "get 1Gi here",
         ),
+        ("Pod Security", {"labels": {}}, "ok", "namespace research has no label for it"),
+        ("Pod Security", {"labels": enforced("privileged")}, "ok", "any template is admitted"),
+        ("Pod Security", {"labels": enforced("baseline")}, "ok", "(latest): templates are admit"),
+        ("Pod Security", {"labels": enforced("restricted")}, "ok", "runAsNonRoot: true"),
+        ("Pod Security", {"labels": enforced(ESCAPES)}, "ok", "enforces restricted"),
+        ("Pod Security", {"labels": enforced("baseline", ESCAPES)}, "ok", "enforces baseline"),
+        ("Pod Security", {"labels": FORBIDDEN}, "not known", "may not look"),
         ("schedulers", {"schedulers": {}}, "ok", "none for queues or gangs"),
         ("schedulers", {"schedulers": {"Kueue": FORBIDDEN}}, "not known", "may not look"),
         ("queues", {"queues": []}, "warn", "no LocalQueue in namespace research"),
@@ -132,12 +145,14 @@ def test_a_newer_crd_is_told() -> None:
 def test_who_sees_nothing_but_a_namespace_gets_no_failure() -> None:
     found = examine(
         facts(
-            **dict.fromkeys(("crd", "operators", "nodes", "storage", "limits"), FORBIDDEN),
+            **dict.fromkeys(
+                ("crd", "operators", "nodes", "storage", "limits", "labels"), FORBIDDEN
+            ),
             schedulers={},
         )
     )
     assert "fail" not in {each.level for each in found}
-    assert shown(found, 80)[-1] == "0 failures, 0 warnings, 4 not known"
+    assert shown(found, 80)[-1] == "0 failures, 0 warnings, 5 not known"
 
 
 def test_what_the_cluster_says_is_printable_and_bounded() -> None:
@@ -147,6 +162,7 @@ def test_what_the_cluster_says_is_printable_and_bounded() -> None:
             facts(
                 nodes=many,
                 queues=[ESCAPES],
+                labels=enforced("baseline", ESCAPES),
                 operators=[operator(image=ESCAPES)],
                 storage=[{"metadata": {"name": ESCAPES}}],
             )

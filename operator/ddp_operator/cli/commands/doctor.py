@@ -13,6 +13,7 @@ from ddp_operator.client.cluster import JOBS, Cluster
 from ddp_operator.kube import (
     CUSTOM_RESOURCE_DEFINITIONS,
     EVENTS,
+    NAMESPACES,
     NODES,
     PODS,
     ApiClient,
@@ -89,10 +90,16 @@ async def gather(cluster: Cluster, namespace: str) -> Facts:
         missing=await _or_unknown(_missing(client, namespace)),
         nodes=await _or_unknown(_listed(client, NODES.path())),
         limits=await _or_unknown(_listed(client, _LIMITS.path(namespace=namespace))),
+        labels=await _or_unknown(_labels(client, namespace)),
         storage=await _or_unknown(_listed(client, _STORAGE.path())),
         schedulers=schedulers,
         queues=await _queues(client, groups, namespace),
     )
+
+
+async def _labels(client: ApiClient, namespace: str) -> dict[str, str]:
+    found = await client.request("GET", NAMESPACES.path(name=namespace))
+    return found["metadata"].get("labels") or {}
 
 
 async def _groups(client: ApiClient) -> dict[str, str]:

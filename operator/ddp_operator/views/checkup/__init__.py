@@ -20,6 +20,7 @@ def examine(facts: Facts) -> list[Finding]:
     found += [
         *resources.gpus(facts),
         resources.shared_memory(facts),
+        resources.pod_security(facts),
         *resources.schedulers(facts),
         resources.storage(facts),
     ]

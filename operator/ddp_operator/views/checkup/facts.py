@@ -44,6 +44,8 @@ class Facts:
     nodes: Sequence[Mapping[str, Any]] | Unknown
     limits: Sequence[Mapping[str, Any]] | Unknown
     """LimitRanges of the namespace."""
+    labels: Mapping[str, str] | Unknown
+    """Of the namespace."""
     storage: Sequence[Mapping[str, Any]] | Unknown
     """Storage classes."""
     schedulers: Mapping[str, bool | Unknown] = field(default_factory=dict)

@@ -1,10 +1,11 @@
-"""What jobs need of nodes, memory, schedulers and storage."""
+"""What jobs need of nodes, memory, their namespace, schedulers and storage."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL, GPU_RESOURCE, MIG_RESOURCE_PREFIX
 from ddp_operator.client.text import clean, counted
+from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.views.checkup.facts import (
     Facts,
     Finding,
@@ -90,6 +91,33 @@ def shared_memory(facts: Facts) -> Finding:
         "counts towards it: DataLoader workers and NCCL may need more",
         "set resources.limits.memory in spec.template",
     )
+
+
+_ADMITTED: Final = {
+    "privileged": "any template is admitted",
+    "baseline": "templates are admitted without host paths, host namespaces and privileges; "
+    "spec.accelerator.network needs such",
+    "restricted": "spec.template.spec needs securityContext.runAsNonRoot: true and "
+    "securityContext.seccompProfile.type: RuntimeDefault, each container "
+    "securityContext.allowPrivilegeEscalation: false and securityContext.capabilities.drop: [ALL]; "
+    "kubectl ddp run writes them",
+}
+"""What a level means to jobs."""
+
+
+def pod_security(facts: Facts) -> Finding:
+    """What the namespace enforces, and what templates need there."""
+    subject = "Pod Security"
+    if isinstance(facts.labels, Unknown):
+        return not_known(subject, facts.labels)
+    where = f"namespace {clean(facts.namespace, 63)}"
+    found = PodSecurity.of_labels(facts.labels)
+    if found is None:
+        said = f"{where} has no label for it: the cluster's default holds, usually privileged"
+        return Finding("ok", subject, said)
+    version = clean(found.version, 63)
+    said = f"{where} enforces {found.level} ({version}): {_ADMITTED[found.level]}"
+    return Finding("ok", subject, said)
 
 
 def schedulers(facts: Facts) -> Iterator[Finding]:
