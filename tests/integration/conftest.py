@@ -59,10 +59,14 @@ async def admin(control_plane: cluster.ControlPlane) -> AsyncIterator[ApiClient]
 
 
 @contextlib.asynccontextmanager
-async def new_namespace(admin: ApiClient) -> AsyncIterator[str]:
-    """Create a namespace; it is deleted in the background afterwards."""
+async def new_namespace(admin: ApiClient, **labels: str) -> AsyncIterator[str]:
+    """Create a namespace; it is deleted in the background afterwards. `labels` are those of Pod
+    Security, by the last part of their names.
+    """
     name = f"test-{uuid.uuid4().hex[:8]}"
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    named = {f"pod-security.kubernetes.io/{key}": value for key, value in labels.items()}
+    metadata = {"name": name, "labels": named}
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
     await admin.request("POST", "/api/v1/namespaces", body=body)
     try:
         yield name

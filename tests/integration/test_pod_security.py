@@ -1,0 +1,135 @@
+"""Jobs in a namespace that admits only pods of the Pod Security Standard `restricted`."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from ddp_operator import AsyncClient
+from ddp_operator.job.pods.pod_security import read_refusal
+from ddp_operator.kube import PODS, ApiClient
+from ddp_operator.ports import ForbiddenError
+
+from tests import cluster
+from tests.good_manifests import Json, container, job, template
+from tests.integration.conftest import new_namespace
+from tests.integration.jobs import Jobs
+from tests.integration.test_cli import Ddp, ddp
+
+__all__ = ["ddp"]
+
+pytestmark = pytest.mark.usefixtures("shared_operator")
+
+POD: Json = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+CONTAINER: Json = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+@pytest.fixture
+async def namespace(admin: ApiClient) -> AsyncIterator[str]:
+    """The name of a fresh namespace, in place of one that admits all pods."""
+    async with new_namespace(admin, enforce="restricted") as name:
+        yield name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--user", "1000", "--mount", "pvc/data:/data", "--checkpoint", "pvc/saved"),
+        ("--launcher", "inject", "--mount", "gs://bucket:/data", "--checkpoint", "gs://saved"),
+        ("--gpus", "l4:2", "--spot", "--env-from", "secret/keys"),
+    ],
+    ids=lambda options: options[0] if options else "plain",
+)
+async def test_pods_of_run_are_admitted(ddp: Ddp, jobs: Jobs, options: tuple[str, ...]) -> None:
+    line = ("run", "job", "--image", "registry.example/t:1", "--replicas", "2", "--yes", "--detach")
+    made = await ddp(*line, *options, "--", "python", "train.py")
+    assert made.code == 0, made.err
+    await jobs.until_pods("job-0-0", "job-0-1")
+    await jobs.until(lambda status: status.is_true("PodsCreated"))
+
+
+async def test_pods_of_the_python_client_are_admitted(
+    control_plane: cluster.ControlPlane, jobs: Jobs
+) -> None:
+    async with AsyncClient(kubeconfig=control_plane.kubeconfig, namespace=jobs.namespace) as client:
+        await client.run(command=["python", "train.py"], name="job", image="registry.example/t:1")
+    await jobs.until_pods("job-0-0")
+
+
+async def test_what_the_operator_adds_to_a_template_is_admitted(jobs: Jobs) -> None:
+    trainer = container(command=["python", "train.py"], securityContext=CONTAINER)
+    own = template(trainer, securityContext=POD)
+    spec: Json = {"template": own, "launcher": "inject", "checkpoint": {"gcsBucket": "saved"}}
+    await jobs.create(job(replicas=2, spares=1, isolation="Job", **spec))
+    await jobs.until_pods("job-0-0", "job-0-1")
+
+
+async def test_a_job_that_is_refused_says_what_its_template_lacks(ddp: Ddp, jobs: Jobs) -> None:
+    await jobs.create(job(template=template(container(), container("logs"))))
+    status = await jobs.until(lambda status: status.reason == "PodsForbidden")
+    assert status.message == (
+        f"namespace {jobs.namespace} enforces Pod Security restricted: in spec.template.spec set "
+        "containers[trainer, logs].securityContext.allowPrivilegeEscalation: false, "
+        "containers[trainer, logs].securityContext.capabilities.drop: [ALL], "
+        "securityContext.runAsNonRoot: true, securityContext.seccompProfile.type: RuntimeDefault"
+    )
+    assert await jobs.until_told("PodsForbidden") == status.message
+    why = " ".join((await ddp("why", "job")).out.split())
+    assert status.message in why
+    assert "change the fields of the template that the message names" in why
+    assert await jobs.live_pods() == set()
+
+    containers = (
+        container(securityContext=CONTAINER),
+        container("logs", securityContext=CONTAINER),
+    )
+    await jobs.create(job(template=template(*containers, securityContext=POD)), name="mended")
+    await jobs.until_pods("mended-0-0", name="mended")
+
+
+async def test_what_the_namespace_demands_is_told(ddp: Ddp) -> None:
+    found = " ".join((await ddp("doctor")).out.split())
+    assert "enforces restricted (latest): spec.template.spec needs securityContext.runAs" in found
+
+
+async def test_every_check_of_this_server_is_understood(admin: ApiClient, namespace: str) -> None:
+    """Those that have no field to set, in the server's own words."""
+    trainer: Json = {
+        "name": "trainer",
+        "image": "registry.example/t:1",
+        "ports": [{"containerPort": 8080, "hostPort": 8080}],
+        "securityContext": {
+            "privileged": True,
+            "runAsNonRoot": False,
+            "runAsUser": 0,
+            "capabilities": {"add": ["NET_ADMIN"]},
+            "seccompProfile": {"type": "Unconfined"},
+        },
+    }
+    spec: Json = {
+        "hostNetwork": True,
+        "securityContext": {
+            "appArmorProfile": {"type": "Unconfined"},
+            "seLinuxOptions": {"user": "u"},
+            "sysctls": [{"name": "kernel.sem", "value": "1"}],
+        },
+        "volumes": [{"name": "data", "hostPath": {"path": "/data"}}],
+        "containers": [trainer],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bad"}, "spec": spec}
+    path = PODS.path(namespace=namespace)
+    with pytest.raises(ForbiddenError) as refused:
+        await admin.request("POST", path, body=pod, params={"dryRun": "All"})
+    found = read_refusal(refused.value.message, spec)
+    assert found is not None
+    context = "containers[trainer].securityContext"
+    assert found.remedy == (
+        f"set {context}.privileged: false, {context}.allowPrivilegeEscalation: false, "
+        f"{context}.capabilities.drop: [ALL], {context}.runAsNonRoot: true, "
+        f"{context}.seccompProfile.type: RuntimeDefault; "
+        f"take out {context}.capabilities.add: NET_ADMIN, {context}.runAsUser: 0; "
+        'change forbidden AppArmor profile (pod must not set AppArmor profile type to "Unconfined"'
+        '), host namespaces (hostNetwork=true), hostPort (container "trainer" uses hostPort 8080), '
+        "seLinuxOptions (pod set forbidden securityContext.seLinuxOptions: user may not be set), "
+        'forbidden sysctls (kernel.sem), restricted volume types (volume "data" uses restricted '
+        'volume type "hostPath")'
+    )
