@@ -30,6 +30,7 @@ from pathlib import Path
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launcher.lifetime import Lifetime, Standing
 from ddp_trainer.launcher.node_environment import NodeEnvironmentError, with_node_environment
+from ddp_trainer.launcher.output import Output
 from ddp_trainer.launcher.plan import LaunchPlan
 from ddp_trainer.launcher.scripts import Script
 from ddp_trainer.launcher.starters import SCRIPTS, CommandStarter, ForkserverStarter, Starter
@@ -67,11 +68,11 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
     """Run this pod to its end and write its termination message; returns its exit code."""
     log_to_stdout("launcher")
     try:
-        plan = LaunchPlan.parse(arguments)
+        plan, output = LaunchPlan.parse(arguments), Output.from_env(env)
         placing, standing = Placing(env), Standing.from_env(env)
         if placing.born.node_rank is not None:
             log_to_stdout(f"launcher {placing.born.node_rank}")
-        verdict = _run(plan, placing, standing, with_node_environment(env))
+        verdict = _run(plan, output, placing, standing, with_node_environment(env))
         report = verdict.report
     except ConfigurationError as error:
         _logger.error("%s", error)
@@ -86,16 +87,23 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
     return report.exit_code or 0
 
 
-def _run(plan: LaunchPlan, placing: Placing, standing: Standing, env: Mapping[str, str]) -> Verdict:
+def _run(
+    plan: LaunchPlan,
+    output: Output,
+    placing: Placing,
+    standing: Standing,
+    env: Mapping[str, str],
+) -> Verdict:
     environment = _environment(placing.placement, env)
     if placing.placement.status_port is None:
-        return _supervise(plan, placing, standing, environment)
+        return _supervise(plan, output, placing, standing, environment)
     with status_file(env) as path:
-        return _supervise(plan, placing, standing, environment, path)
+        return _supervise(plan, output, placing, standing, environment, path)
 
 
 def _supervise(
     plan: LaunchPlan,
+    output: Output,
     placing: Placing,
     standing: Standing,
     environment: Mapping[str, str],
@@ -114,6 +122,7 @@ def _supervise(
         found, trainjob_token = _trainjob(placement, environment, status_path)
     supervisor = Supervisor(
         _starter(plan, environment),
+        output,
         lambda: RestartBudget(plan.max_restarts, window_seconds=plan.restart_window_seconds),
         kill_after_seconds=plan.kill_after_seconds,
         silence_seconds=plan.silence_seconds,
@@ -155,7 +164,8 @@ def _supervise(
         standing=standing if served and placing.can_change else None,
     )
     try:
-        return lifetime.run()
+        with output:
+            return lifetime.run()
     except OSError as error:
         what = plan.command[0] if plan.is_script else "the ranks"
         sentence = f"cannot start {what}: {error}"

@@ -19,6 +19,7 @@ import pytest
 import torch
 from ddp_trainer.checkpoints.manifest import MANIFEST, Manifest
 from ddp_trainer.launcher.forkserver import STARTED_SIGNAL, send_request
+from ddp_trainer.launcher.output import OWN_STREAMS
 from ddp_trainer.telemetry.termination import open_report_file
 
 from tests.ports import free_port
@@ -385,7 +386,7 @@ forkserver.serve(socket.socket(fileno=int(sys.argv[1])), [])
         with subprocess.Popen(
             [sys.executable, "-c", program, str(number)], pass_fds=[number], stderr=subprocess.PIPE
         ) as server:
-            send_request(ours, 0, {}, report_fd=report.fileno())
+            send_request(ours, 0, {}, report_fd=report.fileno(), streams=OWN_STREAMS)
             _, errors = server.communicate(timeout=DEADLINE_SECONDS)
     assert server.returncode == 1
     assert b"BlockingIOError: Resource temporarily unavailable" in errors

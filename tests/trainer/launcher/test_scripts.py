@@ -72,8 +72,7 @@ def run(
         [*prefix, *([] if launcher is None else ["--"]), *command],
         cwd=folder / "code",
         env={
-            # Whose lines are written a word at a time, each rank's among those of others.
-            **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            **os.environ,
             **contract(local_world_size=ranks, port=free_port()),
             "PYTHONPATH": os.pathsep.join(
                 [str(folder / "packages"), *(os.path.abspath(p) for p in parents if p)]

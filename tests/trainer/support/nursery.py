@@ -32,6 +32,7 @@ from typing import NoReturn
 from ddp_trainer import launch
 from ddp_trainer.launcher import starters
 from ddp_trainer.launcher.forkserver import PRELOADED
+from ddp_trainer.launcher.output import OWN_STREAMS, Streams
 from ddp_trainer.system.deathsignal import die_with_parent
 from ddp_trainer.system.logs import end_process
 
@@ -191,16 +192,24 @@ def _become_launcher(
     end_process(_code_of(run))
 
 
-def _fork(command: Sequence[str], environment: Mapping[str, str], *, keep_fd: int) -> int:
+def _fork(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    keep_fd: int,
+    streams: Streams = OWN_STREAMS,
+) -> int:
     """What the launcher calls to start its forkserver, or a command once for each rank."""
     if command[0] != sys.executable:
-        return _popen(command, environment, keep_fd=keep_fd)
+        return _popen(command, environment, keep_fd=keep_fd, streams=streams)
     parent, pid = os.getpid(), os.fork()
     if pid != 0:
         return pid
 
     def run() -> None:
         os.setsid()
+        os.dup2(streams.stdout, 1)
+        os.dup2(streams.stderr, 2)
         _begin_anew(parent, environment, keep_fd=keep_fd)
         _run(command[1:])
 

@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from ddp_trainer.exit_codes import ExitCode
+from ddp_trainer.launcher.output import Streams
 from ddp_trainer.system.deathsignal import die_with_parent
 from ddp_trainer.system.logs import end_process, flush_streams
 
@@ -46,13 +47,17 @@ PRELOADED = (
 
 
 def send_request(
-    channel: socket.socket, rank: int, variables: Mapping[str, str], *, report_fd: int
+    channel: socket.socket,
+    rank: int,
+    variables: Mapping[str, str],
+    *,
+    report_fd: int,
+    streams: Streams,
 ) -> None:
     """Ask for a rank with these variables on top of the server's own; the launcher's side."""
     request = json.dumps({"rank": rank, "variables": dict(variables)}).encode()
-    channel.sendmsg(
-        [request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [report_fd]))]
-    )
+    fds = array.array("i", [report_fd, *streams])
+    channel.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
 
 
 def read_started(channel: socket.socket) -> list[tuple[int, int]]:
@@ -93,21 +98,21 @@ def fork_ranks(channel: socket.socket) -> bool:
     flush_streams()  # or each rank would say what was said so far
     _tell(channel, launcher, READY, os.getpid())
     while True:
-        request, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
+        request, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 3)
         if not request:
             return False
-        [report_fd] = fds
         between = os.fork()
-        if between == 0 and _fork_rank(channel, json.loads(request), report_fd, launcher):
+        if between == 0 and _fork_rank(channel, json.loads(request), fds, launcher):
             return True
-        os.close(report_fd)
+        for fd in fds:
+            os.close(fd)
         _, status = os.waitpid(between, 0)
         if status != 0:
             sys.exit("a rank could not be forked")  # and the launcher must not wait for it
 
 
 def _fork_rank(
-    channel: socket.socket, request: Mapping[str, object], report_fd: int, launcher: int
+    channel: socket.socket, request: Mapping[str, object], fds: Sequence[int], launcher: int
 ) -> bool:
     """In between server and rank: tell the launcher of the rank, and leave it to the launcher.
     Returns in the rank only.
@@ -117,7 +122,7 @@ def _fork_rank(
         between = os.getpid()
         rank = os.fork()
         if rank == 0:
-            _become_rank(channel, request, report_fd, between, launcher)
+            _become_rank(channel, request, fds, between, launcher)
             return True
         try:
             # Before the launcher can possibly see the rank die.
@@ -138,11 +143,15 @@ def _tell(channel: socket.socket, launcher: int, rank: object, pid: int) -> None
 def _become_rank(
     channel: socket.socket,
     request: Mapping[str, object],
-    report_fd: int,
+    fds: Sequence[int],
     between: int,
     launcher: int,
 ) -> None:
     try:
+        report_fd, *streams = fds
+        for number, stream in enumerate(streams, start=1):
+            os.dup2(stream, number)
+            os.close(stream)
         while os.getppid() == between:
             time.sleep(0.0005)
         die_with_parent(launcher)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from ddp_trainer.launcher.output import RankOutput
 from ddp_trainer.system.activity import read_activity
 from ddp_trainer.system.standstill import FrozenWatch
 from ddp_trainer.telemetry.termination import read_pulse, read_timeout
@@ -31,6 +32,7 @@ class RankProcess:
     rank: int
     """Becomes another one when the pod gets another place."""
     report_fd: int
+    output: RankOutput
 
 
 class Frozen:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ddp_trainer.launcher.forkserver import READY, read_started, send_request
+from ddp_trainer.launcher.output import OWN_STREAMS, Streams
 from ddp_trainer.system.deathsignal import die_with_parent
 from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE
 
@@ -39,8 +40,12 @@ class Starter(Protocol):
     def is_warm(self) -> bool:
         """Whether that is done, as far as `started` has told."""
 
-    def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
+    def start(
+        self, rank: int, variables: Mapping[str, str], *, report_fd: int, streams: Streams
+    ) -> None:
         """Begin to start a rank, with `variables` on top of what all ranks have.
+
+        The file descriptors may be closed when this returns.
 
         Raises:
             OSError: it cannot be started.
@@ -71,12 +76,15 @@ class CommandStarter:
         """It always is."""
         return True
 
-    def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
+    def start(
+        self, rank: int, variables: Mapping[str, str], *, report_fd: int, streams: Streams
+    ) -> None:
         """Start it at once."""
         process = _popen(
             self._command,
             {**self._environment, **variables, REPORT_FD_VARIABLE: str(report_fd)},
             keep_fd=report_fd,
+            streams=streams,
         )
         self._started.append((rank, process))
 
@@ -128,13 +136,15 @@ class ForkserverStarter:
         """Whether the server has said that it is ready."""
         return self._is_warm
 
-    def start(self, rank: int, variables: Mapping[str, str], *, report_fd: int) -> None:
+    def start(
+        self, rank: int, variables: Mapping[str, str], *, report_fd: int, streams: Streams
+    ) -> None:
         """Ask for it; `started` tells when it is there."""
         self.warm_up()
         assert self._channel is not None
         # A server that is dead already takes this rank along: its end is still to be seen.
         with contextlib.suppress(ConnectionError):
-            send_request(self._channel, rank, variables, report_fd=report_fd)
+            send_request(self._channel, rank, variables, report_fd=report_fd, streams=streams)
 
     def started(self) -> list[tuple[int, int]]:
         """Those that the server has started since the last call."""
@@ -157,7 +167,13 @@ class ForkserverStarter:
             os.kill(self._server, number)
 
 
-def _popen(command: Sequence[str], environment: Mapping[str, str], *, keep_fd: int) -> int:
+def _popen(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    keep_fd: int,
+    streams: Streams = OWN_STREAMS,
+) -> int:
     """Process ID of a new child in a session of its own, with no signals blocked."""
     parent = os.getpid()
 
@@ -169,6 +185,8 @@ def _popen(command: Sequence[str], environment: Mapping[str, str], *, keep_fd: i
         command,
         env=environment,
         pass_fds=[keep_fd],
+        stdout=streams.stdout,
+        stderr=streams.stderr,
         # Ctrl-C reaches the launcher alone, which forwards it once.
         start_new_session=True,
         preexec_fn=prepare,  # noqa: PLW1509 - takes no lock that another thread could hold

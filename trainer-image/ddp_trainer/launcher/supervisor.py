@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ddp_trainer.exit_codes import ExitCode, of_signal
 from ddp_trainer.launcher.forkserver import STARTED_SIGNAL
 from ddp_trainer.launcher.frozen import Frozen, RankProcess
+from ddp_trainer.launcher.output import Output, RankOutput
 from ddp_trainer.launcher.starters import Starter
 from ddp_trainer.launcher.verdict import ComesBack, RankEnd, RestartBudget, settled
 from ddp_trainer.system.deathsignal import adopt_orphans
@@ -48,6 +49,7 @@ class Supervisor:
     def __init__(
         self,
         starter: Starter,
+        output: Output,
         budget: Callable[[], RestartBudget],
         *,
         kill_after_seconds: float,
@@ -55,7 +57,9 @@ class Supervisor:
         can_come_back: ComesBack,
         script_has_finished: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`budget`: a new one, of ranks that start from the beginning.
+        """`output`: where ranks print to; it must have begun before any rank is started.
+
+        `budget`: a new one, of ranks that start from the beginning.
 
         `kill_after_seconds`: how long ranks may take to end when one of them has failed.
         `silence_seconds`: as `Frozen` has it.
@@ -64,6 +68,7 @@ class Supervisor:
         ranks of the bundled trainer each say so in their report.
         """
         self._starter = starter
+        self._output = output
         self._new_budget = budget
         self._budget = budget()
         self._kill_after_seconds = kill_after_seconds
@@ -175,6 +180,7 @@ class Supervisor:
         self._ranks = list(ranks.items())
         for process in [*self._running.copy().values(), *self._starting.values()]:
             process.rank = self._ranks[process.local_rank][0]
+            process.output.rename(process.rank)
         if self._leaving and not self._ending:
             self._leaving, self._kill_at = False, None
             for local_rank in [each for each, end in self._ends.items() if not end.finished]:
@@ -206,11 +212,12 @@ class Supervisor:
 
     def _start(self, local_rank: int) -> None:
         rank, variables = self._ranks[local_rank]
-        report_fd = open_report_file()
-        process = RankProcess(local_rank=local_rank, rank=rank, report_fd=report_fd)
+        report_fd, output = open_report_file(), RankOutput(self._output, rank)
+        process = RankProcess(local_rank=local_rank, rank=rank, report_fd=report_fd, output=output)
         self._starting[rank] = process
         self._start_by = time.monotonic() + _START_SECONDS
-        self._starter.start(rank, variables, report_fd=report_fd)
+        self._starter.start(rank, variables, report_fd=report_fd, streams=output.streams)
+        output.streams.close()
         self._take_in_the_started()
 
     def _start_again(self, local_rank: int, end: RankEnd) -> bool:
@@ -276,6 +283,7 @@ class Supervisor:
             # Anything else was an orphan: it is reaped, and nobody waits for it.
 
     def _end(self, process: RankProcess, exit_code: int) -> RankEnd:
+        process.output.finish()  # before anything is said about its end
         report = read_report_file(process.report_fd)
         os.close(process.report_fd)
         finished = report.finished is True or self._script_has_finished()
