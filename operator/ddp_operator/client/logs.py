@@ -7,7 +7,8 @@ connection that breaks, a pod that starts late and one that takes another's plac
 import asyncio
 import contextlib
 import heapq
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -21,6 +22,8 @@ MOST_BYTES: Final = 16 * 1024
 _SILENT_SECONDS: Final = 3600.0
 """Without output for so long the connection is made anew; the kernel finds dead ones sooner."""
 _ANSWER_SECONDS: Final = 30.0
+_PREFIX: Final = re.compile(r"\[rank(\d{1,6})\]: ")
+"""Before each line of torch's errors, and where `DDP_LOG_PREFIX` is `rank`, before all lines."""
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -63,17 +66,26 @@ class Line:
     time: datetime
     text: str
     note: bool = False
+    rank: int | None = None
+    """Who printed it, if the line says so; None: any of the pod's processes."""
+
+    def may_be_of(self, ranks: Collection[int]) -> bool:
+        """Whether one of these ranks may have printed it; of none: whether anybody has."""
+        return not ranks or self.rank is None or self.rank in ranks
 
 
 def read_line(pod: PodState, raw: bytes, before: datetime) -> Line:
-    """Take a line's time off; one without goes with the line before it."""
+    """Take time and rank off a line; one without a time has that of the line before it."""
     text = raw.decode(errors="replace")
     stamp, _, rest = text.partition(" ")
     try:
         time = datetime.fromisoformat(stamp)
     except ValueError:
-        return Line(pod, before, text)
-    return Line(pod, time.replace(tzinfo=time.tzinfo or UTC), rest)
+        time, rest = before, text
+    rank = None
+    if prefix := _PREFIX.match(rest):
+        rank, rest = int(prefix[1]), rest[prefix.end() :]
+    return Line(pod, time.replace(tzinfo=time.tzinfo or UTC), rest, rank=rank)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,9 @@ class LogLine:
     """
 
     rank: int
-    """The first of the pod's ranks."""
+    """Who printed it, if the line begins with `[rank3]: `, which is taken off; else the first of
+    the pod's ranks.
+    """
     pod: str
     time: datetime
     text: str
@@ -43,7 +45,8 @@ class LogLine:
         index = line.pod.identity.index
         own = ranks.ranks(seen.job.spec, index) if seen.job else range(index, index + 1)
         text = clean_output(line.text, MOST_BYTES)
-        return cls(own.start, line.pod.key.name, line.time, text, note=line.note)
+        rank = own.start if line.rank is None else line.rank
+        return cls(rank, line.pod.key.name, line.time, text, note=line.note)
 
     def __str__(self) -> str:
         return f"{self.rank} {'!' if self.note else '|'} {self.text}"
@@ -81,7 +84,8 @@ async def until_now(
     begun = [pod for pod in chosen(seen, pods, only) if pod.started or pod.exit]
     _refuse_too_many(len(begun))
     async for line in printed(place, begun, wanted):
-        yield LogLine.of(seen, line)
+        if line.may_be_of(only):
+            yield LogLine.of(seen, line)
 
 
 async def followed(
@@ -106,7 +110,8 @@ async def followed(
     async with contextlib.aclosing(read):
         async for seen, lines in read:
             for line in lines:
-                yield LogLine.of(seen, line)
+                if line.may_be_of(only):
+                    yield LogLine.of(seen, line)
 
 
 def _refuse_too_many(count: int) -> None:

@@ -1,24 +1,25 @@
-"""Lines that several pods wrote, each said once."""
+"""Lines that several ranks or pods wrote, each said once."""
 
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from typing import Final, TypeVar
 
 T = TypeVar("T", bound=Hashable)
+W = TypeVar("W", bound=Hashable)
 
 _MOST_SPANS: Final = 4
 """In a prefix; the rest of them is an ellipsis, and the count has them."""
 
 
-def fold(lines: Iterable[tuple[int, T]]) -> list[tuple[T, list[int]]]:
+def fold(lines: Iterable[tuple[W, T]]) -> list[tuple[T, list[W]]]:
     """Put a line that others have written before it to theirs, unless that would change the order
     of its own writer's lines. None is lost or invented, and who wrote a line twice has it twice.
 
     It holds all lines that it is given: what is folded is for the caller to bound.
     """
-    folded: list[tuple[T, list[int]]] = []
+    folded: list[tuple[T, list[W]]] = []
     places: dict[T, list[int]] = {}
-    reached: dict[int, int] = {}
+    reached: dict[W, int] = {}
     for writer, line in lines:
         there = places.setdefault(line, [])
         after = bisect_right(there, reached.get(writer, -1))

@@ -79,6 +79,22 @@ class TestLines:
         assert line.time.replace(microsecond=0) == before.replace(second=second)
         assert line.text == text
 
+    @pytest.mark.parametrize(
+        ("raw", "rank", "text"),
+        [
+            (b"2026-03-01T12:00:05Z [rank3]: ValueError: no", 3, "ValueError: no"),
+            (b"[rank12]:   indented", 12, "  indented"),
+            (b"2026-03-01T12:00:05Z [rank3]:", None, "[rank3]:"),
+            (b"2026-03-01T12:00:05Z x [rank3]: y", None, "x [rank3]: y"),
+            (b"2026-03-01T12:00:05Z [rank1234567]: y", None, "[rank1234567]: y"),
+        ],
+    )
+    def test_some_say_whose_they_are(self, raw: bytes, rank: int | None, text: str) -> None:
+        line = read_line(pod(fresh_job()), raw, datetime(2026, 3, 1, tzinfo=UTC))
+        assert (line.rank, line.text) == (rank, text)
+        assert line.may_be_of([])
+        assert line.may_be_of([3]) == (rank in (3, None))
+
     def test_spaces_stay_and_bars_show_their_last_state(self) -> None:
         assert clean_output("  a   b\tc", 80) == "  a   b c"
         assert clean_output("10%|#   \r 50%|##  \r100%|####\r", 80) == "100%|####"
@@ -122,6 +138,24 @@ class TestLogs:
         text = (await ddp("logs", NAME)).stdout
         assert text == "  0-7 | one\n 8-15 | two\n"
         assert (await ddp("logs", NAME, "--rank", "9")).stdout == " 8-15 | two\n"
+
+    async def test_lines_that_begin_with_their_rank(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", training(spec={"nprocPerNode": 2}))
+        for index in range(2):
+            own = [
+                (2, f"[rank{2 * index + local}]: {text}")
+                for local in range(2)
+                for text in ("same", f"I am {local}")
+            ]
+            server.logs[started(server, index)] = printed((1, "launcher"), *own)
+        assert (await ddp("logs", NAME)).stdout.splitlines() == [
+            "[0-3 x2] | launcher",
+            "[0-3 x4] | same",
+            "[0,2 x2] | I am 0",
+            "[1,3 x2] | I am 1",
+        ]
+        one = await ddp("logs", NAME, "--rank", "3", "--no-fold")
+        assert one.stdout.splitlines() == ["2-3 | launcher", "  3 | same", "  3 | I am 1"]
 
     async def test_what_several_print_is_shown_once(self, ddp: Ddp, server: FakeApiServer) -> None:
         server.create("ddpjobs", training(spec={"replicas": 3}))

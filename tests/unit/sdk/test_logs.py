@@ -41,6 +41,20 @@ async def test_all_ranks_in_the_order_of_time(client: AsyncClient, server: FakeA
     assert [str(line) async for line in job.logs(ranks=[3])] == ["2 | two"]
 
 
+@pytest.mark.parametrize("follow", [True, False])
+async def test_lines_that_begin_with_their_rank(
+    client: AsyncClient, server: FakeApiServer, follow: bool
+) -> None:
+    server.create("ddpjobs", stored("Succeeded", spec={"nprocPerNode": 2}))
+    own = [(2, "[rank1]: one"), (3, "[rank0]: two")]
+    server.logs[started(server, 0, ended=True)] = printed((1, "launcher"), *own)
+    job = await client.job(NAME)
+    shown = [str(line) async for line in job.logs(follow=follow)]
+    assert shown == ["0 | launcher", "1 | one", "0 | two"]
+    shown = [str(line) async for line in job.logs(follow=follow, ranks=[1])]
+    assert shown == ["0 | launcher", "1 | one"]
+
+
 @pytest.mark.parametrize("ranks", [[2], [-1], [0, 7]])
 async def test_ranks_that_there_are_not(
     client: AsyncClient, server: FakeApiServer, ranks: list[int]

@@ -40,7 +40,8 @@ _HELD_SECONDS: Final = 0.3
     "wanted_ranks",
     type=click.IntRange(0),
     multiple=True,
-    help="Only this one's pod; can be given several times.",
+    help="Only this one's pod, and of lines that begin with a rank only its own; "
+    "can be given several times.",
 )
 @click.option(
     "-f",
@@ -103,10 +104,10 @@ async def _show_printed(
         if held and (
             len(held) >= MOST_HELD or line.time - held[0].time >= timedelta(seconds=_FOLDED_SECONDS)
         ):
-            _print(seen, held, folds=folds)
+            _print(seen, held, only, folds=folds)
             held = []
         held.append(line)
-    _print(seen, held, folds=folds)
+    _print(seen, held, only, folds=folds)
 
 
 async def follow_logs(
@@ -146,7 +147,7 @@ async def follow_logs(
     )
     async with contextlib.aclosing(read):
         async for seen, lines in read:
-            _print(seen, lines, folds=folds)
+            _print(seen, lines, only, folds=folds)
 
 
 def chosen_pods(seen: SeenJob, pods: Pods, only: Collection[int]) -> list[PodState]:
@@ -172,21 +173,25 @@ def _tell_left_out(count: int) -> None:
         click.echo(f"{said}: choose with --rank, or raise --max-pods.", err=True)
 
 
-def _print(seen: SeenJob, lines: Sequence[Line], *, folds: bool) -> None:
+def _print(seen: SeenJob, lines: Sequence[Line], only: Collection[int], *, folds: bool) -> None:
     last = ranks.world_size(seen.job.spec) - 1 if seen.job else seen.replicas - 1
     several = seen.job is not None and ranks.local_world_size(seen.job.spec, 0) > 1
     width = len(str(last)) * (1 + several) + several
     said = [
-        (line.pod.identity.index, (clean_output(line.text, _MOST_CHARACTERS), line.note))
+        (_speaker(seen, line), (clean_output(line.text, _MOST_CHARACTERS), line.note))
         for line in lines
+        if line.may_be_of(only)
     ]
-    for (text, note), pods in fold(said) if folds else [(what, [who]) for who, what in said]:
-        who = spans(_own(seen, index) for index in pods)
-        if len(pods) > 1:
-            who = f"[{who} x{len(pods)}]"
+    for (text, note), speakers in fold(said) if folds else [(what, [who]) for who, what in said]:
+        who = spans(speakers)
+        if len(speakers) > 1:
+            who = f"[{who} x{len(speakers)}]"
         click.echo(f"{who:>{width}} {'!' if note else '|'} {text}", err=note)
 
 
-def _own(seen: SeenJob, index: int) -> range:
-    """The ranks of a pod."""
+def _speaker(seen: SeenJob, line: Line) -> range:
+    """The ranks that may have printed a line: the one that it names, or its pod's."""
+    if line.rank is not None:
+        return range(line.rank, line.rank + 1)
+    index = line.pod.identity.index
     return ranks.ranks(seen.job.spec, index) if seen.job else range(index, index + 1)
