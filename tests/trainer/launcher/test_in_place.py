@@ -348,15 +348,27 @@ def test_a_pod_without_a_place_that_cannot_be_told_fails(tmp_path: Path) -> None
         assert "cannot be told of one" in deaf.message["error"]
 
 
+SPEAKS = """
+    speak = folder / "speak"
+    if speak.exists():
+        speak.unlink()
+        print("I speak", flush=True)
+"""
+
+
 def test_ranks_that_form_their_group_by_themselves_go_on(tmp_path: Path) -> None:
-    with world_job(tmp_path, prelude=JOINED, turn=LEAVES) as job:
-        pod = job.start(1)
+    with world_job(tmp_path, prelude=JOINED, turn=LEAVES + SPEAKS) as job:
+        pod = job.start(1, variables={"DDP_LOG_PREFIX": "rank"})
         before = pod.wait_for(1)["pid"]
+        (tmp_path / "speak").touch()
+        pod.wait_for_log("[rank1]: I speak")
         until(lambda: pod.news()["scope"] == "Pod", "the launcher to know")
         assert pod.tell(2, 0, start=False, masterAddr="pod-1.job")[0] == 200
         # A rank that dies is started as what it is by now, by the name that it looks up anew.
         pod.wait_for_log("generation 2: node rank 0 of 2")
         assert is_alive(before)
+        (tmp_path / "speak").touch()
+        pod.wait_for_log("[rank0]: I speak")
         os.kill(before, signal.SIGKILL)
         again = pod.wait_for(2)
         assert (again["RANK"], again["MASTER_ADDR"]) == ("0", "pod-1.job")
