@@ -61,6 +61,10 @@ class ControlPlane:
             raise ClusterError(f"the test control plane has no user {user!r}")
         return path
 
+    def process(self, name: str) -> ProcessId:
+        """Return the process of a component, such as ``kube-controller-manager``."""
+        return self._components.process(name)
+
     def metrics(self) -> str:
         """Return the API server's metrics in Prometheus' text format."""
         return self.client.request("GET", "/metrics", timeout_s=60).decode()

@@ -95,6 +95,12 @@ def module_source(module: Path, path: str) -> Path:
     return Path(go_output("list", "-m", "-f", "{{.Dir}}", path, cwd=module).strip())
 
 
+def required_version(module: Path, path: str) -> str:
+    """Return the version of one module that ``module`` requires, without its ``v``."""
+    [found] = re.findall(rf"(?m)\b{re.escape(path)} v(\S+)$", (module / "go.mod").read_text())
+    return str(found)
+
+
 @dataclass
 class GoPrograms:
     """Some programs of one module folder, built together."""

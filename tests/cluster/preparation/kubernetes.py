@@ -14,7 +14,12 @@ from pathlib import Path
 
 from tests.cluster.cache import cache_dir
 from tests.cluster.errors import ClusterError
-from tests.cluster.preparation.go_modules import MODULES, GoPrograms, go_output
+from tests.cluster.preparation.go_modules import (
+    MODULES,
+    GoPrograms,
+    go_output,
+    required_version,
+)
 
 VERSION_VARIABLE = "KUBE_VERSION"
 _PINNED = MODULES / "kubernetes"
@@ -42,8 +47,7 @@ def version() -> str:
 
 def pinned_version() -> str:
     """Return the version that ``modules/kubernetes`` pins."""
-    [found] = re.findall(r"(?m)k8s\.io/kubernetes v(\S+)$", (_PINNED / "go.mod").read_text())
-    return str(found)
+    return required_version(_PINNED, "k8s.io/kubernetes")
 
 
 def programs_folder() -> Path:
