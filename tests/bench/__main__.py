@@ -29,13 +29,13 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.repeat < 1:
         parser.error("--repeat: at least 1")
-    if unknown := sorted(set(asked.names) - set(known)):
+    if unknown := sorted(word for word in set(asked.names) if not benchmark.find(word)):
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     machine = {"cores": os.cpu_count() or 1, "python": platform.python_version()}
     print(f"machine      {machine['cores']} cores, Python {machine['python']}")
     found: dict[str, Any] = {**machine}
     failed = []
-    for name in asked.names or known:
+    for name in [name for word in asked.names for name in benchmark.find(word)] or known:
         print(f"\n== {name}", flush=True)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="ddp-bench-") as scratch:

@@ -35,7 +35,7 @@ class Outcome:
 
     text: str
     """A table for people, in lines of at most 80 characters: what was run on what, how often, and
-    each figure with its spread."""
+    each figure with its spread. Rows of Markdown, for a page, may be longer."""
     data: dict[str, Any] = field(default_factory=dict)
     """The same and more, as JSON data."""
 
@@ -48,6 +48,11 @@ def names() -> list[str]:
         for folder in _FOLDERS
         for module in (here / folder).glob("[a-z]*.py")
     )
+
+
+def find(word: str) -> list[str]:
+    """Return the benchmarks of a name, or of its second part: `peers` for `operator-peers`."""
+    return [name for name in names() if word in (name, name.partition("-")[2])]
 
 
 def measure(name: str, settings: Settings) -> Outcome:

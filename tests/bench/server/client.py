@@ -94,7 +94,7 @@ class BareClient:
 
     @asynccontextmanager
     async def watch(self, path: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Watch a collection from now on: within the block, iterate over its events.
+        """Watch a collection from what there is on: within the block, iterate over its events.
 
         The server ends watches that are old, or too slow for it: they are begun again where they
         were.
@@ -128,7 +128,9 @@ class BareClient:
                         raise BenchmarkError(f"the watch of {path} has ended")
                     response = await begin(f"&resourceVersion={version}")
 
-            yield events(await begin(""))
+            # Without a version, the server waits for its cache to be as new as its database, and on
+            # etcd 3.4 gives up where nobody changes what is watched.
+            yield events(await begin("&resourceVersion=0"))
 
     async def delete(self, path: str) -> None:
         """Delete an object."""

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,6 @@ from ddp_operator.api.schema.crd import custom_resource_definition
 from tests.bench.benchmark import BenchmarkError
 from tests.bench.server import workload
 from tests.bench.server.client import BareClient, wait_for
-from tests.bench.server.process import OperatorProcess
 from tests.cluster import ControlPlane, control_plane
 
 _API = f"/apis/{GROUP}/{VERSION}"
@@ -54,15 +53,21 @@ async def wait_until_serving(client: BareClient, namespace: str, alive: Callable
 
 
 async def pods_exist(
-    client: BareClient, namespace: str, count: int, operator: OperatorProcess | None = None
+    client: BareClient,
+    namespace: str,
+    count: int,
+    *,
+    alive: Sequence[Callable[[], None]] = (),
+    deadline_seconds: float = 120.0,
 ) -> None:
-    """Wait until a namespace has so many pods."""
+    """Wait until a namespace has so many pods, or all namespaces where it is empty."""
 
     async def complete() -> bool:
         return await client.count_pods(namespace) >= count
 
-    alive = [operator.check_alive] if operator else []
-    await wait_for(complete, what=f"{count} pods exist", alive=alive)
+    await wait_for(
+        complete, what=f"{count} pods exist", alive=alive, deadline_seconds=deadline_seconds
+    )
 
 
 async def verify_names(client: BareClient, namespace: str, wanted: set[str]) -> None:
@@ -91,17 +96,20 @@ async def make_owner(client: BareClient, namespace: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def namespace_of(client: BareClient, name: str) -> AsyncIterator[None]:
-    """A namespace for the length of an `async with` block, and all of it gone afterwards."""
-    await make_namespace(client, name)
+async def namespace_of(client: BareClient, *names: str) -> AsyncIterator[None]:
+    """Namespaces for the length of an `async with` block, and all of them gone afterwards."""
+    for name in names:
+        await make_namespace(client, name)
     yield
-    path = f"/api/v1/namespaces/{name}"
-    await client.delete(path)
+    paths = [f"/api/v1/namespaces/{name}" for name in names]
+    for path in paths:
+        await client.delete(path)
 
     async def gone() -> bool:
-        return await client.get(path) is None
+        return not any([await client.get(path) for path in paths])
 
-    await wait_for(gone, what=f"{name} is deleted", deadline_seconds=300, interval_seconds=0.2)
+    what = f"{', '.join(names)} deleted"
+    await wait_for(gone, what=what, deadline_seconds=600, interval_seconds=0.2)
 
 
 def say(text: str) -> None:

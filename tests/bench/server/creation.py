@@ -99,7 +99,7 @@ async def jobs(
             before, cpu_before = await client.requests(), operator.cpu_seconds()
             started = time.monotonic()
             await client.post_all(jobs_path(namespace), bodies)
-            await pods_exist(client, namespace, shape.pods, operator)
+            await pods_exist(client, namespace, shape.pods, alive=[operator.check_alive])
             seconds = time.monotonic() - started
             await client.settle()
             run = JobsRun(

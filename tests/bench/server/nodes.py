@@ -30,6 +30,8 @@ class SimulatedNodes:
         """By name of each pod: when the watch told of it, by `time.monotonic`."""
         self.failures_seen: asyncio.Queue[str] = asyncio.Queue()
         """Names of pods that the watch reported as failed, one after the other."""
+        self._containers: dict[str, str] = {}
+        """By name of each pod: the name of its first container."""
         self.running = 0
         """Pods that were reported as running and ready."""
 
@@ -63,6 +65,7 @@ class SimulatedNodes:
             name = pod["metadata"]["name"]
             if event["type"] == "ADDED":
                 self.seen[name] = time.monotonic()
+                self._containers[name] = pod["spec"]["containers"][0]["name"]
                 self._created.put_nowait(pod)
             elif event["type"] == "MODIFIED" and pod["status"].get("phase") == "Failed":
                 self.failures_seen.put_nowait(name)
@@ -82,7 +85,7 @@ class SimulatedNodes:
 
     async def _report(self, pod: str, *, phase: str, ready: bool, state: Manifest) -> None:
         container = {
-            "name": "trainer",
+            "name": self._containers[pod],
             "image": "registry.example.com/research/trainer:1.0.0",
             "imageID": "",
             "ready": ready,

@@ -1,10 +1,10 @@
-"""The operator as users run it: a process of its own, watched from outside."""
+"""The operator, and other controllers, as users run them: processes, watched from outside."""
 
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,8 +25,16 @@ def memory_mb(pid: int, field: str, *, file: str = "status") -> float:
     raise BenchmarkError(f"the kernel tells no {field} of process {pid}")
 
 
-class OperatorProcess:
-    """A running operator; made by `running_operator`."""
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used, in user and kernel mode."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    # The command name (field 2) may hold spaces and parentheses: count from its end.
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class ControllerProcess:
+    """A running controller; made by `running_program`."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
@@ -36,10 +44,11 @@ class OperatorProcess:
         """Raise `BenchmarkError`, with its last words, if it has ended."""
         if self._process.poll() is not None:
             last = self._log.read_text(errors="replace").strip().splitlines()[-3:]
-            raise BenchmarkError(f"the operator ended ({self._process.returncode}): {last}")
+            name = self._log.name
+            raise BenchmarkError(f"{name}: it ended ({self._process.returncode}): {last}")
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; `running_operator` need not be told that it ends."""
+        """Send a signal; `running_program` need not be told that it ends."""
         self._process.send_signal(number)
 
     def peak_memory_mb(self) -> float:
@@ -52,10 +61,11 @@ class OperatorProcess:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time that it has used, in user and kernel mode."""
-        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
-        # The command name (field 2) may hold spaces and parentheses: count from its end.
-        fields = stat[stat.rindex(")") + 2 :].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self._process.pid)
+
+
+class OperatorProcess(ControllerProcess):
+    """A running operator; made by `running_operator`."""
 
     def troubles(self) -> list[str]:
         """Return the warnings and errors that it has logged."""
@@ -71,10 +81,28 @@ def running_operator(
     command = [sys.executable, "-m", "ddp_operator", "run"]
     command += ["--kubeconfig", str(kubeconfig), "--health-port", "0"]
     command += ["--metrics-port", "0", *options]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    try:
+    with _process(command, log=log) as process:
         yield OperatorProcess(process, log)
+
+
+@contextmanager
+def running_program(
+    command: Sequence[str | Path], *, log: Path, environment: Mapping[str, str]
+) -> Iterator[ControllerProcess]:
+    """Run a controller, with further environment variables, for the length of a `with` block."""
+    with _process(command, log=log, environment=environment) as process:
+        yield ControllerProcess(process, log)
+
+
+@contextmanager
+def _process(
+    command: Sequence[str | Path], *, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    env = {**os.environ, **(environment or {})}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
+    try:
+        yield process
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -29,7 +29,7 @@ def job(
             # No kubelet ends the old pods, and how long one takes is not the operator's doing.
             "restart": {"scope": scope, "replaceWhen": "Terminating"},
             "checkpoint": {"persistentVolumeClaim": "checkpoints"},
-            "template": _template(),
+            "template": template(),
         },
     }
 
@@ -74,7 +74,8 @@ def gang(replicas: int, *, attempt: int = 0) -> list[Identity]:
     return [Identity(index, attempt) for index in range(replicas)]
 
 
-def _template() -> Manifest:
+def template() -> Manifest:
+    """Return a pod template as users write them."""
     return {
         "metadata": {"labels": {"team": "research"}, "annotations": {"example.com/owner": "me"}},
         "spec": {
