@@ -96,12 +96,14 @@ class _Life:
         namespace = f"{run}-many"
         async with namespace_of(self._client, namespace):
             await self._begin(namespace)
-            found[report.MANY] = await self._step(lambda: self._create([namespace], MANY))
+            found[report.MANY] = await self._step(
+                report.MANY, lambda: self._create([namespace], MANY)
+            )
             await self._verify(namespace, MANY)
         namespace = f"{run}-one"
         async with namespace_of(self._client, namespace), AsyncExitStack() as stack:
             await self._begin(namespace)
-            found[report.ONE] = await self._step(lambda: self._create([namespace], ONE))
+            found[report.ONE] = await self._step(report.ONE, lambda: self._create([namespace], ONE))
             await self._verify(namespace, ONE)
             nodes = []
 
@@ -110,8 +112,10 @@ class _Life:
                 nodes.append(await stack.enter_async_context(begun))
                 return await self._run(nodes, ONE.pods + 1)
 
-            found[report.READY] = await self._step(make_ready)
-            found[report.RESTART] = await self._step(lambda: self._restart(nodes[0]))
+            found[report.READY] = await self._step(report.READY, make_ready)
+            found[report.RESTART] = await self._step(
+                report.RESTART, lambda: self._restart(nodes[0])
+            )
             await self._verify(namespace, ONE)
         return found
 
@@ -130,7 +134,7 @@ class _Life:
                 await self._create(namespaces, REST)
                 return await self._run(nodes, REST.pods + 1)
 
-            cost = await self._step(load)
+            cost = await self._step("until they run", load)
             cpu, began = self._cpu(), time.monotonic()
             await asyncio.sleep(_REST_SECONDS)
             percent = 100 * (self._cpu() - cpu) / (time.monotonic() - began)
@@ -200,18 +204,20 @@ class _Life:
                 f"{shape.jobs}; with other numbers than wanted: {differing}"
             )
 
-    async def _step(self, do: Callable[[], Awaitable[float]]) -> Cost:
+    async def _step(self, name: str, do: Callable[[], Awaitable[float]]) -> Cost:
         """Take a step, which returns when it had done what counts; count until nobody writes."""
         requests = await self._client.requests()
         cpu, kube, began = self._cpu(), cpu_seconds(self._kube), time.monotonic()
         ended = await do()
         await self._client.settle(deadline_seconds=_DEADLINE_SECONDS)
-        return Cost(
+        cost = Cost(
             seconds=ended - began,
             cpu_seconds=self._cpu() - cpu,
             kube_cpu_seconds=cpu_seconds(self._kube) - kube,
             requests=(await self._client.requests()).since(requests),
         )
+        say(f"  {name}: {cost.seconds:.1f} s, CPU {cost.cpu_seconds:.1f} s, {cost.writes} writes")
+        return cost
 
     def _cpu(self) -> float:
         return sum(process.cpu_seconds() for process in self._processes)
