@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from tests.cluster.preparation import (
     image_parts,
     images,
     kubernetes,
+    kueue,
     packages,
     prometheus,
 )
@@ -36,6 +37,9 @@ class Stage(Enum):
     IMAGES = "images"
     MONITORING = "Prometheus"
     BROWSER = "Chromium"
+    KUEUE = "Kueue"
+    """Last, and of lowest priority: the few tests that need it can wait, and nothing waits for
+    them."""
 
 
 CLUSTER = (Stage.API_SERVER, Stage.NODE, Stage.IMAGES)
@@ -107,6 +111,7 @@ def _all_steps() -> list[Step]:
             is_optional=True,
         ),
         _packages("Chromium", Stage.BROWSER, packages.BROWSER, is_optional=True),
+        _kueue(),
     ]
 
 
@@ -212,6 +217,18 @@ def go_programs(build: GoPrograms, of: str, stage: Stage, usual_seconds: float) 
         is_done=build.is_done,
         run=build.build,
         share=build.share,
+    )
+
+
+def _kueue() -> Step:
+    build = kueue.build()
+
+    def run() -> None:
+        go_modules.fetch_go()  # which it is there for already where Kubernetes was built
+        build.build()
+
+    return replace(
+        go_programs(build, f"Kueue {kueue.version()}", Stage.KUEUE, 300), run=run, is_optional=True
     )
 
 

@@ -84,7 +84,7 @@ def test_what_is_not_done_is_done_stage_by_stage(capsys: pytest.CaptureFixture[s
         reached=lambda stage: machine.did.append(f"-- {stage.value}"),
     )
     did = ["server", "-- API server", "kubelet", "-- node", "images", "-- images"]
-    assert machine.did == [*did, "-- Prometheus", "-- Chromium"]
+    assert machine.did == [*did, "-- Prometheus", "-- Chromium", "-- Kueue"]
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "there already: packages"
     assert [line for line in lines if "done in" in line] == [
