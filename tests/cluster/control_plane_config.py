@@ -43,6 +43,8 @@ class ControlPlaneConfig:
     # Whether real pods run here: they need service accounts, and the nodes are really watched.
     has_nodes: bool
     node_name: str = "node"
+    # Whether pods of nodes that do not exist are collected where no real pods run.
+    collects_pods: bool = False
 
     @property
     def server(self) -> str:
@@ -184,7 +186,8 @@ def controller_manager_argv(config: ControlPlaneConfig) -> list[str | Path]:
     if not config.has_nodes:
         # Tests play the kubelet there: a node that nobody renews must not be declared lost, nor
         # a pod collected because its node is made up.
-        argv.append("--controllers=*,-nodelifecycle,-podgc")
+        collector = "" if config.collects_pods else ",-podgc"
+        argv.append(f"--controllers=*,-nodelifecycle{collector}")
     return argv
 
 

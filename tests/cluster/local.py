@@ -6,7 +6,7 @@ It needs no root, starts in a few seconds, and any number of them run side by si
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,6 +65,11 @@ class ControlPlane:
         """Return the process of a component, such as ``kube-controller-manager``."""
         return self._components.process(name)
 
+    def spawn_beside(self, name: str, argv: Sequence[str | Path]) -> ProcessId:
+        """Start a program that uses this API server; it ends with the control plane."""
+        self._components.spawn(name, [*argv])
+        return self._components.process(name)
+
     def metrics(self) -> str:
         """Return the API server's metrics in Prometheus' text format."""
         return self.client.request("GET", "/metrics", timeout_s=60).decode()
@@ -92,7 +97,12 @@ class ControlPlane:
 
 
 def start(
-    name: str, *, controllers: bool, scheduler: bool, owner: ProcessId | None
+    name: str,
+    *,
+    controllers: bool,
+    scheduler: bool,
+    owner: ProcessId | None,
+    collects_pods: bool = False,
 ) -> ControlPlane:
     """Start a control plane that runs until it is removed by name, or its owner ends."""
     packages.check(packages.CONTROL_PLANE)
@@ -111,6 +121,7 @@ def start(
             etcd_port=etcd_port,
             etcd_peer_port=etcd_peer_port,
             has_nodes=False,
+            collects_pods=collects_pods,
         ),
     )
     try:
@@ -122,18 +133,27 @@ def start(
 
 
 @contextmanager
-def control_plane(*, controllers: bool = True, scheduler: bool = False) -> Iterator[ControlPlane]:
+def control_plane(
+    *, controllers: bool = True, scheduler: bool = False, collects_pods: bool = False
+) -> Iterator[ControlPlane]:
     """Run a control plane of one's own for the length of a ``with`` block.
 
     Without ``controllers`` nothing happens but what the API server does itself: no Endpoints, no
-    garbage collection of dependents, no namespace deletion. A control plane whose process was
+    garbage collection of dependents, no namespace deletion. With ``collects_pods`` pods go that can
+    run nowhere, as in a real cluster; their nodes have to exist. A control plane whose process was
     killed is cleared away by the next one that starts.
 
     Raises ClusterUnavailableError when this machine cannot have one.
     """
     sweep()
     name = f"cp-{secrets.token_hex(4)}"
-    running = start(name, controllers=controllers, scheduler=scheduler, owner=ProcessId.current())
+    running = start(
+        name,
+        controllers=controllers,
+        scheduler=scheduler,
+        owner=ProcessId.current(),
+        collects_pods=collects_pods,
+    )
     try:
         yield running
     finally:

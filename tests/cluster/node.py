@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+from collections.abc import Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -154,6 +155,21 @@ class Node:
         (status,) = pod["status"]["containerStatuses"]
         container_id = status["containerID"].removeprefix("containerd://")
         self._ctr("tasks", "kill", "--signal", "SIGKILL", container_id)
+
+    def spawn_beside(self, name: str, argv: Sequence[str | Path]) -> ProcessId:
+        """Start a program in the node's network, where the API server has its loopback addresses;
+        it ends with the node.
+        """
+        init = self._instance.processes["node-init"]
+        pid = spawn(
+            ["nsenter", "--target", str(init.pid), "--net", *argv],
+            log=self._instance.logs / f"{name}.log",
+            marker=self._instance.folder,
+        )
+        started = ProcessId.of(pid)
+        if started is None:
+            raise ClusterError(f"{name}: {last_words(self._instance.logs / f'{name}.log')}")
+        return started
 
     def stop_apiserver(self) -> None:
         """Kill the API server without warning; connections to it break."""
