@@ -1,6 +1,6 @@
 """Prepares what the tests need, then runs all rings beside each other: `make test`, `make chaos`.
 
-One lane waits for pods most of its time, two start processes, two compute and one talks to an API
+One lane waits for pods most of its time, two start processes, two compute and two talk to an API
 server, so that together they take little longer than the slowest. Each part of a lane is an
 ordinary pytest run. What takes minutes to get is prepared before, outside of any test's time limit;
 only decisions, alone and in whole histories, which is plain computing, are tested meanwhile.
@@ -40,18 +40,22 @@ LOST_RANKS = ("tests/trainer/library", "tests/trainer/stream_device")
 
 MONITORING = "tests/integration/monitoring"
 PAGES = "tests/integration/pages"
+QUEUES = "tests/integration/queues"
+APART = (MONITORING, PAGES, QUEUES)
+"""What needs more than an API server."""
 
 TESTS: Mapping[str, Sequence[Part]] = {
     "decisions": (Part(("tests/unit",), None),),
     "histories": (Part(("tests/simulation",), None),),
     "API server": (
         Part(
-            ("tests/integration", *(f"--ignore={part}" for part in (MONITORING, PAGES))),
+            ("tests/integration", *(f"--ignore={part}" for part in APART)),
             Stage.API_SERVER,
         ),
         Part((MONITORING,), Stage.MONITORING),
         Part((PAGES,), Stage.BROWSER),
     ),
+    "queues": (Part((QUEUES,), Stage.KUEUE),),
     # They need nothing, but a build beside them would take the two cores from ranks that wait for
     # each other; and they from it, for whose end the longest lane waits.
     "lost ranks": (Part(LOST_RANKS, Stage.IMAGES),),

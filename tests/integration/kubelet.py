@@ -1,5 +1,6 @@
 """Plays scheduler and kubelet: gives pods a node and reports, as a kubelet does, how they fare."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Any, Final
 
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.kube import PODS, ApiClient
-from ddp_operator.ports import NotFoundError
+from ddp_operator.ports import ClusterError, NotFoundError
 
 from tests.good_manifests import Json, job
 from tests.integration.jobs import Jobs
@@ -103,6 +104,20 @@ class FakeKubelet:
         for pod in pods:
             await eventually(partial(told, pod))
             await self.finish(pod)
+
+    async def live(self) -> None:
+        """Do once what a kubelet does by itself: run pods that may run, and end deleted ones."""
+        answer = await self._client.request("GET", PODS.path(namespace=self._namespace))
+        for pod in answer["items"]:
+            name, spec = pod["metadata"]["name"], pod["spec"]
+            ended = pod["status"]["phase"] in ("Failed", "Succeeded")
+            with contextlib.suppress(ClusterError):  # it has changed meanwhile
+                if pod["metadata"].get("deletionGracePeriodSeconds"):
+                    if not ended:
+                        await self.fail(name, exit_code=143)
+                    await self.finish(name)
+                elif not (ended or "nodeName" in spec or spec.get("schedulingGates")):
+                    await self.run(name)
 
     async def _end(
         self,

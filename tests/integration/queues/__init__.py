@@ -1,0 +1,1 @@
+"""Jobs in queues of a real Kueue."""

@@ -1,0 +1,126 @@
+"""The queue of a namespace, and what Kueue says of the jobs in it."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
+
+from ddp_operator.kube import ApiClient, Resource
+from ddp_operator.kube.client import MERGE_PATCH
+from ddp_operator.ports import AlreadyExistsError
+
+from tests.good_manifests import Json, container, job, template
+from tests.waiting import eventually
+
+_GROUP: Final = ("kueue.x-k8s.io", "v1beta2")
+_FLAVORS: Final = Resource(*_GROUP, "resourceflavors")
+_CLUSTER_QUEUES: Final = Resource(*_GROUP, "clusterqueues")
+_LOCAL_QUEUES: Final = Resource(*_GROUP, "localqueues")
+_PRIORITIES: Final = Resource(*_GROUP, "workloadpriorityclasses")
+_WORKLOADS: Final = Resource(*_GROUP, "workloads")
+_API: Final = "kueue.x-k8s.io/v1beta2"
+
+NAME: Final = "team"
+URGENT: Final = "urgent"
+"""The name of the only priority class."""
+
+
+def queued_job(*, urgent: bool = False, **spec: Any) -> Json:
+    """A job of two pods in the queue, each of which asks for one CPU."""
+    trainer = container(resources={"requests": {"cpu": "1"}})
+    labels = {"kueue.x-k8s.io/priority-class": URGENT} if urgent else {}
+    pods = {"metadata": {"labels": labels}, **template(trainer)}
+    return job(**{"replicas": 2, "scheduling": {"queueName": NAME}, "template": pods, **spec})
+
+
+class Queue:
+    """A queue with a quota of its own."""
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self._client = client
+        self._namespace = namespace
+
+    async def drain(self) -> None:
+        """Have Kueue evict all that runs, and admit nothing."""
+        await self._set_stop_policy("HoldAndDrain")
+
+    async def reopen(self) -> None:
+        """Have Kueue admit what waits."""
+        await self._set_stop_policy("None")
+
+    async def _set_stop_policy(self, policy: str) -> None:
+        path = _CLUSTER_QUEUES.path(name=self._namespace)
+        body = {"spec": {"stopPolicy": policy}}
+        await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def used(self) -> int:
+        """How many CPUs are reserved in it."""
+        path = _CLUSTER_QUEUES.path(name=self._namespace)
+        found = await self._client.request("GET", path)
+        [flavor] = found["status"]["flavorsReservation"]
+        return int(flavor["resources"][0]["total"])
+
+    async def until_used(self, cpus: int) -> None:
+        """Wait until so many CPUs are reserved."""
+        seen = -1
+
+        async def holds() -> bool:
+            nonlocal seen
+            seen = await self.used()
+            return seen == cpus
+
+        await eventually(holds, interval_seconds=0.1, describe=lambda: f"{seen} CPUs are reserved")
+
+    async def workloads(self) -> dict[str, Json]:
+        """All workloads of the namespace, by name."""
+        path = _WORKLOADS.path(namespace=self._namespace)
+        found = await self._client.request("GET", path)
+        return {item["metadata"]["name"]: item for item in found["items"]}
+
+    async def until_workloads(
+        self, condition: Callable[[dict[str, Json]], bool]
+    ) -> dict[str, Json]:
+        """Wait until the workloads fulfil a condition, and return them."""
+        seen: dict[str, Json] = {}
+
+        async def holds() -> bool:
+            nonlocal seen
+            seen = await self.workloads()
+            return condition(seen)
+
+        await eventually(holds, interval_seconds=0.1, describe=lambda: f"workloads {seen}")
+        return seen
+
+
+def is_true(workload: Json, condition: str) -> bool:
+    """Whether a condition of a workload holds."""
+    found = workload.get("status", {}).get("conditions") or ()
+    return any(c["type"] == condition and c["status"] == "True" for c in found)
+
+
+def _cluster_queue(cpus: int) -> Json:
+    flavor = {"name": "default", "resources": [{"name": "cpu", "nominalQuota": cpus}]}
+    return {
+        "namespaceSelector": {},
+        # Else Kueue lets others pass a job that it has just found no room for.
+        "queueingStrategy": "StrictFIFO",
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [{"coveredResources": ["cpu"], "flavors": [flavor]}],
+    }
+
+
+async def new_queue(client: ApiClient, namespace: str) -> Queue:
+    """Make the queue `team` of a namespace, with quota for one job of two pods."""
+
+    async def create(
+        resource: Resource, kind: str, name: str, in_: str = "", **fields: Any
+    ) -> None:
+        metadata = {"name": name, **({"namespace": in_} if in_ else {})}
+        body = {"apiVersion": _API, "kind": kind, "metadata": metadata, **fields}
+        with contextlib.suppress(AlreadyExistsError):  # those that all tests share
+            await client.request("POST", resource.path(namespace=in_ or None), body=body)
+
+    await create(_FLAVORS, "ResourceFlavor", "default", spec={})
+    await create(_PRIORITIES, "WorkloadPriorityClass", URGENT, value=1000)
+    await create(_CLUSTER_QUEUES, "ClusterQueue", namespace, spec=_cluster_queue(2))
+    await create(_LOCAL_QUEUES, "LocalQueue", NAME, namespace, spec={"clusterQueue": namespace})
+    return Queue(client, namespace)
