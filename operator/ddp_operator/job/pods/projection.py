@@ -32,6 +32,9 @@ _DISRUPTIONS: Final = ("DisruptionTarget", "TerminationTarget")
 """Conditions of pods that are about to be taken away: by Kubernetes, and by Kueue, which says so of
 pods that it evicts before it deletes them.
 """
+_DELETION_CODES: Final = (137, 143)
+"""Of processes that SIGKILL or SIGTERM ended."""
+
 _MANAGED_LABEL: Final = "kueue.x-k8s.io/managed"
 """Kueue's mark on the pods that it has taken in."""
 _MAX_GRACE_SECONDS: Final = 10 * 365 * 24 * 3600
@@ -57,9 +60,7 @@ def project(manifest: Manifest) -> PodState:
     container, state = _decisive_state(name, status)
     ended = _exit(state.get("terminated"))
     ends_by = _time(metadata.get("deletionTimestamp"))
-    # The API server sets it to the moment of the request plus the grace period.
-    grace = timedelta(seconds=_grace_seconds(metadata.get("deletionGracePeriodSeconds"), 0))
-    deleted_at = ends_by - grace if ends_by else None
+    deleted_at = _deleted_at(ends_by, metadata.get("deletionGracePeriodSeconds"), ended)
     waiting, waiting_message = _waiting(state.get("waiting"), conditions)
     ready = _is_ready(spec, status, conditions, name)
     if not (waiting or ready):
@@ -199,6 +200,22 @@ def _has_memory_limit(spec: Manifest, container: str) -> bool:
     holders = [spec, *(c for c in containers if c.get("name") == container)]
     limits = ((holder.get("resources") or {}).get("limits") or {} for holder in holders)
     return any("memory" in limit for limit in limits)
+
+
+def _deleted_at(
+    ends_by: datetime | None, grace_seconds: int | None, ended: ContainerExit | None
+) -> datetime | None:
+    """Return when somebody asked for the pod's deletion; None if nobody did.
+
+    The API server sets `deletionTimestamp` to the moment of the request plus the grace period. The
+    kubelet's own last request, with a grace period of 0, sets it again: that is seen where a
+    finalizer, such as Kueue's, keeps the pod. A deletion's own signals then came before.
+    """
+    if ends_by is None:
+        return None
+    if grace_seconds == 0 and ended and ended.code in _DELETION_CODES:
+        return _earliest(ends_by, None if ended.reason == "OOMKilled" else ended.finished)
+    return ends_by - timedelta(seconds=_grace_seconds(grace_seconds, 0))
 
 
 def _ended_by_deletion(deleted_at: datetime | None, ended: ContainerExit | None) -> bool:

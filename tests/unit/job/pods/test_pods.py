@@ -360,6 +360,32 @@ class TestDisruption:
         assert read.failed
         assert read.disrupted is disrupted
 
+    @pytest.mark.parametrize(
+        ("code", "reason", "disrupted"),
+        [
+            (143, "Error", True),
+            (137, "Error", True),
+            (137, "OOMKilled", False),
+            (1, "Error", False),
+        ],
+    )
+    def test_by_deletion_of_a_pod_that_a_finalizer_keeps(
+        self, code: int, reason: str, *, disrupted: bool
+    ) -> None:
+        """The kubelet's last request says when it was made, not when deletion was asked for."""
+        ended = terminated(code)
+        ended["state"]["terminated"]["reason"] = reason
+        read = project(
+            manifest(
+                status={"phase": "Failed", "containerStatuses": [ended]},
+                metadata={
+                    "deletionTimestamp": "2026-03-01T12:00:01Z",
+                    "deletionGracePeriodSeconds": 0,
+                },
+            )
+        )
+        assert (read.failed, read.disrupted) == (True, disrupted)
+
     @pytest.mark.parametrize("deleted", [True, False])
     def test_by_deletion_of_a_pod_of_which_no_end_is_reported(self, *, deleted: bool) -> None:
         """Deleted while its container was about to start, it just fails."""
