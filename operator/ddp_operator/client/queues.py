@@ -35,6 +35,8 @@ async def place_in_queue(cluster: Cluster, seen: SeenJob) -> str:
     ahead, of_all = (
         _number(found[0].get(f"positionIn{kind}Queue")) for kind in ("Local", "Cluster")
     )
+    if not of_all:
+        return f"quota, as the next in queue {clean(queue)}"
     return f"{ahead} ahead of it in queue {clean(queue)}, {of_all} among all that share its quota"
 
 

@@ -57,7 +57,7 @@ async def test_who_is_ahead_is_counted(version: str) -> None:
 
 async def test_the_first_has_nobody_ahead() -> None:
     client = Client({f"{ROOT}/v1beta2/{QUEUE}": {"items": [item(GROUP)]}})
-    assert (await told(client, queued())).startswith("0 ahead of it in queue team, 0 among")
+    assert await told(client, queued()) == "quota, as the next in queue team"
 
 
 @pytest.mark.parametrize(
