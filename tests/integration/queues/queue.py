@@ -20,13 +20,15 @@ _WORKLOADS: Final = Resource(*_GROUP, "workloads")
 _API: Final = "kueue.x-k8s.io/v1beta2"
 
 NAME: Final = "team"
+CHIP: Final = "example.com/chip"
+"""What there is quota for: a resource of which a machine has as many as a test says."""
 URGENT: Final = "urgent"
 """The name of the only priority class."""
 
 
 def queued_job(*, urgent: bool = False, **spec: Any) -> Json:
-    """A job of two pods in the queue, each of which asks for one CPU."""
-    trainer = container(resources={"requests": {"cpu": "1"}})
+    """A job of two pods in the queue, each of which asks for one chip."""
+    trainer = container(resources={"limits": {CHIP: 1}})
     labels = {"kueue.x-k8s.io/priority-class": URGENT} if urgent else {}
     pods = {"metadata": {"labels": labels}, **template(trainer)}
     return job(**{"replicas": 2, "scheduling": {"queueName": NAME}, "template": pods, **spec})
@@ -53,22 +55,22 @@ class Queue:
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def used(self) -> int:
-        """How many CPUs are reserved in it."""
+        """How many chips are reserved in it."""
         path = _CLUSTER_QUEUES.path(name=self._namespace)
         found = await self._client.request("GET", path)
         [flavor] = found["status"]["flavorsReservation"]
         return int(flavor["resources"][0]["total"])
 
-    async def until_used(self, cpus: int) -> None:
-        """Wait until so many CPUs are reserved."""
+    async def until_used(self, chips: int) -> None:
+        """Wait until so many chips are reserved."""
         seen = -1
 
         async def holds() -> bool:
             nonlocal seen
             seen = await self.used()
-            return seen == cpus
+            return seen == chips
 
-        await eventually(holds, interval_seconds=0.1, describe=lambda: f"{seen} CPUs are reserved")
+        await eventually(holds, interval_seconds=0.1, describe=lambda: f"{seen} chips are reserved")
 
     async def workloads(self) -> dict[str, Json]:
         """All workloads of the namespace, by name."""
@@ -97,14 +99,14 @@ def is_true(workload: Json, condition: str) -> bool:
     return any(c["type"] == condition and c["status"] == "True" for c in found)
 
 
-def _cluster_queue(cpus: int) -> Json:
-    flavor = {"name": "default", "resources": [{"name": "cpu", "nominalQuota": cpus}]}
+def _cluster_queue(chips: int) -> Json:
+    flavor = {"name": "default", "resources": [{"name": CHIP, "nominalQuota": chips}]}
     return {
         "namespaceSelector": {},
         # Else Kueue lets others pass a job that it has just found no room for.
         "queueingStrategy": "StrictFIFO",
         "preemption": {"withinClusterQueue": "LowerPriority"},
-        "resourceGroups": [{"coveredResources": ["cpu"], "flavors": [flavor]}],
+        "resourceGroups": [{"coveredResources": [CHIP], "flavors": [flavor]}],
     }
 
 

@@ -1,5 +1,8 @@
 """Jobs that wait for each other in a queue of a real Kueue."""
 
+import time
+from functools import partial
+
 import pytest
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.queues import place_in_queue
@@ -31,6 +34,12 @@ async def wait_behind(jobs: Jobs, *names: str) -> None:
     for name in names:
         await jobs.create(queued_job(), name=name)
         await jobs.until(lambda status: status.reason == "Queued", name)
+        # To Kueue, workloads that are made in the same second have no order.
+        await eventually(partial(_is_past, int(time.time()) + 1))
+
+
+def _is_past(moment: float) -> bool:
+    return time.time() >= moment
 
 
 async def test_a_job_is_admitted_and_gives_its_quota_back(
@@ -59,11 +68,11 @@ async def test_jobs_wait_in_their_order_and_know_their_place(
     await wait_behind(jobs, "second", "third")
     status = await jobs.status("third")
     assert status.message.startswith("2 of 2 pods wait in spec.scheduling.queueName (team)")
-    assert (await place("second")).startswith("0 ahead of it in queue team")
+    assert await place("second") == "quota, as the next in queue team"
     assert (await place("third")).startswith("1 ahead of it in queue team, 1 among all")
     await complete(jobs, kubelet)
     await jobs.until_phase("Running", "second")
-    assert (await place("third")).startswith("0 ahead of it in queue team")
+    assert await place("third") == "quota, as the next in queue team"
     await complete(jobs, kubelet, "second")
     await complete(jobs, kubelet, "third")
     await queue.until_used(0)
@@ -86,7 +95,6 @@ async def test_what_is_preempted_returns_uncharged(
     assert (status.restarts, status.disruptions) == (0, 1)
     await queue.until_used(0)
     workloads = await queue.workloads()
-    assert len(workloads) == 3
     assert all(is_true(workload, "Finished") for workload in workloads.values())
 
 
