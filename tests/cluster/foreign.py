@@ -11,14 +11,13 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
 from tests.cluster.client import ApiClient
 from tests.cluster.errors import ClusterError
 from tests.cluster.preparation import binaries
-from tests.ports import free_port
 
 Manifest = dict[str, Any]
 
@@ -44,21 +43,17 @@ class WebhookServer:
     """A folder with ``tls.crt`` and ``tls.key``."""
     port: int
 
-    @classmethod
-    def create(cls, certificates: Path) -> Self:
-        """Make a self-signed certificate in a new folder, and choose a free port."""
-        certificates.mkdir(parents=True)
+    def certify(self) -> None:
+        """Make the folder, with a self-signed certificate."""
+        self.certificates.mkdir(parents=True)
         options = ("-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=webhooks")
-        files = ("-keyout", certificates / "tls.key", "-out", certificates / "tls.crt")
+        key, certificate = self.certificates / "tls.key", self.certificates / "tls.crt"
+        files = ("-keyout", key, "-out", certificate, "-addext", "subjectAltName=IP:127.0.0.1")
         made = subprocess.run(
-            ["openssl", "req", *options, *files, "-addext", "subjectAltName=IP:127.0.0.1"],
-            capture_output=True,
-            text=True,
-            check=False,
+            ["openssl", "req", *options, *files], capture_output=True, text=True, check=False
         )
         if made.returncode:
             raise ClusterError(f"openssl: {made.stderr.strip()}")
-        return cls(certificates, free_port())
 
     def redirected(self, manifest: Any) -> Any:
         """Return a manifest, or a part of one, in which all webhooks are called here."""

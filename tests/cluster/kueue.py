@@ -7,10 +7,8 @@ reads some certificates from fixed places below `/`.
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +18,7 @@ import yaml
 from tests.cluster.client import ApiClient, wait_until
 from tests.cluster.components import START_DEADLINE_S, last_words
 from tests.cluster.errors import ClusterError
+from tests.cluster.foreign import WebhookServer, create
 from tests.cluster.preparation import kueue as preparation
 from tests.cluster.processes import ProcessId, stop
 from tests.ports import free_port
@@ -81,7 +80,8 @@ class Kueue:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._root = host.logs.parent / "kueue"
-        self._webhook_port, self._visibility_port = free_port(), free_port()
+        self._webhooks = WebhookServer(self._root / _CERTIFICATES.strip("/"), free_port())
+        self._visibility_port = free_port()
         self._process: ProcessId | None = None
 
     def install(self) -> None:
@@ -94,7 +94,7 @@ class Kueue:
         self._create_crds(manifests / "crd")
         self._spawn()
         for manifest in _documents(manifests / "webhook/manifests.yaml"):
-            self._create(self._with_urls(manifest))
+            create(self._host.client, self._webhooks.redirected(manifest))
         self._open_visibility(manifests / "visibility")
         self._wait()
 
@@ -122,9 +122,7 @@ class Kueue:
         )
 
     def _write_root(self, program: Path) -> None:
-        certificates = self._root / _CERTIFICATES.strip("/")
-        certificates.mkdir(parents=True)
-        _make_certificate(certificates)
+        self._webhooks.certify()
         for place in _FIXED_PLACES:
             link = self._root / place
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +143,7 @@ class Kueue:
             "metrics": {"bindAddress": "0"},
             "webhook": {
                 "host": "127.0.0.1",
-                "port": self._webhook_port,
+                "port": self._webhooks.port,
                 "certDir": _CERTIFICATES,
             },
             "visibilityServer": {"bindAddress": "127.0.0.1", "bindPort": self._visibility_port},
@@ -164,8 +162,8 @@ class Kueue:
         for path in folder.glob("bases/*.yaml"):
             [definition] = _documents(path)
             if conversion := conversions.get(definition["metadata"]["name"]):
-                definition["spec"]["conversion"] = self._with_urls(conversion)
-            self._create(definition)
+                definition["spec"]["conversion"] = self._webhooks.redirected(conversion)
+            create(self._host.client, definition)
             if any(version["name"] == _VERSION for version in definition["spec"]["versions"]):
                 kinds.add(definition["spec"]["names"]["plural"])
 
@@ -176,41 +174,17 @@ class Kueue:
         wait_until(served, what="Kueue's CRDs", deadline_s=START_DEADLINE_S)
 
     def _open_visibility(self, folder: Path) -> None:
-        for manifest in _OPEN_VISIBILITY:
-            self._create(manifest)
-        self._create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}})
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}}
+        for manifest in (*_OPEN_VISIBILITY, namespace):
+            create(self._host.client, manifest)
         [service] = _documents(folder / "service.yaml")
         # The only kind of Service that may lead to a loopback address.
         service["spec"] = {"type": "ExternalName", "externalName": "127.0.0.1"}
-        self._create(service)
+        create(self._host.client, service)
         for path in sorted(folder.glob("apiservice_*.yaml")):
             [api] = _documents(path)
             api["spec"]["service"]["port"] = self._visibility_port
-            self._create(api)
-
-    def _with_urls(self, manifest: Any) -> Any:
-        """Return a manifest whose webhooks are called by loopback addresses."""
-        if isinstance(manifest, list):
-            return [self._with_urls(item) for item in manifest]
-        if not isinstance(manifest, dict):
-            return manifest
-        service = manifest.get("service")
-        if service is None or "path" not in service:
-            return {key: self._with_urls(value) for key, value in manifest.items()}
-        certificate = (self._root / _CERTIFICATES.strip("/") / "tls.crt").read_bytes()
-        return {
-            "url": f"https://127.0.0.1:{self._webhook_port}{service['path']}",
-            "caBundle": base64.b64encode(certificate).decode(),
-        }
-
-    def _create(self, manifest: Mapping[str, Any]) -> None:
-        """Create an object of a kind that has an ordinary plural."""
-        version = manifest["apiVersion"]
-        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-        namespace = manifest["metadata"].get("namespace")
-        scope = f"/namespaces/{namespace}" if namespace else ""
-        plural = f"{manifest['kind'].lower()}s"
-        self._host.client.request("POST", f"{root}{scope}/{plural}", manifest, timeout_s=60)
+            create(self._host.client, api)
 
     def _wait(self) -> None:
         wait_until(self._works, what="Kueue", deadline_s=START_DEADLINE_S, failed=self._death)
@@ -241,16 +215,3 @@ class Kueue:
 def _documents(path: Path) -> Iterator[Any]:
     # The loader in C: the CRDs are long, and the one in Python takes seconds.
     yield from yaml.load_all(path.read_text(), Loader=yaml.CSafeLoader)
-
-
-def _make_certificate(folder: Path) -> None:
-    words = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=kueue")
-    files = ("-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt"))
-    made = subprocess.run(
-        ["openssl", *words, *files, "-addext", "subjectAltName=IP:127.0.0.1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode:
-        raise ClusterError(f"openssl: {made.stderr.strip()}")

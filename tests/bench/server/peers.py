@@ -25,6 +25,7 @@ from tests.cluster.foreign import WebhookServer
 from tests.cluster.preparation import go_modules
 from tests.cluster.preparation.go_modules import MODULES, GoPrograms
 from tests.cluster.preparation.steps import Stage, go_programs, prepare
+from tests.ports import free_port
 
 SETTINGS = (
     "all: certificates of the tests; no leader election, no health and metrics servers",
@@ -91,9 +92,11 @@ class Controllers:
         self._control_plane = control_plane
         self._scratch = scratch
         self._webhooks = {
-            name: WebhookServer.create(_certificates(scratch / name))
+            name: WebhookServer(_certificates(scratch / name), free_port())
             for name in ("jobset", "trainer")
         }
+        for webhooks in self._webhooks.values():
+            webhooks.certify()
         build = GoPrograms(
             module=_MODULE,
             packages=[_JOBSET, f"{_TRAINER}/cmd/trainer-controller-manager"],
