@@ -12,7 +12,7 @@ _PRIVATE: Final = re.compile(
     r"callback|self\.\w+)\b|(?<![\w.])_[a-z]\w+| object at 0x|<class "
 )
 """Words that mean something only to who reads the source."""
-_NAME: Final = re.compile(r"[A-Z][a-z]*[A-Z_0-9-]|[A-Z]:|(Kueue|Event|Secret|Service)\b")
+_NAME: Final = re.compile(r"[A-Z][a-z]*[A-Z_0-9-]|[A-Z]:|(Kubernetes|Kueue|Event|Secret|Service)\b")
 """What has a capital letter wherever it stands: WORLD_SIZE, ConfigMap, GPUs, GET."""
 _ADVICE: Final = re.compile(r"[:;,(] ?\S+ \S+")
 """Behind what is wrong stands what to do about it."""

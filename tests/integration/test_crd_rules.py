@@ -190,7 +190,7 @@ _BEFORE_ANY_RUN: dict[str, Json] = {
 
 def _refused(name: str, before: Json, change: Json) -> Update:
     [field] = change
-    message = f"spec.{field}: immutable once a pod of the job has run"
+    message = f"spec.{field}: immutable once a pod has run"
     return Update(name, before, change, message)
 
 
@@ -211,7 +211,7 @@ UPDATES = (
         "the image of a job that ended before it ran",
         {},
         {"template": template(container(image="registry.example/trainer:2"))},
-        "spec.template: immutable once a pod of the job has run or the job has finished",
+        "spec.template: immutable once a pod has run or the job has finished",
         status={"completionTime": _TIME},
     ),
     Update("replicas with the suspension", {"replicas": 2}, {"replicas": 3, "suspend": True}),

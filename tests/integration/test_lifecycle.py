@@ -119,7 +119,7 @@ async def test_a_wrong_image_can_be_corrected_until_a_pod_has_run(
     await jobs.until(lambda status: status.first_pod_start_time is not None)
     with pytest.raises(InvalidError) as refusal:
         await jobs.set_spec(template=template(container(image="registry.example/trainer:3")))
-    assert "spec.template: immutable once a pod of the job has run" in refusal.value.message
+    assert "spec.template: immutable once a pod has run" in refusal.value.message
     assert "set spec.suspend to true" in refusal.value.message
 
 

@@ -166,7 +166,7 @@ def test_what_shapes_running_pods_changes_only_while_suspended(
     for one, other in (values, values[::-1]):
         before, after = job(**one)["spec"], job(**other)["spec"]
         (said,) = refused(before, after)
-        assert said.startswith(f"spec.{field}: immutable once a pod of the job has run")
+        assert said.startswith(f"spec.{field}: immutable once a pod has run")
         assert refused({**before, "suspend": True}, {**after, "suspend": True}) == []
         assert refused(before, {**after, "suspend": True}) == []
         assert refused({**before, "suspend": True}, after) == []
@@ -213,7 +213,7 @@ def test_an_elastic_job_may_have_another_size_while_it_runs() -> None:
     fixed = job(replicas=3)["spec"]
     for one, other in ((fixed, specs[1]), (specs[1], fixed)):
         (said,) = refused(one, other)
-        assert said.startswith("spec.elastic: immutable once a pod of the job has run")
+        assert said.startswith("spec.elastic: immutable once a pod has run")
     assert DDPJob.parse(stored({**job(), "spec": fixed})).spec_hash not in digests
 
 

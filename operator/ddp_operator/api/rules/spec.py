@@ -196,7 +196,7 @@ _MAY_CHANGE = (
     " || !has(self.status.firstPodStartTime) && !has(self.status.completionTime)"
 )
 """CEL: no pod that a change would end has ever run. `DDPJobStatus.fixes_pods` says it in Python."""
-_REMEDY = "set spec.suspend to true, change it and set suspend to false, or create a new job"
+_REMEDY = "set spec.suspend to true, change it, set it to false; or create a new job"
 
 
 def _unchanged(name: str) -> TransitionRule:
@@ -209,10 +209,7 @@ def _unchanged(name: str) -> TransitionRule:
 
 
 def _immutable(field: str, same: str, but: str = "") -> TransitionRule:
-    message = (
-        f"{field}: immutable once a pod of the job has run or the job has finished, unless the "
-        f"job is suspended{but}; {_REMEDY}"
-    )
+    message = f"{field}: immutable once a pod has run or the job has finished{but}; {_REMEDY}"
     return TransitionRule(field, f"{same} || {_MAY_CHANGE}", message)
 
 
@@ -225,7 +222,7 @@ TRANSITION_RULES = (
     _immutable(
         "spec.replicas",
         "self.spec.replicas == oldSelf.spec.replicas || has(self.spec.elastic)",
-        " or has spec.elastic",
+        ", except with spec.elastic",
     ),
     _immutable(
         "spec.elastic",
