@@ -221,7 +221,10 @@ async def play(story: Story, admin: ApiClient, *, fatal: int | None) -> tuple[En
 
 def timeless(value: Any) -> Any:
     """Drop every time from a status, and what was done with it."""
-    times = {"time", "startTime", "completionTime", "lastTransitionTime", "suspendedSeconds"}
+    times = {
+        *("time", "startTime", "firstPodStartTime", "completionTime", "lastTransitionTime"),
+        "suspendedSeconds",
+    }
     times |= {"nextStartTime", "goodput"}
     if isinstance(value, dict):
         return {key: timeless(inner) for key, inner in value.items() if key not in times}
