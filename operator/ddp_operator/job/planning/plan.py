@@ -158,6 +158,8 @@ def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DD
     completed = pods.completed.union(completion.settled(present, now))
     status = job.status
     if not status.finished:
+        first_start = status.first_pod_start_time or _first_start(pods, now)
+        status = status.model_copy(update={"first_pod_start_time": first_start})
         status = status.noting(
             launcher=heard.scope or _known_launcher(job),
             spares=spares.seen(job, pods),
@@ -169,7 +171,6 @@ def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DD
             "ready_replicas": ready,
             "ready": f"{ready}/{_wanted(job)}" + _and_spares(job, pods),
             "selector": f"{LABEL_JOB_NAME}={job.name}" if job.spec.elastic else "",
-            "first_pod_start_time": status.first_pod_start_time or _first_start(pods, now),
             "completed_indexes": completion.in_words(completed),
         }
     )

@@ -153,6 +153,14 @@ class TestSpecChange:
         for now, there in ((6, pods), (7, [])):
             assert plan(job, there, later(now)).status.first_pod_start_time == later(5)
 
+    def test_a_job_that_ended_before_any_start_stays_as_it_is(self) -> None:
+        job = fresh_job(activeDeadlineSeconds=5)
+        job = stored(job, plan(job, [], NOW))
+        job = stored(job, plan(job, [pod(job, 0)], later(5)))
+        assert job.status.reason == "DeadlineExceeded"
+        planned = plan(job, [pod(job, 0, phase="Running", started=later(5))], later(6))
+        assert planned.status.first_pod_start_time is None
+
     def test_what_shapes_no_pod_restarts_nothing(self) -> None:
         job, pods = running_job()
         job = edited(job, restart={"maxRestarts": 9}, cleanPodPolicy="All")
