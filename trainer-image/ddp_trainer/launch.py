@@ -7,7 +7,8 @@ It is process 1 of a container: it forwards signals, reaps what is left behind, 
 bundled trainer again when they die, and its exit code is the pod's. It never imports torch, so it
 is up at once and costs next to nothing; the process that ranks are forked from does.
 
-On DDP_STATUS_PORT, where that is set, it serves how the training goes.
+What ranks print reaches the pod's log in whole lines. On DDP_STATUS_PORT, where that is set, it
+serves how the training goes.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Output:
             except RuntimeError as error:
                 raise OSError(errno.EAGAIN, str(error)) from error
             self._opened = opened.pop_all()
-        # The launcher's lines, and those of what forks ranks, come in between the ranks' like any.
+        # Lines of the launcher, and of the process that forks ranks, take the same way.
         for fd, pipe in zip(self._logs, own, strict=True):
             os.dup2(pipe, fd)
         own.close()
@@ -234,7 +234,7 @@ class Output:
             while not self._ends:
                 seconds = min(log.lines.next_due for log in self._logs.values()) - time.monotonic()
                 ready = {fd for fd, _ in self._poll.poll(_milliseconds(seconds))}
-                with contextlib.suppress(BlockingIOError):
+                if self._wake in ready:
                     os.eventfd_read(self._wake)
                 while self._requests:
                     self._requests.popleft()()
