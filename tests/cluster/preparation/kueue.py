@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from tests.cluster.cache import cache_dir
 from tests.cluster.errors import ClusterUnavailableError
-from tests.cluster.preparation.go_modules import MODULES, GoPrograms, module_source
+from tests.cluster.preparation.go_modules import (
+    MODULES,
+    GoPrograms,
+    module_source,
+    required_version,
+)
 
 _MODULE = MODULES / "kueue"
 _PATH = "sigs.k8s.io/kueue"
@@ -15,8 +19,7 @@ _PATH = "sigs.k8s.io/kueue"
 
 def version() -> str:
     """Return the version that ``modules/kueue`` pins, without its ``v``."""
-    [found] = re.findall(rf"(?m){re.escape(_PATH)} v(\S+)$", (_MODULE / "go.mod").read_text())
-    return str(found)
+    return required_version(_MODULE, _PATH)
 
 
 def build() -> GoPrograms:
@@ -26,6 +29,7 @@ def build() -> GoPrograms:
         packages=[f"{_PATH}/cmd/kueue"],
         into=cache_dir("kueue") / f"v{version()}",
         ldflags=f"-X {_PATH}/pkg/version.GitVersion=v{version()}",
+        comes_last=True,
     )
 
 

@@ -15,18 +15,16 @@ _LINE_EVERY_S = 30.0
 """Where lines cannot be rewritten, as in CI's log."""
 
 
-def remaining_seconds(
-    elapsed: float, usual: float, *, share_at_start: float = 0.0, share: float = 0.0
-) -> float | None:
+def remaining_seconds(elapsed: float, usual: float, *, share: float = 0.0) -> float | None:
     """About how long something will yet take; None when it takes longer than anything tells.
 
-    `elapsed`, `usual`: seconds so far, and from nothing to the end on two cores. `share_at_start`,
-    `share`: how much of it was there already at the start, and is now, from 0 to 1; once it has
-    grown by a twentieth, the machine's own speed counts for more than what is usual elsewhere.
+    `elapsed`, `usual`: seconds so far, and from nothing to the end on two cores. `share`: how much
+    of it is done, from 0 to 1; once that is a twentieth, the machine's own speed counts for more
+    than what is usual elsewhere.
     """
-    if share - share_at_start >= 0.05:
-        return max(elapsed * (1.0 - share) / (share - share_at_start), 0.0)
-    left = usual * (1.0 - share_at_start) - elapsed
+    if share >= 0.05:
+        return max(elapsed * (1.0 - share) / share, 0.0)
+    left = usual - elapsed
     return left if left > 0 else None
 
 

@@ -143,13 +143,10 @@ def prepare(
 
 
 def _do(step: Step, label: str, *, after: Sequence[Step]) -> None:
-    share_at_start = step.share()
     then = sum(later.usual_seconds for later in after)
 
     def line(elapsed: float) -> str:
-        left = remaining_seconds(
-            elapsed, step.usual_seconds, share_at_start=share_at_start, share=step.share()
-        )
+        left = remaining_seconds(elapsed, step.usual_seconds, share=step.share())
         still = "longer than usual" if left is None else f"about {in_words(left)} more"
         rest = f", {in_words((left or 0) + then)} with all that follows" if after else ""
         return f"{label}: {step.name}, {in_words(elapsed)} ({still}{rest})"

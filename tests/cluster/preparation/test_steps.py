@@ -29,24 +29,19 @@ prepare(steps(CLUSTER))
 
 
 @pytest.mark.parametrize(
-    ("elapsed", "usual", "share_at_start", "share", "left"),
+    ("elapsed", "usual", "share", "left"),
     [
-        (0, 60, 0, 0, 60),
-        (20, 60, 0, 0, 40),
-        (61, 60, 0, 0, None),
+        (0, 60, 0, 60),
+        (20, 60, 0, 40),
+        (61, 60, 0, None),
         # A machine half as fast as usual, by what it has done.
-        (60, 60, 0, 0.5, 60),
-        (90, 60, 0, 0.5, 90),
-        # What an earlier build has done took none of this one's time.
-        (0, 100, 0.75, 0.75, 25),
-        (10, 100, 0.5, 0.75, 10),
-        (30, 60, 0, 1.0, 0),
+        (60, 60, 0.5, 60),
+        (90, 60, 0.5, 90),
+        (30, 60, 1.0, 0),
     ],
 )
-def test_what_is_left(
-    elapsed: float, usual: float, share_at_start: float, share: float, left: float | None
-) -> None:
-    found = remaining_seconds(elapsed, usual, share_at_start=share_at_start, share=share)
+def test_what_is_left(elapsed: float, usual: float, share: float, left: float | None) -> None:
+    found = remaining_seconds(elapsed, usual, share=share)
     assert found == (None if left is None else pytest.approx(left))
 
 
