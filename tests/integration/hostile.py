@@ -1,7 +1,9 @@
 """The user of one namespace who does all that the API server lets him do to the operator."""
 
+import asyncio
 import contextlib
 import itertools
+import time
 from typing import Any, Final
 
 from ddp_operator.api.constants import (
@@ -30,6 +32,7 @@ _SLOW: Final = 20
 _JUNK: Final[list[Json]] = [
     {"completedIndexes": "0-9999," * (_MB // 7)},
     {"replacements": {str(i): 1 for i in range(2000)}},
+    {"phase": "Failed"},
     {"attempt": 10**15, "restarts": -(10**15), "suspendedSeconds": 2**62},
     {"startTime": "9999-12-31T23:59:59Z", "nextStartTime": "0001-01-01T00:00:00Z"},
     {"message": "m" * _MB, "excludedNodes": ["n"] * 50_000},
@@ -76,8 +79,14 @@ class Hostile:
             await self._kubelet.run(f"endless-{i}-0-0", ip="127.0.0.1")
 
     async def churn(self, name: str) -> None:
-        """Change one job without an end."""
+        """Change one job without an end.
+
+        Three of these that pause for twice as long as they took keep the API server busy with one
+        request, as its fairness between users would. What they write is large: without pauses they
+        starve the server itself, and no operator can renew its lease then.
+        """
         for turn in itertools.count():
+            began = time.monotonic()
             with contextlib.suppress(ClusterError):  # of what the last turn has left
                 await self._jobs.create(job(name, replicas=3))
                 await self._jobs.annotate(name, restart_requested="x" * 100_000 + str(turn))
@@ -86,6 +95,7 @@ class Hostile:
                 await self._jobs.set_spec(name, suspend=False, replicas=3)
                 await self._jobs.annotate(name, restart_requested=str(turn))
                 await self._jobs.delete(name)
+            await asyncio.sleep(2 * (time.monotonic() - began))
 
     async def _write_status(self, name: str, status: Json) -> None:
         path = JOBS.path(namespace=self._namespace, name=name, subresource="status")

@@ -79,7 +79,9 @@ def account(
 
 def _booked_to(phase: Phase, books: Goodput | None) -> str:
     is_out = books is not None and books.outage is not None
-    return "lost_seconds" if is_out and phase == "Running" else _BOOKED_TO[phase]
+    # Anybody who may write a status may store a final phase whose conditions do not say so.
+    booked_to = _BOOKED_TO.get(phase, "pending_seconds")
+    return "lost_seconds" if is_out and phase == "Running" else booked_to
 
 
 def _is_another(after: DDPJobStatus, before: DDPJobStatus) -> bool:

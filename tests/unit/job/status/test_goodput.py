@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
+import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord, Failure, Goodput, Phase, Progress
 from ddp_operator.job.planning.model import Plan
@@ -199,6 +200,14 @@ def _failure(attempt: int) -> Failure:
     return Failure(
         time=NOW, attempt=attempt, index=0, pod="digits-0-0", reason="Error", class_="Application"
     )
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_final_phase_that_the_conditions_deny_counts_as_pending(phase: Phase) -> None:
+    """Whoever may write the status of a job may store one."""
+    job, pods = running_job()
+    denied = job.status.model_copy(update={"phase": phase, "goodput": None})
+    assert goodput(look(replace(job, status=denied), pods, 60)).pending_seconds == 60
 
 
 def test_a_job_of_a_clock_that_is_ahead_of_ours_has_no_age_yet() -> None:
