@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
-from tests.cluster.preparation import go_modules, kubernetes
+from tests.cluster.preparation import binaries, go_modules, kubernetes
 from tests.cluster.preparation.go_modules import GoPrograms
+from tests.cluster.preparation.steps import Stage, steps
 from tests.skipping import skip_or_fail
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -108,6 +109,18 @@ def test_an_old_go_counts_as_none(folder: Path, monkeypatch: pytest.MonkeyPatch)
     old.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     assert not go_modules.has_go()
+
+
+@pytest.mark.usefixtures("folder")
+def test_programs_that_are_there_need_no_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("KUBE_BIN_DIR", raising=False)
+    [go] = [step for step in steps((Stage.API_SERVER,)) if step.name == "Go"]
+    assert not go.is_done()
+    kubernetes.programs_folder().mkdir()
+    for name in binaries.ALL:
+        (kubernetes.programs_folder() / name).touch()
+    assert go.is_done()
 
 
 def test_staging_modules_get_the_version_of_kubernetes() -> None:
