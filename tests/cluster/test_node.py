@@ -111,7 +111,9 @@ def pod(running: node.Node, name: str) -> dict[str, Any]:
 
 def assert_usable_when_given(running: node.Node) -> None:
     """Hand the cluster over, as a person does with one that was started by hand."""
-    built = images.BuiltImage(Path("ddp-busybox-1.tar"), SANDBOX_IMAGE, f"{SANDBOX_IMAGE}-1")
+    # Of this run alone: the images of a node are kept from one cluster to the next.
+    name = f"{SANDBOX_IMAGE}-{os.getpid()}"
+    built = images.BuiltImage(Path("ddp-busybox-1.tar"), SANDBOX_IMAGE, name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(provider.KUBECONFIG_VARIABLE, str(running.kubeconfig))
         with provider.cluster() as given:
@@ -124,6 +126,7 @@ def assert_usable_when_given(running: node.Node) -> None:
                 deadline_s=DEADLINE_S,
             )
             images.load(built, given)
+    running.remove_image(name)
     assert running.healthy()
 
 
