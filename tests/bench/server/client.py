@@ -94,17 +94,21 @@ class BareClient:
 
     @asynccontextmanager
     async def watch(self, path: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Watch a collection from what there is on: within the block, iterate over its events.
+        """Watch a collection: within the block, iterate over its events.
 
-        The server ends watches that are old, or too slow for it: they are begun again where they
-        were.
+        What exists already is `ADDED` first. It is listed: a watch without a version may time out
+        on etcd 3.4, and one that the server ends among its first events, which are in no order,
+        cannot continue. The server ends watches that are old or too slow; they continue.
         """
+        if path.endswith("/pods"):
+            self.pod_lists += 1
+        existing = await self.get(path)
         async with AsyncExitStack() as stack:
 
-            async def begin(since: str) -> aiohttp.ClientResponse:
+            async def begin(version: str) -> aiohttp.ClientResponse:
                 response = await stack.enter_async_context(
                     self._session.get(
-                        f"{self._server}{path}?watch=true{since}",
+                        f"{self._server}{path}?watch=true&resourceVersion={version}",
                         timeout=aiohttp.ClientTimeout(total=None),
                     )
                 )
@@ -112,9 +116,12 @@ class BareClient:
                     raise BenchmarkError(f"watching {path}: {response.status}")
                 return response
 
-            async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+            async def events(
+                response: aiohttp.ClientResponse, version: str
+            ) -> AsyncIterator[dict[str, Any]]:
+                for item in existing["items"]:
+                    yield {"type": "ADDED", "object": item}
                 while True:
-                    version = ""
                     rest = b""
                     async for chunk in response.content.iter_any():
                         *lines, rest = (rest + chunk).split(b"\n")
@@ -124,13 +131,10 @@ class BareClient:
                                 raise BenchmarkError(f"watching {path}: {event['object']}")
                             version = event["object"]["metadata"]["resourceVersion"]
                             yield event
-                    if not version:
-                        raise BenchmarkError(f"the watch of {path} has ended")
-                    response = await begin(f"&resourceVersion={version}")
+                    response = await begin(version)
 
-            # Without a version, the server waits for its cache to be as new as its database, and on
-            # etcd 3.4 gives up where nobody changes what is watched.
-            yield events(await begin("&resourceVersion=0"))
+            listed = existing["metadata"]["resourceVersion"]
+            yield events(await begin(listed), listed)
 
     async def delete(self, path: str) -> None:
         """Delete an object."""
