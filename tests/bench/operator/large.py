@@ -119,10 +119,12 @@ async def _live(
         for namespace in life.namespaces:
             await make_namespace(client, namespace)
         await life.step("created", life.create)
-        # Bound to a node, pods would stay in Terminating for want of a kubelet.
-        async with _nodes(client, life.namespaces) as nodes:
+        async with AsyncExitStack() as stack:
+            nodes: list[SimulatedNodes] = []
 
             async def run() -> None:
+                # Not before: the pods would be ready before the step begins.
+                nodes.extend(await stack.enter_async_context(_nodes(client, life.namespaces)))
                 await life.until(lambda: _all_run(nodes, shape.pods))
 
             async def restart() -> None:
@@ -141,6 +143,7 @@ async def _nodes(
     client: BareClient, namespaces: Sequence[str]
 ) -> AsyncIterator[Sequence[SimulatedNodes]]:
     async with AsyncExitStack() as stack:
+        # Bound to a node, pods would stay in Terminating for want of a kubelet.
         nodes = [simulated_nodes(client, namespace, bind=False) for namespace in namespaces]
         yield [await stack.enter_async_context(one) for one in nodes]
 
