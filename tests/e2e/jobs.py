@@ -97,6 +97,16 @@ class Job:
             describe=self.status,
         )
 
+    def wait_until_launcher_answers(self, scope: str = "InPlace") -> None:
+        """Wait until the operator knows what the launcher can restart: before, it restarts all
+        pods for any loss.
+        """
+        wait_for(
+            lambda: self.status().bookkeeping.launcher == scope,
+            what=f"the launcher's answer that it can restart by {scope}",
+            describe=self.status,
+        )
+
     def pods(self) -> list[Any]:
         """Its pods, by name."""
         return self.kubectl.items("pods", "--selector", f"{LABEL_JOB_NAME}={self.name}")

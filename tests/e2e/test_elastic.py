@@ -113,11 +113,7 @@ def test_a_plain_script_starts_anew_with_as_many_as_there_are(shared: Kubectl) -
     job = Job(shared, name)
     first, second = f"{name}-0-0", f"{name}-0-1"
     begun(job, 1, first, second)
-
-    def listens() -> bool:
-        return job.status().bookkeeping.launcher == "InPlace"
-
-    wait_for(listens, what="the launcher's first answer", describe=job.status)
+    job.wait_until_launcher_answers()
     change_at_once(job)
     force_delete(job, first)
     begun(job, 2, second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.jobs import Job, force_delete, script_job
-from tests.e2e.kubectl import Kubectl, wait_for
+from tests.e2e.kubectl import Kubectl
 from tests.e2e.test_any_image import launched
 
 SCRIPT = """
@@ -37,11 +37,7 @@ def test_processes_start_anew_and_pods_stay(shared: Kubectl) -> None:
     first, second = f"{name}-0-0", f"{name}-0-1"
     begun(job, 0, first, second)
     before = job.uids()
-
-    def listens() -> bool:
-        return job.status().bookkeeping.launcher == "InPlace"
-
-    wait_for(listens, what="the launcher's first answer", describe=job.status)
+    job.wait_until_launcher_answers()
     end(job, second, 0)
     begun(job, 1, first, second)
     assert job.uids() == before

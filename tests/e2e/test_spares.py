@@ -53,11 +53,7 @@ def test_a_training_loses_rank_0_and_a_worker_and_no_step(
     job, twin = Job(shared, disturbed), Job(shared, undisturbed)
     whole_with(job, 1, generation=0)
     wait_for(lambda: is_training(job), what="training", describe=job.status)
-    wait_for(
-        lambda: job.status().bookkeeping.launcher == "Pod",
-        what="its launcher to say that ranks form their group anew",
-        describe=job.status,
-    )
+    job.wait_until_launcher_answers("Pod")
     assert "waiting without a place" in job.log(f"{disturbed}-0-2")
     before = job.uids()
 
@@ -99,6 +95,7 @@ def test_a_plain_script_starts_anew_with_the_spare_in_the_lost_ones_place(shared
     first, second, spare = (f"{name}-0-{slot}" for slot in range(3))
     begun(job, 0, first, second)
     whole_with(job, 1, generation=0)
+    job.wait_until_launcher_answers()
     assert "rank" not in job.log(spare), "it has none"
 
     force_delete(job, first)
