@@ -193,8 +193,10 @@ class PodState:
     @property
     def _told_to_end(self) -> bool:
         """Whether its trainer ended only after the pod was told to, as far as anybody knows."""
-        if self.exit is None or self.ended_by_deletion:
-            return self.exit is not None
+        if self.exit is None:
+            return False
+        if self.ended_by_deletion:
+            return True
         if not (self.lost_to_cluster or self.over_storage_limit):
             return False
         finished, told = self.exit.finished, self.disrupted_at
