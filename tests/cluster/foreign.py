@@ -31,8 +31,13 @@ def manifests(folder: Path) -> list[Manifest]:
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     if built.returncode:
         raise ClusterError(f"kubectl kustomize {folder}: {built.stderr.strip()}")
+    return documents(built.stdout)
+
+
+def documents(text: str) -> list[Manifest]:
+    """Return the objects of a YAML text."""
     # The loader in C: CRDs are long, and the one in Python takes seconds.
-    return list(yaml.load_all(built.stdout, Loader=yaml.CSafeLoader))
+    return list(yaml.load_all(text, Loader=yaml.CSafeLoader))
 
 
 @dataclass(frozen=True)

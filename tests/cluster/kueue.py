@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-
-import yaml
 
 from tests.cluster.client import ApiClient, wait_until
 from tests.cluster.components import START_DEADLINE_S, last_words
 from tests.cluster.errors import ClusterError
-from tests.cluster.foreign import WebhookServer, create
+from tests.cluster.foreign import WebhookServer, create, documents
 from tests.cluster.preparation import kueue as preparation
 from tests.cluster.processes import ProcessId, stop
 from tests.ports import free_port
@@ -93,7 +91,7 @@ class Kueue:
         self._write_root(program)
         self._create_crds(manifests / "crd")
         self._spawn()
-        for manifest in _documents(manifests / "webhook/manifests.yaml"):
+        for manifest in documents((manifests / "webhook/manifests.yaml").read_text()):
             create(self._host.client, self._webhooks.redirected(manifest))
         self._open_visibility(manifests / "visibility")
         self._wait()
@@ -156,11 +154,11 @@ class Kueue:
         conversions = {
             patch["metadata"]["name"]: patch["spec"]["conversion"]
             for path in folder.glob("patches/webhook_in_*.yaml")
-            for patch in _documents(path)
+            for patch in documents(path.read_text())
         }
         kinds = set()
         for path in folder.glob("bases/*.yaml"):
-            [definition] = _documents(path)
+            [definition] = documents(path.read_text())
             if conversion := conversions.get(definition["metadata"]["name"]):
                 definition["spec"]["conversion"] = self._webhooks.redirected(conversion)
             create(self._host.client, definition)
@@ -177,12 +175,12 @@ class Kueue:
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}}
         for manifest in (*_OPEN_VISIBILITY, namespace):
             create(self._host.client, manifest)
-        [service] = _documents(folder / "service.yaml")
+        [service] = documents((folder / "service.yaml").read_text())
         # The only kind of Service that may lead to a loopback address.
         service["spec"] = {"type": "ExternalName", "externalName": "127.0.0.1"}
         create(self._host.client, service)
         for path in sorted(folder.glob("apiservice_*.yaml")):
-            [api] = _documents(path)
+            [api] = documents(path.read_text())
             api["spec"]["service"]["port"] = self._visibility_port
             create(self._host.client, api)
 
@@ -210,8 +208,3 @@ class Kueue:
         if self._process and self._process.alive():
             return None
         return f"ended: {last_words(self._host.logs / 'kueue.log')}"
-
-
-def _documents(path: Path) -> Iterator[Any]:
-    # The loader in C: the CRDs are long, and the one in Python takes seconds.
-    yield from yaml.load_all(path.read_text(), Loader=yaml.CSafeLoader)

@@ -68,7 +68,7 @@ class ControlPlane:
     def spawn_beside(self, name: str, argv: Sequence[str | Path]) -> ProcessId:
         """Start a program that uses this API server; it ends with the control plane."""
         self._components.spawn(name, [*argv])
-        return self._components.process(name)
+        return self.process(name)
 
     def metrics(self) -> str:
         """Return the API server's metrics in Prometheus' text format."""

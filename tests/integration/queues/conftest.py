@@ -13,7 +13,7 @@ from tests.cluster.kueue import Kueue
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import NODE, FakeKubelet
 from tests.integration.operator_process import OperatorProcess, running_operator
-from tests.integration.queues.queue import Queue, new_queue
+from tests.integration.queues.queue import Queue, installed, new_queue
 from tests.skipping import skip_or_fail
 
 _NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
@@ -34,12 +34,7 @@ def control_plane() -> Iterator[cluster.ControlPlane]:
 @pytest.fixture(scope="session")
 def kueue(control_plane: cluster.ControlPlane) -> Kueue:
     """The Kueue beside it."""
-    try:
-        running = Kueue(control_plane)
-        running.install()
-    except cluster.ClusterUnavailableError as reason:
-        skip_or_fail("KUEUE", reason)
-    return running
+    return installed(control_plane)
 
 
 @pytest.fixture

@@ -8,7 +8,10 @@ from ddp_operator.kube import ApiClient, Resource
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import AlreadyExistsError
 
+from tests.cluster import ClusterUnavailableError
+from tests.cluster.kueue import Host, Kueue
 from tests.good_manifests import Json, container, job, template
+from tests.skipping import skip_or_fail
 from tests.waiting import eventually
 
 _GROUP: Final = ("kueue.x-k8s.io", "v1beta2")
@@ -24,6 +27,18 @@ CHIP: Final = "example.com/chip"
 """What there is quota for: a resource of which a machine has as many as a test says."""
 URGENT: Final = "urgent"
 """The name of the only priority class."""
+
+
+def installed(host: Host) -> Kueue:
+    """Kueue beside a cluster; where this machine has none, the test is skipped, or fails in
+    continuous integration.
+    """
+    running = Kueue(host)
+    try:
+        running.install()
+    except ClusterUnavailableError as reason:
+        skip_or_fail("KUEUE", reason)
+    return running
 
 
 def queued_job(*, urgent: bool = False, **spec: Any) -> Json:

@@ -12,7 +12,7 @@ from tests.cluster.node import Node
 from tests.good_manifests import Json
 from tests.integration.jobs import Jobs
 from tests.integration.operator_process import OperatorProcess
-from tests.integration.queues.queue import CHIP, Queue, queued_job
+from tests.integration.queues.queue import CHIP, Queue, installed, queued_job
 from tests.skipping import skip_or_fail
 from tests.waiting import eventually
 
@@ -36,12 +36,7 @@ def control_plane() -> Iterator[Node]:
 @pytest.fixture(scope="session")
 def kueue(control_plane: Node) -> Kueue:
     """The Kueue in its network."""
-    try:
-        running = Kueue(control_plane)
-        running.install()
-    except cluster.ClusterUnavailableError as reason:
-        skip_or_fail("KUEUE", reason)
-    return running
+    return installed(control_plane)
 
 
 def real_job(*, urgent: bool = False, **spec: Any) -> Json:
