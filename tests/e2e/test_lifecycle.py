@@ -74,8 +74,9 @@ def test_suspended_job_saves_and_goes_on_from_that_very_step(job: Job, tmp_path:
             describe=log.read_text,
         )
     assert status.restarts == 0
-    status = job.status()
-    assert (status.phase, status.ready) == ("Suspended", "0/2")
+    # The pods' end and the status that counts them are two writes of two programs.
+    wait_for(lambda: job.status().ready == "0/2", what="no ready pod", describe=job.status)
+    assert job.status().phase == "Suspended"
     step = int(stopped[1])
     assert 10 <= step < 92
 
