@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cluster.preparation import kubernetes
 from tests.cluster.preparation.binaries import KubeBinaries
 
 SERVICE_CIDR = "10.96.0.0/16"
@@ -129,6 +130,17 @@ def etcd_argv(config: ControlPlaneConfig) -> list[str | Path]:
     ]
 
 
+def _feature_gates() -> list[str]:
+    """Return the flag for features that the operator uses and that are off by default: PodGroups
+    of Kubernetes itself, beta since 1.37.
+    """
+    return ["--feature-gates=GenericWorkload=true"] if _has_pod_groups() else []
+
+
+def _has_pod_groups() -> bool:
+    return [int(part) for part in kubernetes.version().split(".")] >= [1, 37]
+
+
 def apiserver_argv(config: ControlPlaneConfig) -> list[str | Path]:
     """Return the API server's command line.
 
@@ -154,7 +166,10 @@ def apiserver_argv(config: ControlPlaneConfig) -> list[str | Path]:
         "--kubelet-preferred-address-types=InternalIP",
         "--allow-privileged=true",
         "--profiling=false",
+        *_feature_gates(),
     ]
+    if _has_pod_groups():
+        argv.append("--runtime-config=scheduling.k8s.io/v1beta1=true")
     if config.has_nodes:
         argv.append(f"--advertise-address={config.address}")
     else:
@@ -182,6 +197,7 @@ def controller_manager_argv(config: ControlPlaneConfig) -> list[str | Path]:
         "--kube-api-burst=2000",
         "--concurrent-endpoint-syncs=20",
         "--concurrent-gc-syncs=40",
+        *_feature_gates(),
     ]
     if not config.has_nodes:
         # Tests play the kubelet there: a node that nobody renews must not be declared lost, nor
@@ -200,6 +216,7 @@ def scheduler_argv(config: ControlPlaneConfig) -> list[str | Path]:
         "--secure-port=0",
         "--kube-api-qps=1000",
         "--kube-api-burst=2000",
+        *_feature_gates(),
     ]
 
 

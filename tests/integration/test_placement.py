@@ -6,11 +6,12 @@ from typing import Any, Final
 
 import pytest
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.kube import NODES, ApiClient, load_credentials
+from ddp_operator.kube import NODES, ApiClient, check_served, load_credentials
 from ddp_operator.kube.client import MERGE_PATCH
 
 from tests import cluster
 from tests.good_manifests import Json, container, job, template
+from tests.integration import pod_groups
 from tests.integration.conftest import install_crd, new_namespace
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
@@ -168,3 +169,20 @@ async def test_pods_follow_the_first_one_also_where_there_is_no_room(users: Jobs
     assert blocks(await nodes_of(users, count=3)) == {0}, "three blocks are empty"
     status = await users.until(lambda status: status.reason == "Unschedulable")
     assert "didn't match pod affinity" in status.message
+
+
+async def test_of_two_native_gangs_with_room_for_one_the_other_gets_no_node(
+    users: Jobs, admin: ApiClient
+) -> None:
+    if not await check_served(admin, pod_groups.NATIVE):
+        pytest.skip(f"this server does not offer {pod_groups.NATIVE}: Kubernetes 1.37 does")
+    gang = asking(40)
+    gang["spec"]["scheduling"] = {"gang": "native"}
+    await users.create(gang, name="filler")
+    await nodes_of(users, count=40, name="filler")
+    await users.create(gang)
+    status = await users.until(lambda status: status.reason == "Unschedulable")
+    assert status.phase == "Pending"
+    assert not any(is_placed(pod) for pod in (await users.pods("job")).values())
+    await users.discard("filler")
+    await nodes_of(users, count=40)
