@@ -52,6 +52,7 @@ def _env(*names: str) -> list[Json]:
     return [{"name": name, "value": "0"} for name in names]
 
 
+_RESTART = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]
 _L4 = {"type": "nvidia-l4"}
 _SHARED = {"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"}
 
@@ -369,6 +370,35 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "restart policy",
         "spec.template.spec.restartPolicy: leave it out or set it to Never",
         template=template(restartPolicy="OnFailure"),
+    ),
+    *(
+        _cel(
+            f"restart policy {policy} of {name}",
+            "spec.template.spec.containers: leave out restartPolicy or set it to Never",
+            template=template(*containers),
+        )
+        for policy in ("Always", "OnFailure")
+        for name, containers in (
+            ("the trainer", [container(restartPolicy=policy)]),
+            ("a side car", [container(), container("logs", restartPolicy=policy)]),
+        )
+    ),
+    *(
+        _cel(
+            f"restart policy rules of {name}",
+            "spec.template.spec: leave out restartPolicyRules in all containers and initContai",
+            template=template(*containers, **more),
+        )
+        for name, containers, more in (
+            ("the trainer", [container(restartPolicy="Never", restartPolicyRules=_RESTART)], {}),
+            ("a side car", [container(), container("logs", restartPolicyRules=_RESTART)], {}),
+            ("nothing", [container(restartPolicyRules=[])], {}),
+            (
+                "an init container",
+                [container()],
+                {"initContainers": [container("first", restartPolicyRules=_RESTART)]},
+            ),
+        )
     ),
     _cel(
         "host name",

@@ -24,11 +24,18 @@ _limits = st.dictionaries(
     _amount,
     max_size=3,
 )
+_restart_rules = st.lists(st.just({"action": "Restart"}), max_size=1)
+_init_container = st.fixed_dictionaries(
+    {"name": st.just("first")},
+    optional={"restartPolicy": st.just("Always"), "restartPolicyRules": _restart_rules},
+)
 _container = st.fixed_dictionaries(
     {"name": st.sampled_from(["trainer", "main", "logs"])},
     optional={
         "env": _env,
         "resources": st.fixed_dictionaries({}, optional={"limits": _limits}),
+        "restartPolicy": st.sampled_from(["Never", "Always", "OnFailure", ""]),
+        "restartPolicyRules": _restart_rules,
     },
 )
 # The API server refuses pods with two containers of one name.
@@ -109,6 +116,7 @@ _spec = st.fixed_dictionaries(
                     {"containers": _containers},
                     optional={
                         "restartPolicy": st.sampled_from(["Never", "Always", "OnFailure", ""]),
+                        "initContainers": st.lists(_init_container, max_size=1),
                         "hostname": st.just("h"),
                         "subdomain": st.just("s"),
                         "hostNetwork": st.booleans(),

@@ -95,6 +95,12 @@ GOOD_MANIFESTS: dict[str, Json] = {
         template=template(container(), container("logs", env=[{"name": "RANK", "value": "0"}]))
     ),
     "restart policy said": job(template=template(restartPolicy="Never")),
+    "restart policy said of a container": job(template=template(container(restartPolicy="Never"))),
+    "side cars among the init containers": job(
+        template=template(
+            initContainers=[container("proxy", restartPolicy="Always"), container("download")]
+        )
+    ),
     "pod fields that the operator does not know": job(
         template={
             "metadata": {"labels": {"team": "vision"}, "annotations": {"note": "x"}},

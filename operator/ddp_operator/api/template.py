@@ -22,6 +22,8 @@ Quantity = Annotated[
     ),
 ]
 
+RestartPolicy = Annotated[str, Field(max_length=16)]
+
 
 class Shape(BaseModel):
     """Base of all shapes: fields that are not named here are allowed and kept."""
@@ -55,6 +57,14 @@ class Container(Shape):
     env: Annotated[list[EnvVar], Field(max_length=512)] | None = None
     resources: Resources | None = None
     volume_mounts: list[VolumeMount] | None = None
+    restart_policy: RestartPolicy | None = None
+    restart_policy_rules: list[dict[str, Any]] | None = None
+
+
+class InitContainer(Shape):
+    """A container that runs before the others, or beside them."""
+
+    restart_policy_rules: list[dict[str, Any]] | None = None
 
 
 class PodAffinity(Shape):
@@ -74,7 +84,8 @@ class PodSpec(Shape):
     """A pod's spec."""
 
     containers: Annotated[list[Container], Field(min_length=1, max_length=16)]
-    restart_policy: Annotated[str, Field(max_length=16)] | None = None
+    init_containers: Annotated[list[InitContainer], Field(max_length=64)] | None = None
+    restart_policy: RestartPolicy | None = None
     hostname: Annotated[str, Field(max_length=63)] | None = None
     subdomain: Annotated[str, Field(max_length=63)] | None = None
     host_network: bool | None = None

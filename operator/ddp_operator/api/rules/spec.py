@@ -1,7 +1,8 @@
 """The rules, and what a job breaks of them."""
 
 import re
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pydantic.alias_generators import to_camel
 
@@ -43,6 +44,11 @@ def _environment(spec: DDPJobSpec) -> set[str]:
     return {e.get("name", "") for e in trainer_container(spec.template).get("env") or []}
 
 
+def _containers(spec: DDPJobSpec) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = pod_spec(spec).get("containers") or ()
+    return found
+
+
 def _has_matcher(rule: RestartRule) -> bool:
     matchers = (rule.exit_codes, rule.reasons, rule.message_regex, rule.ranks, rule.classes)
     return any(matcher is not None for matcher in matchers)
@@ -59,6 +65,25 @@ SPEC_RULES = (
         "the operator restarts pods according to spec.restart",
         "!has(self.template.spec.restartPolicy) || self.template.spec.restartPolicy == 'Never'",
         lambda spec: pod_spec(spec).get("restartPolicy", "Never") == "Never",
+    ),
+    Rule(
+        "spec.template.spec.containers: leave out restartPolicy or set it to Never, in each "
+        "container; the operator restarts pods according to spec.restart",
+        "self.template.spec.containers.all(c, !has(c.restartPolicy) || c.restartPolicy == 'Never')",
+        lambda spec: all(c.get("restartPolicy", "Never") == "Never" for c in _containers(spec)),
+    ),
+    Rule(
+        "spec.template.spec: leave out restartPolicyRules in all containers and initContainers; "
+        "the operator restarts pods according to spec.restart.rules",
+        "self.template.spec.containers.all(c, !has(c.restartPolicyRules))"
+        " && (!has(self.template.spec.initContainers)"
+        " || self.template.spec.initContainers.all(c, !has(c.restartPolicyRules)))",
+        lambda spec: (
+            not any(
+                "restartPolicyRules" in c
+                for c in (*_containers(spec), *(pod_spec(spec).get("initContainers") or ()))
+            )
+        ),
     ),
     Rule(
         "spec.template.spec: leave out hostname and subdomain; the operator sets them, "
