@@ -8,6 +8,9 @@ PLURAL = "ddpjobs"
 SINGULAR = "ddpjob"
 SHORT_NAME = "ddp"
 
+OWN_PREFIX = f"{GROUP}/"
+"""Of all labels and annotations that the operator reads: those of pods are its own to set."""
+
 LABEL_JOB_NAME = f"{GROUP}/job-name"
 LABEL_INDEX = f"{GROUP}/replica-index"
 LABEL_ATTEMPT = f"{GROUP}/attempt"

@@ -122,6 +122,28 @@ async def test_a_new_job_costs_its_pods_a_service_and_one_status(world: World) -
     assert await world.reconcile() == []
 
 
+@pytest.mark.parametrize("marks", ["labels", "annotations"])
+@pytest.mark.parametrize("of_override", [False, True])
+async def test_no_key_of_ours_in_a_template_hides_pods_or_makes_more(
+    world: World, marks: str, *, of_override: bool
+) -> None:
+    keys = ("generation", "attempt", "replica-index", "replacement", "serving", "job-name")
+    patch = {"metadata": {marks: {f"ddp-operator.io/{key}": "abc" for key in keys}}}
+    if of_override:
+        world.apply(job(overrides=[{"indexes": ["1"], "template": patch}]))
+    else:
+        world.apply(job(template=template(container()) | patch))
+    for _ in range(3):
+        await world.reconcile()
+        world.now += timedelta(minutes=1)
+    assert {key.name for key in world.cluster.pods} == {"train-0-0", "train-0-1"}
+    assert len(world.cluster.pods_of(KEY)) == 2
+    plain = world.cluster.pods[Key("default", "train-0-0")]["metadata"][marks]
+    changed = world.cluster.pods[Key("default", "train-0-1")]["metadata"][marks]
+    assert changed.keys() == plain.keys()
+    assert "abc" not in changed.values()
+
+
 async def test_all_pods_of_a_job_have_one_token_in_all_attempts(world: World) -> None:
     def tokens() -> set[str]:
         return {

@@ -7,8 +7,10 @@ mean that a node is broken, or about to go, is a list that administrators can ch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, Literal, Self, cast
+
+from ddp_operator.api.values.bounded import read_time
 
 Kind = Literal["condition", "taint", "label", "annotation"]
 
@@ -190,14 +192,5 @@ def signals(node: Mapping[str, Any], rules: Rules) -> Signals:
         boot_id=((status.get("nodeInfo") or {}).get("bootID") or "")[:_MAX_BOOT_ID],
         bad=first(rules.bad),
         leaving=first(rules.leaving),
-        ends_at=_time(present["annotation"].get(TERMINATION_TIME)),
+        ends_at=read_time(present["annotation"].get(TERMINATION_TIME)),
     )
-
-
-def _time(text: str | None) -> datetime | None:
-    """A time that cannot be read is not known."""
-    try:
-        found = datetime.fromisoformat(text) if text else None
-    except ValueError:
-        return None
-    return found.replace(tzinfo=found.tzinfo or UTC) if found else None

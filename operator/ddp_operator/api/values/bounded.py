@@ -42,6 +42,14 @@ Time = Annotated[
 ]
 
 
+def read_time(text: str | None) -> datetime | None:
+    """Read a time as Kubernetes writes it; None where there is none that can be read."""
+    try:
+        return _in_range(datetime.fromisoformat(text)) if text else None
+    except ValueError:
+        return None
+
+
 def _between(value: int, *, least: int, most: int) -> int:
     return min(max(value, least), most)
 

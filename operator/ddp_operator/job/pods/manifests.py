@@ -1,6 +1,6 @@
 """Builds a job's Service and Pods: names, distributed environment, GPU placement, volumes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_operator.api.accelerator import Accelerator, Reservation
@@ -37,6 +37,7 @@ from ddp_operator.api.constants import (
     LABEL_JOB_NAME,
     LABEL_REPLACEMENT,
     LABEL_SERVING,
+    OWN_PREFIX,
 )
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import spec_of
@@ -208,7 +209,7 @@ def pod(
     metadata = template.get("metadata") or {}
     spec: dict[str, Any] = dict(template["spec"])
     labels = {
-        **(metadata.get("labels") or {}),
+        **_users(metadata.get("labels")),
         LABEL_JOB_NAME: job.name,
         LABEL_INDEX: str(identity.slot),
         LABEL_ATTEMPT: str(identity.attempt),
@@ -221,7 +222,7 @@ def pod(
         **trainer_container(template),
     }
     annotations = {
-        **(metadata.get("annotations") or {}),
+        **_users(metadata.get("annotations")),
         ANNOTATION_SPEC_HASH: job.spec_hash,
         ANNOTATION_TRAINER: trainer["name"],
     }
@@ -268,6 +269,11 @@ def pod(
     if fabric:
         made = on_fabric(fabric, made, trainer=trainer["name"], side_cars=side_cars)
     return scheduled(job, identity, made)
+
+
+def _users(marks: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the labels or annotations of a template that are its user's to choose."""
+    return {key: value for key, value in (marks or {}).items() if not key.startswith(OWN_PREFIX)}
 
 
 def _add_environment(trainer: dict[str, Any], ours: dict[str, str]) -> None:

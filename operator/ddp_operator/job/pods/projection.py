@@ -1,5 +1,6 @@
 """What decisions need of a pod, taken from what the API server has of it."""
 
+import re
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -7,6 +8,7 @@ from ddp_operator.api.constants import (
     ANNOTATION_GENERATION,
     ANNOTATION_SPEC_HASH,
     ANNOTATION_TRAINER,
+    KIND,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_JOB_NAME,
@@ -14,6 +16,7 @@ from ddp_operator.api.constants import (
     LABEL_SERVING,
 )
 from ddp_operator.api.rules import trainer_container
+from ddp_operator.api.values.bounded import read_time
 from ddp_operator.api.values.printable import printable
 from ddp_operator.job.pods.address import is_the_nodes, trainer_address
 from ddp_operator.job.pods.state import (
@@ -24,6 +27,12 @@ from ddp_operator.job.pods.state import (
     PodState,
 )
 from ddp_operator.ports import Key, MalformedError, Manifest
+
+_PLACE: Final = re.compile(r"-(\d{1,9})-(\d{1,9})(?:-r(\d{1,9}))?", re.ASCII)
+"""What follows the job's name in a pod's: attempt, index and replacement."""
+_MAX_DIGITS: Final = 9
+_NOWHERE: Final = Identity(index=-1, attempt=-1)
+"""The identity of a pod that a job controls, and whose place in it nobody can tell."""
 
 _MAX_TEXT: Final = 4096
 """Characters of a message; no kubelet takes more bytes of what a container leaves."""
@@ -44,22 +53,23 @@ _MAX_GRACE_SECONDS: Final = 10 * 365 * 24 * 3600
 def project(manifest: Manifest) -> PodState:
     """Take what decisions need from a pod as the API server has it.
 
+    Whatever a person, or a webhook, has made of its labels and annotations, a pod that a job
+    controls is never lost sight of: what cannot be read there is unknown.
+
     Raises:
-        MalformedError: the pod has the label of a job's pods, but no place among them.
+        MalformedError: nothing controls the pod, and it has no place among a job's pods.
     """
     metadata: Manifest = manifest["metadata"]
     labels: Manifest = metadata["labels"]
     spec: Manifest = manifest["spec"]
     status: Manifest = manifest.get("status") or {}
     annotations: Manifest = metadata.get("annotations") or {}
-    owner: Manifest = next(
-        (o for o in metadata.get("ownerReferences") or () if o.get("controller")), {}
-    )
+    owner = _controller(metadata)
     conditions = {c["type"]: c for c in status.get("conditions") or ()}
     name = annotations.get(ANNOTATION_TRAINER) or trainer_container(manifest).get("name") or ""
     container, state = _decisive_state(name, status)
     ended = _exit(state.get("terminated"))
-    ends_by = _time(metadata.get("deletionTimestamp"))
+    ends_by = read_time(metadata.get("deletionTimestamp"))
     deleted_at = _deleted_at(ends_by, metadata.get("deletionGracePeriodSeconds"), ended)
     waiting, waiting_message = _waiting(state.get("waiting"), conditions)
     ready = _is_ready(spec, status, conditions, name)
@@ -70,13 +80,9 @@ def project(manifest: Manifest) -> PodState:
     return PodState(
         key=Key(metadata["namespace"], metadata["name"]),
         owner_uid=owner.get("uid", ""),
-        identity=Identity(
-            index=_number(labels, LABEL_INDEX),
-            attempt=_number(labels, LABEL_ATTEMPT),
-            replacement=_number(labels, LABEL_REPLACEMENT, "0"),
-        ),
+        identity=_identity(manifest, is_controlled=bool(owner)),
         spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
-        generation=_number(annotations, ANNOTATION_GENERATION, "0"),
+        generation=_number(annotations.get(ANNOTATION_GENERATION)) or 0,
         phase=status.get("phase", "Pending"),
         ready=ready,
         deleting=ends_by is not None,
@@ -90,7 +96,7 @@ def project(manifest: Manifest) -> PodState:
         disrupted_at=_earliest(deleted_at, _time_of(disruption)),
         container=container,
         memory_limited=_has_memory_limit(spec, container),
-        started=_time((state.get("running") or {}).get("startedAt")),
+        started=read_time((state.get("running") or {}).get("startedAt")),
         exit=ended,
         reason=_word(status.get("reason")),
         message=_text(status.get("message") or disruption.get("message")),
@@ -103,17 +109,45 @@ def project(manifest: Manifest) -> PodState:
 
 
 def job_of(manifest: Manifest) -> Key | None:
-    """Return the job that a pod's labels name, None for a pod of nobody."""
+    """Return the job that controls a pod, else the one that its label names, None for a pod of
+    nobody.
+    """
     metadata = manifest["metadata"]
-    name = (metadata.get("labels") or {}).get(LABEL_JOB_NAME)
+    owner = _controller(metadata)
+    label = (metadata.get("labels") or {}).get(LABEL_JOB_NAME)
+    name = owner["name"] if owner.get("kind") == KIND else label
     return Key(metadata["namespace"], name) if name else None
 
 
-def _number(labels: Manifest, label: str, default: str = "") -> int:
-    value: str = labels.get(label, default)
-    if not (value.isascii() and value.isdigit()):
-        raise MalformedError(f"its label {label} is {value!r}, which is no number")
-    return int(value)
+def _controller(metadata: Manifest) -> Manifest:
+    """Return the reference to what controls an object, an empty one where nothing does."""
+    owners = metadata.get("ownerReferences") or ()
+    return next((owner for owner in owners if owner.get("controller")), {})
+
+
+def _identity(manifest: Manifest, *, is_controlled: bool) -> Identity:
+    """Return which pod of the job it is: by its name, which nobody can change; by its labels where
+    that is not one of the job's.
+    """
+    key, labels = job_of(manifest), manifest["metadata"]["labels"]
+    name, job = manifest["metadata"]["name"], key.name if key else ""
+    if name.startswith(job) and (found := _PLACE.fullmatch(name, len(job))):
+        attempt, index, replacement = (int(number) for number in found.groups("0"))
+        identity = Identity(index, attempt, replacement)
+        if identity.pod_name(job) == name:
+            return identity
+    slot, start = _number(labels.get(LABEL_INDEX)), _number(labels.get(LABEL_ATTEMPT))
+    if slot is not None and start is not None:
+        return Identity(slot, start, _number(labels.get(LABEL_REPLACEMENT)) or 0)
+    if is_controlled:
+        return _NOWHERE
+    raise MalformedError(f"nothing controls it, and it is no pod of {job} by its name or labels")
+
+
+def _number(text: str | None) -> int | None:
+    """Read a count as the operator writes it; None where there is no such."""
+    is_count = text and len(text) <= _MAX_DIGITS and text.isascii() and text.isdigit()
+    return int(text) if text and is_count else None
 
 
 def _word(value: str | None) -> str:
@@ -229,12 +263,8 @@ def _ended_by_deletion(deleted_at: datetime | None, ended: ContainerExit | None)
     return ended.finished is not None and ended.finished >= deleted_at
 
 
-def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
-
-
 def _time_of(condition: Manifest) -> datetime | None:
-    return _time(condition.get("lastTransitionTime")) if _is_true(condition) else None
+    return read_time(condition.get("lastTransitionTime")) if _is_true(condition) else None
 
 
 def _earliest(*moments: datetime | None) -> datetime | None:
@@ -249,7 +279,7 @@ def _exit(terminated: Manifest | None) -> ContainerExit | None:
         signal=int(terminated.get("signal") or 0),
         reason=_word(terminated.get("reason")),
         message=_text(terminated.get("message")),
-        finished=_time(terminated.get("finishedAt")),
+        finished=read_time(terminated.get("finishedAt")),
     )
 
 

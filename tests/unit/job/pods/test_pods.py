@@ -12,6 +12,8 @@ from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Key, MalformedError
 from ddp_operator.views.job import advice
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.good_manifests import Json, container, template
 from tests.unit.job.builders import (
@@ -470,16 +472,86 @@ class TestDisruption:
         assert (read.succeeded, read.failed, read.disrupted) == (True, False, False)
 
 
-@pytest.mark.parametrize("value", ["x", "-1", "\u0663", "", None])
-@pytest.mark.parametrize("label", ["replica-index", "attempt"])
-def test_a_pod_without_our_labels_is_none_of_ours(label: str, value: str | None) -> None:
-    stored = manifest()
-    labels = stored["metadata"]["labels"]
-    labels[f"ddp-operator.io/{label}"] = value
+UNREADABLE = ["x", "-1", "\u0663", "", "9" * 5000, None]
+
+
+def marked(stored: Json, kind: str, key: str, value: str | None) -> Json:
+    """The same, with a label or annotation of ours that somebody has changed, or removed."""
+    marks = stored["metadata"][kind]
+    marks[f"ddp-operator.io/{key}"] = value
     if value is None:
-        del labels[f"ddp-operator.io/{label}"]
-    with pytest.raises(MalformedError, match=f"ddp-operator.io/{label} is '{value or ''}'"):
-        project(stored)
+        del marks[f"ddp-operator.io/{key}"]
+    return stored
+
+
+@pytest.mark.parametrize("value", [*UNREADABLE, "7"])
+@pytest.mark.parametrize("label", ["replica-index", "attempt", "replacement", "job-name"])
+def test_a_pod_of_a_job_is_known_by_its_name_whatever_its_labels_say(
+    label: str, value: str | None
+) -> None:
+    stored = marked(manifest(), "labels", label, value)
+    assert project(stored) == project(manifest())
+    assert job_of(stored) == fresh_job().key
+
+
+@pytest.mark.parametrize("value", UNREADABLE)
+@pytest.mark.parametrize("label", ["replica-index", "attempt"])
+def test_a_pod_of_a_job_whose_place_nobody_knows_is_one_to_give_up(
+    label: str, value: str | None
+) -> None:
+    job, pods = running_job()
+    stored = marked(manifest(metadata={"name": "a-copy"}), "labels", label, value)
+    copy = project(stored)
+    assert copy.owner_uid == job.uid
+    assert plan(job, [*pods, copy], NOW).delete == (copy.key,)
+
+
+@pytest.mark.parametrize("value", UNREADABLE)
+@pytest.mark.parametrize("label", ["replica-index", "attempt"])
+def test_what_nothing_controls_and_has_no_place_is_no_pod_of_a_job(
+    label: str, value: str | None
+) -> None:
+    metadata = {"name": "mine", "ownerReferences": []}
+    with pytest.raises(MalformedError, match="no pod of digits by its name or labels"):
+        project(marked(manifest(metadata=metadata), "labels", label, value))
+
+
+@pytest.mark.parametrize("value", UNREADABLE)
+def test_a_generation_that_cannot_be_read_is_the_first(value: str | None) -> None:
+    stored = marked(manifest(), "annotations", "generation", "5")
+    assert project(stored).generation == 5
+    assert project(marked(stored, "annotations", "generation", value)).generation == 0
+
+
+@pytest.mark.parametrize("name", ["digits-1-0-copy", "digits-01-0", "digits-1-0-r0", "digit-1-0"])
+def test_a_name_that_the_operator_never_gives_says_nothing(name: str) -> None:
+    assert project(manifest(metadata={"name": name})).identity == Identity(1, 3, 2)
+
+
+@pytest.mark.parametrize("time", ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00Z", "soon", ""])
+def test_a_time_that_nobody_can_count_from_hides_no_pod(time: str) -> None:
+    target = condition("DisruptionTarget", "True", reason="x", lastTransitionTime=time)
+    ended = [terminated(3, finishedAt=time)]
+    status = {"phase": "Failed", "conditions": [target], "containerStatuses": ended}
+    read = project(manifest(status=status, metadata={"deletionTimestamp": time}))
+    assert read.failed
+    running = {"name": "trainer", "state": {"running": {"startedAt": time}}}
+    project(manifest(status={"phase": "Running", "containerStatuses": [running]}))
+
+
+_OUR_KEYS = st.sampled_from(
+    "job-name replica-index attempt replacement serving spec-hash generation trainer-container"
+    " restart-requested novelty".split()
+).map("ddp-operator.io/{}".format)
+_MARKS = st.dictionaries(_OUR_KEYS, st.text(max_size=12))
+
+
+@given(labels=_MARKS, annotations=_MARKS)
+def test_no_label_or_annotation_hides_a_pod_of_a_job(labels: Json, annotations: Json) -> None:
+    stored = manifest()
+    stored["metadata"] |= {"labels": labels, "annotations": annotations}
+    assert project(stored).identity == Identity(1, 3, 2)
+    assert job_of(stored) == fresh_job().key
 
 
 def test_identities_have_names_of_their_own_and_a_host_name_per_rank() -> None:
