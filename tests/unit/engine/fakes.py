@@ -13,6 +13,7 @@ from ddp_operator.ports import (
     ClusterError,
     ConflictError,
     Event,
+    InvalidError,
     Key,
     Manifest,
     Node,
@@ -22,6 +23,9 @@ from ddp_operator.ports import (
 )
 
 from tests.mergepatch import merged
+
+_IMMUTABLE = ("priorityClassName", "priority", "disruptionMode", "schedulingConstraints")
+"""Of the PodGroups of Kubernetes 1.37 (pkg/apis/scheduling/validation)."""
 
 ACCESS = Access(secret=b"of the operator's own")
 
@@ -77,6 +81,11 @@ class FakeCluster:
         self._called(f"apply {manifest['kind']}", manifest["metadata"]["name"])
         applied = self.applied.setdefault(manifest["kind"], {})
         self._create(applied, manifest)
+        before = applied[_key(manifest)]
+        if manifest["apiVersion"] == "scheduling.k8s.io/v1beta1" and any(
+            before["spec"].get(name) != manifest["spec"].get(name) for name in _IMMUTABLE
+        ):
+            raise InvalidError("spec: field is immutable", status=422, for_good=True)
         applied[_key(manifest)] = deepcopy(dict(manifest))
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:

@@ -631,6 +631,34 @@ async def test_a_gang_has_its_group_before_the_first_pod_and_after_a_resize(worl
     assert len(world.cluster.pods) == 3
 
 
+@pytest.mark.parametrize(("first", "then"), [("low", "high"), (None, "high"), ("low", None)])
+async def test_a_gang_of_kubernetes_own_takes_another_priority_while_suspended(
+    world: World, first: str | None, then: str | None
+) -> None:
+    def of_class(name: str | None) -> dict[str, Any]:
+        return template(**({"priorityClassName": name} if name else {}))
+
+    def group() -> dict[str, Any]:
+        """Which all pods name."""
+        pods = world.cluster.pods.values()
+        [name] = {pod["spec"]["schedulingGroup"]["podGroupName"] for pod in pods}
+        return world.cluster.applied["PodGroup"][Key("default", name)]
+
+    world.apply(job(scheduling={"gang": "native"}, template=of_class(first)))
+    await world.reconcile_until_quiet()
+    assert group()["spec"].get("priorityClassName") == first
+    for change in ({"suspend": True}, {"suspend": False, "template": of_class(then)}):
+        stored = world.cluster.jobs[KEY]
+        stored["spec"] |= change
+        stored["metadata"]["generation"] += 1
+        world.apply(stored)
+        await world.reconcile_until_quiet()
+    assert {key.name for key in world.cluster.pods} == {"train-1-0", "train-1-1"}
+    assert group()["spec"].get("priorityClassName") == then
+    for made in world.cluster.applied["PodGroup"].values():
+        assert made["metadata"]["ownerReferences"][0]["uid"] == "u1"
+
+
 async def test_a_gang_without_its_scheduler_waits_and_says_so(world: World) -> None:
     world.cluster.refuse["apply PodGroup"] = NotServedError("there are none", status=404)
     world.apply(job(scheduling={"gang": "volcano"}))

@@ -25,5 +25,6 @@ def beforehand(job: DDPJob) -> Iterator[Beforehand]:
         yield Beforehand(template, CLAIMS_NEED)
     for scheduler in schedulers(job):
         if scheduler.group:
-            group = {**scheduler.group(job), "metadata": own_metadata(job)}
-            yield Beforehand(group, scheduler.needs)
+            group = scheduler.group(job)
+            metadata = {**own_metadata(job), **group.get("metadata", {})}
+            yield Beforehand({**group, "metadata": metadata}, scheduler.needs)

@@ -540,8 +540,18 @@ def test_a_time_that_nobody_can_count_from_hides_no_pod(time: str) -> None:
 
 
 _OUR_KEYS = st.sampled_from(
-    "job-name replica-index attempt replacement serving spec-hash generation trainer-container"
-    " restart-requested novelty".split()
+    [
+        "job-name",
+        "replica-index",
+        "attempt",
+        "replacement",
+        "serving",
+        "spec-hash",
+        "generation",
+        "trainer-container",
+        "restart-requested",
+        "novelty",
+    ]
 ).map("ddp-operator.io/{}".format)
 _MARKS = st.dictionaries(_OUR_KEYS, st.text(max_size=12))
 

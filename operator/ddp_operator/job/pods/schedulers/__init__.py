@@ -30,7 +30,8 @@ class Scheduler(NamedTuple):
     member: Callable[[DDPJob, Identity, Manifest], dict[str, Any]]
     """From a pod to a pod that it takes for one of its job's."""
     group: Callable[[DDPJob], dict[str, Any]] | None = None
-    """The object that has to be there before the pods, but for its metadata."""
+    """The object that has to be there before the pods; of its metadata at most a name of its own.
+    """
     needs: str = ""
     """The field that asks for the group and what that takes, for where the server refuses it."""
 

@@ -4,6 +4,7 @@ Held against https://kubernetes.io/docs/concepts/workloads/podgroup-api/ and the
 1.37 (PodGroup, v1beta1). Versions before are alpha, each unlike the next, and not spoken.
 """
 
+from hashlib import sha256
 from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
@@ -20,7 +21,7 @@ NATIVE_NEEDS: Final = (
 def native(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     """Return the pod as one of its job's group."""
     del identity  # a group has as many as run at a time, of whichever attempt
-    group = {"podGroupName": job.name}
+    group = {"podGroupName": _name(job)}
     return {**pod, "spec": {**pod["spec"], "schedulingGroup": group}}
 
 
@@ -29,6 +30,23 @@ def native_group(job: DDPJob) -> dict[str, Any]:
     the group's class counts in place of its pods'.
     """
     spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": job.spec.replicas}}}
-    if priority := job.spec.template["spec"].get("priorityClassName"):
+    if priority := _priority_class(job):
         spec["priorityClassName"] = priority
-    return {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "spec": spec}
+    return {
+        "apiVersion": "scheduling.k8s.io/v1beta1",
+        "kind": "PodGroup",
+        "metadata": {"name": _name(job)},
+        "spec": spec,
+    }
+
+
+def _name(job: DDPJob) -> str:
+    """Return the group's name: another one for another class, which no group can change. Those of
+    earlier classes have no pods, and go with the job.
+    """
+    priority = _priority_class(job)
+    return f"{job.name}-{sha256(priority.encode()).hexdigest()[:8]}" if priority else job.name
+
+
+def _priority_class(job: DDPJob) -> str:
+    return job.spec.template["spec"].get("priorityClassName") or ""
