@@ -208,6 +208,17 @@ class Cluster(Protocol[PodT]):
         """Record an Event about a job; best effort, never raises `ClusterError`."""
 
 
+class Told(NamedTuple):
+    """The answer of a launcher that was told of its job's group."""
+
+    generation: int
+    """The one that it knows now."""
+    ended: bool
+    """Whether no process of an earlier generation runs."""
+    led: bool = False
+    """Whether a launcher has begun that generation, not the operator: it is not what was told."""
+
+
 class Trainers(Protocol):
     """The trainers in pods, asked over HTTP; an address is `ip:port`.
 
@@ -229,10 +240,9 @@ class Trainers(Protocol):
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> tuple[int, bool] | None:
-        """PUT /world, with the job's token: the generation of its job's group that the launcher
-        knows now, and whether no process of an earlier one runs, for which the answer waits, but
-        not longer than that; None where it has not taken note.
+    ) -> Told | None:
+        """PUT /world, with the job's token. The answer waits for processes of an earlier generation
+        to end, but not longer than that; None where there is none.
         """
 
     async def hear_world(

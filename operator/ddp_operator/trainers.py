@@ -14,6 +14,7 @@ import aiohttp
 import orjson
 
 from ddp_operator import __version__
+from ddp_operator.ports import Told
 
 _SECONDS: Final = 2.0
 """An answer of a few hundred bytes from within the cluster takes milliseconds."""
@@ -42,7 +43,7 @@ class HttpTrainers:
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> tuple[int, bool] | None:
+    ) -> Told | None:
         """See `ports.Trainers`."""
         url, body = f"http://{address}/world?wait={wait_seconds}", orjson.dumps(document)
         seconds = wait_seconds + self._timeout_seconds
@@ -56,7 +57,8 @@ class HttpTrainers:
                 known = answer.get("generation") if isinstance(answer, dict) else None
                 if type(known) is not int or known < 0:
                     return None
-                return known, answer.get("ended") is True
+                led = response.status == 409 and answer.get("led") is True
+                return Told(known, answer.get("ended") is True, led)
         except (TimeoutError, *_FAILURES):
             return None
 

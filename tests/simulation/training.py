@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddp_operator.ports import Manifest
+from ddp_operator.ports import Manifest, Told
 
 from tests.simulation.kubelet import is_running
 from tests.simulation.launchers import Launchers
@@ -66,7 +66,7 @@ class SimulatedTrainers:
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> tuple[int, bool] | None:
+    ) -> Told | None:
         await asyncio.sleep(_ANSWER_SECONDS)
         self._launchers.judge_telling(address)
         self._launchers.late.append({"address": address, "document": document})
@@ -75,7 +75,7 @@ class SimulatedTrainers:
             return None
         said = self._launchers.take(pod, document)
         await asyncio.sleep(_ANSWER_SECONDS)
-        return None if self._launchers.loses_answers else said
+        return None if self._launchers.loses_answers else Told(*said)
 
     async def hear_world(
         self, address: str, *, after: int, wait_seconds: int, token: str

@@ -6,9 +6,11 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 from aiohttp import web
+from ddp_operator.ports import Told
 from ddp_operator.trainers import HttpTrainers
 
 from tests.trainer_server import ENDLESS, TrainerServer
@@ -205,6 +207,8 @@ async def test_little_of_an_answer_is_read_at_once() -> None:
         (200, b'{"generation": 5, "ended": 1}', (5, False)),
         (200, b'{"generation": 5}', (5, False)),
         (409, b'{"generation": 7, "ended": false}', (7, False)),
+        (409, b'{"generation": 7, "ended": true, "led": true}', (7, True, True)),
+        (200, b'{"generation": 5, "ended": true, "led": true}', (5, True)),
         (409, b"this pod is of another job", None),
         (200, b'{"generation": true}', None),
         (200, b'{"generation": -1}', None),
@@ -215,13 +219,13 @@ async def test_little_of_an_answer_is_read_at_once() -> None:
     ],
 )
 async def test_a_launcher_says_what_it_knows_of_the_group(
-    trainers: HttpTrainers, status: int, content: bytes, knows: tuple[int, bool] | None
+    trainers: HttpTrainers, status: int, content: bytes, knows: tuple[Any, ...] | None
 ) -> None:
     async with TrainerServer() as server:
         server.world = status, content
         document = {"generation": 5, "start": True}
         told = trainers.tell_world(server.address, document, wait_seconds=5, token=TOKEN)
-        assert await told == knows
+        assert await told == (knows and Told(*knows))
         assert server.asked == ["PUT /world?wait=5"]
         assert server.tokens == [f"Bearer {TOKEN}"]
         assert [json.loads(sent) for sent in server.documents] == [document]

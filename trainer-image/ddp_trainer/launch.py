@@ -164,6 +164,10 @@ def _supervise(
         of_rank_0=found,
         standing=standing if served and placing.can_change else None,
     )
+    if standing.may_ask(joined=False) and placing.can_change and served:
+        from ddp_trainer.launcher.world.leading import Leader  # noqa: PLC0415 - as the server
+
+        Leader(world, placement, pod=standing.pod).start()
     try:
         with output:
             return lifetime.run()

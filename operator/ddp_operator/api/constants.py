@@ -88,6 +88,9 @@ ENV_HELD = "DDP_HELD"
 """Tells the launcher of a pod that comes to others to wait until it is told to start: `1`."""
 ENV_HOLD_SECONDS = "DDP_HOLD_SECONDS"
 """Tells the launcher how long to wait, before it starts its ranks, for other places of them."""
+ENV_MEMBERS = "DDP_MEMBERS"
+"""Tells the launcher of node rank 0 the pods of the group, so that it may lead while no operator is
+there: `0-2,5`, by the numbers in their names."""
 ENV_SCOPE = "DDP_RESTART_SCOPE"
 """Tells the launcher what its job does about failures, where that is not for the operator alone:
 `InPlace`."""
@@ -125,6 +128,7 @@ RESERVED_ENVIRONMENT = (
     ENV_POD,
     ENV_HELD,
     ENV_HOLD_SECONDS,
+    ENV_MEMBERS,
     ENV_SCOPE,
     ENV_BATCH,
     ENV_BATCH_RANKS,

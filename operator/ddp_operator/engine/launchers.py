@@ -27,7 +27,7 @@ from ddp_operator.job.membership.order import follows_topology
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.observed import member_names, with_own_address
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Cluster, Key, Trainers
+from ddp_operator.ports import Cluster, Key, Told, Trainers
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ class _Known:
     """Where its launcher listens."""
     silent: int = 0
     """How often it has not answered in a row."""
+    ahead: int = 0
+    """The highest generation that launchers know, and not from the operator."""
     listening: asyncio.Task[None] | None = None
     under_way: set[tuple[str, int, bool]] = field(default_factory=set)
 
@@ -107,6 +109,8 @@ class Launchers:
             failures=known.status.failures if known.status else (),
             # That of another pod says nothing of one that may be of another image.
             scope=known.status.scope if known.status and known.leader in _asked(job) else "",
+            said=known.status,
+            ahead=known.ahead,
         )
 
     def tell(self, job: DDPJob, tellings: Iterable[Telling]) -> None:
@@ -191,8 +195,11 @@ class Launchers:
                 )
         finally:
             known.under_way.discard((telling.pod, telling.generation, telling.start))
-        knows, ended = said or (0, False)
-        if knows < telling.generation or not ended:
+        knows, ended, led = said or Told(0, ended=False)
+        if led and knows > known.ahead:
+            known.ahead = knows
+            self._on_news(key)
+        if knows < telling.generation or led or not ended:
             # The earlier one, but not a time to come: clocks are set back.
             since = known.unreached_since.get(telling.pod, told_at)
             known.unreached_since[telling.pod] = min(since, told_at)

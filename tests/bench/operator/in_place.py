@@ -25,7 +25,7 @@ from typing import Any
 
 import orjson
 from ddp_operator.engine.engine import Engine
-from ddp_operator.ports import Key, Manifest
+from ddp_operator.ports import Key, Manifest, Told
 from ddp_operator.trainers import HttpTrainers
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings
@@ -108,10 +108,10 @@ class _Watched(HttpTrainers):
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> tuple[int, bool] | None:
+    ) -> Told | None:
         """Tell it, and note the answer."""
         said = await super().tell_world(address, document, wait_seconds=wait_seconds, token=token)
-        _, ended = said or (0, False)
+        ended = said is not None and said.ended
         self.answers.append((document["generation"], document["start"], ended, time.time()))
         return said
 

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,11 +148,13 @@ def test_a_pod_says_when_nothing_of_an_earlier_generation_runs(tmp_path: Path) -
         os.kill(before, signal.SIGSTOP)
         # Of two signals that a process has not got yet, it gets the lower one first: SIGTERM.
         until(lambda: _state(before) == "T", "the rank to stand still")
-        assert pod.put(2, 0, start=False) == (200, {"generation": 2, "ended": False})
+        assert pod.put(2, 0, start=False) == (200, {"generation": 2, "ended": False, "led": False})
         assert is_alive(before)
         os.kill(before, signal.SIGCONT)
         until(
-            lambda: pod.put(2, 0, start=False) == (200, {"generation": 2, "ended": True}),
+            lambda: (
+                pod.put(2, 0, start=False) == (200, {"generation": 2, "ended": True, "led": False})
+            ),
             "the word that they have ended",
         )
         assert not is_alive(before)
@@ -166,7 +169,7 @@ def test_the_answer_waits_for_ranks_to_end_as_long_as_it_is_asked_to(tmp_path: P
         assert (status, why) == (400, "wait: a whole number from 0 to 25\n")
         # They are killed after twice the time that it waits unasked.
         ended = pod.put(2, 0, query="?wait=25", start=False, graceSeconds=2)
-        assert ended == (200, {"generation": 2, "ended": True})
+        assert ended == (200, {"generation": 2, "ended": True, "led": False})
         assert not is_alive(before)
 
 
@@ -174,7 +177,7 @@ def test_the_ranks_of_a_pod_that_comes_to_others_wait(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(1, variables={"DDP_HELD": "1"})
         pod.wait_for_log("generation 1: waiting for the others")
-        assert pod.put(1, 1, start=False) == (200, {"generation": 1, "ended": True})
+        assert pod.put(1, 1, start=False) == (200, {"generation": 1, "ended": True, "led": False})
         assert pod.tell(0, 1) == (409, 1)
         assert pod.began() == []
         assert pod.tell(1, 1) == (200, 1)
@@ -185,7 +188,7 @@ def test_the_first_ranks_wait_for_the_word_of_their_order_but_not_for_ever(tmp_p
     with world_job(tmp_path) as job:
         pod = job.start(1, variables={"DDP_GENERATION": "0", "DDP_HOLD_SECONDS": "1000"})
         pod.wait_for_log("generation 0: waiting for the others")
-        assert pod.put(1, 0, start=False) == (200, {"generation": 1, "ended": True})
+        assert pod.put(1, 0, start=False) == (200, {"generation": 1, "ended": True, "led": False})
         assert pod.began() == []
         assert pod.tell(1, 0) == (200, 1)
         assert pod.wait_for(1)["RANK"] == "0"
@@ -251,6 +254,63 @@ def test_a_pod_that_gets_no_answer_ends_with_its_code(tmp_path: Path) -> None:
         assert second.message["error"] == (
             "rank 1 ended with exit code 3; not restarted in place: no answer within 0.5 s"
         )
+
+
+LEADS = {"DDP_MEMBERS": "0-1"}
+SOON: dict[str, Any] = {"LEAD_SECONDS": 0.5, "_LEAD_PAUSES": [0.5, 0.5], "ANSWER_SECONDS": 60}
+
+
+def test_node_rank_0_leads_while_no_operator_asks(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        first, second = job.start(0, variables=LEADS, waits=SOON), job.start(1)
+        first.wait_for(1)
+        before = second.wait_for(1)["pid"]
+        number = first.news()["number"]
+        for generation in (1, 2):
+            second.end(generation, 3)
+            began = second.wait_for(generation + 1)
+            assert began.pop("pid") != before
+            assert (began["RANK"], began["WORLD_SIZE"]) == ("1", "2")
+            assert first.wait_for(generation + 1)["RANK"] == "0"
+        first.end(3, 1)
+        first.wait_for(4)
+        news = first.news(after=number, wait=25)
+        assert (news["generation"], news["members"]) == (4, "0-1")
+        assert [each["generation"] for each in news["led"]] == [2, 3, 4]
+        assert [(each["pod"], each["generation"]) for each in news["failures"]] == [
+            (second.name, 1),
+            (second.name, 2),
+            (first.name, 3),
+        ]
+        # The operator is back: it confirms what is, and nothing ends.
+        settled = {"leader": first.name, "masterAddress": ""}
+        assert first.put(4, 0, members="0-1", **settled) == (
+            200,
+            {"generation": 4, "ended": True, "led": False},
+        )
+        assert second.put(3, 1, **settled)[0] == 409
+        assert second.put(4, 1, **settled)[0] == 200
+        assert "led" not in first.news()
+        job.finish()
+        assert [first.wait(), second.wait()] == [0, 0]
+        assert [line["generation"] for line in second.began()] == [1, 2, 3, 4]
+
+
+def test_node_rank_0_ends_no_process_as_long_as_a_pod_does_not_answer(tmp_path: Path) -> None:
+    with world_job(tmp_path) as job:
+        leads = {"DDP_MEMBERS": "0-2"}
+        first = job.start(0, nodes=3, variables=leads, waits=SOON)
+        second = job.start(1, nodes=3)
+        first.wait_for(1)
+        second.wait_for(1)
+        first.news()
+        second.end(1, 3)
+        first.wait_for_log("generation 2: nobody has decided about the one before: leading")
+        assert [line["generation"] for line in first.began()] == [1]
+        third = job.start(2, nodes=3)
+        for pod in (first, second, third):
+            pod.wait_for(2)
+        assert [line["generation"] for line in first.began()] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ if __name__ == "__main__":
 from ddp_trainer import launch
 from ddp_trainer.launcher import lifetime
 from ddp_trainer.launcher.bounded_http import BoundedServer
+from ddp_trainer.launcher.world import leading, state
 from ddp_trainer.system.logs import end_process
 
 
@@ -35,8 +36,10 @@ def main() -> int:
         bind(server)
 
     for name, seconds in json.loads(waits).items():
-        assert hasattr(lifetime, name), name
-        setattr(lifetime, name, seconds)
+        [module] = (each for each in (lifetime, state) if hasattr(each, name))
+        setattr(module, name, seconds)
+    # As in `WorldJob`: pods have addresses, and no names.
+    leading.host_of = lambda _, slot: f"127.0.0.{1 + slot}"  # type: ignore[assignment]
     BoundedServer.server_bind = bind_there  # type: ignore[method-assign,assignment]
     return launch.main(arguments, os.environ)
 

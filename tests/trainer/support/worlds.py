@@ -182,7 +182,7 @@ class WorldJob:
         node_rank: int | None,
         *,
         variables: Mapping[str, str] | None = None,
-        waits: Mapping[str, float] | None = None,
+        waits: Mapping[str, Any] | None = None,
         command: Sequence[str] = (),
         index: int | None = None,
         **settings: int,

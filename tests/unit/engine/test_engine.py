@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ddp_operator.engine.engine import Engine
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Key, Manifest, Node, UnavailableError
+from ddp_operator.ports import Key, Manifest, Node, Told, UnavailableError
 
 from tests.simulation.clock import Clock, VirtualLoop
 from tests.unit.engine.fakes import ACCESS, FakeCluster
@@ -263,7 +263,7 @@ class AskedTrainers:
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> tuple[int, bool] | None:
+    ) -> Told | None:
         raise AssertionError((address, document, wait_seconds, token))
 
     async def hear_world(

@@ -18,7 +18,7 @@ from ddp_operator.job.membership.launchers import (
     parse,
     pause_seconds,
 )
-from ddp_operator.ports import Key
+from ddp_operator.ports import Key, Told
 
 from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
@@ -32,6 +32,8 @@ FAILURE = {
     "time": "2026-11-21T03:00:00Z",
 }
 
+LED = {"generation": 1, "time": "2026-11-21T03:00:40Z"}
+
 
 class FakeLaunchers:
     """Implements `ports.Trainers`: launchers by their address, told and asked."""
@@ -41,6 +43,8 @@ class FakeLaunchers:
         self.deaf: set[str] = set()
         self.in_vain = 0
         """How often one of those was told."""
+        self.led: dict[str, int] = {}
+        """Where another generation is known, which launchers began."""
         self.lingering: set[str] = set()
         """Where processes of before do not end."""
         self.told: list[tuple[str, int, bool, str]] = []
@@ -64,14 +68,16 @@ class FakeLaunchers:
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> tuple[int, bool] | None:
+    ) -> Told | None:
         assert wait_seconds == 5
         generation: int = document["generation"]
         if address in self.deaf:
             self.in_vain += 1
             return None
         self.told.append((address, generation, document["start"], token))
-        return generation, address not in self.lingering
+        if address in self.led:
+            return Told(self.led[address], ended=True, led=True)
+        return Told(generation, address not in self.lingering)
 
     async def hear_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
@@ -202,7 +208,7 @@ async def test_launchers_whose_processes_take_time_keep_the_news_from_nobody() -
     class Slow(FakeLaunchers):
         async def tell_world(
             self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-        ) -> tuple[int, bool] | None:
+        ) -> Told | None:
             waiting.add(address)
             await may_answer.wait()
             return await super().tell_world(
@@ -266,6 +272,33 @@ async def test_nobody_is_asked_once_the_job_is_gone(world: World) -> None:
     assert known._known == {}
 
 
+def test_what_launchers_led_is_read() -> None:
+    said = {"number": 9, "generation": 2, "members": "0-1", "led": [LED], "failures": [FAILURE]}
+    status = parse(json.dumps(said).encode())
+    assert (status.members, status.led[0].generation) == ("0-1", 1)
+    assert status.led[0].time == datetime(2026, 11, 21, 3, 0, 40, tzinfo=UTC)
+    assert parse(b'{"number": 1, "generation": 0}').led == ()
+
+
+async def test_a_launcher_that_knows_a_led_generation_has_not_heard_of_ours() -> None:
+    trainers, news = FakeLaunchers(), list[Key]()
+    told = Launchers(
+        FakeCluster(),
+        JobCache(),
+        trainers,
+        access=ACCESS,
+        clock=lambda: datetime.now(UTC),
+        on_news=news.append,
+    )
+    of = DDPJob.parse(job())
+    trainers.led["10.0.0.1:29501"] = 3
+    telling = Telling("train-0-0", "10.0.0.1:29501", 3, False, {"generation": 3, "start": False})
+    told.tell(of, [telling])
+    await eventually(lambda: told.of(of).ahead == 3)
+    assert told.of(of).told == {}
+    assert news == [of.key]
+
+
 def test_who_has_never_answered_is_asked_ever_more_rarely() -> None:
     never = [pause_seconds(silent, has_answered=False) for silent in range(1, 9)]
     assert never == [2, 4, 8, 16, 32, 60, 60, 60]
@@ -283,7 +316,16 @@ def test_who_has_never_answered_is_asked_ever_more_rarely() -> None:
         b'{"number": 1}',
         b'{"number": -1, "generation": 0}',
         b'{"number": "1", "generation": 0}',
-        json.dumps({"number": 1, "generation": 0, "failures": [FAILURE] * 65}).encode(),
+        json.dumps({"number": 1, "generation": 0, "failures": [FAILURE] * 193}).encode(),
+        *(
+            json.dumps({"number": 1, "generation": 0, **wrong}).encode()
+            for wrong in (
+                {"led": [LED] * 65},
+                {"led": [{**LED, "time": "2026-11-21T03:00:00"}]},
+                {"led": [{"generation": 1}]},
+                {"members": "0," * 1025},
+            )
+        ),
         *(
             json.dumps({"number": 1, "generation": 0, "failures": [{**FAILURE, **wrong}]}).encode()
             for wrong in (

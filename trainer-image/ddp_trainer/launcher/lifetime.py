@@ -34,9 +34,9 @@ from ddp_trainer.telemetry.wire import utc
 
 SCOPE: Final = "DDP_RESTART_SCOPE"
 _SCOPES: Final = ("Auto", "InPlace", "Pod", "Gang")
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 120.0
 """How long a failed pod waits for another place: far longer than an operator takes that is there,
-and shorter than what it has to wait for where nobody is."""
+or than node rank 0 takes to lead where nobody is."""
 _LEAVE_SECONDS = 30.0
 """What ranks that leave by themselves get beyond the grace of others: for a long step."""
 

@@ -1,4 +1,5 @@
-"""Which place a pod has in the group of its job, as the operator says it while the job lives.
+"""The place of a pod in the group of its job, as the operator says it while the job lives, or the
+launcher of node rank 0 while no operator is there.
 
 Pods are born with a place, or as spares without one. Later the operator may tell their launchers of
 another: each time under a higher generation, which nobody leaves for a lower one. The launcher puts
@@ -23,12 +24,14 @@ MAX_BYTES = 4096
 _LONGEST_GRACE_SECONDS = 600
 _MOST_NODES = 1 << 16
 _LONGEST_NAME = 253
-"""Of a host, in characters (RFC 1035)."""
+"""Of a host or a pod, in characters (RFC 1035, RFC 1123)."""
+LONGEST_MEMBERS = 2048
+"""Characters that name the pods of a group: room for thousands, unless they are in disorder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What the operator tells one pod of the group, in one generation of it."""
+    """What one pod hears of the group, in one generation of it."""
 
     job_uid: str
     attempt: int
@@ -47,6 +50,13 @@ class Place:
     """What ranks that are started anew get to end."""
     broken: bool = False
     """Whether the generation before has lost a pod, so that its ranks wait for others in vain."""
+    leader: str = ""
+    """The name of node rank 0's pod; empty: not known."""
+    led: bool = False
+    """Whether that pod's launcher began this generation, since the operator was away."""
+    members: str = ""
+    """The slots of all pods of the group, in the order of their node ranks, such as `0-2,5`: for
+    node rank 0 alone, which may have to lead. Empty: it may not."""
 
     @classmethod
     def parse(cls, text: bytes) -> Place:
@@ -62,6 +72,10 @@ class Place:
             raise ValueError("masterAddr: the name of a host")
         if place.master_address:
             ip_address(place.master_address)
+        if len(place.leader) > _LONGEST_NAME:
+            raise ValueError("leader: the name of a pod")
+        if len(place.members) > LONGEST_MEMBERS:
+            raise ValueError(f"members: at most {LONGEST_MEMBERS} characters")
         if place.grace_seconds > _LONGEST_GRACE_SECONDS:
             raise ValueError(f"graceSeconds: at most {_LONGEST_GRACE_SECONDS}")
         return place

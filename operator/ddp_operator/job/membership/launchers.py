@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from ddp_operator.api.base import explained
@@ -22,9 +22,21 @@ LONGEST_PAUSE_SECONDS: Final = 60.0
 """Until a launcher is asked again that has not answered. One that has answered before is there, and
 is asked again soon; one that never has is none, as a rule: of ten thousand images without one, each
 asked every two seconds, the operator would do little else."""
-_MAX_FAILURES: Final = 64
-"""As many as a launcher keeps."""
+_MAX_LED: Final = 64
+_MAX_FAILURES: Final = 64 + 2 * _MAX_LED
+"""As many as a launcher keeps: of the present generation, and two for each that was led."""
+MAX_MEMBERS: Final = 2048
+"""Characters of a group that a launcher may have to lead; it takes no more."""
 _YEARS: Final = range(1970, 9998)
+
+
+def _in_a_zone(moment: datetime) -> datetime:
+    if moment.tzinfo is None or moment.year not in _YEARS:
+        raise ValueError("it is no time of this age, in a time zone")
+    return moment
+
+
+_Moment = Annotated[datetime, Field(strict=False), AfterValidator(_in_a_zone)]
 
 
 class _Said(BaseModel):
@@ -42,14 +54,15 @@ class PodFailure(_Said):
     exit_code: Annotated[int, Field(ge=1, le=255)]
     message: Annotated[str, Field(max_length=4096)] = ""
     """What the pod would have left as its termination message."""
-    time: Annotated[datetime, Field(strict=False)]
+    time: _Moment
 
-    @field_validator("time")
-    @classmethod
-    def _is_in_a_zone(cls, moment: datetime) -> datetime:
-        if moment.tzinfo is None or moment.year not in _YEARS:
-            raise ValueError("it is no time of this age, in a time zone")
-        return moment
+
+class Led(_Said):
+    """A generation that node rank 0's launcher began, since no operator asked it."""
+
+    generation: Annotated[int, Field(ge=0, le=_EXACT)]
+    time: _Moment
+    """When its processes could start."""
 
 
 class LauncherStatus(_Said):
@@ -61,6 +74,12 @@ class LauncherStatus(_Said):
     scope: Literal["InPlace", "Pod"] = "InPlace"
     """How its processes get into another group: started anew, or by themselves."""
     failures: Annotated[tuple[PodFailure, ...], Field(max_length=_MAX_FAILURES, strict=False)] = ()
+    """Of this generation, and those that later generations were led for."""
+    members: Annotated[str, Field(max_length=MAX_MEMBERS)] = ""
+    """The slots of the group's pods in the order of their node ranks, as `World.members` has them;
+    empty: the launcher never leads."""
+    led: Annotated[tuple[Led, ...], Field(max_length=_MAX_LED, strict=False)] = ()
+    """The newest generations that the operator has not told of, up to the present one."""
 
 
 class InvalidAnswerError(ValueError):
@@ -102,6 +121,11 @@ class Heard:
     failures: tuple[PodFailure, ...] = ()
     scope: Literal["InPlace", "Pod", ""] = ""
     """What that of node rank 0 says that its processes can; empty: it has not answered."""
+    said: LauncherStatus | None = None
+    """All that it has said; None: it has not answered."""
+    ahead: int = 0
+    """The highest generation that a launcher has refused to be told of, as it knows one that was
+    led by this number or a higher one."""
 
     def knows(self, pod: str, generation: int, *, start: bool = False) -> bool:
         """Whether a pod has been told of a generation and, where it may `start`, of that, too."""

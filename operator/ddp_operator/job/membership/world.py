@@ -16,6 +16,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.world import World
+from ddp_operator.job.membership.launchers import MAX_MEMBERS
 
 _DIGITS: Final = 5
 """Of a slot: `MAX_REPLICAS` has as many."""
@@ -77,6 +78,16 @@ def outside_slots(job: DDPJob) -> Sequence[int]:
 def node_ranks(job: DDPJob) -> Mapping[int, int]:
     """The node rank of each slot that has one."""
     return by_slot(members(job))
+
+
+def members_to_lead(job: DDPJob) -> str:
+    """The group, as the launcher of node rank 0 has to know it to lead while no operator is there;
+    empty where it must not, or the group is too large.
+    """
+    if job.spec.restart.scope not in ("Auto", "InPlace"):
+        return ""
+    text = in_words(members(job))
+    return text if len(text) <= MAX_MEMBERS else ""
 
 
 def by_slot(slots: Sequence[int]) -> Mapping[int, int]:

@@ -16,6 +16,7 @@ from ddp_operator.api.constants import (
     ENV_HELD,
     ENV_HOLD_SECONDS,
     ENV_LEAVE_SECONDS,
+    ENV_MEMBERS,
     ENV_POD,
     ENV_POD_SIZES,
     ENV_SCOPE,
@@ -44,7 +45,13 @@ from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import is_gpu, trainer_container
 from ddp_operator.api.spec import Checkpoint
 from ddp_operator.job.membership.order import HOLD_SECONDS, is_first_due
-from ddp_operator.job.membership.world import members, node_ranks, scope_of, world_of
+from ddp_operator.job.membership.world import (
+    members,
+    members_to_lead,
+    node_ranks,
+    scope_of,
+    world_of,
+)
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
 from ddp_operator.job.pods.injection import inject
@@ -122,6 +129,8 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         variables[ENV_LEAVE_SECONDS] = LEAVE_SECONDS
     if identity.index == 0 and not is_spare(job, identity):
         variables |= _trackers(job)
+        if group := members_to_lead(job):
+            variables[ENV_MEMBERS] = group
     return {name: str(value) for name, value in variables.items()}
 
 

@@ -89,6 +89,13 @@ class TestEnvironment:
         found = trainer(fresh_job(template=template(own)))["env"]
         assert [e["value"] for e in found if e["name"] == "WANDB_RUN_ID"] == ["mine"]
 
+    def test_node_rank_0_alone_knows_the_group_that_it_may_have_to_lead(self) -> None:
+        job = fresh_job(replicas=3)
+        assert env(job, Identity(0, 0))["DDP_MEMBERS"] == "0-2"
+        assert "DDP_MEMBERS" not in env(job, Identity(1, 0))
+        for scope in ("Pod", "Gang"):
+            assert "DDP_MEMBERS" not in env(fresh_job(restart={"scope": scope}), Identity(0, 0))
+
     def test_several_processes_a_pod(self) -> None:
         """Only the launcher can know a process's rank then."""
         job = fresh_job(replicas=2, nprocPerNode=8)

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
 
@@ -24,6 +24,10 @@ PATH = "/failures"
 """What the launchers' status servers take them at."""
 MAX_BYTES = 4096
 MESSAGE_BYTES = 512
+_NEWS_BYTES = 60 * 1024
+"""Of all failures that the operator is told of, which reads no answer of more than 64 KiB."""
+_IN_FULL = 4
+"""How many of them keep their messages however many there are: the cause is among the first."""
 _LONGEST_NAME = 253
 """Of a pod, in characters (RFC 1123)."""
 _LONGEST_TIME = 32
@@ -97,19 +101,41 @@ class Answer:
     """False: it may be taken the next time."""
 
 
-def message_of(report: TerminationReport) -> str:
+def within_bounds(earlier: Sequence[Failure], present: Sequence[Failure]) -> tuple[Failure, ...]:
+    """All failures of the generations before and of this one, their messages as long as fits."""
+    for size in (MESSAGE_BYTES, 256, 128, 0):
+        kept = [*(_shortened(one, size) for one in earlier), *present[:_IN_FULL]]
+        kept += (_shortened(one, size) for one in present[_IN_FULL:])
+        if sum(len(to_json(one).encode(errors="replace")) for one in kept) < _NEWS_BYTES:
+            break
+    return tuple(kept)
+
+
+def _shortened(failure: Failure, size: int) -> Failure:
+    if len(failure.message.encode(errors="replace")) <= size:
+        return failure
+    try:
+        report = TerminationReport.from_json(failure.message)
+    except ValueError:
+        return replace(failure, message="")
+    return replace(failure, message=message_of(report, size=size) if size else "")
+
+
+def message_of(report: TerminationReport, *, size: int = MESSAGE_BYTES) -> str:
     """A termination message that fits a letter: of a long error, only how it begins."""
     error = report.error or ""
+    most = size
 
     def with_error(characters: int) -> str:
         return replace(report, error=error[:characters] or None).to_json()
 
-    def size(characters: int) -> int:
+    def size_with(characters: int) -> int:
         return len(with_error(characters).encode(errors="replace"))
 
-    fits = bisect_right(range(len(error) + 1), MESSAGE_BYTES, key=size) - 1
+    fits = bisect_right(range(len(error) + 1), most, key=size_with) - 1
     if fits < 0:  # ranks may report anything
-        return message_of(TerminationReport(error=report.error, exit_code=report.exit_code))
+        bare = TerminationReport(error=report.error, exit_code=report.exit_code)
+        return message_of(bare, size=max(most, 128))
     return with_error(fits)
 
 

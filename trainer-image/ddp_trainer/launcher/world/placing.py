@@ -16,6 +16,9 @@ HOLD_SECONDS = "DDP_HOLD_SECONDS"
 """How long ranks wait for the operator to say which of them run in this pod; then they start as the
 environment has it."""
 SIZES = "DDP_POD_SIZES"
+MEMBERS = "DDP_MEMBERS"
+"""The pods of the group, for that of node rank 0: an operator that accepts what its launcher leads
+sets it."""
 _HOLD_DIGITS = 5
 _ALONE = {"MASTER_ADDR": "localhost", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1"}
 
@@ -48,6 +51,7 @@ class Placing:
             nodes=len(self.placement.pod_sizes.sizes),
             master_addr=self.placement.master_addr,
             start=env.get(HELD) != "1" and not self.hold_seconds,
+            members="" if waits else env.get(MEMBERS, ""),
         )
         """The place that the pod was made with."""
 

@@ -51,7 +51,11 @@ class WorldRequests:
             return
         code = HTTPStatus.OK if self._world.take(told) else HTTPStatus.CONFLICT
         ended = self._world.is_ready_for(told, wait_seconds=wait)
-        answer = {"generation": self._world.place.generation, "ended": ended}
+        answer = {
+            "generation": self._world.place.generation,
+            "ended": ended,
+            "led": self._world.is_led,
+        }
         request.answer(code, json.dumps(answer), _JSON)
 
     def get_news(self, request: BoundedHandler) -> None:

@@ -2,7 +2,8 @@
 
 Nothing here acts: threads that serve requests tell and ask, and the one that starts ranks looks.
 Whatever is told comes from the operator, perhaps twice, late, or from one that was replaced long
-ago: a place counts by its generation alone, which never goes back.
+ago: a place counts by its generation alone, which never goes back. While the operator is away, the
+launcher of node rank 0 leads (`leading`): it tells the others of generations with the same pods.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_trainer.launcher.world.letters import Failure, Letter, Refusal
+from ddp_trainer.launcher.world.letters import Failure, Letter, Refusal, within_bounds
 from ddp_trainer.membership.place import Place
+from ddp_trainer.telemetry.wire import utc
 
 LONGEST_WAIT_SECONDS = 25
 """Of who asks for news: below what proxies on the way allow to an answer, 30 s as a rule."""
@@ -25,6 +27,25 @@ _FAILURES = 64
 """The first ones, among which the cause is; what follows from it may be thousands."""
 _LISTENS_SECONDS = 600.0
 """For how long somebody counts as listening who has asked once."""
+LEAD_SECONDS = 30.0
+"""How long nobody has asked when node rank 0 leads: longer than an operator takes to start again or
+to be followed by another one, which asks every 20 s."""
+_LEAD_PAUSES = (5.0, 300.0)
+"""How long a failure waits then: twice as long after each generation that failed at once."""
+_AT_ONCE_SECONDS = 10.0
+_LED = 64
+"""Generations that nobody has heard of: the newest, of a count that the generation itself tells."""
+_FAILURES_LED = 2
+"""Of each of these, the first ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Led:
+    """A generation that began while the operator was away."""
+
+    generation: int
+    time: str
+    """When its ranks could start: UTC, as in 2026-11-21T03:00:00Z."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +58,11 @@ class News:
     scope: Literal["Pod", "InPlace"]
     """How ranks get into another group: by themselves, or started anew."""
     failures: tuple[Failure, ...]
-    """Of this generation, in the order in which they came."""
+    """In the order in which they came: of this generation, and those that others were led for."""
+    members: str | None = None
+    """The slots of the group's pods, where node rank 0 may lead."""
+    led: tuple[Led, ...] | None = None
+    """The generations up to this one that the operator has not told of."""
 
 
 class World:
@@ -63,6 +88,17 @@ class World:
         self._number = 1
         self._scope: Literal["Pod", "InPlace"] = "InPlace"
         self._failures: list[Failure] = []
+        self._led = False
+        """Whether the known generation was begun by a launcher, and the operator says nothing of it
+        yet."""
+        self._led_before: list[Led] = []
+        self._failures_before: list[Failure] = []
+        """What generations were led for."""
+        self._undecided_since = 0.0
+        """When what is undecided came to be so: the first failure, or a place to wait in."""
+        self._began_at = 0.0
+        """When the present place was told."""
+        self._lead_pause, _ = _LEAD_PAUSES
         self._waiting: deque[object] = deque(maxlen=_WAITING)
         self._asked_at: float | None = None
         self._ranks_of: int | None = None
@@ -86,14 +122,93 @@ class World:
                 return False
             if place.generation < known.generation:
                 return False
-            if place.generation == known.generation and (known.start or not place.start):
-                return True
-            self._place = place
-            if place.generation > known.generation:
-                self._failures.clear()
-                self._tell()
+            if place.generation == known.generation:
+                if not self._is_the_same(place):
+                    return False
+                if known.start or not place.start:
+                    return True
+            self._replace(place)
         self._wake()
         return True
+
+    def _is_the_same(self, place: Place) -> bool:
+        """Whether a place is of the very generation that is known by its number: the operator may
+        know another one by it that was led meanwhile, or have accepted that one.
+        """
+        known = self._place
+        if place.led and self._led:
+            return place.leader == known.leader
+        if place.led:
+            return False
+        if self._led:
+            if place.leader != known.leader or (known.members and place.members != known.members):
+                return False
+            self._led = False
+            self._forget_led()
+            self._tell()
+        return True
+
+    def _replace(self, place: Place) -> None:
+        is_next = place.generation > self._place.generation
+        if is_next:
+            self._led = place.led
+            self._failures_before += self._failures[:_FAILURES_LED]
+            self._failures.clear()
+            if not place.led:
+                self._forget_led()
+        if self._led and place.start:
+            self._led_before.append(Led(generation=place.generation, time=utc(time.time())))
+            del self._led_before[:-_LED]
+            del self._failures_before[: -_LED * _FAILURES_LED]
+        self._place = place
+        self._undecided_since = self._began_at = self._clock()
+        if is_next or self._led:
+            self._tell()
+        self._changed.notify_all()
+
+    def _forget_led(self) -> None:
+        self._led_before.clear()
+        self._failures_before.clear()
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        """Of the present generation, in the order in which they came."""
+        with self._changed:
+            return tuple(self._failures)
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a launcher began the generation that is known."""
+        return self._led
+
+    def wait_to_lead(self) -> Place:
+        """Wait until node rank 0, which this pod must be, is to lead the next generation: until
+        nobody has decided about a failure, or has let ranks start, for so long.
+
+        Returns:
+            The present place.
+        """
+        with self._changed:
+            while True:
+                due = self._due_to_lead()
+                now = self._clock()
+                if due is not None and due <= now:
+                    return self._place
+                self._changed.wait(None if due is None else due - now)
+
+    def _due_to_lead(self) -> float | None:
+        """None: not before something changes."""
+        place = self._place
+        if place.node_rank != 0 or not place.members or self._asked_at is None or self._waiting:
+            return None
+        if not (self._failures or not (place.start or self._led)):
+            return None
+        return max(self._asked_at + LEAD_SECONDS, self._undecided_since + self._lead_pause)
+
+    def _next_lead_pause(self) -> float:
+        least, most = _LEAD_PAUSES
+        at_once = self._led and self._clock() - self._began_at < _AT_ONCE_SECONDS
+        return min(self._lead_pause * 2, most) if at_once else least
 
     def begin(self, place: Place) -> bool:
         """Ranks run in this place from here on, unless another one is known by now: whoever was
@@ -151,10 +266,15 @@ class World:
             if letter.generation != generation:
                 error = f"node rank 0 is in generation {generation}"
                 return Refusal(error=error, generation=generation)
-            if self._asked_at is None or self._clock() - self._asked_at > _LISTENS_SECONDS:
+            asked_at = self._asked_at
+            silent = asked_at is None or self._clock() - asked_at > _LISTENS_SECONDS
+            if silent and (asked_at is None or not self._place.members):
                 return Refusal(error="the operator does not ask node rank 0 for such news")
             known = any(failure.pod == letter.pod for failure in self._failures)
             if not known and len(self._failures) < _FAILURES:
+                if not self._failures:
+                    self._undecided_since = self._clock()
+                    self._lead_pause = self._next_lead_pause()
                 self._failures.append(letter.failure())
                 self._tell()
             return None
@@ -175,11 +295,15 @@ class World:
             )
             if this in self._waiting:
                 self._waiting.remove(this)
+                self._asked_at = self._clock()
+                self._changed.notify_all()
             return News(
                 number=self._number,
                 generation=self._place.generation,
                 scope=self._scope,
-                failures=tuple(self._failures),
+                failures=within_bounds(self._failures_before, self._failures),
+                members=self._place.members or None,
+                led=tuple(self._led_before) or None,
             )
 
     def _tell(self) -> None:

@@ -14,7 +14,7 @@ from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import records
 from ddp_operator.job.membership.launchers import Heard, Telling
 from ddp_operator.job.membership.order import is_due, is_first_due
-from ddp_operator.job.membership.world import scope_of, world_of
+from ddp_operator.job.membership.world import members_to_lead, scope_of, world_of
 from ddp_operator.job.planning import recovery
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.succession import still_at_work
@@ -140,6 +140,8 @@ def _document(job: DDPJob, pods: Observed, index: int | None, *, start: bool) ->
         "start": start,
         "graceSeconds": world.grace_seconds,
         "broken": world.lost > 0,
+        "leader": leader.key.name if leader else "",
+        "members": members_to_lead(job) if index == 0 else "",
     }
 
 

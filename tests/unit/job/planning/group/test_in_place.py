@@ -89,7 +89,10 @@ def test_processes_start_anew_and_no_pod_is_touched() -> None:
         "start": True,
         "graceSeconds": 15,
         "broken": False,
+        "leader": "digits-0-0",
+        "members": "",
     }
+    assert planned.tell[0].document["members"] == "0-2", "node rank 0 may have to lead"
     assert condition(planned, "Running")[0] == "False", "nobody knows of it yet"
 
 

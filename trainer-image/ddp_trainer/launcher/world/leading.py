@@ -1,0 +1,219 @@
+"""Leads a job's group while the operator is away, from the launcher of node rank 0.
+
+All processes start anew in the pods that exist: first every launcher ends its own and confirms it,
+then all may start. No pod comes, goes or changes its place; that is for the operator alone, which
+accepts the generations that it finds, and accounts for them.
+
+A launcher that knows another generation from the operator refuses. So whoever was node rank 0 and
+is no more, which nobody could tell it, leads nobody.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+
+from ddp_trainer.launcher.world.state import World
+from ddp_trainer.membership import place
+from ddp_trainer.membership.admission import credentials
+from ddp_trainer.membership.place import Place
+from ddp_trainer.settings.environment import Placement
+from ddp_trainer.telemetry.wire import to_json
+
+_GRACE_SECONDS = 15
+"""What processes get to save and end; nobody saves where node rank 0 itself has failed."""
+_WAIT_SECONDS = 5
+"""How long a launcher that is told may wait for its processes to end."""
+_CALL_SECONDS = 2.0
+_AGAIN_SECONDS = 1.0
+"""Until a launcher is called again that has not answered, or whose processes have not ended."""
+_REFUSED_SECONDS = 30.0
+_AT_ONCE = 32
+_MASTER = re.compile(r"(?P<stem>[^.]*-)\d+(?P<domain>(\..*)?)")
+_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Told:
+    """The answer of a launcher."""
+
+    knows: bool
+    """False: it knows the generation from the operator, or a later one."""
+    ended: bool = False
+    """Whether no process of an earlier generation runs in its pod."""
+
+
+def host_of(master_addr: str, slot: int) -> str | None:
+    """The name of a pod; None where MASTER_ADDR is not of the operator's form."""
+    master = _MASTER.fullmatch(master_addr)
+    return f"{master['stem']}{slot}{master['domain']}" if master else None
+
+
+def slots_of(members: str) -> list[int]:
+    """The slots that the operator has written so: `0-2,5`.
+
+    Raises:
+        ValueError: it has not.
+    """
+    found: list[int] = []
+    for part in members.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise ValueError(f"members: {part!r} is no slot and no range of slots")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return found
+
+
+def call(host: str, placement: Placement, told: Place, *, wait_seconds: int) -> Told | None:
+    """Tell a launcher its place; None where it does not answer."""
+    seconds = wait_seconds + _CALL_SECONDS
+    connection = http.client.HTTPConnection(host, placement.status_port, timeout=seconds)
+    try:
+        path, body = f"{place.PATH}?wait={wait_seconds}", to_json(told).encode()
+        connection.request("PUT", path, body, credentials(placement))
+        response = connection.getresponse()
+        answer = json.loads(response.read(place.MAX_BYTES))
+        if response.status == HTTPStatus.CONFLICT:
+            return Told(knows=False)
+        return Told(knows=True, ended=bool(answer["ended"])) if response.status == 200 else None
+    except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError):
+        return None
+    finally:
+        connection.close()
+
+
+Call = Callable[[str, Place, int], Told | None]
+"""Host, what it is told, and how long it may wait for its processes to end."""
+
+
+class Leader:
+    """Node rank 0's part; in a thread of its own, which sleeps as long as somebody decides."""
+
+    def __init__(
+        self,
+        world: World,
+        placement: Placement,
+        *,
+        pod: str,
+        call: Call | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`pod`: this one's name."""
+        self._world = world
+        self._placement = placement
+        self._pod = pod
+        self._call = call or self._call_over_http
+        self._sleep = sleep
+
+    def start(self) -> None:
+        """Lead from here on, whenever that is due."""
+        threading.Thread(target=self._run, name="leader", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            if not self.lead(self._world.wait_to_lead()):
+                self._sleep(_REFUSED_SECONDS)
+
+    def lead(self, present: Place) -> bool:
+        """Have the next generation begin, unless somebody else does meanwhile.
+
+        Returns:
+            False: this pod is not the one to lead.
+        """
+        others = self._others(present)
+        if others is None:
+            return False
+        failed_here = any(one.node_rank == 0 for one in self._world.failures)
+        held = replace(
+            present,
+            generation=present.generation + 1,
+            start=False,
+            grace_seconds=0 if failed_here else _GRACE_SECONDS,
+            broken=False,
+            leader=self._pod,
+            led=True,
+        )
+        _logger.warning(
+            "generation %d: nobody has decided about the one before: leading", held.generation
+        )
+        # This pod's own come last: a launcher that refuses shall have cost nobody its processes.
+        if not self._tell(others, held, present, wait_seconds=0, until_ended=False):
+            return self._world.place is not present
+        if not self._world.take(held):
+            return True
+        held = self._world.place
+        if not self._tell(others, held, held, wait_seconds=_WAIT_SECONDS, until_ended=True):
+            return self._world.place is not held
+        while not self._world.is_ready_for(held, wait_seconds=_WAIT_SECONDS):
+            if self._world.place is not held:
+                return True
+        started = replace(held, start=True)
+        if self._world.place is held and self._world.take(started):
+            now = self._world.place
+            self._tell(others, now, now, wait_seconds=0, until_ended=False)
+        return True
+
+    def _others(self, present: Place) -> Mapping[int, str] | None:
+        """The hosts of the other pods, by their node ranks; None where they have no such names."""
+        try:
+            slots = slots_of(present.members)
+        except ValueError as error:
+            _logger.warning("cannot lead: %s", error)
+            return None
+        hosts = {rank: host_of(present.master_addr, slot) for rank, slot in enumerate(slots)}
+        if len(hosts) != present.nodes or (None in hosts.values() and present.nodes > 1):
+            _logger.warning("cannot lead the pods %s of %s", present.members, present.master_addr)
+            return None
+        return {rank: host for rank, host in hosts.items() if rank and host}
+
+    def _tell(
+        self,
+        others: Mapping[int, str],
+        what: Place,
+        known: Place,
+        *,
+        wait_seconds: int,
+        until_ended: bool,
+    ) -> bool:
+        """Tell all other launchers, again and again, while this pod's place is `known`.
+
+        Returns:
+            Whether all have heard; else somebody else has decided, or one of them refuses.
+        """
+        left = dict(others)
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="leader") as pool:
+            while left:
+                if self._world.place is not known:
+                    return False
+                answers = pool.map(
+                    lambda each: self._call(
+                        each[1], replace(what, node_rank=each[0], members=""), wait_seconds
+                    ),
+                    left.items(),
+                )
+                for rank, answer in zip(list(left), list(answers), strict=True):
+                    if answer is not None and not answer.knows:
+                        _logger.warning(
+                            "generation %d: node rank %d knows another one: not leading",
+                            what.generation,
+                            rank,
+                        )
+                        return False
+                    if answer is not None and (answer.ended or not until_ended):
+                        del left[rank]
+                if left:
+                    self._sleep(_AGAIN_SECONDS)
+        return True
+
+    def _call_over_http(self, host: str, told: Place, wait_seconds: int) -> Told | None:
+        return call(host, self._placement, told, wait_seconds=wait_seconds)
