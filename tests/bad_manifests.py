@@ -93,7 +93,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     _schema(
         "replicas in quotes",
         "spec.replicas in body must be of type integer",
-        "spec.replicas: input should be a valid integer",
+        "spec.replicas: write 2 without quotes",
         replicas="2",
     ),
     _schema(
@@ -129,7 +129,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     _schema(
         "label that is a number",
         "spec.template.metadata.labels.team in body must be of type string",
-        "spec.template.metadata.labels.team: input should be a valid string",
+        "spec.template.metadata.labels.team: 7 is no text; use quotes",
         template={"metadata": {"labels": {"team": 7}}, **template()},
     ),
     _schema(
@@ -140,9 +140,69 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _schema(
         "processes in words",
-        "spec.nprocPerNode in body should match '^auto$'",
+        "write a number without quotes, or auto",
         "spec.nprocPerNode: input should be 'auto'",
         nprocPerNode="all",
+    ),
+    _schema(
+        "processes in quotes",
+        "write a number without quotes, or auto",
+        "spec.nprocPerNode: write 8 without quotes",
+        nprocPerNode="8",
+    ),
+    _schema(
+        "processes of an override in quotes",
+        "write a number without quotes, or auto",
+        "spec.overrides[0].nprocPerNode: write 2 without quotes",
+        overrides=[{"indexes": ["0"], "nprocPerNode": "2"}],
+    ),
+    _schema(
+        "a switch in quotes",
+        "spec.suspend in body must be of type boolean",
+        "spec.suspend: write true without quotes",
+        suspend="true",
+    ),
+    _schema(
+        "a variable that is a number",
+        "value in body must be of type string",
+        "spec.template.spec.containers[0].env[0].value: 0 is no text; use quotes",
+        template=template(container(env=[{"name": "N", "value": 0}])),
+    ),
+    _schema(
+        "a variable that is a truth",
+        "value in body must be of type string",
+        "spec.template.spec.containers[1].env[0].value: false is no text; use quotes",
+        template=template(container(), container("logs", env=[{"name": "B", "value": False}])),
+    ),
+    _schema(
+        "a variable of an init container that is a number",
+        "value in body must be of type string",
+        "spec.template.spec.initContainers[0].env[0].value: 1.5 is no text; use quotes",
+        template=template(initContainers=[container("data", env=[{"name": "N", "value": 1.5}])]),
+    ),
+    _schema(
+        "a number among the arguments",
+        "args[1] in body must be of type string",
+        "spec.template.spec.containers[0].args[1]: 0.1 is no text; use quotes",
+        template=template(container(args=["--lr", 0.1])),
+    ),
+    _schema(
+        "arguments as one text",
+        "args in body must be of type array",
+        "spec.template.spec.containers[0].args: is one text; write a list with a text for each",
+        template=template(container(args="--lr 1")),
+    ),
+    _schema(
+        "a command as one text",
+        "command in body must be of type array",
+        "spec.template.spec.containers[0].command: is one text; write a list with a text for each",
+        template=template(container(command="python train.py")),
+    ),
+    _schema(
+        "an image that is a number",
+        "image in body must be of type string",
+        "spec.template.spec.containers[0].image: 7 is no text; use quotes",
+        template=template({"name": "trainer", "image": 7}),
     ),
     _schema(
         "unknown backend",
@@ -453,6 +513,28 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         accelerator=_L4,
     ),
     _cel(
+        "GPUs of a side car, and kubectl's default container is another",
+        "another container than the trainer has the accelerators; name the one that trains trainer",
+        template={
+            "metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "logs"}},
+            **template(container("logs"), container("main", resources=gpus(gpu=8))),
+        },
+    ),
+    _cel(
+        "GPUs of two containers, of which neither is first",
+        "another container than the trainer has the accelerators; name the one that trains trainer",
+        template=template(
+            container("logs"),
+            container("main", resources={"limits": {"amd.com/gpu": 8}}),
+            container("eval", resources={"limits": {"amd.com/gpu": "1"}}),
+        ),
+    ),
+    _cel(
+        "a part of an accelerator that is not NVIDIA's",
+        "write the trainer's GPU limits as whole numbers",
+        template=template(container(resources={"limits": {"habana.ai/gaudi": "0.5"}})),
+    ),
+    _cel(
         "nccl without GPUs",
         "spec.backend: nccl needs GPUs",
         backend="nccl",
@@ -692,6 +774,32 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         template=template(container("logs"), container(command=["torchrun", "train.py"])),
     ),
     _cel(
+        "torchrun by its path below the launcher",
+        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        launcher="inject",
+        template=template(container(command=["/usr/local/bin/torchrun"], args=["train.py"])),
+    ),
+    _cel(
+        "torchrun as a module in one word below the launcher",
+        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        launcher="inject",
+        template=template(
+            container(command=["/opt/conda/bin/python"], args=["-mtorch.distributed.run", "a.py"])
+        ),
+    ),
+    _cel(
+        "torchrun in a shell's line below the launcher",
+        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        launcher="inject",
+        template=template(container(command=["bash", "-c"], args=["torchrun train.py"])),
+    ),
+    _cel(
+        "another project's launcher below the launcher",
+        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        launcher="inject",
+        template=template(container(command=["accelerate", "launch", "train.py"])),
+    ),
+    _cel(
         "a launcher below the launcher",
         "take torchrun or ddp_trainer.launch out of it (python train.py)",
         launcher="inject",
@@ -814,11 +922,6 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "quantity in words",
         "quantities must match the regular expression",
         template=template(container(resources=gpus(memory="lots"))),
-    ),
-    _pod(
-        "image that is a number",
-        "cannot be handled as a Pod",
-        template=template({"name": "trainer", "image": 7}),
     ),
     _pod(
         "something else where the checkpoints are mounted",

@@ -17,10 +17,12 @@ _env = st.lists(
     max_size=3,
 )
 _amount = st.integers(-1, 12) | st.sampled_from(
-    ["0", "1", "2", "8", "500m", "-1", "1e3", "2.0", "", "٣", "1\n", "64", "65", "99999999999"]
+    ["0", "1", "2", "8", "500m", "-1", "1e3", "2.0", "", "٣", "1\n", "128", "129", "99999999999"]
 )
 _limits = st.dictionaries(
-    st.sampled_from(["cpu", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"]),
+    st.sampled_from(
+        ["cpu", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpumem", "amd.com/gpu"]
+    ),
     _amount,
     max_size=3,
 )
@@ -29,10 +31,18 @@ _init_container = st.fixed_dictionaries(
     {"name": st.just("first")},
     optional={"restartPolicy": st.just("Always"), "restartPolicyRules": _restart_rules},
 )
+_command = st.lists(
+    st.sampled_from(
+        ["python", "/a/torchrun", "-mtorch.distributed.run", "bash", "-c", "torchrun a", "a.py"]
+    ),
+    max_size=3,
+)
 _container = st.fixed_dictionaries(
     {"name": st.sampled_from(["trainer", "main", "logs"])},
     optional={
         "env": _env,
+        "command": _command,
+        "args": _command,
         "resources": st.fixed_dictionaries({}, optional={"limits": _limits}),
         "restartPolicy": st.sampled_from(["Never", "Always", "OnFailure", ""]),
         "restartPolicyRules": _restart_rules,
@@ -134,8 +144,13 @@ _spec = st.fixed_dictionaries(
                             st.sampled_from(["kueue.x-k8s.io/queue-name", "team"]), st.just("x")
                         ),
                         "annotations": st.dictionaries(
-                            st.sampled_from(["kueue.x-k8s.io/podset-required-topology", "note"]),
-                            st.just("x"),
+                            st.sampled_from(
+                                [
+                                    "kueue.x-k8s.io/podset-required-topology",
+                                    "kubectl.kubernetes.io/default-container",
+                                ]
+                            ),
+                            st.sampled_from(["x", "logs"]),
                         ),
                     },
                 )
@@ -144,6 +159,7 @@ _spec = st.fixed_dictionaries(
     },
     optional={
         "scheduling": _scheduling,
+        "launcher": st.sampled_from(["auto", "inject"]),
         "nprocPerNode": st.just("auto") | st.integers(1, 12),
         "backend": st.sampled_from(["auto", "nccl", "gloo"]),
         "accelerator": _accelerator,

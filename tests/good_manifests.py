@@ -80,6 +80,38 @@ GOOD_MANIFESTS: dict[str, Json] = {
     "created suspended": job(suspend=True, replicas=3),
     "trainer behind a side car": job(template=template(_SIDE_CAR, container())),
     "first of containers without the name": job(template=template(container("main"), _SIDE_CAR)),
+    "the only container with GPUs": job(
+        nprocPerNode=8,
+        backend="nccl",
+        template=template(_SIDE_CAR, container("main", resources=gpus(gpu=8))),
+    ),
+    "the only container with any GPU": job(
+        backend="nccl",
+        template=template(
+            container("logs", resources=gpus(gpu=0)), container("main", resources=gpus(gpu="8"))
+        ),
+    ),
+    "kubectl's default container": job(
+        template={
+            "metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "main"}},
+            **template(_SIDE_CAR, container("main", env=[{"name": "A", "value": "b"}])),
+        }
+    ),
+    "kubectl's default container, which an injector adds": job(
+        template={
+            "metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "mesh"}},
+            **template(container("main"), _SIDE_CAR),
+        }
+    ),
+    "AMD's GPUs": job(
+        nprocPerNode=8,
+        backend="nccl",
+        template=template(container(resources={"limits": {"amd.com/gpu": 8, "cpu": "96"}})),
+    ),
+    "as many cores as AWS' largest machine has": job(
+        nprocPerNode=128,
+        template=template(container(resources={"limits": {"aws.amazon.com/neuroncore": 128}})),
+    ),
     "own environment": job(
         template=template(
             container(

@@ -1,14 +1,28 @@
 """What the models of the API have in common: how strictly they read, and values that they share."""
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
+
+_PLAIN: Final = {
+    "int_type": re.compile(r"-?\d+"),
+    "bool_type": re.compile(r"true|false"),
+}
+"""What is written in quotes where it must not be, by pydantic's type of error."""
 
 
 def explained(problem: ErrorDetails) -> str:
     """What pydantic says of a value, as the end of a sentence that begins with its field."""
+    value, kind = problem.get("input"), problem["type"]
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        return f"{str(value).lower()} is no text; use quotes"
+    if kind in _PLAIN and isinstance(value, str) and _PLAIN[kind].fullmatch(value):
+        return f"write {value[:20]} without quotes"
+    if kind == "list_type" and isinstance(value, str):
+        return "is one text; write a list with a text for each word"
     words = problem["msg"].removeprefix("Value error, ")
     return f"{words[0].lower()}{words[1:]}"
 
@@ -26,15 +40,30 @@ class ApiModel(BaseModel):
 ResourceName = Annotated[
     str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
 ]
+
+
+def _without_quotes(value: object) -> object:
+    if isinstance(value, str) and value.isdecimal():
+        raise ValueError(f"write {value[:20]} without quotes")
+    return value
+
+
 Processes = Annotated[
     Literal["auto"] | Annotated[int, Field(ge=1, le=1024)],
+    BeforeValidator(_without_quotes),
     WithJsonSchema(
         {
             "x-kubernetes-int-or-string": True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": "^auto$",
             "minimum": 1,
             "maximum": 1024,
+            # Not by a pattern, of which the API server would say no more than that.
+            "x-kubernetes-validations": [
+                {
+                    "rule": "type(self) == int || self == 'auto'",
+                    "message": "write a number without quotes, or auto",
+                }
+            ],
         }
     ),
 ]

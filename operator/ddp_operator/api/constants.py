@@ -32,14 +32,15 @@ NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 """Every namespace has its name as this label."""
 
 TRAINER_CONTAINER = "trainer"
-"""The container of this name, else the first one, is the one that trains."""
+"""The container of this name is the one that trains; `trainer_container` finds others."""
+ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+"""Names a pod's main container to kubectl: the one that trains, where none is named trainer."""
 
 GPU_RESOURCE = "nvidia.com/gpu"
-MIG_RESOURCE_PREFIX = "nvidia.com/mig-"
-"""NVIDIA's device plugin names a MIG slice `nvidia.com/mig-<profile>`."""
+"""What GKE's nodes with GPUs offer."""
 
-MAX_GPUS = 64
-"""GPUs, or slices of them, in one pod: well beyond any machine that is sold today."""
+MAX_GPUS = 128
+"""Accelerators, or shares of them, in one pod: as many as the cores of AWS' largest machine."""
 
 # https://cloud.google.com/kubernetes-engine/docs/how-to/gpus and .../concepts/spot-vms
 GKE_ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"

@@ -91,7 +91,7 @@ class DDPJob:
             _check_overrides(spec)
             status = DDPJobStatus.model_validate(manifest.get("status") or {})
         except ValidationError as error:
-            problems = error.errors(include_url=False, include_context=False, include_input=False)
+            problems = error.errors(include_url=False, include_context=False)
             types = {item["type"] for item in problems}
             is_newer = error.title == DDPJobSpec.__name__ and types <= _NEWER
             kind = NewerJobError if is_newer else InvalidJobError
@@ -121,7 +121,7 @@ def _check_overrides(spec: DDPJobSpec) -> None:
         try:
             PodTemplate.model_validate(template)
         except ValidationError as error:
-            problems = error.errors(include_url=False, include_context=False, include_input=False)
+            problems = error.errors(include_url=False, include_context=False)
             words = _in_words("spec.template", problems, {"spec": {"template": template}})
             raise InvalidJobError(
                 f"spec.overrides[{number}].template: makes a pod template that is none: {words}"

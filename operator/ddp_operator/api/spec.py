@@ -214,12 +214,13 @@ class DDPJobSpec(ApiModel):
     nproc_per_node: Processes = Field(
         default="auto",
         description=(
-            "Training processes in each pod. auto: the trainer container's GPU limit, else 1."
+            "Training processes in each pod. auto: the trainer container's limit of GPUs or other "
+            "accelerators, whoever makes them, else 1."
         ),
     )
     backend: Literal["auto", "nccl", "gloo"] = Field(
         default="auto",
-        description="auto: nccl when the trainer container has GPUs, else gloo.",
+        description="auto: nccl when the trainer container has accelerators, else gloo.",
     )
     master_port: Annotated[int, Field(ge=1024, le=65535)] = Field(
         default=29500, description="Port of rank 0's rendezvous store."
@@ -230,8 +231,9 @@ class DDPJobSpec(ApiModel):
     )
     template: dict[str, Any] = Field(
         description=(
-            "Pod template, carried as written. The container named trainer, else the first, "
-            "gets the distributed environment."
+            "Pod template, carried as written. One container gets the distributed environment: "
+            "the one named trainer, else the one that kubectl.kubernetes.io/default-container "
+            "names, else the only one with accelerators, else the first."
         )
     )
     launcher: Literal["auto", "inject"] = Field(

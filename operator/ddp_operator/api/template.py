@@ -32,9 +32,10 @@ class Shape(BaseModel):
 
 
 class EnvVar(Shape):
-    """An environment variable, of which only the name matters."""
+    """An environment variable."""
 
     name: Annotated[str, Field(max_length=256)]
+    value: str | None = None
 
 
 class VolumeMount(Shape):
@@ -49,22 +50,24 @@ class Resources(Shape):
     limits: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
 
 
-class Container(Shape):
-    """A container, which may be the one that trains."""
-
-    name: Annotated[str, Field(max_length=63)]
-    command: Annotated[list[str], Field(max_length=1024)] | None = None
-    env: Annotated[list[EnvVar], Field(max_length=512)] | None = None
-    resources: Resources | None = None
-    volume_mounts: list[VolumeMount] | None = None
-    restart_policy: RestartPolicy | None = None
-    restart_policy_rules: list[dict[str, Any]] | None = None
-
-
 class InitContainer(Shape):
     """A container that runs before the others, or beside them."""
 
+    image: str | None = None
+    command: Annotated[list[str], Field(max_length=1024)] | None = None
+    args: Annotated[list[str], Field(max_length=1024)] | None = None
+    working_dir: str | None = None
+    env: Annotated[list[EnvVar], Field(max_length=512)] | None = None
     restart_policy_rules: list[dict[str, Any]] | None = None
+
+
+class Container(InitContainer):
+    """A container, which may be the one that trains."""
+
+    name: Annotated[str, Field(max_length=63)]
+    resources: Resources | None = None
+    volume_mounts: list[VolumeMount] | None = None
+    restart_policy: RestartPolicy | None = None
 
 
 class PodAffinity(Shape):

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from ddp_operator.api.base import explained
 from ddp_operator.api.constants import RESERVED_ENVIRONMENT, TRAINER_CONTAINER
-from ddp_operator.api.rules import is_gpu, trainer_container
+from ddp_operator.api.devices import accelerators
+from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.template import PodTemplate
 from ddp_operator.convert.launcher import in_script, launch, processes_in_script
 from ddp_operator.convert.notes import ConversionError, Notes
@@ -82,8 +83,7 @@ def pods(
             "trainer is told, and whose host has another name with each attempt; where it waits "
             "for the master, take it out: torchrun waits by itself",
         )
-    limits = (container.get("resources") or {}).get("limits") or {}
-    gpus = sum(int(n) for k, n in limits.items() if is_gpu(k) and str(n).isdecimal())
+    gpus = sum(int(n) for n in accelerators(container).values() if str(n).isdecimal())
     return _launched(container, where, notes, Pods(template, processes, False, port, gpus))
 
 
@@ -98,7 +98,7 @@ def check(template: dict[str, Any], path: str) -> None:
     try:
         PodTemplate.model_validate(template)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConversionError(f"{path}.{where}: {explained(first)}; correct it") from None
     inits = template["spec"].get("initContainers", [])

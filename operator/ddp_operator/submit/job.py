@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
+from ddp_operator.api.command import Started, started
 from ddp_operator.api.constants import API_VERSION, GKE_GCSFUSE_ANNOTATION, KIND
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.job.pods import ranks
@@ -21,7 +22,6 @@ from ddp_operator.submit.words import WishError, object_name
 
 Launcher = Literal["auto", "bundled", "inject", "torchrun", "none"]
 LAUNCHERS: Final[tuple[Launcher, ...]] = ("auto", "bundled", "inject", "torchrun", "none")
-_PYTHONS: Final = ("python", "python3")
 _MAX_USER: Final = 2**31 - 1
 """The largest user ID that Kubernetes accepts."""
 
@@ -80,8 +80,8 @@ class Wish:
     scripts: Scripts | None = None
     launcher: Launcher = "auto"
     """Who starts a pod's processes: the launcher that the image has (`bundled`) or is given
-    (`inject`), torchrun, or the command itself; `auto`: torchrun where a pod has several, for a
-    command that is Python's."""
+    (`inject`), torchrun, or the command itself; `auto`: torchrun where a pod has several and the
+    command starts Python."""
 
 
 def job(wish: Wish) -> Manifest:
@@ -207,18 +207,45 @@ def commanded(wish: Wish) -> list[str]:
     if wish.scripts:
         first = next(iter(wish.scripts.files))
         command = wish.scripts.in_pods(command or ["python", first])
-    several = ranks_per_pod(wish) > 1
-    launcher = wish.launcher
+    found, launcher = started(command), wish.launcher
     if launcher == "auto":
-        launcher = "torchrun" if several and command and command[0] in _PYTHONS else "none"
+        launcher = _chosen(wish, found)
     if launcher in ("none", "inject"):
         return command
     if launcher == "bundled":
+        if found.launcher:
+            raise WishError(
+                f"launcher bundled: {found.called} starts processes, too; take it out of the "
+                "command (python train.py)"
+            )
         start = ["python", "-m", "ddp_trainer.launch"]
         return [*start, "--", *command] if command else start
-    if not command or command[0] not in _PYTHONS:
-        raise WishError("launcher torchrun: the command must be Python's, such as python train.py")
-    return _under_torchrun(command)
+    return command if found.by_torchrun else _under_torchrun(found)
+
+
+def starts_once(wish: Wish) -> bool:
+    """Whether a pod has several processes and runs one command, of which nobody can tell whether it
+    starts them.
+    """
+    alone = wish.launcher in ("auto", "none") and ranks_per_pod(wish) > 1
+    return alone and not started(commanded(wish)).launcher
+
+
+def _chosen(wish: Wish, found: Started) -> Launcher:
+    """Choose who starts a pod's processes.
+
+    Raises:
+        WishError: a launcher that is not told how many there are.
+    """
+    several = ranks_per_pod(wish) > 1
+    if found.launcher and not found.by_torchrun and (several or least_and_most(wish)[1] > 1):
+        raise WishError(
+            f"{found.called}: has its processes and pods from its own flags, not from the job; "
+            "write python train.py, which torchrun starts, or add --launcher none"
+        )
+    if several and found.words[:1] and found.words[0].endswith(".py"):
+        raise WishError(f"{found.words[0]}: write python before it, or add --launcher none")
+    return "torchrun" if several and found.python is not None else "none"
 
 
 def _membership(wish: Wish) -> dict[str, Any]:
@@ -241,16 +268,28 @@ def _membership(wish: Wish) -> dict[str, Any]:
     return found
 
 
-def _under_torchrun(command: Sequence[str]) -> list[str]:
+def _under_torchrun(found: Started) -> list[str]:
     """`python -u train.py` becomes `python -u -m torch.distributed.run train.py`; torchrun reads
     how many processes, and who else, from the environment that pods have.
     """
-    at = 1
-    while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
-        at += 2 if command[at] in ("-W", "-X") else 1
-    if at >= len(command) or command[at] == "-c":
+    words, python, begin = found.words, found.python, found.begin
+    if python is None or found.launcher:
+        raise WishError("launcher torchrun: the command must be Python's, such as python train.py")
+    if found.in_shell:
+        raise WishError(
+            "a shell's line starts Python once: write torchrun in Python's place there, or give "
+            "python train.py without a shell; --launcher none leaves it as it is"
+        )
+    if begin >= len(words) or words[begin] in ("-c", "-"):
         raise WishError("launcher torchrun: the command must run a script or a module (-m)")
-    return [*command[:at], "-m", "torch.distributed.run", *command[at:]]
+    before, rest = words[:begin], words[begin:]
+    if python == begin:  # uv runs Python without being told to
+        before = (*(word for word in before if word not in ("-s", "--script")), "python")
+    if rest[0].startswith("-m") and rest[0] != "-m":  # of -mtrain torchrun would make four flags
+        rest = ("-m", rest[0][2:], *rest[1:])
+    elif rest[0] == "--module":
+        rest = ("-m", *rest[1:])
+    return [*before, "-m", "torch.distributed.run", *rest]
 
 
 def _env_from(text: str) -> dict[str, Any]:

@@ -256,3 +256,35 @@ def test_the_crd_is_printed_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 64
     assert "usage: python -m ddp_operator" in capsys.readouterr().err
+
+
+def test_the_container_that_trains_is_kubectls_default_one(run: Run) -> None:
+    document = job("exit 0", replicas=1)
+    template = document["spec"]["template"]
+    template["metadata"] = {"annotations": {"kubectl.kubernetes.io/default-container": "main"}}
+    [main] = template["spec"]["containers"]
+    logs = {"name": "logs", "image": "any", "command": ["sh", "-c", "exit 9"]}
+    template["spec"]["containers"] = [logs, {**main, "name": "main"}]
+    code, said = run(document)
+    assert code == 0, said
+    assert "other containers of the pod (logs)" in said
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "remedy"),
+    [
+        ({"env": [{"name": "N", "value": 0}]}, "containers[0].env[0].value: 0", "use quotes"),
+        ({"env": [{"name": "B", "value": True}]}, "env[0].value: true", "use quotes"),
+        ({"args": ["--lr", 0.1]}, "containers[0].args[1]: 0.1", "use quotes"),
+        ({"args": "--lr 1"}, "containers[0].args: is one text", "write a list"),
+    ],
+)
+def test_what_a_cluster_refuses_is_refused_here(
+    run: Run, fields: dict[str, Any], field: str, remedy: str
+) -> None:
+    document = job("exit 0", restart={"maxRestarts": 0})
+    document["spec"]["template"]["spec"]["containers"][0] |= fields
+    code, said = run(document)
+    assert code == 64
+    assert field in said
+    assert remedy in said

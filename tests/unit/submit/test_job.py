@@ -19,6 +19,7 @@ from ddp_operator.submit.gpus import SHORT_NAMES
 from ddp_operator.submit.job import commanded, world_size
 from ddp_operator.submit.scripts import MAX_BYTES
 
+EIGHT = GpuRequest("nvidia-h100-80gb", 8)
 WISH = Wish(name="resnet", image="me/train:1", command=("python", "train.py", "--lr", "1"))
 
 
@@ -139,6 +140,17 @@ def test_a_namespace_that_forbids_a_mount(level: Any) -> None:
         ("python3 -m my.train", 2, "auto", "python3 -m torch.distributed.run -m my.train"),
         ("torchrun train.py", 8, "auto", "torchrun train.py"),
         ("bash start.sh", 8, "auto", "bash start.sh"),
+        ("/a/python3.10 t.py", 8, "auto", "/a/python3.10 -m torch.distributed.run t.py"),
+        ("env A=b python t.py", 8, "auto", "env A=b python -m torch.distributed.run t.py"),
+        ("uv run t.py -x", 8, "auto", "uv run python -m torch.distributed.run t.py -x"),
+        ("uv run python -u t.py", 8, "auto", "uv run python -u -m torch.distributed.run t.py"),
+        ("uv run -m a.b -x", 8, "auto", "uv run python -m torch.distributed.run -m a.b -x"),
+        ("python -mmy.train", 8, "auto", "python -m torch.distributed.run -m my.train"),
+        ("/a/torchrun t.py", 8, "auto", "/a/torchrun t.py"),
+        ("python -mtorch.distributed.run t.py", 8, "auto", "python -mtorch.distributed.run t.py"),
+        ("torchrun t.py", 1, "torchrun", "torchrun t.py"),
+        ("accelerate launch t.py", 1, "auto", "accelerate launch t.py"),
+        ("accelerate launch t.py", 8, "none", "accelerate launch t.py"),
         ("python train.py", 8, "none", "python train.py"),
         ("python train.py", 1, "torchrun", "python -m torch.distributed.run train.py"),
         ("python a.py", 1, "bundled", "python -m ddp_trainer.launch -- python a.py"),
@@ -251,6 +263,26 @@ def test_every_gpu_has_a_short_name_and_means_itself() -> None:
         (
             lambda: job(replace(WISH, launcher="inject", command=())),
             "spec.launcher: inject has to know what to start",
+        ),
+        (
+            lambda: job(replace(WISH, launcher="bundled", command=("/a/torchrun", "a.py"))),
+            "launcher bundled: torchrun starts processes, too",
+        ),
+        (
+            lambda: job(replace(WISH, gpus=EIGHT, command=("accelerate", "launch", "a.py"))),
+            r"accelerate: .* write python train\.py, which torchrun starts, or add --launcher none",
+        ),
+        (
+            lambda: job(replace(WISH, replicas=2, command=("deepspeed", "a.py"))),
+            r"deepspeed: .* write python train\.py",
+        ),
+        (
+            lambda: job(replace(WISH, gpus=EIGHT, command=("bash", "-c", "python a.py | tee b"))),
+            "write torchrun in Python's place",
+        ),
+        (
+            lambda: job(replace(WISH, gpus=EIGHT, command=("./a.py",))),
+            r"\./a\.py: write python before it",
         ),
         (
             lambda: job(replace(WISH, launcher="torchrun", command=("bash", "x"))),

@@ -16,7 +16,6 @@ from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.rules.spec import NAME_CEL, SPEC_RULES, TRANSITION_RULES, violations
 from ddp_operator.api.rules.trainer import (
     gpu_limit,
-    is_gpu,
     trainer_container,
     wants_host_network,
 )
@@ -27,7 +26,6 @@ __all__ = [
     "TRANSITION_RULES",
     "Rule",
     "gpu_limit",
-    "is_gpu",
     "trainer_container",
     "violations",
     "wants_host_network",

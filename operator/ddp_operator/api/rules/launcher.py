@@ -1,22 +1,19 @@
 """Rules on the launcher that is copied into pods."""
 
+from ddp_operator.api.command import Started, started, starts_ranks_cel
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.rules.trainer import for_trainer, trainer_container
 from ddp_operator.api.spec import DDPJobSpec
 
-_STARTS_RANKS = (
-    "ddp_trainer.launch",
-    "torchrun",
-    "torch.distributed.run",
-    "torch.distributed.launch",
-)
-"""Words of commands that start a pod's processes themselves: below the launcher, each of its ranks
-would start them all."""
-_WORDS = ", ".join(f"'{word}'" for word in _STARTS_RANKS)
+_WORDS = "(has(c.args) ? c.command + c.args : c.command)"
 
 
 def _command(spec: DDPJobSpec) -> list[str]:
     return trainer_container(spec.template).get("command") or []
+
+
+def _started(spec: DDPJobSpec) -> Started:
+    return started([*_command(spec), *(trainer_container(spec.template).get("args") or [])])
 
 
 LAUNCHER_RULES = (
@@ -31,7 +28,13 @@ LAUNCHER_RULES = (
         "command; take torchrun or ddp_trainer.launch out of it (python train.py), or leave "
         "launcher out",
         "self.launcher != 'inject' || "
-        + for_trainer(f"!has(c.command) || !c.command.exists(w, w in [{_WORDS}])"),
-        lambda spec: spec.launcher != "inject" or not {*_STARTS_RANKS} & {*_command(spec)},
+        + for_trainer(
+            "!has(c.command) || c.command.size() == 0"
+            # A list of one is how CEL gives a name to a value.
+            f" || ![{_WORDS}].exists(w, {starts_ranks_cel('w')})"
+        ),
+        lambda spec: spec.launcher != "inject" or not _started(spec).launcher,
+        lambda spec: _started(spec).called,
+        cel_sees_all=False,
     ),
 )

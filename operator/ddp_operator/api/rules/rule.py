@@ -17,3 +17,5 @@ class Rule:
     holds: Callable[[DDPJobSpec], bool]
     names: Callable[[DDPJobSpec], str] = lambda _: ""
     """What exactly breaks it, where the operator can say so; CEL's messages are fixed."""
+    cel_sees_all: bool = True
+    """False: what CEL refuses the operator refuses, too, but it refuses more."""

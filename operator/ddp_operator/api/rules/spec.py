@@ -26,6 +26,7 @@ from ddp_operator.api.rules.trainer import (
     IS_GPU,
     LIMITS,
     PLAIN_LIMIT,
+    TRAINER_RULES,
     for_trainer,
     gpu_limits,
     is_whole,
@@ -129,8 +130,8 @@ SPEC_RULES = (
         ),
     ),
     Rule(
-        "spec.backend: nccl needs GPUs; set spec.accelerator, give the trainer container an "
-        "nvidia.com/gpu limit, or use gloo",
+        "spec.backend: nccl needs GPUs; set spec.accelerator, give the trainer container a limit "
+        "such as nvidia.com/gpu, or use gloo",
         f"self.backend != 'nccl' || has(self.accelerator) || {for_trainer(HAS_GPU_LIMIT)}",
         lambda spec: (
             spec.backend != "nccl" or spec.accelerator is not None or bool(gpu_limits(spec))
@@ -150,6 +151,7 @@ SPEC_RULES = (
             or spec.accelerator.count == plain_limit(spec)
         ),
     ),
+    *TRAINER_RULES,
     *LAUNCHER_RULES,
     *OVERRIDE_RULES,
     *MEMBERSHIP_RULES,

@@ -1,29 +1,37 @@
-"""The container that trains, and its GPUs, as rules see them in Python and in CEL."""
+"""The container that trains, and its accelerators, as rules see them in Python and in CEL."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_operator.api.constants import (
+    ANNOTATION_DEFAULT_CONTAINER,
     GPU_RESOURCE,
     MAX_GPUS,
-    MIG_RESOURCE_PREFIX,
     TRAINER_CONTAINER,
 )
+from ddp_operator.api.devices import accelerators, has_accelerators, is_accelerator_cel
+from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.spec import DDPJobSpec
 
 
 def trainer_container(template: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the container of a pod template that trains: the one named `trainer`, else the
-    first.
+    """Return the container of a pod template that trains.
+
+    It is the one named `trainer`; else the one that `kubectl.kubernetes.io/default-container`
+    names; else the only one with accelerators; else the first.
     """
-    containers = (template.get("spec") or {}).get("containers") or [{}]
-    named = (c for c in containers if c.get("name") == TRAINER_CONTAINER)
-    found: Mapping[str, Any] = next(named, containers[0])
-    return found
+    containers = _containers(template)
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    for name in (TRAINER_CONTAINER, annotations.get(ANNOTATION_DEFAULT_CONTAINER)):
+        for container in containers:
+            if container.get("name") == name:
+                return container
+    equipped = [container for container in containers if has_accelerators(container)]
+    return equipped[0] if len(equipped) == 1 else containers[0]
 
 
 def gpu_limit(spec: DDPJobSpec) -> int:
-    """GPUs (or MIG slices) of each pod's trainer container: its own limit, else
+    """Accelerators, or shares of them, of each pod's trainer container: its own limit, else
     `accelerator.count`, else 0.
     """
     limits = gpu_limits(spec)
@@ -37,37 +45,65 @@ def wants_host_network(spec: DDPJobSpec) -> bool:
     return pod_spec(spec).get("hostNetwork") is True
 
 
-def is_gpu(resource: str) -> bool:
-    """Whether a resource of this name is a GPU or a slice of one."""
-    return resource == GPU_RESOURCE or resource.startswith(MIG_RESOURCE_PREFIX)
-
-
 def gpu_limits(spec: DDPJobSpec) -> Mapping[str, int | str]:
-    """The GPUs, and slices of them, that the trainer container itself asks for."""
-    limits = (trainer_container(spec.template).get("resources") or {}).get("limits") or {}
-    return {name: amount for name, amount in limits.items() if is_gpu(name)}
+    """The accelerators that the trainer container itself asks for."""
+    return accelerators(trainer_container(spec.template))
 
 
-# CEL of the trainer container, `c`, and of its GPUs, as `trainer_container` and `gpu_limits` have
-# them. The API server refuses a rule whose cost it cannot bound before it runs, and loses the
-# bounds of all that comes out of filter() or a conditional: hence all() over the containers. It
-# takes every int-or-string to be as long as a whole request, so that matches() on one costs too
-# much: hence lists of what is allowed.
-_IS_TRAINER = (
-    "(c.name == 'trainer' || c.name == self.template.spec.containers[0].name"
-    " && !self.template.spec.containers.exists(d, d.name == 'trainer'))"
+def _containers(template: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return (template.get("spec") or {}).get("containers") or [{}]
+
+
+def _is_clear(spec: DDPJobSpec) -> bool:
+    """Whether accelerators are where the container is that trains, or are nowhere."""
+    containers = _containers(spec.template)
+    trainer = trainer_container(spec.template)
+    return (
+        trainer.get("name") == TRAINER_CONTAINER
+        or has_accelerators(trainer)
+        or not any(map(has_accelerators, containers))
+    )
+
+
+# CEL of the trainer container, `c`, and of its accelerators, as `trainer_container` and
+# `gpu_limits` have them. The API server refuses a rule whose cost it cannot bound before it runs,
+# and loses the bounds of all that comes out of filter() or a conditional: hence all() over the
+# containers. It takes every int-or-string to be as long as a whole request, so that matches() on
+# one costs too much: hence lists of what is allowed.
+IS_GPU = is_accelerator_cel("k")
+_CONTAINERS = "self.template.spec.containers"
+_NOTES = "self.template.metadata.annotations"
+_DEFAULT = f"{_NOTES}['{ANNOTATION_DEFAULT_CONTAINER}']"
+_NAMES_ONE = (
+    f"(has(self.template.metadata) && has({_NOTES}) && '{ANNOTATION_DEFAULT_CONTAINER}' in {_NOTES}"
+    f" && {_CONTAINERS}.exists(d, d.name == {_DEFAULT}))"
 )
+
+
+def _equipped(container: str) -> str:
+    limits = f"{container}.resources.limits"
+    return (
+        f"(has({container}.resources) && has({limits}) && {limits}.exists(k, {IS_GPU}"
+        f" && !(type({limits}[k]) == int ? {limits}[k] == 0 : {limits}[k] == '0')))"
+    )
+
+
 LIMITS = "c.resources.limits"
 HAS_LIMITS = f"has(c.resources) && has({LIMITS})"
-IS_GPU = f"(k == '{GPU_RESOURCE}' || k.startsWith('{MIG_RESOURCE_PREFIX}'))"
 HAS_GPU_LIMIT = f"({HAS_LIMITS} && {LIMITS}.exists(k, {IS_GPU}))"
+_IS_TRAINER = (
+    f"(c.name == '{TRAINER_CONTAINER}' || !{_CONTAINERS}.exists(d, d.name == '{TRAINER_CONTAINER}')"
+    f" && ({_NAMES_ONE} ? c.name == {_DEFAULT}"
+    f" : {_CONTAINERS}.exists_one(d, {_equipped('d')}) ? {_equipped('c')}"
+    f" : c.name == {_CONTAINERS}[0].name))"
+)
 PLAIN_LIMIT = f"{LIMITS}['{GPU_RESOURCE}']"
 _WHOLE_NUMBERS = tuple(str(number) for number in range(MAX_GPUS + 1))
 
 
 def for_trainer(predicate: str) -> str:
     """CEL: whether something holds of the trainer container, `c`."""
-    return f"self.template.spec.containers.all(c, !{_IS_TRAINER} || {predicate})"
+    return f"{_CONTAINERS}.all(c, !{_IS_TRAINER} || {predicate})"
 
 
 def whole(amount: str) -> str:
@@ -97,3 +133,17 @@ def pod_spec(spec: DDPJobSpec) -> Mapping[str, Any]:
     """The pod's spec in the template."""
     found: Mapping[str, Any] = spec.template.get("spec") or {}
     return found
+
+
+TRAINER_RULES = (
+    Rule(
+        "spec.template.spec.containers: another container than the trainer has the accelerators; "
+        f"name the one that trains {TRAINER_CONTAINER}",
+        for_trainer(
+            f"(c.name == '{TRAINER_CONTAINER}' || {_equipped('c')}"
+            f" || !{_CONTAINERS}.exists(d, {_equipped('d')}))"
+        ),
+        _is_clear,
+        lambda spec: f"{trainer_container(spec.template).get('name')} would be the trainer",
+    ),
+)

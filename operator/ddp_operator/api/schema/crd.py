@@ -152,7 +152,7 @@ def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
     node = _resolved(node, definitions)
     node = {k: v for k, v in node.items() if (k, v) != ("default", None)}
     if node.get("x-kubernetes-int-or-string"):
-        extra = ("x-kubernetes-int-or-string", "anyOf")
+        extra = ("x-kubernetes-int-or-string", "x-kubernetes-validations", "anyOf")
         return {k: v for k, v in node.items() if k in _KEPT - {"type"} or k in extra}
     result: Schema = {k: v for k, v in node.items() if k in _KEPT}
     if "const" in node:

@@ -30,8 +30,9 @@ from ddp_operator.submit import (
     WishError,
     admitted,
     job,
+    ranks_per_pod,
 )
-from ddp_operator.submit.job import LAUNCHERS
+from ddp_operator.submit.job import LAUNCHERS, starts_once
 from ddp_operator.submit.scripts import MAX_BYTES
 from ddp_operator.views.plan import plan
 
@@ -121,6 +122,12 @@ def run(context: click.Context, /, name: str, **given: Any) -> None:
     """
     try:
         wish = _wish(name, given)
+        if starts_once(wish):
+            click.echo(
+                f"note: the command runs once in each pod, which has {ranks_per_pod(wish)} GPUs: "
+                "it has to start a process for each, as torchrun does",
+                err=True,
+            )
         if given["local"]:
             context.exit(_locally(wish, given["scripts"]))
         manifests, security = _manifests(wish), None

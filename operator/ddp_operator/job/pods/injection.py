@@ -1,8 +1,8 @@
 """Puts the bundled launcher into a pod of any image, before the trainer's command."""
 
-import re
 from typing import Any, Final
 
+from ddp_operator.api.command import is_python
 from ddp_operator.api.constants import LAUNCHER_PATH
 from ddp_operator.job.pods.pod_security import RESTRICTED_CONTAINER, RESTRICTED_POD
 
@@ -10,7 +10,6 @@ NAME: Final = "ddp-launcher"
 """Of the init container and of the volume; the API server refuses a template with its own."""
 _SOURCE: Final = "/launcher"
 """Where the operator's image has it (Dockerfile)."""
-_PYTHON: Final = re.compile(r"(.*/)?python(3(\.\d+)?)?")
 
 # As requests and limits alike, a pod keeps its quality of service; and a pod asks for no more by
 # it, for an init container's requests count only where they exceed those of what runs later.
@@ -48,7 +47,7 @@ def inject(spec: dict[str, Any], trainer: dict[str, Any], *, image: str) -> None
     ]
     command = trainer["command"]
     # A command's own Python has the packages that the ranks need, and so can be forked for them.
-    python = command[0] if _PYTHON.fullmatch(command[0]) else "python3"
+    python = command[0] if is_python(command[0]) else "python3"
     trainer["command"] = [python, LAUNCHER_PATH, "--", *command]
     trainer["volumeMounts"] = [
         *(trainer.get("volumeMounts") or []),

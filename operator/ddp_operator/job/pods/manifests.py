@@ -40,9 +40,10 @@ from ddp_operator.api.constants import (
     LABEL_SERVING,
     OWN_PREFIX,
 )
+from ddp_operator.api.devices import accelerators
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import spec_of
-from ddp_operator.api.rules import is_gpu, trainer_container
+from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.spec import Checkpoint
 from ddp_operator.job.membership.order import HOLD_SECONDS, is_first_due
 from ddp_operator.job.membership.world import (
@@ -373,9 +374,8 @@ def _add_accelerator(
         *accelerator.tolerations,
     ]
     resources = trainer.get("resources") or {}
-    limits = resources.get("limits") or {}
-    if not any(is_gpu(resource) for resource in limits):
-        limits = {**limits, GPU_RESOURCE: accelerator.count}
+    if not accelerators(trainer):
+        limits = {**(resources.get("limits") or {}), GPU_RESOURCE: accelerator.count}
         trainer["resources"] = {**resources, "limits": limits}
 
 

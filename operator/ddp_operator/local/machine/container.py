@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_operator.api.command import is_python
 from ddp_operator.api.constants import ENV_STATUS_PORT, LAUNCHER_PATH, RESERVED_ENVIRONMENT
 from ddp_operator.local.machine.errors import ContainerConfigError
 from ddp_operator.local.machine.expansion import expand
@@ -20,7 +21,6 @@ TRAINER_IMAGE = "ddp-trainer"
 TRAINER_ENTRYPOINT = ("python", "-m", "ddp_trainer.launch")
 """What the bundled trainer's image runs when the container names no command."""
 
-_PYTHON = re.compile(r"python(3(\.\d+)?)?")
 # What tells a process of a group; from around us it would make ranks of ours join another's.
 _FOREIGN = re.compile(r"(MASTER|PET|DDP|TORCHELASTIC)_")
 
@@ -64,7 +64,7 @@ def container_process(container: Manifest, around: Surroundings) -> ContainerPro
     command = tuple(
         translate(expand(str(part), variables), around.directories) for part in _command(container)
     )
-    if _PYTHON.fullmatch(command[0]):
+    if is_python(command[0]) and "/" not in command[0]:
         command = (around.python, *command[1:])
     directory = container.get("workingDir")
     return ContainerProcess(

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.api.constants import GPU_RESOURCE, MIG_RESOURCE_PREFIX
+from ddp_operator.api.devices import accelerators
 
 
 def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -20,13 +20,8 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def gpus_of(container: Mapping[str, Any]) -> int:
-    """GPUs that a container asks for; a MIG slice counts as one."""
-    limits = (container.get("resources") or {}).get("limits") or {}
-    return sum(
-        int(str(amount))
-        for name, amount in limits.items()
-        if name == GPU_RESOURCE or name.startswith(MIG_RESOURCE_PREFIX)
-    )
+    """GPUs that a container asks for; a share of one counts as one."""
+    return sum(int(str(amount)) for amount in accelerators(container).values())
 
 
 class GpuPool:

@@ -77,7 +77,7 @@ def refuse_what_cannot_run(job: DDPJob) -> None:
     if wanted > here:
         raise ManifestError(
             f"the job asks for {wanted} GPUs in all, this machine has {here or 'none'}: take out "
-            "spec.accelerator and the nvidia.com/gpu limit and set spec.backend to gloo to train "
+            "spec.accelerator and the container's GPU limit and set spec.backend to gloo to train "
             "on the CPU, or apply it to a cluster with GPUs"
         )
 

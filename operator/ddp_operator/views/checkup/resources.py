@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL, GPU_RESOURCE, MIG_RESOURCE_PREFIX
+from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL
+from ddp_operator.api.devices import is_accelerator
 from ddp_operator.client.text import clean, counted
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.views.checkup.facts import (
@@ -36,11 +37,7 @@ def gpus(facts: Facts) -> Iterator[Finding]:
     for node in facts.nodes:
         name = clean(path(node, "metadata", "name"), 253)
         allocatable = path(node, "status", "allocatable") or {}
-        gpus = sum(
-            count(value)
-            for key, value in allocatable.items()
-            if key == GPU_RESOURCE or key.startswith(MIG_RESOURCE_PREFIX)
-        )
+        gpus = sum(count(value) for key, value in allocatable.items() if is_accelerator(key))
         total, with_gpus = total + gpus, with_gpus + bool(gpus)
         labels = path(node, "metadata", "labels") or {}
         if not gpus and (GKE_ACCELERATOR_LABEL in labels or "nvidia.com/gpu.present" in labels):

@@ -52,9 +52,10 @@ def test_the_users_own_port_counts(port: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "port", ["", "80", "443", "1023", "65536", "99999", "012345", "8080/x", "8080 ", "٨٠٨٠", 8080.5]
+    "port",
+    ["", "80", "443", "1023", "65536", "99999", "012345", "8080/x", "8080 ", "٨٠٨٠", "8080.5"],
 )
-def test_no_other_port_does(port: Any) -> None:
+def test_no_other_port_does(port: str) -> None:
     assert read({"podIP": "10.8.0.7"}, port=port).address == ""
 
 

@@ -1,0 +1,248 @@
+"""What a container's command line starts: a launcher of ranks, Python, or something else.
+
+`ddp run`, `ddp convert` and the rules ask here alone. What cannot be read from the words, such as a
+script of the image, is something else.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Final
+
+_TORCHRUN_PROGRAMS: Final = ("torchrun", "hyperpodrun", "ft_launcher")
+_TORCHRUN_MODULES: Final = (
+    *("torch.distributed.run", "torch.distributed.launch"),
+    "nvidia_resiliency_ext.fault_tolerance.launcher",
+)
+OWN_LAUNCHER: Final = "ddp_trainer.launch"
+_PROGRAMS: Final = (
+    *_TORCHRUN_PROGRAMS,
+    *("accelerate", "accelerate-launch", "deepspeed", "mpirun", "mpiexec", "mpiexec.hydra"),
+    *("horovodrun", "colossalai", "composer"),
+)
+_MODULES: Final = (
+    *_TORCHRUN_MODULES,
+    *(OWN_LAUNCHER, "accelerate.commands.launch", "accelerate.commands.accelerate_cli"),
+    *("deepspeed.launcher.runner", "deepspeed.launcher.launch", "composer.cli.launcher"),
+)
+LAUNCHERS: Final = (*_PROGRAMS, *_MODULES)
+"""What starts several processes: below another launcher each of its ranks would start them all."""
+SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh", "ksh")
+
+_PYTHON: Final = re.compile(r"python(?:3(?:\.\d+)?t?)?")
+_WRAPPERS: Final = frozenset(
+    {
+        *("env", "exec", "command", "time", "nohup", "nice", "ionice", "chrt", "timeout", "stdbuf"),
+        *("setsid", "numactl", "taskset", "unbuffer", "catchsegv", "xvfb-run", "strace", "sudo"),
+        *("gosu", "su-exec", "setpriv", "tini", "dumb-init", "catatonit", "uv", "uvx", "poetry"),
+        *("pdm", "pipenv", "hatch", "rye", "pixi", "conda", "mamba", "micromamba", "nsys", "ncu"),
+        *("rocprof", "rocprofv3", "opentelemetry-instrument", "ddtrace-run", "coverage", "py-spy"),
+        *("then", "do", "else", "if", "while", "eval", "!", "{", "("),
+    }
+)
+"""What runs the program behind it, and words of shells before one."""
+_PYTHON_VALUES: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+"""Python's options that take the next word."""
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=(?P<value>.*)", re.DOTALL)
+_SEPARATORS: Final = ";&|()\n"
+
+
+@dataclass(frozen=True)
+class Started:
+    """The first program of a command line that is known, and where it is."""
+
+    words: tuple[str, ...]
+    """The command line; that within a shell's, where it is there."""
+    launcher: str = ""
+    """A launcher, by its program or module; empty: it is none."""
+    python: int | None = None
+    """Index of the word that is Python, or before which it is left out (`uv run train.py`)."""
+    begin: int = 0
+    """Index of the first word behind the launcher, or behind Python and its options."""
+    in_shell: bool = False
+    """Whether it stands in a shell's line."""
+
+    @property
+    def by_torchrun(self) -> bool:
+        """Whether the launcher reads from PET_* how many processes and pods there are."""
+        return self.launcher in (*_TORCHRUN_PROGRAMS, *_TORCHRUN_MODULES)
+
+    @property
+    def called(self) -> str:
+        """The launcher as people call it."""
+        return f"python -m {self.launcher}" if "." in self.launcher else self.launcher
+
+
+def started(argv: Sequence[str]) -> Started:
+    """Read a command line, as a container has it."""
+    return _started(tuple(argv), in_shell=False)
+
+
+def _started(words: tuple[str, ...], *, in_shell: bool) -> Started:
+    at: int | None = 0
+    while at is not None and at < len(words):
+        program = _program(words[at])
+        if program in LAUNCHERS:
+            return Started(words, program, begin=at + 1)
+        if program in SHELLS:
+            return _in_shell(words, at)
+        if is_python(program):
+            return _under_python(words, at, at + 1)
+        if program == "uv" and (found := _under_uv(words, at)):
+            return found
+        if program not in _WRAPPERS:
+            # Such as an image's entrypoint, which ends with exec "$@".
+            if not in_shell and at + 1 < len(words) and _is_known(words[at + 1]):
+                at += 1
+                continue
+            found = _under_python(words, at, at + 1)  # by whatever name Python is called
+            return found if found.launcher in _MODULES else Started(words)
+        at = _behind_wrapper(words, at)
+    return Started(words)
+
+
+def is_python(word: str) -> bool:
+    """Whether a word is Python 3, of whatever path and version."""
+    return _PYTHON.fullmatch(_program(word)) is not None
+
+
+def _program(word: str) -> str:
+    return PurePosixPath(word).name
+
+
+def _is_known(word: str) -> bool:
+    program = _program(word)
+    known = program in LAUNCHERS or program in SHELLS or program in _WRAPPERS
+    return known or is_python(word)
+
+
+def _under_python(words: tuple[str, ...], python: int, at: int) -> Started:
+    """Read Python's options, as far as what it runs."""
+    while at < len(words) and words[at].startswith("-"):
+        word = words[at]
+        if word == "-m" and at + 1 < len(words):
+            module, behind = words[at + 1], at + 2
+        elif word.startswith("-m"):
+            module, behind = word[2:], at + 1
+        elif word in ("-c", "-"):
+            break
+        else:
+            at += 2 if word in _PYTHON_VALUES else 1
+            continue
+        if module in LAUNCHERS:
+            return Started(words, module, python, behind)
+        return Started(words, "", python, at)
+    if at < len(words) and _program(words[at]) in LAUNCHERS:  # as /usr/local/bin/torchrun
+        return Started(words, _program(words[at]), python, at + 1)
+    return Started(words, "", python, at)
+
+
+def _under_uv(words: tuple[str, ...], uv: int) -> Started | None:
+    """Read `uv run train.py` and `uv run -m train`, where Python is left out."""
+    for at in range(uv + 1, len(words)):
+        word = words[at]
+        if word in ("-m", "--module") and at + 1 < len(words):
+            if words[at + 1] in LAUNCHERS:
+                return Started(words, words[at + 1], at, at + 2)
+            return Started(words, "", at, at)
+        if word.endswith(".py"):
+            return Started(words, "", at, at)
+        if _is_known(word):
+            return None
+    return None
+
+
+def _behind_wrapper(words: tuple[str, ...], wrapper: int) -> int | None:
+    """Return where the program is that a wrapper runs; None where that cannot be told."""
+    for at in range(wrapper + 1, len(words)):
+        word, before = words[at], words[at - 1]
+        if before == "--" or _is_known(word):
+            return at
+        is_option = word.startswith(("-", "+")) or _ASSIGNMENT.fullmatch(word) is not None
+        is_value = before.startswith("-") and "=" not in before
+        if not (is_option or is_value) and ("/" in word or "." in word):
+            return None
+    return None
+
+
+def _in_shell(words: tuple[str, ...], shell: int) -> Started:
+    """Read a shell's command line: a line behind -c, or a script."""
+    at, has_line = shell + 1, False
+    while at < len(words) and words[at].startswith(("-", "+")) and words[at] != "--":
+        short = not words[at].startswith("--")
+        has_line |= short and "c" in words[at]
+        at += 2 if short and words[at].endswith("o") else 1
+    if at < len(words) and words[at] == "--":
+        at += 1
+    if at >= len(words):
+        return Started(words)
+    if not has_line:
+        program = _program(words[at])
+        return Started(words, program, begin=at + 1) if program in LAUNCHERS else Started(words)
+    line, name, arguments = words[at], words[at + 1 : at + 2], words[at + 2 :]
+    found = [_started(tuple(command), in_shell=True) for command in _commands(line)]
+    if "$@" in line or "$*" in line:
+        found.append(_started((*(name if "$0" in line else ()), *arguments), in_shell=True))
+    best = next((one for one in found if one.launcher), None)
+    best = best or next((one for one in found if one.python is not None), Started(words))
+    return replace(best, in_shell=True)
+
+
+def _commands(line: str) -> Iterator[list[str]]:
+    """Yield the simple commands of a shell's line, and what its variables hold of them."""
+    lexer = shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars=_SEPARATORS)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    try:
+        words = list(lexer)
+    except ValueError:  # a quotation without an end
+        words = line.split()
+    command: list[str] = []
+    for word in [*words, ";"]:
+        if not word.strip(_SEPARATORS):
+            if command and not command[0].startswith("#"):
+                yield command
+            command = []
+        elif not command and (match := _ASSIGNMENT.fullmatch(word)):
+            if " " in match["value"].strip():
+                yield from _commands(match["value"])
+        else:
+            command.append(word)
+
+
+def starts_ranks_cel(words: str) -> str:
+    """CEL: whether a list of words is a launcher's, as far as CEL can tell.
+
+    It sees launchers by name or path as the first or second word, modules that `python` and
+    `python3` run, and lines of shells that begin with a launcher; `started` sees them all, too.
+    """
+    first, second, third = (f"{words}[{number}]" for number in range(3))
+    python = f"({first}.endsWith('python') || {first}.endsWith('python3'))"
+    option = f"{words}.size() > 2 && {second} in ['-u', '-B', '-O', '-I', '-s', '-E']"
+    module = f"({_is_module_cel(words, 1)} || {option} && {_is_module_cel(words, 2)})"
+    flag = f"{second}.startsWith('-') && !{second}.startsWith('--') && {second}.endsWith('c')"
+    line = " || ".join(f"{third}.startsWith('{name} ')" for name in _PROGRAMS)
+    shell = f"{words}.size() > 2 && {_is_one_cel(first, SHELLS)} && {flag} && ({line})"
+    return (
+        f"({_is_one_cel(first, _PROGRAMS)}"
+        f" || {words}.size() > 1 && {_is_one_cel(second, _PROGRAMS)}"
+        f" || {python} && {module} || {shell})"
+    )
+
+
+def _is_one_cel(word: str, names: Sequence[str]) -> str:
+    paths = "".join(f" || {word}.endsWith('/{name}')" for name in names)
+    return f"({word} in [{_listed(names)}]{paths})"
+
+
+def _is_module_cel(words: str, at: int) -> str:
+    joined = [f"-m{module}" for module in _MODULES]
+    return (
+        f"({words}.size() > {at} && {words}[{at}] in [{_listed(joined)}] || {words}.size() >"
+        f" {at + 1} && {words}[{at}] == '-m' && {words}[{at + 1}] in [{_listed(_MODULES)}])"
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(f"'{word}'" for word in words)
