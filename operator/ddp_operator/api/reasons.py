@@ -61,6 +61,16 @@ OWN: Final = {
         "free some quota, change the fields of the template that the message names, or have the "
         "policy changed",
     ),
+    "APIServerError": Reason(
+        "the API server, or a webhook that it asks, keeps answering the operator with errors",
+        "the operator tries again, at least once a minute; pods that run go on",
+        "read the message; repair the webhook that it names, or wait for the API server",
+    ),
+    "StatusNotStored": Reason(
+        "the CRD is of another release, and drops parts of the status that decisions rest on",
+        "pods that run go on; nothing is decided, and no restart is charged, until it is whole",
+        "apply the CRD of the operator's release (crds/ddpjobs.yaml)",
+    ),
     "WaitingToStart": Reason(
         "there is a pause before the next start, as after failures in a row",
         "pods are created when it is over",

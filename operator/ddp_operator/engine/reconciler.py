@@ -1,6 +1,7 @@
 """One reconcile: look at a job and its pods, plan, act, and say so in the job's status."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from ddp_operator.engine.jobs import Entry, JobCache
 from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reports import PROGRESS_SECONDS
-from ddp_operator.engine.statuspatch import News, news, pruned, status_patch
+from ddp_operator.engine.statuspatch import News, forgotten, news, pruned, status_patch
 from ddp_operator.engine.turns import Turns
 from ddp_operator.job.membership.launchers import NOTHING
 from ddp_operator.job.planning.convergence import forbidden, hold
@@ -27,11 +28,17 @@ from ddp_operator.job.planning.rejection import reject
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN
+from ddp_operator.job.status.conditions import (
+    API_SERVER_ERROR,
+    NAME_TAKEN,
+    PODS_FORBIDDEN,
+    STATUS_NOT_STORED,
+)
 from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import (
     AlreadyExistsError,
     Cluster,
+    ClusterError,
     ConflictError,
     Event,
     ForbiddenError,
@@ -39,6 +46,7 @@ from ddp_operator.ports import (
     Key,
     Manifest,
     NotFoundError,
+    NotLeaderError,
     Trainers,
     UnavailableError,
 )
@@ -56,6 +64,15 @@ train each has its progress written less often than every ten seconds."""
 
 _GLANCE_SECONDS: Final = 0.2
 """How often a plan that takes longer is compared with what its job needs by now."""
+
+_LASTING: Final = timedelta(seconds=10)
+"""How long the API server may answer with errors before a job says so: no mere restart of it."""
+
+_STORED_WHOLE_AGAIN: Final = timedelta(seconds=60)
+"""Until a decision is tried again that the CRD would not store whole."""
+
+_MOST_FIELDS: Final = 200
+"""Characters of the names of fields that the CRD does not keep."""
 
 _MAX_DECISIONS: Final = 8
 """More decisions than this in one go, without anything new to see, would be a bug that loops."""
@@ -98,6 +115,11 @@ class Reconciler:
             trainers=trainers,
         )
         self._metrics = metrics or Metrics()
+        self._failing_since: dict[Key, datetime] = {}
+        """By job: since when the API server has answered with nothing but errors."""
+        self._failures_told: set[Key] = set()
+        self._undecided_until: dict[Key, datetime] = {}
+        """By job: until when no decision is tried, since the last one was not stored whole."""
         self._progress_turns = Turns(per_second=progress_writes_per_second)
         self._intervals = {
             News.PROGRESS: timedelta(seconds=progress_seconds),
@@ -110,8 +132,17 @@ class Reconciler:
         Raises:
             ClusterError: something could not be done; to be tried again later.
         """
+        began = self._clock()
         try:
-            return await self._reconcile(key)
+            look_again_at = await self._reconcile(key)
+        except (ConflictError, NotLeaderError):
+            raise
+        except ClusterError as error:
+            await self._show_lasting(key, error, began)
+            raise
+        else:
+            self._forget_failures(key)
+            return look_again_at
         finally:
             if self._launchers:
                 self._launchers.look_at(key)
@@ -120,6 +151,7 @@ class Reconciler:
         for _ in range(_MAX_DECISIONS):
             entry = self._jobs.get(key)
             if entry is None:
+                self._undecided_until.pop(key, None)
                 return None
             if self._jobs.is_doubtful(key):
                 await self._read(key, entry)
@@ -127,7 +159,8 @@ class Reconciler:
             planned = self._plan(key, entry)
             try:
                 if planned.decided:
-                    await self._record(key, entry, planned.status, planned.events)
+                    if until := await self._decide(key, entry, planned):
+                        return until
                 else:
                     return await self._carry_out(key, entry, planned)
             except UnfitTemplateError as unfit:
@@ -135,7 +168,7 @@ class Reconciler:
                 now = self._clock()
                 planned = fail(job, "InvalidPodTemplate", unfit.message, now)
                 planned = accounted(unfit.job, planned, now)
-                await self._record(key, entry, planned.status, planned.events)
+                await self._decide(key, entry, planned)
         raise RuntimeError(f"{key}: {_MAX_DECISIONS} decisions in a row; this is a bug")
 
     def _plan(self, key: Key, entry: Entry) -> Plan:
@@ -150,6 +183,80 @@ class Reconciler:
                 heard=self._launchers.of(entry.job) if self._launchers else NOTHING,
             )
         return reject(entry.manifest, entry.job, pods, now)
+
+    async def _decide(self, key: Key, entry: Entry, planned: Plan) -> datetime | None:
+        """Store a decision, and say what has happened; return when to try it again, where it was
+        not stored whole.
+        """
+        until = self._undecided_until.get(key)
+        if until is not None and self._clock() < until <= self._clock() + _STORED_WHOLE_AGAIN:
+            return until
+        if not await self._store(key, entry, planned.status):
+            return None
+        stored = self._jobs.get(key)
+        if (
+            stored is not None
+            and isinstance(entry.job, DDPJob)
+            and isinstance(stored.job, DDPJob)
+            and not stored.job.status.finished  # then nothing is left to be decided by it
+            and (lost := forgotten(planned.status, stored.job.status))
+        ):
+            return await self._take_back(entry, entry.job, stored, lost)
+        self._undecided_until.pop(key, None)
+        await self._tell(entry, planned.status, planned.events)
+        return None
+
+    async def _take_back(
+        self, entry: Entry, job: DDPJob, stored: Entry, lost: frozenset[str]
+    ) -> datetime:
+        """Undo a decision that was stored in part: it would be made again, and charged again, for
+        ever.
+        """
+        now = self._clock()
+        fields = ", ".join(f"status.{name}" for name in sorted(lost))[:_MOST_FIELDS]
+        message = (
+            f"the CRD does not keep {fields}: apply the CRD of the operator's release, "
+            f"{__version__} (crds/ddpjobs.yaml); until then nothing is decided for this job"
+        )
+        held = accounted(job, hold(job, STATUS_NOT_STORED, message, now), now)
+        until = self._undecided_until[job.key] = now + _STORED_WHOLE_AGAIN
+        # Whatever has become of the spec meanwhile: the status is the operator's alone.
+        if await self._store(job.key, stored, held.status, unconditionally=True):
+            await self._tell(entry, held.status, held.events)
+        return until
+
+    async def _show_lasting(self, key: Key, error: ClusterError, began: datetime) -> None:
+        """Have a job say that the API server has answered with errors for a while: in its status,
+        and where that cannot be stored either, by an Event.
+        """
+        entry, now = self._jobs.get(key), self._clock()
+        if entry is None:
+            self._forget_failures(key)
+            return
+        # The earlier one, but not a time to come: clocks are set back.
+        since = self._failing_since[key] = min(self._failing_since.get(key, began), now)
+        named = error.retry_after_seconds if isinstance(error, UnavailableError) else None
+        if now - since < _LASTING and timedelta(seconds=named or 0) < _LASTING:
+            return
+        events: Iterable[Event] = (Event(API_SERVER_ERROR, error.message, warning=True),)
+        job = entry.job
+        if isinstance(job, DDPJob) and not (job.status.finished or self._jobs.is_doubtful(key)):
+            running = job.status.condition("Running")
+            refused = isinstance(error, AlreadyExistsError | ForbiddenError | InvalidError)
+            if refused and running and running.reason in (NAME_TAKEN, PODS_FORBIDDEN):
+                return  # it is said already
+            seen = _as_seen(job, self._plan(key, entry))
+            held = accounted(job, hold(seen, API_SERVER_ERROR, error.message, now), now)
+            with contextlib.suppress(ClusterError):
+                await self._record(key, entry, held.status, held.events)
+                events = ()
+        if events and key not in self._failures_told:
+            self._failures_told.add(key)
+            await self._emit(entry, events)
+
+    def _forget_failures(self, key: Key) -> None:
+        self._failing_since.pop(key, None)
+        self._failures_told.discard(key)
 
     async def _carry_out(self, key: Key, entry: Entry, planned: Plan) -> datetime | None:
         if planned.delete_job:
@@ -223,26 +330,38 @@ class Reconciler:
         Raises:
             ConflictError: the job has changed since this reconcile began; it must be planned anew.
         """
+        if await self._store(key, entry, status):
+            await self._tell(entry, status, events)
+
+    async def _store(
+        self, key: Key, entry: Entry, status: DDPJobStatus, *, unconditionally: bool = False
+    ) -> bool:
+        """Write a status, if it differs from the stored one; say whether the job exists.
+
+        Raises:
+            ConflictError: as `_record` does, unless the write is made `unconditionally`.
+        """
         patch: Manifest = {}
         if not isinstance(entry.job, DDPJob) or status != entry.job.status:  # spares building it
             patch = status_patch(entry.manifest.get("status") or {}, status)
-        if patch:
+        if not patch:
+            return True
+        version = None
+        if not unconditionally:
             version = entry.manifest["metadata"].get("resourceVersion")
-            try:
-                stored = await self._cluster.patch_status(key, patch, resource_version=version)
-            except (ConflictError, UnavailableError):
-                # Pods created for what the job was would be wrong for what it has become.
-                self._jobs.doubt(key)
-                raise
-            except NotFoundError:
-                self._jobs.remove(key, uid=entry.uid)
-                return  # of a job that is gone, its vanishing pods included, there is no news
-            self._jobs.put(stored, written_at=self._clock())
-            self._complain(pruned(status, stored.get("status") or {}))
-            self._progress_turns.taken(key)
-            if isinstance(entry.job, DDPJob):
-                self._metrics.recorded(before=entry.job.status, after=status)
-        await self._tell(entry, events)
+        try:
+            stored = await self._cluster.patch_status(key, patch, resource_version=version)
+        except (ConflictError, UnavailableError):
+            # Pods created for what the job was would be wrong for what it has become.
+            self._jobs.doubt(key)
+            raise
+        except NotFoundError:
+            self._jobs.remove(key, uid=entry.uid)
+            return False  # of a job that is gone, its vanishing pods included, there is no news
+        self._jobs.put(stored, written_at=self._clock())
+        self._complain(pruned(status, stored.get("status") or {}))
+        self._progress_turns.taken(key)
+        return True
 
     def _complain(self, lost: frozenset[str]) -> None:
         """Say, once, that the CRD is older than this operator, unless its start has said so."""
@@ -265,7 +384,13 @@ class Reconciler:
         else:
             self._jobs.read(stored, knowing=entry)
 
-    async def _tell(self, entry: Entry, events: Iterable[Event]) -> None:
+    async def _tell(self, entry: Entry, status: DDPJobStatus, events: Iterable[Event]) -> None:
+        """Count, and say, what a status that is stored brings."""
+        if isinstance(entry.job, DDPJob) and status != entry.job.status:
+            self._metrics.recorded(before=entry.job.status, after=status)
+        await self._emit(entry, events)
+
+    async def _emit(self, entry: Entry, events: Iterable[Event]) -> None:
         metadata = entry.manifest["metadata"]
         for event in events:
             logger.info(

@@ -1,6 +1,6 @@
 """What to send when a status changes: as little as possible, and not for every trifle."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Any, Final
 
@@ -8,6 +8,9 @@ from ddp_operator.api.status import NOTES, DDPJobStatus, Outage
 from ddp_operator.ports import Manifest
 
 _KNOWN: Final = NOTES.union(str(field.alias) for field in DDPJobStatus.model_fields.values())
+
+_FOR_PEOPLE: Final = ("ready", "readyReplicas", "selector", "placement", "goodput")
+"""Fields that tell how it is, and decide nothing."""
 
 # Texts, lists and maps without content only lengthen `kubectl describe`. Zeros are news: they stay.
 _EMPTY: tuple[object, ...] = ("", [], {})
@@ -49,7 +52,29 @@ def _others(old: Manifest, known: frozenset[str]) -> dict[str, Any]:
 
 def pruned(status: DDPJobStatus, stored: Manifest) -> frozenset[str]:
     """Names of the fields that a server has dropped from a status, since its CRD knows them not."""
-    return frozenset(as_stored(status).keys() - stored.keys())
+    return frozenset(_lost(as_stored(status), stored))
+
+
+def forgotten(decided: DDPJobStatus, stored: DDPJobStatus) -> frozenset[str]:
+    """Names of the fields of a decision that are otherwise in what the server has stored of it,
+    wherever they stand there; but for those that nothing is decided by.
+    """
+    wanted, found = as_stored(decided), as_stored(stored)
+    for name in _FOR_PEOPLE:
+        wanted.pop(name, None)
+    return frozenset(_lost(wanted, found, values=True))
+
+
+def _lost(
+    wanted: Mapping[str, Any], found: Mapping[str, Any], *, values: bool = False
+) -> Iterator[str]:
+    """Yield what is not found, by its path; with `values`, also what is found otherwise."""
+    for name, value in wanted.items():
+        there = found.get(name)
+        if isinstance(value, dict) and isinstance(there, Mapping):
+            yield from (f"{name}.{inner}" for inner in _lost(value, there, values=values))
+        elif name not in found or (values and there != value):
+            yield name
 
 
 def merge_patch(old: Manifest, new: Manifest) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class FakeCluster:
         self.refuse: dict[str, ClusterError] = {}
         self.lose_answers: set[str] = set()
         self.lost_fields: set[str] = set()
-        """Fields of the status that the CRD does not know."""
+        """Fields of the status that the CRD does not know, such as `world.lost`."""
         self.log: bytes | ClusterError = b""
         """What every pod has printed."""
         self.logs_read: list[tuple[str, str]] = []
@@ -126,7 +126,12 @@ class FakeCluster:
         if resource_version not in (None, stored["metadata"]["resourceVersion"]):
             raise ConflictError("the job has changed", status=409)
         status = merged(stored.get("status") or {}, status)
-        status = {name: value for name, value in status.items() if name not in self.lost_fields}
+        for path in self.lost_fields:
+            *outer, field = path.split(".")
+            holder = status
+            for name in outer:
+                holder = holder.get(name) or {}
+            holder.pop(field, None)
         if merge_patch(stored.get("status") or {}, status):
             stored["status"] = status
             stored["metadata"]["resourceVersion"] = self._next_version()

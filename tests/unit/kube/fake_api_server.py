@@ -35,7 +35,8 @@ class Request:
 class Fault:
     """An answer given instead of the real one, `times` times; None drops the connection.
 
-    With `after_effect` the request takes effect and only its answer is lost.
+    With `after_effect` the request takes effect and only its answer is lost. It comes after
+    `delay_seconds`.
     """
 
     method: str
@@ -45,6 +46,7 @@ class Fault:
     times: int = 1
     path_part: str = ""
     after_effect: bool = False
+    delay_seconds: float = 0.0
 
     def matches(self, request: web.Request) -> bool:
         return (
@@ -187,6 +189,7 @@ class FakeApiServer:
         if fault is None:
             return await self._answer(request, body)
         fault.times -= 1
+        await asyncio.sleep(fault.delay_seconds)
         if fault.after_effect:
             await self._answer(request, body)
         if fault.status is None:

@@ -26,11 +26,13 @@ from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.pod_security import read_refusal
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import (
+    API_SERVER_ERROR,
     NAME_TAKEN,
     PODS_FORBIDDEN,
     PODS_NOT_READY,
     PODS_READY,
     QUEUED,
+    STATUS_NOT_STORED,
     with_condition,
     with_phase,
 )
@@ -39,7 +41,8 @@ from ddp_operator.ports import Event, Key
 _REFUSED_POD: Final = re.compile(r'^pods "[^"]*-(\d+)(?:-r\d+)?" is forbidden')
 """Its name ends with its index, and with how often it was replaced."""
 
-_PASSING = (PODS_READY, PODS_NOT_READY, NAME_TAKEN, PODS_FORBIDDEN)
+_REFUSALS = (NAME_TAKEN, PODS_FORBIDDEN, API_SERVER_ERROR, STATUS_NOT_STORED)
+_PASSING = (PODS_READY, PODS_NOT_READY, *_REFUSALS)
 """Reasons of a job that runs, which are as right as what is seen. What is said of one that reports
 no progress stays."""
 
@@ -47,7 +50,12 @@ no progress stays."""
 def stay_suspended(job: DDPJob, pods: Observed) -> Plan:
     """Plan for a suspended job: no pods."""
     live = [pod for pod in (*pods.current.values(), *pods.spares, *pods.old) if not pod.deleting]
-    return Plan(job.status, delete=tuple(pod.key for pod in live))
+    status, suspended = job.status, job.status.condition("Suspended")
+    running = status.condition("Running")
+    if suspended and running and running.reason in _REFUSALS:  # which this plan does not meet
+        said = (suspended.reason, suspended.message, running.last_transition_time)
+        status = with_condition(status, "Running", False, *said)
+    return Plan(status, delete=tuple(pod.key for pod in live))
 
 
 def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:

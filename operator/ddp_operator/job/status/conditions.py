@@ -18,6 +18,13 @@ NAME_TAKEN = "NameTaken"
 PODS_FORBIDDEN = "PodsForbidden"
 """Reason of the condition Running while a quota or a policy keeps pods from being created."""
 
+API_SERVER_ERROR = "APIServerError"
+"""Reason of the condition Running while the API server, or a webhook that it asks, keeps answering
+with errors."""
+
+STATUS_NOT_STORED = "StatusNotStored"
+"""Reason of the condition Running while the CRD drops what a decision must remember."""
+
 PODS_STARTING = "PodsStarting"
 """Reason of the condition Running while pods start as they should."""
 

@@ -1,0 +1,175 @@
+"""Errors of the API server that last are shown in the job's status until they are over."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from ddp_operator.ports import (
+    ClusterError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
+
+from tests.unit.engine.test_reconciler import CRASHED, KEY, READY, World, job
+
+WEBHOOK = (
+    'Internal error occurred: failed calling webhook "mutate.example.com": failed to call webhook: '
+    'Post "https://policy.example.svc:443/mutate": connect: connection refused'
+)
+ERRORS = (
+    UnavailableError(WEBHOOK, status=500),
+    UnavailableError("too many requests, please try again later", status=429),
+    UnavailableError("POST /api/v1/namespaces/default/pods: no answer in 30 s"),
+    NotFoundError('namespaces "default" not found', status=404),
+    ClusterError("the server does not allow this method on the requested resource", status=405),
+)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def shown(world: World) -> tuple[str, str]:
+    """Reason and message of the condition Running; empty ones where it was never set."""
+    stored = world.cluster.jobs[KEY].get("status") or {}
+    conditions = {c["type"]: c for c in stored.get("conditions", ())}
+    running = conditions.get("Running", {})
+    return running.get("reason", ""), running.get("message", "")
+
+
+def warnings(world: World) -> list[tuple[str, str]]:
+    """Reason and message of the Events that warn."""
+    return [(event.reason, event.message) for event in world.cluster.events if event.warning]
+
+
+async def fail_for(world: World, seconds: int, error: ClusterError) -> None:
+    """Reconcile again and again, as the queue has it done."""
+    for wait in (0, *[5] * (seconds // 5)):
+        world.now += timedelta(seconds=wait)
+        with pytest.raises(type(error)):
+            await world.reconcile()
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{error.status}")
+@pytest.mark.parametrize(
+    "call", ["create_pod", "create_service", "apply NetworkPolicy", "apply PodGroup"]
+)
+async def test_what_keeps_pods_from_being_created_is_shown_and_forgotten(
+    world: World, call: str, error: ClusterError
+) -> None:
+    world.apply(job(isolation="Job", scheduling={"gang": "coscheduling"}))
+    world.cluster.refuse[call] = error
+    await fail_for(world, 5, error)
+    assert (shown(world)[0], warnings(world)) == ("", []), "it may be over in a moment"
+    await fail_for(world, 15, error)
+    assert shown(world) == ("APIServerError", error.message)
+    assert world.status["message"] == error.message
+    assert warnings(world) == [("APIServerError", error.message)]
+    world.cluster.refuse.clear()
+    await world.reconcile_until_quiet()
+    assert shown(world)[0] == "PodsStarting"
+    assert len(world.cluster.pods) == 2
+
+
+async def test_a_running_job_goes_on_and_says_so(world: World) -> None:
+    world.apply(job())
+    await world.reconcile()
+    for index in range(2):
+        world.cluster.set_pod_status(f"train-0-{index}", READY)
+    await world.reconcile()
+    stored = world.cluster.jobs[KEY]
+    stored["spec"]["isolation"] = "Job"
+    world.apply(stored)
+    world.cluster.refuse["apply NetworkPolicy"] = ERRORS[0]
+    await fail_for(world, 15, ERRORS[0])
+    assert (world.status["phase"], shown(world)) == ("Running", ("APIServerError", WEBHOOK))
+    world.cluster.refuse.clear()
+    await world.reconcile_until_quiet()
+    assert (world.status["phase"], shown(world)[0]) == ("Running", "PodsReady")
+
+
+@pytest.mark.parametrize("call", ["delete_pod", "patch_pod_labels"])
+async def test_old_pods_that_cannot_go_are_shown(world: World, call: str) -> None:
+    world.apply(job(restart={"scope": "Pod"}))
+    await world.reconcile()
+    world.cluster.set_pod_status("train-0-0", READY)
+    crashed: dict[str, Any] = {**CRASHED, "phase": "Running"}
+    world.cluster.set_pod_status("train-0-1", crashed)
+    world.cluster.refuse[call] = ERRORS[0]
+    await fail_for(world, 15, ERRORS[0])
+    assert shown(world) == ("APIServerError", WEBHOOK)
+    world.cluster.refuse.clear()
+    await world.reconcile_until_quiet()
+    assert shown(world)[0] != "APIServerError"
+    assert world.status["restarts"] == 1
+
+
+async def test_a_suspended_job_whose_pods_cannot_go_says_so_until_they_have(world: World) -> None:
+    world.apply(job())
+    await world.reconcile()
+    stored = world.cluster.jobs[KEY]
+    stored["spec"]["suspend"] = True
+    world.apply(stored)
+    world.cluster.refuse["delete_pod"] = ERRORS[0]
+    await fail_for(world, 15, ERRORS[0])
+    assert (world.status["phase"], shown(world)) == ("Suspended", ("APIServerError", WEBHOOK))
+    world.cluster.refuse.clear()
+    await world.reconcile_until_quiet()
+    assert (world.status["phase"], shown(world)[0]) == ("Suspended", "Suspended")
+    assert not world.cluster.pods
+
+
+async def test_of_a_job_that_has_ended_an_event_tells_once(world: World) -> None:
+    world.apply(job(cleanPodPolicy="All", restart={"maxRestarts": 0}))
+    await world.reconcile()
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    world.cluster.refuse["delete_pod"] = ERRORS[0]
+    await fail_for(world, 60, ERRORS[0])
+    assert world.status["reason"] == "MaxRestartsExceeded"
+    assert warnings(world)[1:] == [("APIServerError", WEBHOOK)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ERRORS[0],
+        ForbiddenError("ddpjobs/status is forbidden: you cannot patch it", status=403),
+        InvalidError("an admission policy denied the request", status=422),
+    ],
+    ids=lambda error: f"{error.status}",
+)
+async def test_of_a_status_that_cannot_be_written_an_event_tells_once(
+    world: World, error: ClusterError
+) -> None:
+    world.apply(job())
+    world.cluster.refuse["patch_status"] = error
+    await fail_for(world, 60, error)
+    assert warnings(world) == [("APIServerError", error.message)]
+    world.cluster.refuse.clear()
+    await world.reconcile_until_quiet()
+    assert shown(world)[0] == "PodsStarting"
+    world.cluster.refuse["patch_status"] = error
+    world.cluster.set_pod_status("train-0-0", READY)
+    world.now += timedelta(hours=1)
+    await fail_for(world, 20, error)
+    assert len(warnings(world)) == 2, "it is another time"
+
+
+async def test_a_server_that_names_a_long_pause_is_shown_before_it(world: World) -> None:
+    world.apply(job())
+    error = UnavailableError("come back later", status=429, retry_after_seconds=3600)
+    world.cluster.refuse["create_pod"] = error
+    await fail_for(world, 0, error)
+    assert shown(world) == ("APIServerError", "come back later")
+
+
+async def test_a_refusal_keeps_its_own_reason_however_long_it_lasts(world: World) -> None:
+    world.apply(job())
+    error = ForbiddenError("exceeded quota: three-pods", status=403)
+    world.cluster.refuse["create_pod"] = error
+    await fail_for(world, 120, error)
+    assert shown(world)[0] == "PodsForbidden"
+    assert [reason for reason, _ in warnings(world)] == ["PodsForbidden"]

@@ -1,0 +1,99 @@
+"""A CRD of another release drops parts of a status: nothing is decided that it cannot remember."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.unit.engine.test_reconciler import CRASHED, READY, World, job
+
+
+async def running(world: World) -> None:
+    """A job whose pods are ready, and then one of them fails; nothing that it needs is lost yet."""
+    lost, world.cluster.lost_fields = world.cluster.lost_fields, set()
+    world.apply(job(restart={"scope": "Pod"}))
+    await world.reconcile()
+    for index in range(2):
+        world.cluster.set_pod_status(f"train-0-{index}", READY)
+    await world.reconcile_until_quiet()
+    assert world.status["phase"] == "Running"
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    world.cluster.lost_fields = lost
+
+
+@pytest.mark.parametrize("field", ["bookkeeping.replacements", "restarts", "failures"])
+async def test_what_was_not_stored_whole_is_taken_back_and_charged_nothing(field: str) -> None:
+    world = World()
+    world.cluster.lost_fields = {field}
+    await running(world)
+    pods = set(world.cluster.pods)
+    for _ in range(20):
+        await world.reconcile()
+        world.now += timedelta(seconds=10)
+    assert world.status.get("restarts", 0) == 0
+    assert set(world.cluster.pods) == pods
+    assert world.status["reason"] == "StatusNotStored"
+    assert f"status.{field}" in world.status["message"]
+    assert "apply the CRD of the operator's release" in world.status["message"]
+    warnings = [event.reason for event in world.cluster.events if event.warning]
+    assert warnings == ["StatusNotStored"], "and no restart, which there was not"
+    metrics = world.metrics.lost_fields
+    assert f"status.{field}" in metrics
+    world.cluster.lost_fields = set()
+    world.now += timedelta(seconds=61)
+    await world.reconcile_until_quiet()
+    assert world.status["restarts"] == 1
+    assert "train-0-1-r1" in {key.name for key in world.cluster.pods}
+    assert world.status["reason"] != "StatusNotStored"
+
+
+async def test_it_is_tried_again_once_a_minute_whatever_else_happens() -> None:
+    world = World()
+    world.cluster.lost_fields = {"failures"}
+    await running(world)
+    calls = []
+    for _ in range(60):
+        calls += await world.reconcile()
+        world.now += timedelta(seconds=1)
+    assert calls == ["patch_status train", "patch_status train"], "stored, and taken back"
+
+
+async def test_notes_that_are_kept_in_their_old_places_are_stored_whole() -> None:
+    world = World()
+    world.cluster.lost_fields = {"bookkeeping"}
+    await running(world)
+    for _ in range(20):
+        await world.reconcile()
+        world.now += timedelta(seconds=10)
+    assert world.status["restarts"] == 1
+    assert "train-0-1-r1" in {key.name for key in world.cluster.pods}
+
+
+async def test_what_is_for_people_alone_may_be_lost() -> None:
+    world = World()
+    world.cluster.lost_fields = {"ready", "selector", "placement", "goodput"}
+    await running(world)
+    await world.reconcile_until_quiet()
+    assert world.status["restarts"] == 1
+    assert "train-0-1-r1" in {key.name for key in world.cluster.pods}
+
+
+async def test_a_job_that_ends_needs_nothing_more_to_be_remembered() -> None:
+    world = World()
+    world.cluster.lost_fields = {"failures"}
+    world.apply(job(restart={"maxRestarts": 0}))
+    await world.reconcile()
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    await world.reconcile()
+    assert (world.status["phase"], world.status["reason"]) == ("Failed", "MaxRestartsExceeded")
+
+
+async def test_a_group_that_would_be_stored_in_part_is_none() -> None:
+    world = World()
+    world.cluster.lost_fields = {"world.members"}
+    world.apply(job(elastic={"minReplicas": 1}))
+    for _ in range(10):
+        await world.reconcile()
+        world.now += timedelta(seconds=61)
+    assert world.status["reason"] == "StatusNotStored"
+    assert "status.world.members" in world.status["message"]
+    assert not world.cluster.pods
