@@ -163,8 +163,10 @@ class Verdicts:
         self.require(old.attempt == new.attempt, "a correction started pods")
         same = old.bookkeeping.replacements == new.bookkeeping.replacements
         self.require(same, "a correction replaced pods")
-        self.require(old.failures[:-1] == new.failures[:-1], "another record was corrected")
-        before, after = old.failures[-1], new.failures[-1]
+        pairs = zip(old.failures, new.failures, strict=True)
+        corrected = [(before, after) for before, after in pairs if before != after]
+        self.require(len(corrected) == 1, f"{len(corrected)} records were corrected")
+        before, after = corrected[0]
         self.require(before.charged and not after.charged, "nothing was to be taken back")
         self.require(before.attempt == after.attempt, "the cause is of another attempt")
         excuses = after.class_ in ("Disruption", "Infrastructure")

@@ -84,6 +84,10 @@ class Failure(StatusModel):
     class_: FailureClass = Field(description="Whose fault it was.")
     action: FailureAction = Field(default="RestartGang", description="What was done about it.")
     charged: bool = Field(default=False, description="true: it counts against maxRestarts.")
+    continued: bool | None = Field(
+        default=None,
+        description="true: it is part of the failure before it, and is not charged again.",
+    )
 
     @property
     def disruption(self) -> bool:
@@ -175,6 +179,17 @@ class Bookkeeping(StatusModel):
     )
     node_failures_without_progress: Count = Field(
         default=0, description="Node-level failures since the checkpointed step last advanced."
+    )
+    broken_since: Time | None = Field(
+        default=None,
+        description=(
+            "Since when a failure keeps the group from training: what else fails in its pods is "
+            "part of that failure."
+        ),
+    )
+    renewed: Annotated[tuple[Count, ...], last_items(MAX_REPLICAS)] = Field(
+        default=(),
+        description="Numbers of the group's pods that are new since then: they fail on their own.",
     )
     unstartable_since: Time | None = Field(
         default=None, description="Since when pods lack what only people or a registry can give."

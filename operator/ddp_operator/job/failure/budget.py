@@ -61,17 +61,22 @@ def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
         status = status.noting(restarts_without_progress=notes.restarts_without_progress + 1)
     else:
         status = status.model_copy(update={"disruptions": status.disruptions + 1})
-    if failure.class_ == "Infrastructure":
-        failures = notes.node_failures_without_progress + 1
-        status = status.noting(node_failures_without_progress=failures)
-    return status
+    return count_for_node(status, failure)
 
 
-def refund(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
-    """Take back the charge of the last restart, since `failure` turned out to be its cause."""
+def count_for_node(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
+    """Count a failure if it is a node's."""
+    if failure.class_ != "Infrastructure":
+        return status
+    failures = status.bookkeeping.node_failures_without_progress + 1
+    return status.noting(node_failures_without_progress=failures)
+
+
+def refund(status: DDPJobStatus) -> DDPJobStatus:
+    """Take back the charge of a restart, which counts as a disruption instead."""
     without = max(status.bookkeeping.restarts_without_progress - 1, 0)
-    status = status.model_copy(update={"restarts": status.restarts - 1})
-    return count(status.noting(restarts_without_progress=without), failure)
+    counts = {"restarts": status.restarts - 1, "disruptions": status.disruptions + 1}
+    return status.model_copy(update=counts).noting(restarts_without_progress=without)
 
 
 def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
@@ -99,6 +104,6 @@ def _forgiven_in_a_row(status: DDPJobStatus) -> int:
     saved = status.checkpoint.time if status.checkpoint else None
     latest = takewhile(
         lambda failure: not failure.charged and failure.class_ != "Disruption",
-        reversed(status.failures),
+        (failure for failure in reversed(status.failures) if not failure.continued),
     )
     return sum(saved is None or failure.time > saved for failure in latest)

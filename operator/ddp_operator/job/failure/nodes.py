@@ -7,7 +7,7 @@ to go.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
@@ -39,7 +39,7 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobSta
     status = _with_boot_ids(status, boot_ids)
     charged = [
         failure
-        for failure in status.failures
+        for failure in _each_once(status.failures)
         if _is_charged_to_node(failure)
         and _is_same(failure.boot_id, boot_ids.get(failure.node, ""))
     ]
@@ -113,6 +113,17 @@ def _with_boot_ids(status: DDPJobStatus, boot_ids: Mapping[str, str]) -> DDPJobS
 def _is_same(then: str | None, now: str | None) -> bool:
     """Whether a node was not started anew meanwhile, as far as is known."""
     return not then or not now or then == now
+
+
+def _each_once(failures: Iterable[Failure]) -> Iterator[Failure]:
+    """Leave out what is told once more of a pod: by its launcher, and by the pod's own end."""
+    told: set[str] = set()
+    for failure in failures:
+        if not failure.continued:
+            told.clear()
+        if failure.pod not in told:
+            yield failure
+        told.add(failure.pod)
 
 
 def _is_charged_to_node(failure: Failure) -> bool:

@@ -1,6 +1,7 @@
 """Says what failed, in words and as a record."""
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
@@ -111,6 +112,13 @@ def in_words(failure: Failure) -> str:
         text += f" on node {failure.node}"
     said = symptoms.headline(failure.message)[:_MAX_HEADLINE]
     return f"{text}: {said}" if said else text
+
+
+def latest_event(failures: Sequence[Failure]) -> Sequence[Failure]:
+    """Return the last failure that stands by itself and what followed as part of it."""
+    found = [failure for failure in failures if failure.action != "Ignore"]
+    first = max((i for i, failure in enumerate(found) if not failure.continued), default=0)
+    return found[first:]
 
 
 def remember(status: DDPJobStatus, *new: Failure) -> DDPJobStatus:

@@ -218,7 +218,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         status = with_condition(status, "Running", True, PODS_READY, all_ready, now)
         if status.condition("Restarting"):
             status = with_condition(status, "Restarting", False, PODS_READY, all_ready, now)
-        status = status.noting(scheduling_retries=0)
+        status = status.noting(scheduling_retries=0, broken_since=None, renewed=())
         events += [Event("Running", all_ready), *not_queued(job, pods)]
     elif status.is_true("Running"):
         if known is not None and known.reason in _PASSING:

@@ -140,6 +140,8 @@ def next_attempt(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
         spares=(),
         spares_renewed=None,
         no_spare_before=None,
+        broken_since=None,
+        renewed=(),
         isolation=isolation.in_doubt(status),
     )
 

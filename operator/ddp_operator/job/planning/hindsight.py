@@ -1,8 +1,8 @@
-"""Puts right what was said of a failure before its cause was seen.
+"""Puts right what was decided about a failure before its cause was seen.
 
 A node that is lost is noticed last: its peers fail within moments, while the cluster takes a minute
-to miss it. The gang has started again by then, at the job's expense; but pods of the attempt before
-are still there, and tell.
+to miss it. The job has started again by then, at its own expense. Of a gang, pods of the attempt
+before are still there, and tell; what starts again in place meets the cause in its own pods.
 """
 
 from datetime import datetime
@@ -19,30 +19,70 @@ from ddp_operator.ports import Event
 
 
 def correct(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that the last failure on record, which can only be a consequence, had a cause that is
-    seen now; None when there is nothing to put right.
+    """Decide that the failure which the gang restarted for, and which can only be a consequence,
+    had a cause that is seen now; None when there is nothing to put right.
 
     The restart stays what it was. If the cause is not the training's fault, its charge is taken
     back.
     """
-    last = job.status.failures[-1] if job.status.failures else None
-    if last is None or last.action != "RestartGang" or not classes.is_consequence(last):
+    event = records.latest_event(job.status.failures)
+    if not event or event[-1].action != "RestartGang":
         return None
-    told = {failure.pod for failure in job.status.failures[:-1]}
-    telling = [pod for pod in _of_attempt(pods, last.attempt) if _tells(pod, last)]
+    wrong = next((failure for failure in event if failure.charged), event[-1])
+    if not classes.is_consequence(wrong):
+        return None
+    told = {failure.pod for failure in job.status.failures if failure is not wrong}
+    telling = [pod for pod in _of_attempt(pods, wrong.attempt) if _tells(pod, wrong)]
     telling = [pod for pod in telling if pod.key.name not in told]
-    if not telling or (cause := causes.primary(telling)).key.name == last.pod:
+    if not telling or (cause := causes.primary(telling)).key.name == wrong.pod:
         return None
     failure = records.of_pod(job, cause, now)
-    ruled = restart_rules.judge(job, failure).charged
-    charged = last.charged and (failure.class_ == "Application" if ruled is None else ruled)
-    failure = failure.model_copy(update={"action": last.action, "charged": charged})
-    status = job.status.model_copy(update={"failures": (*job.status.failures[:-1], failure)})
-    if last.charged and not charged:
-        status = budget.refund(status, failure)
+    charged = wrong.charged and _is_charged(job, failure)
+    failure = _in_place_of(wrong, failure, charged=charged)
+    status = _replaced(job.status, wrong, failure)
+    if wrong.charged and not charged:
+        status = budget.count_for_node(budget.refund(status), failure)
     words = records.in_words(failure)
-    message = f"what began attempt {last.attempt + 1} is known now: {words}"
+    message = f"what began attempt {wrong.attempt + 1} is known now: {words}"
     return decided(_retold(status, message, now), Event("CauseFound", message))
+
+
+def absolve(job: DDPJob, pods: Observed, cause: Failure) -> Plan | None:
+    """Decide to take back what was charged for a failure of which `cause`, in a pod of the same
+    group, is seen only now; None where nothing is to be taken back.
+    """
+    event = records.latest_event(job.status.failures)
+    charged = next((failure for failure in event if failure.charged), None)
+    if charged is None or classes.is_consequence(cause) or _is_charged(job, cause):
+        return None
+    if not (classes.is_consequence(charged) or _came_first(pods, cause, charged)):
+        return None
+    status = budget.refund(_replaced(job.status, charged, _in_place_of(charged, cause)))
+    message = f"the cause of the last restart is known now: {records.in_words(cause)}"
+    return Plan(status, decided=True, events=(Event("CauseFound", message),))
+
+
+def _came_first(pods: Observed, cause: Failure, charged: Failure) -> bool:
+    """Whether the cluster was taking the very pod away whose processes had failed."""
+    pod = pods.current.get(cause.index)
+    if pod is None or pod.key.name != charged.pod or pod.disrupted_at is None:
+        return False
+    return pod.lost_to_cluster and pod.disrupted_at - causes.CLOCK_SKEW <= charged.time
+
+
+def _is_charged(job: DDPJob, failure: Failure) -> bool:
+    ruled = restart_rules.judge(job, failure).charged
+    return failure.class_ == "Application" if ruled is None else ruled
+
+
+def _in_place_of(wrong: Failure, cause: Failure, *, charged: bool = False) -> Failure:
+    update = {"action": wrong.action, "charged": charged, "continued": wrong.continued}
+    return cause.model_copy(update=update)
+
+
+def _replaced(status: DDPJobStatus, old: Failure, new: Failure) -> DDPJobStatus:
+    failures = tuple(new if failure is old else failure for failure in status.failures)
+    return status.model_copy(update={"failures": failures})
 
 
 def _of_attempt(pods: Observed, attempt: int) -> list[PodState]:

@@ -12,6 +12,7 @@ from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import begun_anew, members, replaced
+from ddp_operator.job.planning import hindsight
 from ddp_operator.job.planning.decisions import (
     RESTART_GRACE_SECONDS,
     fail,
@@ -61,6 +62,10 @@ def failed(
     `lost`: node ranks of the pods that cannot go on; empty when none can. `excused`: it is not
     charged unless a rule says so.
     """
+    # A job's rules may charge what they like, but no failure twice.
+    continued = bool(lost) and failure.index in pods.behind
+    if continued and (absolved := hindsight.absolve(job, pods, failure)):
+        return absolved
     verdict = restart_rules.judge(job, failure)
     words = records.in_words(failure)
     by_rule = f", {verdict.rule}" if verdict.rule else ""
@@ -70,7 +75,7 @@ def failed(
         told = f"{verdict.rule} (FailJob): {words}" if verdict.rule else words
         return fail(job, reason, told, now, failure)
     status = budget.after_progress(job.status)
-    charged = verdict.charged
+    charged = False if continued else verdict.charged
     if charged is None:
         charged = not excused and budget.is_charged(job, status, failure.class_)
     limit = job.spec.restart.max_restarts
@@ -87,7 +92,8 @@ def failed(
     if awaited and elasticity.can_go_without(job, pods, awaited):
         awaited, without = [], awaited
     anew = action != "RestartPod"
-    failure = failure.model_copy(update={"action": action, "charged": charged})
+    update = {"action": action, "charged": charged, "continued": continued or None}
+    failure = failure.model_copy(update=update)
     status = budget.count(records.remember(status, failure), failure)
     pause = _pause(job, status, failure) if anew or awaited else timedelta()
     if pause:
@@ -97,6 +103,7 @@ def failed(
         status = next_attempt(job, status)
     else:
         status = _replacing(job, status, gone, awaited)
+        status = _broken(job, status, gone, heirs, now, continued=continued)
     if action == "RestartInPlace" or heirs or without:
         # Who saves is rank 0, or nobody.
         grace_seconds = 0 if 0 in lost else RESTART_GRACE_SECONDS
@@ -111,6 +118,8 @@ def failed(
             lost=len(gone),
         )
     cost = f"restart {budget.used(job, status)} of {limit}" if charged else "not charged"
+    if continued:
+        cost += ": part of the failure before"
     wait = f" after {int(pause.total_seconds())} s" if pause else ""
     what = _what(job, status, action, heirs, awaited, without)
     message = f"{what}{wait} ({cost}{by_rule}{why_gang}): {words}"
@@ -175,7 +184,8 @@ def _misses_launcher(job: DDPJob) -> bool:
 
 def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
     pause = budget.pause(job, status, failure)
-    if not failure.charged and not job.status.is_true("Running"):
+    taken = failure.disruption or not failure.continued
+    if taken and not failure.charged and not job.status.is_true("Running"):
         pause = max(pause, timedelta(seconds=DISRUPTED_START_PAUSE_SECONDS))
     return pause
 
@@ -192,6 +202,26 @@ def _replacing(
     if status.bookkeeping.replacing or status.is_true("PodsCreated"):
         replacing = {*status.bookkeeping.replacing, *(slots[node_rank] for node_rank in awaited)}
     return status.noting(replacements=replacements, replacing=tuple(sorted(replacing)))
+
+
+def _broken(
+    job: DDPJob,
+    status: DDPJobStatus,
+    gone: Sequence[int],
+    heirs: Mapping[int, PodState],
+    now: datetime,
+    *,
+    continued: bool,
+) -> DDPJobStatus:
+    """Return the status of a group that a failure broke, or broke further, and what of it is new.
+
+    Each pod that is left is thus part of one failure once: the one that takes its place is new.
+    """
+    new = {members(job)[node_rank] for node_rank in gone}
+    new.update(spare.identity.slot for spare in heirs.values())
+    if continued:
+        new.update(status.bookkeeping.renewed)
+    return status.noting(broken_since=now, renewed=tuple(sorted(new)))
 
 
 def _what(

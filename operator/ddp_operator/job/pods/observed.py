@@ -35,6 +35,9 @@ class Observed:
     """Of these, those whose names nobody else bears."""
     completed: frozenset[int] = frozenset()
     """Indices of pods that have ended well and are gone."""
+    behind: frozenset[int] = frozenset()
+    """Node ranks of the pods that are left of a group which a failure broke, and have not begun
+    again since: what fails in them is part of that failure."""
     ignored: tuple[tuple[Failure, str], ...] = ()
     """Failures of current pods that count as good ends, each with the rule that says so."""
 
@@ -104,6 +107,7 @@ def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Ob
         spares=tuple(spares[slot] for slot in sorted(spares)),
         spares_missing=tuple(i for i in spares_missing if bearer(i) is None),
         completed=done.difference(current),
+        behind=_behind(job, current, heard),
     )
 
 
@@ -133,6 +137,26 @@ def _as_its_launcher_says(pod: PodState, ended: ContainerExit | None) -> PodStat
     if ended is None or pod.started is None or pod.exit or pod.deleting or pod.lost_to_cluster:
         return pod
     return replace(pod, exit=ended, kept=True)
+
+
+def _behind(job: DDPJob, current: dict[int, PodState], heard: Heard) -> frozenset[int]:
+    notes = job.status.bookkeeping
+    if notes.broken_since is None:
+        return frozenset()
+    generation, in_place = world.world_of(job).generation, world.scope_of(job) != "Pod"
+
+    def has_begun(pod: PodState | None) -> bool:
+        if pod is None or generation == 0:
+            return False
+        # Processes that form their group by themselves are the same ones in each generation.
+        told = in_place and heard.knows(pod.key.name, generation, start=True)
+        return pod.kept or told or pod.generation >= generation
+
+    return frozenset(
+        index
+        for index, slot in enumerate(world.members(job))
+        if slot not in notes.renewed and not has_begun(current.get(index))
+    )
 
 
 def with_own_address(job: DDPJob, pod: PodState) -> PodState:

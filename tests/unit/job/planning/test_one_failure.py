@@ -1,0 +1,265 @@
+"""One failure is charged once, however and however often it is seen."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership.launchers import Heard, PodFailure
+from ddp_operator.job.membership.world import world_of
+from ddp_operator.job.planning.group.telling import UNREACHABLE_SECONDS
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import Node
+
+from tests.unit.job.builders import ended, later, pod, ready, running_job, stored
+
+LOST_PEER = "RuntimeError: Connection closed by peer"
+SCOPES = ("InPlace", "Pod")
+
+
+def running(scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
+    """A job of three pods that train, whose launchers answer."""
+    restart = {"scope": scope, **spec.pop("restart", {})}
+    job, pods = running_job(replicas=3, restart=restart, **spec)
+    pods = [listening(each) for each in pods]
+    return look(job, pods, 20), pods
+
+
+def listening(each: PodState) -> PodState:
+    address = f"10.0.0.{each.identity.slot}:29501"
+    return replace(each, address=address, started=later(1))
+
+
+def look(
+    job: DDPJob,
+    pods: Sequence[PodState],
+    at: float,
+    *failures: PodFailure,
+    nodes: Sequence[Node] = (),
+    **heard: Any,
+) -> DDPJob:
+    """What an operator stores when it looks, until it has nothing left to decide."""
+    said = Heard(scope="InPlace", failures=failures, **heard)
+    while (planned := plan(job, pods, later(at), heard=said, nodes=nodes)).decided:
+        job = stored(job, planned)
+    return stored(job, planned)
+
+
+def told(of: PodState, *, generation: int = 0, code: int = 1, at: float = 59) -> PodFailure:
+    message = "boom" if code == 1 else LOST_PEER
+    return PodFailure(
+        pod=of.key.name, generation=generation, exit_code=code, message=message, time=later(at)
+    )
+
+
+def counts(job: DDPJob) -> tuple[int, int]:
+    """Charged restarts, by either counter."""
+    assert job.status.restarts == sum(failure.charged for failure in job.status.failures)
+    return job.status.restarts, job.status.bookkeeping.restarts_without_progress
+
+
+def new(job: DDPJob, index: int, **state: Any) -> PodState:
+    """The pod that is made for a place now."""
+    number = job.status.bookkeeping.replacements.get(str(index), 0)
+    return pod(job, index, replacement=number, generation=world_of(job).generation, **state)
+
+
+def like(each: PodState, **how: Any) -> PodState:
+    """The same pod, whose trainer has ended."""
+    over = ended_of(**how)
+    return replace(each, phase="Failed", ready=False, started=None, exit=over.exit)
+
+
+def ended_of(**how: Any) -> PodState:
+    return ended(running_job()[0], 0, **{"code": 1, **how})
+
+
+def test_a_launcher_and_its_pods_own_end_tell_of_one_failure() -> None:
+    job, pods = running("InPlace")
+    job = look(job, pods, 60, told(pods[1]))
+    assert counts(job) == (1, 1)
+    job = look(job, [pods[0], like(pods[1], at=60), pods[2]], 61)
+    assert counts(job) == (1, 1)
+    assert job.status.bookkeeping.replacements == {"1": 1}, "it is replaced all the same"
+    [first, second] = job.status.failures
+    assert (first.continued, second.continued) == (None, True)
+
+
+def test_launchers_that_give_up_before_they_are_told_have_failed_once() -> None:
+    job, pods = running("InPlace")
+    job = look(job, pods, 58, told(pods[1], at=0))
+    for at, late in ((60, [1]), (61, [0, 1]), (62, [0, 1, 2])):
+        over = [like(each, at=60) if each.identity.index in late else each for each in pods]
+        job = look(job, [*over], at)
+    assert counts(job) == (1, 1)
+
+
+def test_the_last_restart_of_the_budget_is_not_spent_twice() -> None:
+    job, pods = running("InPlace", restart={"maxRestarts": 1})
+    job = look(job, pods, 58, told(pods[1], at=0))
+    job = look(job, [pods[0], like(pods[1], at=60), pods[2]], 61)
+    assert not job.status.finished
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"disruption": "DeletionByTaintManager", "deleting": True},
+        {"reason": "NodeLost", "phase": "Failed"},
+        {"deleting": True},
+        None,
+    ],
+    ids=["tainted", "lost", "deleted", "vanished"],
+)
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("by", ["launcher", "pod"])
+def test_a_consequence_that_is_seen_before_its_cause_is_paid_back(
+    scope: str, by: str, how: dict[str, Any] | None
+) -> None:
+    job, pods = running(scope)
+    if by == "launcher":
+        job = look(job, pods, 70, told(pods[0], code=75))
+    else:
+        pods[0] = like(pods[0], code=75, at=59)
+        job = look(job, pods, 70)
+    assert counts(job) == (1, 1)
+    pods[0] = new(job, 0)
+    lost = [replace(pods[1], disrupted_at=later(80), **how)] if how else []
+    job = look(job, [pods[0], *lost, pods[2]], 90)
+    assert counts(job) == (0, 0)
+    assert job.status.failures[-1].class_ == "Disruption"
+    assert job.status.disruptions == len(job.status.failures)
+
+
+def test_a_launcher_that_cannot_be_told_was_the_cause() -> None:
+    job, pods = running("InPlace")
+    job = look(job, pods, 70, told(pods[0], code=75))
+    deaf = {pods[1].key.name: later(71)}
+    knowing = {each.key.name: (1, False) for each in (pods[0], pods[2])}
+    at = 71 + UNREACHABLE_SECONDS
+    job = look(job, pods, at, told=knowing, unreached_since=deaf)
+    assert counts(job) == (0, 0)
+    assert job.status.failures[-1].reason == "LauncherUnreachable"
+    assert job.status.bookkeeping.node_failures_without_progress == 1
+
+
+def test_a_cause_that_is_the_trainings_own_leaves_one_charge() -> None:
+    for scope in SCOPES:
+        job, pods = running(scope)
+        job = look(job, [like(pods[0], code=75, at=59), *pods[1:]], 70)
+        job = look(job, [new(job, 0), like(pods[1], code=1, at=71), pods[2]], 72)
+        assert counts(job) == (1, 1), scope
+
+
+def test_processes_that_failed_since_their_node_was_going_cost_nothing() -> None:
+    job, pods = running("InPlace")
+    job = look(job, pods, 60, told(pods[1], at=59))
+    evicted = replace(pods[1], disruption="EvictionByEvictionAPI", deleting=True)
+    gone = look(job, [pods[0], replace(evicted, disrupted_at=later(58)), pods[2]], 61)
+    assert counts(gone) == (0, 0)
+    late = look(job, [pods[0], replace(evicted, disrupted_at=later(65)), pods[2]], 66)
+    assert counts(late) == (1, 1), "that came later, and was not the cause"
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_pods_that_fall_one_after_the_other_are_one_failure(scope: str) -> None:
+    job, pods = running(scope)
+    job = look(job, [pods[0], like(pods[1], at=59), pods[2]], 60)
+    job = look(job, [like(pods[0], at=61), new(job, 1), pods[2]], 62)
+    job = look(job, [new(job, 0), new(job, 1), like(pods[2], code=75, at=65)], 70)
+    assert counts(job) == (1, 1)
+    assert job.status.next_start_time is None, "and nobody waits for it"
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_pod_that_is_new_fails_on_its_own(scope: str) -> None:
+    job, pods = running(scope)
+    job = look(job, [pods[0], like(pods[1], at=59), pods[2]], 60)
+    job = look(job, [pods[0], like(new(job, 1), at=70), pods[2]], 71)
+    assert counts(job) == (2, 2)
+    job = look(job, [like(pods[0], code=75, at=72), new(job, 1), pods[2]], 76)
+    assert counts(job) == (2, 2), "which takes others along"
+
+
+def test_processes_that_have_begun_again_fail_on_their_own() -> None:
+    job, pods = running("InPlace")
+    job = look(job, pods, 60, told(pods[1]))
+    knows = {each.key.name: (1, True) for each in pods[:2]}
+    again = look(job, pods, 63, told(pods[1], generation=1, at=62), told=knows)
+    assert counts(again) == (2, 2)
+    over = look(job, [pods[0], like(pods[1], at=62), pods[2]], 63, told=knows)
+    assert counts(over) == (2, 2)
+    # That of a pod which waits yet for the others is part of the first one.
+    waits = look(job, [*pods[:2], like(pods[2], at=62)], 63, told=knows)
+    assert counts(waits) == (1, 1)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_group_that_trains_again_fails_again(scope: str) -> None:
+    job, pods = running(scope)
+    job = look(job, [pods[0], like(pods[1], at=59), pods[2]], 60)
+    generation = world_of(job).generation
+    pods[1] = listening(new(job, 1, phase="Running", ready=True, node="node-a"))
+    knows = {each.key.name: (generation, True) for each in pods}
+    job = look(job, pods, 80, told=knows)
+    assert job.status.phase == "Running"
+    job = look(job, [like(pods[0], at=99), *pods[1:]], 100, told=knows)
+    assert counts(job) == (2, 2)
+
+
+def test_a_change_of_size_is_no_failure_that_others_could_be_part_of() -> None:
+    job, pods = running("InPlace", elastic={"minReplicas": 2, "maxReplicas": 4})
+    spare = replace(listening(ready(job, 3)), identity=replace(pods[0].identity, index=3))
+    knows = {each.key.name: (1, True) for each in (*pods, spare)}
+    job = look(job, [*pods, spare], 400, told=knows)
+    job = look(job, [*pods, spare], 401, told=knows)
+    assert world_of(job).size == 4
+    job = look(job, [pods[0], like(pods[1], at=401), pods[2], spare], 402)
+    assert counts(job) == (1, 1)
+
+
+def test_what_a_group_goes_without_was_lost_once() -> None:
+    job, pods = running("InPlace", elastic={"minReplicas": 2, "shrinkAfterSeconds": 0})
+    generation = world_of(job).generation
+    knows = {each.key.name: (generation, True) for each in pods}
+    job = look(job, pods, 30, told=knows)
+    job = look(job, [pods[0], pods[1], like(pods[2], at=59)], 60, told=knows)
+    assert (counts(job), world_of(job).size) == ((1, 1), 2)
+    job = look(job, [pods[0], like(pods[1], code=75, at=60)], 64, told=knows)
+    assert counts(job) == (1, 1)
+
+
+def test_a_spare_that_takes_over_fails_on_its_own() -> None:
+    job, pods = running("Pod", spares=1)
+    spare = listening(ready(job, 3))
+    job = look(job, [*pods, spare], 30)
+    job = look(job, [pods[0], like(pods[1], at=59), pods[2], spare], 60)
+    assert counts(job) == (1, 1)
+    job = look(job, [pods[0], pods[2], like(spare, at=61)], 62)
+    assert counts(job) == (2, 2)
+
+
+def test_a_rule_charges_no_failure_twice() -> None:
+    rules = [{"exitCodes": [1, 75], "action": "RestartPod", "charged": True}]
+    job, pods = running("InPlace", restart={"rules": rules})
+    job = look(job, [pods[0], like(pods[1], at=59), pods[2]], 60)
+    job = look(job, [like(pods[0], code=75, at=61), new(job, 1), pods[2]], 65)
+    assert counts(job) == (1, 1)
+
+
+def test_nothing_is_charged_of_what_follows_from_a_disruption() -> None:
+    job, pods = running("InPlace")
+    job = look(job, [pods[0], replace(pods[1], deleting=True), pods[2]], 60)
+    job = look(job, [like(pods[0], at=61), new(job, 1), pods[2]], 62)
+    assert counts(job) == (0, 0)
+
+
+def test_a_node_is_blamed_once_for_it() -> None:
+    job, pods = running("InPlace", restart={"nodeFailureLimit": 2})
+    nodes = [Node(name, {}) for name in ("node-a", "node-b", "node-c", "node-d")]
+    pods[1] = replace(pods[1], node="node-b")
+    job = look(job, pods, 60, told(pods[1]), nodes=nodes)
+    job = look(job, [pods[0], like(pods[1], at=60), pods[2]], 61, nodes=nodes)
+    assert job.status.node_failures == {"node-b": 1}
