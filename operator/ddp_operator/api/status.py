@@ -108,6 +108,10 @@ class Progress(StatusModel):
     last_step_time: Time | None = Field(
         default=None, description="When a step was last completed, by the trainer's clock."
     )
+    resumed_step: Step | None = Field(
+        default=None, description="The step that the present group began with, where known."
+    )
+    resumed_at: Time | None = Field(default=None, description="When that group formed.")
 
 
 class CheckpointRecord(StatusModel):
@@ -179,6 +183,16 @@ class Bookkeeping(StatusModel):
     )
     node_failures_without_progress: Count = Field(
         default=0, description="Node-level failures since the checkpointed step last advanced."
+    )
+    lost_checkpoints: Count | None = Field(
+        default=None,
+        description=(
+            "How often training resumed behind a checkpointed step, since it last resumed beyond "
+            "all of those."
+        ),
+    )
+    farthest_lost_step: Step | None = Field(
+        default=None, description="The last of the checkpointed steps that training resumed behind."
     )
     broken_since: Time | None = Field(
         default=None,

@@ -26,13 +26,14 @@ from ddp_trainer.telemetry.publisher import Publisher
 from ddp_trainer.telemetry.status import (
     CheckpointStatus,
     Measurements,
+    Resumption,
     Status,
     StatusFile,
     status_file,
 )
 from ddp_trainer.telemetry.stragglers import IN_A_ROW, Pace, StragglerWatch
 from ddp_trainer.telemetry.timing import Phase, StepTimer, moments_of
-from ddp_trainer.telemetry.wire import from_json, to_json
+from ddp_trainer.telemetry.wire import from_json, to_json, utc_to_the_millisecond
 
 from tests.trainer.support.exposition import parse
 
@@ -433,6 +434,23 @@ def test_counters_go_on_in_the_next_process(tmp_path: Path) -> None:
     assert after.reforms == 2
     assert after.phase_seconds["compute"] > before.phase_seconds["compute"]
     assert after.reform_seconds > before.reform_seconds
+
+
+def test_where_the_present_group_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1795230000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    file = StatusFile(tmp_path / "status.json")
+    publisher = Publisher(file, [], StepTimer(moments_of(torch.device("cpu"))))
+    for begins in (0, 5, 3):
+        now += 1
+        publisher.begin(begins, total_steps=9)
+        began = Resumption(step=begins, time=utc_to_the_millisecond(now))
+        for step in (begins + 1, begins + 2):
+            publisher.step(step)
+            publisher.pause(time.monotonic())
+            status = file.read()
+            assert status is not None
+            assert status.resumed == began
 
 
 def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

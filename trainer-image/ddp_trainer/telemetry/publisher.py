@@ -17,7 +17,13 @@ from typing import Any
 from ddp_trainer.system.logs import Complaints
 from ddp_trainer.telemetry.histogram import Histogram
 from ddp_trainer.telemetry.history import Record
-from ddp_trainer.telemetry.status import CheckpointStatus, Measurements, Status, StatusFile
+from ddp_trainer.telemetry.status import (
+    CheckpointStatus,
+    Measurements,
+    Resumption,
+    Status,
+    StatusFile,
+)
 from ddp_trainer.telemetry.stragglers import Pace, Straggler, StragglerWatch
 from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.telemetry.wire import utc_to_the_millisecond
@@ -76,7 +82,6 @@ class Publisher:
 
     def begin(self, step: int, *, total_steps: int | None) -> None:
         """A group has formed, and trains on from `step`; None: nobody knows how far."""
-        self._status = replace(self._status, total_steps=total_steps)
         now = time.monotonic()
         if self._paused_at is not None:
             self._reforms += 1
@@ -84,6 +89,8 @@ class Publisher:
             self._paused_at = None
         self._step_began = now
         self._formed_at = time.time()
+        resumed = Resumption(step=step, time=utc_to_the_millisecond(self._formed_at))
+        self._status = replace(self._status, total_steps=total_steps, resumed=resumed)
         for record in self._records:
             record.rewind(step)
         self._step = step

@@ -36,6 +36,15 @@ class CheckpointStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """Where a group began to train."""
+
+    step: int
+    time: str
+    """When it formed: UTC, as in 2026-11-21T03:00:00.250Z."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurements:
     """What only the bundled trainer measures; counted since its first process in this pod began."""
 
@@ -73,6 +82,8 @@ class Status:
     metrics: Mapping[str, float] | None = None
     """A script's own numbers, the newest of each name."""
     checkpoint: CheckpointStatus | None = None
+    resumed: Resumption | None = None
+    """Of the present group: what was trained beyond that step before is trained again."""
     finished: bool | None = None
     """A script's last word: whether all ranks of this pod have trained and saved everything."""
     measurements: Measurements | None = None

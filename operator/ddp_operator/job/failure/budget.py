@@ -23,14 +23,43 @@ _MAX_DOUBLINGS: Final = 20
 
 
 def after_progress(status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with a new count where a later step has been checkpointed since."""
-    reached = status.checkpoint.step if status.checkpoint else 0
-    if reached <= status.bookkeeping.checkpoint_step_at_restart:
+    """Return the status with a new count where a later step has been checkpointed since.
+
+    A count begins at 0, and after checkpoints were lost at the number of times that they were: to
+    train the same steps once more is progress, to lose them again and again is none.
+    """
+    notes, saved = status.bookkeeping, status.checkpoint
+    if saved is None or saved.step == notes.checkpoint_step_at_restart:
         return status
+    if saved.step < notes.checkpoint_step_at_restart:
+        return _behind(status, saved.step)
+    least = notes.lost_checkpoints or 0
     return status.noting(
-        restarts_without_progress=0,
-        node_failures_without_progress=0,
-        checkpoint_step_at_restart=reached,
+        restarts_without_progress=min(notes.restarts_without_progress, least),
+        node_failures_without_progress=min(notes.node_failures_without_progress, least),
+        checkpoint_step_at_restart=saved.step,
+    )
+
+
+def after_resuming(status: DDPJobStatus, step: int | None) -> DDPJobStatus:
+    """Return the status measured from the step that a new group began with; None: there is none."""
+    notes = status.bookkeeping
+    if step is None:
+        return status
+    if step < notes.checkpoint_step_at_restart:
+        return _behind(status, step)
+    if notes.farthest_lost_step is not None and step > notes.farthest_lost_step:
+        return status.noting(lost_checkpoints=None, farthest_lost_step=None)
+    return status
+
+
+def _behind(status: DDPJobStatus, step: int) -> DDPJobStatus:
+    """Return the status of a job that is back at `step`, behind what it had checkpointed."""
+    notes = status.bookkeeping
+    return status.noting(
+        checkpoint_step_at_restart=step,
+        lost_checkpoints=(notes.lost_checkpoints or 0) + 1,
+        farthest_lost_step=max(notes.farthest_lost_step or 0, notes.checkpoint_step_at_restart),
     )
 
 

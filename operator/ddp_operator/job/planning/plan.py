@@ -13,7 +13,7 @@ from datetime import datetime
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.failure import restart_rules
+from ddp_operator.job.failure import budget, restart_rules
 from ddp_operator.job.failure.nodes import avoiding_signalled, with_bad_nodes
 from ddp_operator.job.membership.launchers import NOTHING, Heard
 from ddp_operator.job.membership.world import members
@@ -62,7 +62,9 @@ def plan(
         return watchdog.with_stacks(job, observed, cleanup.clean_up(seen, observed, now))
     seen = replace(seen, status=progress.with_report(seen, report))
     pod_0 = observed.current.get(0)
-    seen = replace(seen, status=progress.with_last_words(seen.status, pod_0, now))
+    status = progress.with_last_words(seen.status, pod_0, now)
+    resumed = progress.resumption(job.status, status)
+    seen = replace(seen, status=budget.after_resuming(status, resumed))
     if planned := _decide(seen, observed, report, heard, known, now):
         planned = replace(planned, status=with_bad_nodes(seen, planned.status, known))
     else:

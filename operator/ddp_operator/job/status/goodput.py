@@ -1,8 +1,9 @@
 """What a job's age was spent on, in whole seconds that add up exactly.
 
 Each change of phase moves `accountedUntil` on, and books the stretch that it closes to what the job
-was doing until then. A restart of the gang takes training back to its last checkpoint, where one
-was reported: the steps since then are lost, and so are their seconds of the stretch that it closes.
+was doing until then. Where all processes start again, training goes back to its last checkpoint,
+where one was reported: the seconds since then are lost. Steps are lost once they are trained again:
+when the next group says where it began.
 
 Pods that are ready do not train yet. Where the trainer says when it last completed a step, a
 restart begins an *outage*, whose time is lost until a step is completed that was not before. So
@@ -19,7 +20,8 @@ from collections import Counter
 from datetime import datetime
 from typing import Final
 
-from ddp_operator.api.status import DDPJobStatus, Goodput, Outage, Phase, Progress
+from ddp_operator.api.status import DDPJobStatus, Goodput, Outage, Phase
+from ddp_operator.job.status.progress import resumption
 
 _BOOKED_TO: Final[dict[Phase, str]] = {
     "Pending": "pending_seconds",
@@ -68,12 +70,14 @@ def account(
     books = ended or books
     if _is_another(after, before) or _failed_again(books, after, before):
         name = "training_seconds" if ended else _booked_to(before.phase, books)
-        return _closed(before, after, books, name, now)
-    if ended:
+        after = _closed(before, after, books, name, now)
+    elif ended:
         after = after.model_copy(update={"goodput": ended})
-    if lost := _steps(before.progress, after.progress):
-        # A trainer that formed its group anew, or was replaced alone, tells where it went on.
-        after = _lose(after, books, steps=lost)
+    resumed, reached = resumption(before, after), before.progress
+    if resumed is not None and reached is not None and resumed < reached.step:
+        books = after.goodput or books
+        steps = books.steps_lost + reached.step - resumed
+        after = after.model_copy(update={"goodput": books.model_copy(update={"steps_lost": steps})})
     return after
 
 
@@ -139,20 +143,24 @@ def _closed(
     booked = _booked(books, name, now)
     until = booked.accounted_until
     checkpoint, told = after.checkpoint, after.progress
-    resumes_at, steps = told.step if told else 0, 0
+    resumes_at = told.step if told else 0
     # Pods that were given up for another cause than a failure could save first.
     failed = after.failures != before.failures
     stopped = lost_from = min(after.failures[-1].time, until) if failed else until
-    if checkpoint is not None and failed and after.incarnation[:2] > before.incarnation[:2]:
-        steps = max(told.step - checkpoint.step, 0) if told else 0
-        if checkpoint.time is not None:
+    if failed and checkpoint is not None and checkpoint.time is not None:
+        restarts = after.incarnation[:2] > before.incarnation[:2]
+        if restarts and after.failures[-1].action != "RestartPod":  # else from memory
             lost_from = min(lost_from, checkpoint.time)
             resumes_at = min(resumes_at, checkpoint.step)
-        progress = _back_at(checkpoint.step, told, until)
-        after = after.model_copy(update={"progress": progress})
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
     seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
-    after = _lose(after, booked, steps=steps, seconds=seconds)
+    booked = booked.model_copy(
+        update={
+            "training_seconds": booked.training_seconds - seconds,
+            "lost_seconds": booked.lost_seconds + seconds,
+        }
+    )
+    after = after.model_copy(update={"goodput": booked})
     new = Outage(since=stopped, until_step=resumes_at + 1, lost_from=lost_from)
     says_when = told is not None and told.last_step_time is not None
     return _with_outage(before, after, new, may_begin=says_when)
@@ -174,25 +182,3 @@ def _with_outage(
     elif may_begin and outage is None and (before.phase, after.phase) == ("Running", "Restarting"):
         outage = new
     return after.model_copy(update={"goodput": books.model_copy(update={"outage": outage})})
-
-
-def _steps(before: Progress | None, after: Progress | None) -> int:
-    return max(before.step - after.step, 0) if before and after else 0
-
-
-def _lose(status: DDPJobStatus, goodput: Goodput, *, steps: int, seconds: int = 0) -> DDPJobStatus:
-    goodput = goodput.model_copy(
-        update={
-            "training_seconds": goodput.training_seconds - seconds,
-            "lost_seconds": goodput.lost_seconds + seconds,
-            "steps_lost": goodput.steps_lost + steps,
-        }
-    )
-    return status.model_copy(update={"goodput": goodput})
-
-
-def _back_at(step: int, progress: Progress | None, now: datetime) -> Progress | None:
-    """Where training is after a restart: steps that are lost must not be lost again."""
-    if progress is None or progress.step <= step:
-        return progress
-    return Progress(step=step, total_steps=progress.total_steps, updated_at=now)

@@ -74,10 +74,19 @@ class ReportedProgress(_Reported):
     slowest_rank: _Count | None = None
 
 
+class ReportedResumption(_Reported):
+    """Where the group that trains began."""
+
+    step: _Count
+    time: _Moment
+    """When it formed."""
+
+
 class TrainerStatus(ReportedProgress):
     """The answer to GET /status."""
 
     checkpoint: ReportedCheckpoint | None = None
+    resumed: ReportedResumption | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +155,42 @@ def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -
         return status
     progress = status.progress
     if progress is None or said.step > progress.step:
-        progress = _progress(progress, said, now)
+        known, progress = progress, _progress(progress, said, now)
+        if known is not None and said.resumed is None:
+            resumed = {"resumed_step": known.resumed_step, "resumed_at": known.resumed_at}
+            progress = progress.model_copy(update=resumed)
     checkpoint = _checkpoint(status.checkpoint, said)
     return status.model_copy(update={"progress": progress, "checkpoint": checkpoint})
 
 
-def _progress(known: Progress | None, said: ReportedProgress, received: datetime) -> Progress:
+def resumption(before: DDPJobStatus, after: DDPJobStatus) -> int | None:
+    """Return the step that a new group began with, if a report tells of one; None otherwise.
+
+    A trainer that does not say so has resumed where its step goes back, or where all pods are new:
+    from the newest checkpoint that was there by then, unless that is beyond its step.
+    """
+    old, new = before.progress, after.progress
+    if old is None or new is None or old == new:
+        return None
+    if new.resumed_at is not None:
+        is_same = (new.resumed_step, new.resumed_at) == (old.resumed_step, old.resumed_at)
+        # An earlier operator did not store it.
+        is_old = old.resumed_at is None and new.resumed_at <= old.updated_at
+        return None if is_same or is_old else new.resumed_step
+    running = before.condition("Running")
+    began = running.last_transition_time if running and running.status == "True" else None
+    gang = bool(before.failures) and before.failures[-1].action == "RestartGang"
+    starts = gang and began is not None and old.updated_at < began <= new.updated_at
+    if new.step >= old.step and not starts:
+        return None
+    saved = [before.checkpoint.step] if before.checkpoint else []
+    newest = after.checkpoint
+    if newest is not None and newest.time is not None and began is not None:
+        saved += [newest.step] if newest.time < began else []
+    return max((step for step in saved if step <= new.step), default=new.step)
+
+
+def _progress(known: Progress | None, said: TrainerStatus, received: datetime) -> Progress:
     same_step = known is not None and known.step == said.step
     values: Mapping[str, Any] = {
         name: getattr(said, name) for name in ReportedProgress.model_fields
@@ -159,7 +198,13 @@ def _progress(known: Progress | None, said: ReportedProgress, received: datetime
     if said.last_step_time is not None:
         values = {**values, "last_step_time": said.last_step_time.replace(microsecond=0)}
     updated_at = known.updated_at if known is not None and same_step else received
-    return Progress(**values, updated_at=updated_at.replace(microsecond=0))
+    began = said.resumed
+    return Progress(
+        **values,
+        updated_at=updated_at.replace(microsecond=0),
+        resumed_step=began.step if began else None,
+        resumed_at=began.time.replace(microsecond=0) if began else None,
+    )
 
 
 def _checkpoint(known: CheckpointRecord | None, said: TrainerStatus) -> CheckpointRecord | None:

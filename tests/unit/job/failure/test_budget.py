@@ -1,5 +1,6 @@
 """What restarts cost, how progress pays, and how long a job waits between them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -15,7 +16,8 @@ from ddp_operator.job.pods.state import PodState
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.job.builders import ended, later, ready, running_job, stored, with_status
+from tests.unit.job.builders import NOW, ended, later, ready, running_job, stored, with_status
+from tests.unit.job.status.test_progress import report
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
 
@@ -78,6 +80,78 @@ class TestProgress:
             job = running_again(job, fails(job))
         assert fails(job).status.reason == "MaxRestartsExceeded"
         assert job.status.restarts == 2
+
+
+class TestLostCheckpoints:
+    """Steps that are trained again after checkpoints were lost are progress; but not each time."""
+
+    def lives(
+        self, lives: Sequence[tuple[int, int]], *, says: bool = True, **restart: Any
+    ) -> DDPJob:
+        """A job after attempts that each began with a step, saved another one, and failed."""
+        job, now = start(**restart), 20.0
+        for begins, saves in lives:
+            if job.status.finished:
+                break
+            attempt = job.status.attempt
+            said: dict[str, Any] = {"checkpoint": {"step": saves}}
+            if says:
+                said["resumed"] = {"step": begins, "time": later(now).isoformat()}
+            pods = [ready(job, index) for index in (0, 1)]
+            for step in (begins + 1, saves + 1):
+                now += 10
+                heard = report(step, received=now, attempt=attempt, **said)
+                job = stored(job, plan(job, pods, later(now), report=heard))
+            now += 1
+            pods[1] = ended(job, 1, code=1, at=now)
+            while (planned := plan(job, pods, later(now))).decided:
+                job = stored(job, planned)
+            now = max(now, ((job.status.next_start_time or NOW) - NOW).total_seconds()) + 1
+            job = stored(job, plan(job, [], later(now)))
+            job = stored(job, plan(job, [ready(job, index) for index in (0, 1)], later(now)))
+        return job
+
+    @pytest.mark.parametrize("says", [True, False])
+    @pytest.mark.parametrize("limit", [2, 3])
+    def test_a_new_run_in_the_same_job_refills_the_budget(self, limit: int, says: bool) -> None:
+        run = [(0, 50), *((step, step + 1000) for step in range(50, 9000, 1000))]
+        job = self.lives([(0, 9000), *run], says=says, maxRestarts=limit)
+        assert not job.status.finished
+        assert job.status.restarts == len(run) + 1
+
+    @pytest.mark.parametrize("says", [True, False])
+    def test_a_job_that_begins_again_each_time_ends(self, says: bool) -> None:
+        job = self.lives([(0, 50)] * 9, says=says, maxRestarts=3)
+        assert (job.status.reason, job.status.restarts) == ("MaxRestartsExceeded", 3)
+
+    def test_however_far_it_comes_each_time(self) -> None:
+        job = self.lives([(0, 50 + n) for n in range(9)], maxRestarts=3)
+        assert (job.status.reason, job.status.restarts) == ("MaxRestartsExceeded", 3)
+
+    def test_so_does_one_that_is_wiped_again_and_again(self) -> None:
+        job = self.lives([(0, 50), (50, 1050)] * 9, maxRestarts=3)
+        assert job.status.reason == "MaxRestartsExceeded"
+
+    def test_one_that_gets_beyond_what_was_lost_may_lose_it_again(self) -> None:
+        run = [(0, 50), *((step, step + 1000) for step in range(50, 9000, 1000))]
+        job = self.lives([(0, 3000), *run, *run], maxRestarts=2)
+        assert not job.status.finished
+
+    def test_an_older_checkpoint_alone_tells_too(self) -> None:
+        job = start(maxRestarts=3)
+        for step in (9000, 50, 1050, 2050, 3050, 4050):
+            planned = fails(checkpointed(job, step))
+            assert not planned.status.finished
+            job = running_again(job, planned)
+
+    def test_node_failures_are_no_exception(self) -> None:
+        job = start(maxRestarts=0)
+        for step in [9000] + [50, 40] * MIN_NODE_FAILURES:
+            planned = fails(checkpointed(job, step), message=ECC)
+            if planned.status.finished:
+                break
+            job = running_again(job, planned)
+        assert planned.status.reason == "MaxRestartsExceeded"
 
 
 class TestBackoff:

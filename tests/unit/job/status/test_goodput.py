@@ -94,9 +94,7 @@ def test_a_restart_loses_what_was_not_checkpointed() -> None:
     job = look(job, [pods[0], ended(job, 1, code=1, at=110)], 112.5, heard)
     books = goodput(job)
     assert (books.training_seconds, books.lost_seconds) == (78, 22)
-    assert books.steps_lost == 20
-    assert job.status.progress is not None
-    assert job.status.progress.step == 100
+    assert books.steps_lost == 0, "nobody has trained them again yet"
     # The restart takes ten seconds more; steps that were lost once are not lost again.
     job = look(job, [ready(job, index) for index in range(2)], 122.5)
     job = look(job, [ready(job, index) for index in range(2)], 124, report(104, attempt=1))
@@ -110,7 +108,7 @@ def test_a_checkpoint_of_an_earlier_stretch_saves_nothing_of_this_one() -> None:
     heard = report(5, checkpoint={"step": 1, "time": later(-500).isoformat()})
     job = look(job, [pods[0], ended(job, 1, code=1)], 112, heard)
     books = goodput(job)
-    assert (books.training_seconds, books.lost_seconds, books.steps_lost) == (0, 100, 4)
+    assert (books.training_seconds, books.lost_seconds) == (0, 100)
 
 
 def test_without_a_known_checkpoint_nothing_is_claimed_to_be_lost() -> None:
@@ -133,6 +131,89 @@ def test_a_replaced_pod_whose_peers_go_on_loses_no_step() -> None:
     job = look(look(job, pods, 115), pods, 118, report(121, received=118))
     books = goodput(job)
     assert (books.training_seconds, books.lost_seconds, books.steps_lost) == (100, 3, 0)
+
+
+def resumed(step: int, at: float) -> dict[str, Any]:
+    """What a trainer says of where its group began."""
+    return {"resumed": {"step": step, "time": later(at).isoformat()}}
+
+
+SAVED_AT_100: dict[str, Any] = {"checkpoint": {"step": 100, "time": later(90).isoformat()}}
+
+
+def after_blow(scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
+    """A job that has lost a pod at step 120, and whose pods are ready again."""
+    job, pods = trained(restart={"scope": scope}, **spec)
+    job = look(job, pods, 100, report(120, received=100, **SAVED_AT_100, **resumed(0, 13)))
+    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112)
+    replaced = job.status.attempt == 0
+    pods = [ready(job, 0), ready(job, 1, replacement=int(replaced))]
+    return look(job, pods, 120), pods
+
+
+@pytest.mark.parametrize("scope", ["Gang", "Pod"])
+@pytest.mark.parametrize(
+    ("begins", "lost"),
+    [(120, 0), (121, 0), (118, 2), (100, 20), (0, 120)],
+    ids=["in memory", "unheard of", "an older memory", "checkpoint", "wiped"],
+)
+def test_lost_are_the_steps_that_the_new_group_trains_again(
+    scope: str, begins: int, lost: int
+) -> None:
+    job, pods = after_blow(scope)
+    assert goodput(job).steps_lost == 0, "nobody has begun yet"
+    attempt = job.status.attempt
+    for step, at in ((begins + 1, 124), (begins + 200, 160)):
+        heard = report(step, received=at, attempt=attempt, **resumed(begins, 121))
+        job = look(job, pods, at, heard)
+        assert goodput(job).steps_lost == lost
+    assert job.status.progress is not None
+    assert job.status.progress.resumed_step == begins
+
+
+def test_a_group_that_is_far_by_the_first_report_has_trained_steps_again() -> None:
+    job, pods = after_blow("Gang")
+    job = look(job, pods, 160, report(300, received=160, attempt=1, **resumed(100, 121)))
+    assert goodput(job).steps_lost == 20
+
+
+def test_of_a_trainer_that_does_not_say_where_it_began_the_checkpoint_does() -> None:
+    says_nothing: dict[str, Any] = {}
+    for saved, lost in ((SAVED_AT_100, 20), (says_nothing, 20)):
+        job, pods = trained()
+        job = look(job, pods, 100, report(120, received=100, **SAVED_AT_100))
+        job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112)
+        pods = [ready(job, index) for index in range(2)]
+        job = look(look(job, pods, 120), pods, 160, report(300, received=160, attempt=1, **saved))
+        assert goodput(job).steps_lost == lost
+    # It was told to end, and saved.
+    job, pods = trained()
+    job = look(job, pods, 100, report(120, received=100, **SAVED_AT_100))
+    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112)
+    pods = [ready(job, index) for index in range(2)]
+    last: dict[str, Any] = {"checkpoint": {"step": 125, "time": later(113).isoformat()}}
+    job = look(look(job, pods, 120), pods, 160, report(130, received=160, attempt=1, **last))
+    assert goodput(job).steps_lost == 0
+
+
+def test_spares_that_take_over_from_memory_lose_no_step_and_no_time_before() -> None:
+    job, pods = trained(restart={"scope": "Pod"}, spares=1)
+    spare = replace(ready(job, 2), started=later(1), address="10.0.0.2:29501")
+    heard = report(120, received=100, **SAVED_AT_100, **resumed(0, 13))
+    job = look(job, [*pods, spare], 100, heard)
+    job = look(job, [pods[0], ended(job, 1, code=1, at=112), spare], 112)
+    assert job.status.world is not None
+    assert job.status.world.members == "0,2"
+    assert (goodput(job).training_seconds, goodput(job).lost_seconds) == (100, 0)
+    heard = report(121, received=115, **SAVED_AT_100, **resumed(120, 113))
+    assert goodput(look(job, [pods[0], spare], 115, heard)).steps_lost == 0
+
+
+def test_an_upgraded_operator_takes_no_group_for_a_new_one() -> None:
+    job, pods = trained()
+    job = look(job, pods, 100, report(120, received=100))
+    job = look(job, pods, 110, report(130, received=110, **resumed(0, 13)))
+    assert goodput(job).steps_lost == 0
 
 
 def test_a_new_spec_and_a_suspension_lose_nothing_for_pods_save_first() -> None:
