@@ -71,7 +71,7 @@ _LASTING: Final = timedelta(seconds=10)
 _STORED_WHOLE_AGAIN: Final = timedelta(seconds=60)
 """Until a decision is tried again that the CRD would not store whole."""
 
-_MOST_FIELDS: Final = 200
+_MOST_FIELDS: Final = 60
 """Characters of the names of fields that the CRD does not keep."""
 
 _MAX_DECISIONS: Final = 8
@@ -191,26 +191,22 @@ class Reconciler:
         until = self._undecided_until.get(key)
         if until is not None and self._clock() < until <= self._clock() + _STORED_WHOLE_AGAIN:
             return until
-        if not await self._store(key, entry, planned.status):
+        answer = await self._store(key, entry, planned.status)
+        if answer is None:
             return None
-        stored = self._jobs.get(key)
-        if (
-            stored is not None
-            and isinstance(entry.job, DDPJob)
-            and isinstance(stored.job, DDPJob)
-            and not stored.job.status.finished  # then nothing is left to be decided by it
-            and (lost := forgotten(planned.status, stored.job.status))
-        ):
-            return await self._take_back(entry, entry.job, stored, lost)
+        if isinstance(entry.job, DDPJob):
+            stored = DDPJobStatus.model_validate(answer.get("status") or {})
+            lost = forgotten(planned.status, stored)
+            if lost and not stored.finished:  # else nothing is left to be decided by it
+                partly = Entry(answer, replace(entry.job, status=stored))
+                return await self._take_back(entry.job, partly, lost)
         self._undecided_until.pop(key, None)
         await self._tell(entry, planned.status, planned.events)
         return None
 
-    async def _take_back(
-        self, entry: Entry, job: DDPJob, stored: Entry, lost: frozenset[str]
-    ) -> datetime:
-        """Undo a decision that was stored in part: it would be made again, and charged again, for
-        ever.
+    async def _take_back(self, job: DDPJob, partly: Entry, lost: frozenset[str]) -> datetime:
+        """Undo a decision about a job that was stored in part: it would be made again, and charged
+        again, for ever.
         """
         now = self._clock()
         fields = ", ".join(f"status.{name}" for name in sorted(lost))[:_MOST_FIELDS]
@@ -220,9 +216,8 @@ class Reconciler:
         )
         held = accounted(job, hold(job, STATUS_NOT_STORED, message, now), now)
         until = self._undecided_until[job.key] = now + _STORED_WHOLE_AGAIN
-        # Whatever has become of the spec meanwhile: the status is the operator's alone.
-        if await self._store(job.key, stored, held.status, unconditionally=True):
-            await self._tell(entry, held.status, held.events)
+        if await self._store(job.key, partly, held.status) is not None:
+            await self._emit(partly, held.events)
         return until
 
     async def _show_lasting(self, key: Key, error: ClusterError, began: datetime) -> None:
@@ -238,7 +233,8 @@ class Reconciler:
         named = error.retry_after_seconds if isinstance(error, UnavailableError) else None
         if now - since < _LASTING and timedelta(seconds=named or 0) < _LASTING:
             return
-        events: Iterable[Event] = (Event(API_SERVER_ERROR, error.message, warning=True),)
+        message = f"writes to the API server fail: {error.message}"
+        events: Iterable[Event] = (Event(API_SERVER_ERROR, message, warning=True),)
         job = entry.job
         if isinstance(job, DDPJob) and not (job.status.finished or self._jobs.is_doubtful(key)):
             running = job.status.condition("Running")
@@ -246,7 +242,7 @@ class Reconciler:
             if refused and running and running.reason in (NAME_TAKEN, PODS_FORBIDDEN):
                 return  # it is said already
             seen = _as_seen(job, self._plan(key, entry))
-            held = accounted(job, hold(seen, API_SERVER_ERROR, error.message, now), now)
+            held = accounted(job, hold(seen, API_SERVER_ERROR, message, now), now)
             with contextlib.suppress(ClusterError):
                 await self._record(key, entry, held.status, held.events)
                 events = ()
@@ -330,25 +326,22 @@ class Reconciler:
         Raises:
             ConflictError: the job has changed since this reconcile began; it must be planned anew.
         """
-        if await self._store(key, entry, status):
+        if await self._store(key, entry, status) is not None:
             await self._tell(entry, status, events)
 
-    async def _store(
-        self, key: Key, entry: Entry, status: DDPJobStatus, *, unconditionally: bool = False
-    ) -> bool:
-        """Write a status, if it differs from the stored one; say whether the job exists.
+    async def _store(self, key: Key, entry: Entry, status: DDPJobStatus) -> Manifest | None:
+        """Write a status, if it differs from the stored one; return the job as stored, None where
+        it is gone.
 
         Raises:
-            ConflictError: as `_record` does, unless the write is made `unconditionally`.
+            ConflictError: as `_record` does.
         """
         patch: Manifest = {}
         if not isinstance(entry.job, DDPJob) or status != entry.job.status:  # spares building it
             patch = status_patch(entry.manifest.get("status") or {}, status)
         if not patch:
-            return True
-        version = None
-        if not unconditionally:
-            version = entry.manifest["metadata"].get("resourceVersion")
+            return entry.manifest
+        version = entry.manifest["metadata"].get("resourceVersion")
         try:
             stored = await self._cluster.patch_status(key, patch, resource_version=version)
         except (ConflictError, UnavailableError):
@@ -357,11 +350,11 @@ class Reconciler:
             raise
         except NotFoundError:
             self._jobs.remove(key, uid=entry.uid)
-            return False  # of a job that is gone, its vanishing pods included, there is no news
+            return None  # of a job that is gone, its vanishing pods included, there is no news
         self._jobs.put(stored, written_at=self._clock())
         self._complain(pruned(status, stored.get("status") or {}))
         self._progress_turns.taken(key)
-        return True
+        return stored
 
     def _complain(self, lost: frozenset[str]) -> None:
         """Say, once, that the CRD is older than this operator, unless its start has said so."""

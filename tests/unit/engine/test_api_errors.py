@@ -18,6 +18,7 @@ WEBHOOK = (
     'Internal error occurred: failed calling webhook "mutate.example.com": failed to call webhook: '
     'Post "https://policy.example.svc:443/mutate": connect: connection refused'
 )
+FAIL = "writes to the API server fail: "
 ERRORS = (
     UnavailableError(WEBHOOK, status=500),
     UnavailableError("too many requests, please try again later", status=429),
@@ -65,9 +66,9 @@ async def test_what_keeps_pods_from_being_created_is_shown_and_forgotten(
     await fail_for(world, 5, error)
     assert (shown(world)[0], warnings(world)) == ("", []), "it may be over in a moment"
     await fail_for(world, 15, error)
-    assert shown(world) == ("APIServerError", error.message)
-    assert world.status["message"] == error.message
-    assert warnings(world) == [("APIServerError", error.message)]
+    assert shown(world) == ("APIServerError", FAIL + error.message)
+    assert world.status["message"] == FAIL + error.message
+    assert warnings(world) == [("APIServerError", FAIL + error.message)]
     world.cluster.refuse.clear()
     await world.reconcile_until_quiet()
     assert shown(world)[0] == "PodsStarting"
@@ -85,7 +86,7 @@ async def test_a_running_job_goes_on_and_says_so(world: World) -> None:
     world.apply(stored)
     world.cluster.refuse["apply NetworkPolicy"] = ERRORS[0]
     await fail_for(world, 15, ERRORS[0])
-    assert (world.status["phase"], shown(world)) == ("Running", ("APIServerError", WEBHOOK))
+    assert (world.status["phase"], shown(world)) == ("Running", ("APIServerError", FAIL + WEBHOOK))
     world.cluster.refuse.clear()
     await world.reconcile_until_quiet()
     assert (world.status["phase"], shown(world)[0]) == ("Running", "PodsReady")
@@ -100,7 +101,7 @@ async def test_old_pods_that_cannot_go_are_shown(world: World, call: str) -> Non
     world.cluster.set_pod_status("train-0-1", crashed)
     world.cluster.refuse[call] = ERRORS[0]
     await fail_for(world, 15, ERRORS[0])
-    assert shown(world) == ("APIServerError", WEBHOOK)
+    assert shown(world) == ("APIServerError", FAIL + WEBHOOK)
     world.cluster.refuse.clear()
     await world.reconcile_until_quiet()
     assert shown(world)[0] != "APIServerError"
@@ -115,7 +116,10 @@ async def test_a_suspended_job_whose_pods_cannot_go_says_so_until_they_have(worl
     world.apply(stored)
     world.cluster.refuse["delete_pod"] = ERRORS[0]
     await fail_for(world, 15, ERRORS[0])
-    assert (world.status["phase"], shown(world)) == ("Suspended", ("APIServerError", WEBHOOK))
+    assert (world.status["phase"], shown(world)) == (
+        "Suspended",
+        ("APIServerError", FAIL + WEBHOOK),
+    )
     world.cluster.refuse.clear()
     await world.reconcile_until_quiet()
     assert (world.status["phase"], shown(world)[0]) == ("Suspended", "Suspended")
@@ -129,7 +133,7 @@ async def test_of_a_job_that_has_ended_an_event_tells_once(world: World) -> None
     world.cluster.refuse["delete_pod"] = ERRORS[0]
     await fail_for(world, 60, ERRORS[0])
     assert world.status["reason"] == "MaxRestartsExceeded"
-    assert warnings(world)[1:] == [("APIServerError", WEBHOOK)]
+    assert warnings(world)[1:] == [("APIServerError", FAIL + WEBHOOK)]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +151,7 @@ async def test_of_a_status_that_cannot_be_written_an_event_tells_once(
     world.apply(job())
     world.cluster.refuse["patch_status"] = error
     await fail_for(world, 60, error)
-    assert warnings(world) == [("APIServerError", error.message)]
+    assert warnings(world) == [("APIServerError", FAIL + error.message)]
     world.cluster.refuse.clear()
     await world.reconcile_until_quiet()
     assert shown(world)[0] == "PodsStarting"
@@ -163,7 +167,7 @@ async def test_a_server_that_names_a_long_pause_is_shown_before_it(world: World)
     error = UnavailableError("come back later", status=429, retry_after_seconds=3600)
     world.cluster.refuse["create_pod"] = error
     await fail_for(world, 0, error)
-    assert shown(world) == ("APIServerError", "come back later")
+    assert shown(world) == ("APIServerError", FAIL + "come back later")
 
 
 async def test_a_refusal_keeps_its_own_reason_however_long_it_lasts(world: World) -> None:
