@@ -82,7 +82,7 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
         report = TerminationReport(error=str(error), exit_code=int(ExitCode.FAILURE))
     if report.exit_code not in (ExitCode.DONE, ExitCode.CONFIGURATION):
         _logger.info(
-            "exit code %s%s", report.exit_code, f": {report.error}" if report.error else ""
+            "exit code %s%s", report.exit_code, f": {report.headline}" if report.error else ""
         )
     write_termination_message(report, env)
     return report.exit_code or 0

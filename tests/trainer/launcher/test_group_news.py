@@ -175,7 +175,7 @@ def test_only_the_newest_two_wait_for_news() -> None:
     [
         ({"pod": ""}, "pod"),
         ({"pod": "p" * 300}, "pod"),
-        ({"message": "ü" * 257}, "message: at most 512 bytes"),
+        ({"message": "ü" * 769}, "message: at most 1536 bytes"),
         ({"time": "2" * 40}, "time"),
         ({"exitCode": -1}, "exitCode"),
         ({"generation": "4"}, "generation"),
@@ -190,7 +190,10 @@ def test_what_is_no_letter_is_refused(wrong: dict[str, object], words: str) -> N
 
 def test_a_letter_travels_as_json() -> None:
     assert Letter.parse(to_json(LETTER).encode()) == LETTER
-    assert len(to_json(replace(LETTER, message='"' * 512)).encode()) < letters.MAX_BYTES
+    assert (
+        len(to_json(replace(LETTER, message='"' * letters.MESSAGE_BYTES)).encode())
+        < letters.MAX_BYTES
+    )
 
 
 @pytest.mark.parametrize("error", ["", "short", "x" * 600, "ü" * 600, '"\\' * 300, "\ud800" * 600])
@@ -199,7 +202,7 @@ def test_a_message_fits_a_letter_and_stays_json(error: str, folder: str) -> None
     checkpoint = CheckpointStatus(step=7, path=folder) if folder else None
     report = TerminationReport(step=9, error=error or None, exit_code=3, checkpoint=checkpoint)
     text = message_of(report)
-    assert len(text.encode(errors="replace")) <= 512
+    assert len(text.encode(errors="replace")) <= letters.MESSAGE_BYTES
     kept = TerminationReport.from_json(text)
     assert error.startswith(kept.error or "")
     assert len(kept.error or "") >= min(len(error), 20)

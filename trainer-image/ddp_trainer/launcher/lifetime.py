@@ -37,6 +37,7 @@ _SCOPES: Final = ("Auto", "InPlace", "Pod", "Gang")
 ANSWER_SECONDS = 120.0
 """How long a failed pod waits for another place: far longer than an operator takes that is there,
 or than node rank 0 takes to lead where nobody is."""
+_MAX_REASON = 200
 _LEAVE_SECONDS = 30.0
 """What ranks that leave by themselves get beyond the grace of others: for a long step."""
 
@@ -233,7 +234,7 @@ class Lifetime:
         if standing is None or not standing.may_ask(joined=joined):
             return ""
         _logger.warning(
-            "%s: asking for a restart in place", verdict.report.error or "the ranks have stopped"
+            "%s: asking for a restart in place", verdict.report.headline or "the ranks have stopped"
         )
         posting = self._post(verdict, standing)
         until = time.monotonic() + ANSWER_SECONDS
@@ -277,5 +278,6 @@ def _stopped(report: TerminationReport) -> Verdict:
 def _with_reason(verdict: Verdict, why: str) -> Verdict:
     if not why:
         return verdict
-    error = f"{verdict.report.error or 'the ranks have stopped'}; not restarted in place: {why}"
+    first, *words = (verdict.report.error or "the ranks have stopped").split("\n")
+    error = "\n".join([f"{first}; not restarted in place: {why[:_MAX_REASON]}", *words])
     return replace(verdict, report=replace(verdict.report, error=error))

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.launcher.last_words import KEPT_BYTES
 from ddp_trainer.launcher.lines import LineMerger, Writer
 from ddp_trainer.system.logs import flush_streams
 
@@ -86,6 +87,8 @@ class _Source:
     """The end to read from."""
     writer: Writer
     log: _Log
+    end: bytearray = field(default_factory=bytearray)
+    """The last that was read."""
 
 
 class RankOutput:
@@ -111,6 +114,10 @@ class RankOutput:
         read.
         """
         self._output.drain(self._sources)
+
+    def ends(self) -> list[bytes]:
+        """The last that it printed to each of its streams, stderr the last."""
+        return [bytes(source.end) for source in self._sources]
 
 
 class Output:
@@ -252,6 +259,8 @@ class Output:
         text = os.read(source.fd, _CHUNK_BYTES)
         if text:
             source.log.lines.feed(source.writer, text, now=time.monotonic())
+            source.end += text
+            del source.end[:-KEPT_BYTES]
         else:
             source.log.lines.end(source.writer)
             self._poll.unregister(source.fd)

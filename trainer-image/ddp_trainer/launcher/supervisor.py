@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ddp_trainer.exit_codes import ExitCode, of_signal
 from ddp_trainer.launcher.forkserver import STARTED_SIGNAL
 from ddp_trainer.launcher.frozen import Frozen, RankProcess
+from ddp_trainer.launcher.last_words import last_words
 from ddp_trainer.launcher.output import Output, RankOutput
 from ddp_trainer.launcher.starters import Starter
 from ddp_trainer.launcher.verdict import ComesBack, RankEnd, RestartBudget, settled
@@ -25,6 +26,8 @@ from ddp_trainer.telemetry.termination import open_report_file, read_report_file
 
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _WATCHED = _STOP_SIGNALS | {signal.SIGCHLD, STARTED_SIGNAL}
+_UNHANDLED = frozenset({ExitCode.FAILURE, of_signal(signal.SIGABRT)})
+"""How Python ends by an exception, and C++."""
 _LOOK_EVERY_SECONDS = 10.0
 _START_SECONDS = 300.0
 """More than a loaded machine takes to import torch from a cold disk."""
@@ -302,7 +305,14 @@ class Supervisor:
             exit_code=exit_code,
             consequence=self._ending and told,
             report=report,
+            words=self._words(process, exit_code),
         )
+
+    def _words(self, process: RankProcess, exit_code: int) -> str:
+        """What a rank printed last that may have failed."""
+        if exit_code in (ExitCode.DONE, ExitCode.STOPPED):
+            return ""
+        return last_words(process.output.ends(), unhandled=exit_code in _UNHANDLED)
 
     def _kill_the_late(self) -> None:
         now = time.monotonic()

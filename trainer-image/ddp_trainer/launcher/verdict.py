@@ -28,6 +28,8 @@ class RankEnd:
     consequence: bool
     """Whether it ended because the launcher ended it after another rank's failure."""
     report: TerminationReport
+    words: str = ""
+    """What it printed last."""
 
     @property
     def joined(self) -> bool:
@@ -152,11 +154,14 @@ def judge_script(ends: Sequence[RankEnd]) -> Verdict:
 
 
 def _verdict(end: RankEnd) -> Verdict:
+    error = end.cause
+    printed = error is not None and end.report.error is None and bool(end.words)
     report = replace(
         end.report,
         rank=end.rank,
         exit_code=end.exit_code,
-        error=end.cause,
+        error=f"{error}\n{end.words}" if printed else error,
+        printed=printed or None,
         finished=None,
     )
     return Verdict(exit_code=end.exit_code, report=report)

@@ -29,7 +29,8 @@ REPORT_FD_VARIABLE = "DDP_REPORT_FD"
 _LIMIT_BYTES = 4096
 """Kubernetes cuts a container's termination message at 4096 bytes."""
 _MAX_ERROR_CHARACTERS = 600
-"""Leaves room for the rest, even if JSON needs six bytes for each."""
+"""Leaves room for the rest, even if JSON needs six bytes for each. What a rank printed is bounded
+in bytes, of which JSON needs two for each."""
 _DEFAULT_PATH = Path("/dev/termination-log")
 """Where the kubelet mounts the file of the termination message unless the pod says otherwise."""
 
@@ -54,6 +55,9 @@ class TerminationReport:
     """On the whole test set, 0 to 1."""
     checkpoint: CheckpointStatus | None = None
     error: str | None = None
+    printed: bool | None = None
+    """True: the rank gave no error; that one goes on, after its first line, with what it printed
+    last."""
     exit_code: int | None = None
     rank: int | None = None
     finished: bool | None = None
@@ -66,8 +70,14 @@ class TerminationReport:
 
     def to_json(self) -> str:
         """One line that fits a termination message; keys in camel case, unknown values left out."""
-        error = self.error[:_MAX_ERROR_CHARACTERS] if self.error is not None else None
-        return to_json(replace(self, error=error))
+        if self.error is None or self.printed:
+            return to_json(self)
+        return to_json(replace(self, error=self.error[:_MAX_ERROR_CHARACTERS]))
+
+    @property
+    def headline(self) -> str:
+        """The error in one line, for a log that has the rest; empty: there is none."""
+        return next(iter((self.error or "").splitlines()), "")
 
     @classmethod
     def from_json(cls, text: str) -> TerminationReport:

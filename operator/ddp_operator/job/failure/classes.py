@@ -71,8 +71,8 @@ def is_secondary(pod: PodState) -> bool:
         return True
     if ended.reason in _CERTAIN or ended.code == EXIT_SIGKILL or _is_of_node(pod):
         return False
-    # A JSON object is the bundled launcher's, whose exit code has told.
-    return not ended.message.startswith("{") and symptoms.is_of_another_rank(ended.message)
+    said = symptoms.last_words(ended.message)
+    return not said.judged and symptoms.is_of_another_rank(said.text)
 
 
 def is_consequence(failure: Failure) -> bool:
@@ -91,4 +91,5 @@ def _is_of_node(pod: PodState) -> bool:
     if ended.reason == "OOMKilled":
         # Below no limit of its own it can only have been the node's memory that ran out.
         return not pod.memory_limited
-    return ended.reason in _START_FAILED or symptoms.is_of_node(ended.message)
+    said = symptoms.last_words(ended.message)
+    return ended.reason in _START_FAILED or symptoms.is_of_node(said.text)

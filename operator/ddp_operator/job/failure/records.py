@@ -1,6 +1,5 @@
 """Says what failed, in words and as a record."""
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -134,26 +133,13 @@ def remember(status: DDPJobStatus, *new: Failure) -> DDPJobStatus:
 
 
 def _last_words(job: DDPJob, pod: PodState) -> tuple[int | None, str]:
-    """The global rank that failed, where known, and what it said of it.
-
-    The bundled trainer leaves a JSON object with `rank` and `error`; of others it is the end of the
-    log.
-    """
+    """The global rank that failed, where known, and what it said of it."""
     own = ranks.ranks(job.spec, pod.identity.index)
-    message = pod.exit.message.strip() if pod.exit else ""
-    rank: object = symptoms.torchrun_rank(message)
-    if message.startswith("{"):
-        try:
-            report = json.loads(message)
-        except (ValueError, RecursionError):
-            report = {}
-        rank = report.get("rank")
-        error = report.get("error")
-        if isinstance(error, str) and error:  # which may hold what no other JSON can
-            message = error.encode(errors="replace").decode()
-    if isinstance(rank, int) and rank in own:
-        return rank, message
-    return own.start if len(own) == 1 else None, message
+    said = symptoms.last_words(pod.exit.message if pod.exit else "")
+    rank = symptoms.torchrun_rank(said.text) if said.rank is None else said.rank
+    if rank in own:
+        return rank, said.text
+    return own.start if len(own) == 1 else None, said.text
 
 
 def _lost(pod: PodState) -> str:

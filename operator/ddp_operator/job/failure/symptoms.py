@@ -7,6 +7,8 @@ Anybody can prepare such a text: RE2 takes time in proportion to it, whatever is
 Python's own engine takes seconds for some of the 4 KB that a container may leave.
 """
 
+import json
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -102,8 +104,38 @@ _ROOT_CAUSE: Final = re2.compile(
 """The end of torchrun's report."""
 
 
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """A termination message, read."""
+
+    text: str
+    """What was said of the failure."""
+    rank: int | None = None
+    """The global rank that failed, as its launcher says."""
+    judged: bool = False
+    """Whether the exit code says what the text means: the launcher, or a rank that it has started,
+    has read it; but not what a script has printed."""
+
+
 _KEPT: Final = 1024
 """Messages whose meaning is remembered: a pod is asked for it whenever its job is looked at."""
+
+
+@lru_cache(maxsize=_KEPT)
+def last_words(message: str) -> LastWords:
+    """Read a termination message: the bundled launcher's JSON, or the end of a log."""
+    message = message.strip()
+    if not message.startswith("{"):
+        return LastWords(message)
+    try:
+        report = json.loads(message)
+    except (ValueError, RecursionError):
+        return LastWords(message)  # a log whose lines are JSON
+    rank, error = report.get("rank"), report.get("error")
+    if isinstance(error, str) and error:  # which may hold what no other JSON can
+        message = error.encode(errors="replace").decode()
+    judged = report.get("printed") is not True
+    return LastWords(message, rank if isinstance(rank, int) else None, judged)
 
 
 @lru_cache(maxsize=_KEPT)

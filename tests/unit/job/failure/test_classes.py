@@ -19,6 +19,13 @@ BAD_COMMAND = 'exec: "trian.py": executable file not found in $PATH: unknown'
 
 Case = tuple[dict[str, Any], str]
 
+
+def printed(words: str) -> str:
+    """The report of a launcher whose script has printed something and failed."""
+    error = f"rank 0 ended with exit code 1\nTraceback (most recent call last):\n{words}"
+    return json.dumps({"exitCode": 1, "rank": 0, "error": error, "printed": True})
+
+
 BY_END: dict[str, Case] = {
     "error": ({"code": 1}, "Application"),
     "crash": ({"code": 139}, "Application"),
@@ -31,6 +38,14 @@ BY_END: dict[str, Case] = {
     "broken GPU": (
         {"code": 1, "message": "CUDA error: uncorrectable ECC error"},
         "Infrastructure",
+    ),
+    "broken GPU, under the launcher": (
+        {"code": 1, "message": printed("CUDA error: uncorrectable ECC error encountered")},
+        "Infrastructure",
+    ),
+    "an own failure, under the launcher": (
+        {"code": 1, "message": printed("ValueError: no")},
+        "Application",
     ),
     "runtime cannot start it": (
         {"code": 128, "exit_reason": "StartError", "message": "nvidia-container-cli: timeout"},
@@ -114,6 +129,12 @@ def test_only_some_of_it_is_hopeless_at_once() -> None:
         ({"code": 1, "message": "CUDA error: uncorrectable ECC error\nncclRemoteError"}, False),
         # The launcher has read the words itself, and its exit code says what it made of them.
         ({"code": 1, "message": '{"error": "Connection closed by peer"}'}, False),
+        # What a script has printed under the launcher counts as without it.
+        ({"code": 1, "message": printed("RuntimeError: Connection closed by peer")}, True),
+        ({"code": 1, "message": printed("ValueError: no")}, False),
+        ({"code": 1, "message": '{"step": 1}\nRuntimeError: Connection closed by peer'}, True),
+        ({"code": 1, "message": printed("a line\nCUDA error: uncorrectable ECC error")}, False),
+        ({"code": 137, "message": printed("RuntimeError: Connection closed by peer")}, False),
     ],
 )
 def test_consequences(how: dict[str, Any], *, secondary: bool) -> None:
@@ -127,6 +148,14 @@ class TestRecord:
         record = records.of_pod(job, ended(job, 1, code=3, message=said), NOW)
         assert (record.index, record.rank, record.message) == (1, 6, "ValueError: no")
         assert "(node rank 1, rank 6) exited with code 3" in records.in_words(record)
+
+    def test_what_a_script_printed_under_the_launcher_is_what_it_said(self) -> None:
+        job = fresh_job()
+        words = printed('ValueError: --lr "-3" is no learning rate')
+        record = records.of_pod(job, ended(job, 0, code=1, message=words), NOW)
+        assert record.message.endswith('\nValueError: --lr "-3" is no learning rate')
+        said = records.in_words(record)
+        assert said.endswith(': ValueError: --lr "-3" is no learning rate')
 
     def test_a_rank_of_another_pod_is_not_believed(self) -> None:
         job = fresh_job(nprocPerNode=4)

@@ -14,7 +14,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
+from typing import TypeVar
 
+from ddp_trainer.launcher.last_words import last_words
 from ddp_trainer.membership.admission import credentials
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.termination import TerminationReport
@@ -23,7 +25,11 @@ from ddp_trainer.telemetry.wire import from_json, to_json
 PATH = "/failures"
 """What the launchers' status servers take them at."""
 MAX_BYTES = 4096
-MESSAGE_BYTES = 512
+MESSAGE_BYTES = 1536
+"""As long as what a rank printed last, and what else its report says."""
+_EARLIER_MESSAGE_BYTES = 512
+"""What launchers of earlier versions take."""
+_LEAST_BYTES = 128
 _NEWS_BYTES = 60 * 1024
 """Of all failures that the operator is told of, which reads no answer of more than 64 KiB."""
 _IN_FULL = 4
@@ -82,6 +88,9 @@ class Letter(Failure):
         return Failure(**{field.name: getattr(self, field.name) for field in fields(Failure)})
 
 
+_Failed = TypeVar("_Failed", bound=Failure)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
     """Why a letter is not taken."""
@@ -104,14 +113,15 @@ class Answer:
 def within_bounds(earlier: Sequence[Failure], present: Sequence[Failure]) -> tuple[Failure, ...]:
     """All failures of the generations before and of this one, their messages as long as fits."""
     for size in (MESSAGE_BYTES, 256, 128, 0):
-        kept = [*(_shortened(one, size) for one in earlier), *present[:_IN_FULL]]
-        kept += (_shortened(one, size) for one in present[_IN_FULL:])
+        kept = [*(shortened(one, size) for one in earlier), *present[:_IN_FULL]]
+        kept += (shortened(one, size) for one in present[_IN_FULL:])
         if sum(len(to_json(one).encode(errors="replace")) for one in kept) < _NEWS_BYTES:
             break
     return tuple(kept)
 
 
-def _shortened(failure: Failure, size: int) -> Failure:
+def shortened(failure: _Failed, size: int) -> _Failed:
+    """The same with a message of at most so many bytes."""
     if len(failure.message.encode(errors="replace")) <= size:
         return failure
     try:
@@ -122,20 +132,26 @@ def _shortened(failure: Failure, size: int) -> Failure:
 
 
 def message_of(report: TerminationReport, *, size: int = MESSAGE_BYTES) -> str:
-    """A termination message that fits a letter: of a long error, only how it begins."""
+    """A termination message that fits a letter: of a long error, only how it begins; of what a rank
+    printed, less.
+    """
     error = report.error or ""
-    most = size
 
     def with_error(characters: int) -> str:
-        return replace(report, error=error[:characters] or None).to_json()
+        short = error[:characters]
+        if report.printed:
+            first, _, words = error.partition("\n")
+            most = max(characters - len(first), 0)
+            short = "\n".join([first, last_words([words.encode()], unhandled=True, most=most)])
+        return replace(report, error=short.strip() or None).to_json()
 
     def size_with(characters: int) -> int:
         return len(with_error(characters).encode(errors="replace"))
 
-    fits = bisect_right(range(len(error) + 1), most, key=size_with) - 1
+    fits = bisect_right(range(len(error) + 1), size, key=size_with) - 1
     if fits < 0:  # ranks may report anything
         bare = TerminationReport(error=report.error, exit_code=report.exit_code)
-        return message_of(bare, size=max(most, 128))
+        return message_of(bare, size=max(size, _LEAST_BYTES))
     return with_error(fits)
 
 
@@ -176,6 +192,9 @@ def deliver(letter: Letter, host: str, placement: Placement) -> Answer:
             return Answer()
         if response.status == HTTPStatus.CONFLICT:
             return answer_of(from_json(Refusal, response.read(MAX_BYTES)), letter)
+        short = shortened(letter, _EARLIER_MESSAGE_BYTES)
+        if response.status == HTTPStatus.BAD_REQUEST and short != letter:
+            return deliver(short, host, placement)
         return Answer(f"node rank 0 answers with HTTP status {response.status}")
     except (OSError, http.client.HTTPException, ValueError) as error:
         return Answer(f"node rank 0 cannot be told of it: {error}", is_final=False)
