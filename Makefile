@@ -80,13 +80,16 @@ lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(VENV)/bin/mypy operator/ddp_operator trainer-image/ddp_trainer trainer-image/examples tests docs/reference docs/pictures
 	PYTHONPATH=operator:trainer-image $(VENV)/bin/lint-imports
 
+MESSAGES := operator/ddp_operator/job/failure/messages.py
+MESSAGES_COPY := trainer-image/ddp_trainer/membership/messages.py
 .PHONY: generate check-generated
-generate: $(STAMP) ## Write the CRD, and the chart's values and schema, from the models
+generate: $(STAMP) ## Write the CRD, and the chart's values and schema, from the models; copy what the trainer shares
 	$(PY) -m ddp_operator crd > crds/ddpjobs.yaml
+	cp $(MESSAGES) $(MESSAGES_COPY)
 	$(PY) -m tests.chart generate
 
 check-generated: generate ## Fail when what is stored of them is not what the models say
-	git diff --exit-code -- crds/ddpjobs.yaml manifests/chart
+	git diff --exit-code -- crds/ddpjobs.yaml manifests/chart $(MESSAGES_COPY)
 
 .PHONY: docs
 docs: $(STAMP) ## Build the documentation to build/docs; a dead link is an error

@@ -21,6 +21,10 @@ from torch import distributed as dist
         TimeoutError("Timed out waiting for the data set"),
         ValueError("gloo/transport/tcp/pair.cc:537 Read error: quoted in an error of mine"),
         dist.DistBackendError("NCCL error: ncclInvalidUsage: Duplicate GPU detected"),
+        dist.DistBackendError(
+            "NCCL error: ncclSystemError: Last error:\nError while creating shared memory segment "
+            "/dev/shm/nccl-x (size 9637892), error: No space left on device (28)"
+        ),
     ],
 )
 def test_own_errors(error: Exception) -> None:
@@ -32,6 +36,13 @@ def test_own_errors(error: Exception) -> None:
     [
         RendezvousTimeoutError("gave up"),
         dist.DistBackendError("NCCL error: ncclRemoteError: remote process exited"),
+        dist.DistBackendError(
+            "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
+            "key-value store by key '0', but store->get('0') got error: Socket Timeout"
+        ),
+        dist.DistBackendError("NCCL timeout in communicator initialization."),
+        dist.DistStoreError("Timeout waiting for key: default_pg/0/0 after 1800000 ms"),
+        RuntimeError("[/x/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 9ms for recv"),
     ],
 )
 def test_errors_of_others(error: Exception) -> None:

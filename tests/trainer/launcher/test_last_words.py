@@ -186,3 +186,20 @@ def test_binary_output_is_no_obstacle(tmp_path: Path) -> None:
     assert ended.returncode == 3
     assert message.stat().st_size < 4096
     assert TerminationReport.from_json(message.read_text()).printed
+
+
+def test_the_rank_that_failed_by_itself_is_the_cause_whichever_ended_first() -> None:
+    lost = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:11"
+    words = {0: lost, 1: "ValueError: --lr -3", 2: lost}
+    ends = [
+        RankEnd(
+            rank=rank,
+            exit_code=1,
+            consequence=False,
+            report=TerminationReport(),
+            words=words[rank],
+        )
+        for rank in (0, 1, 2)
+    ]
+    assert judge_script(ends).report.rank == 1
+    assert judge_script([ends[0], ends[2]]).report.rank == 0

@@ -13,27 +13,13 @@ import torch
 from torch import distributed as dist
 
 from ddp_trainer.exit_codes import LostDeviceError, LostPeerError
+from ddp_trainer.membership import messages
 
-# What torch 2.13 says when the other side of a connection goes away or stays silent.
-_GLOO = re.compile(
-    r"gloo/(transport|rendezvous)/.*(Connection (closed|reset) by peer|Read error|Write error"
-    r"|Broken pipe|Timed out waiting|Connect timeout|Socket (Timeout|closed)|is not connected)"
-    r"|^Application timeout caused pair closure|^Gloo connectFullMesh failed",
-    re.DOTALL,
-)
+_GLOO = re.compile("|".join(messages.GLOO))
+_PEER = re.compile("|".join(messages.PEER))
+_OWN = re.compile("|".join(messages.OWN))
+_CUDA = re.compile("|".join(messages.CUDA))
 _GLOO_NOISE = re.compile(r"^\[[^]]*gloo/[^]]*\] |\. This is typically caused by .*$")
-_NCCL = re.compile(
-    r"ncclRemoteError|ncclSystemError|remote process exited|[Tt]imeout|communicator was aborted"
-)
-# A CUDA error stays: each later call of the process reports it again. Libraries and NCCL hand it on
-# in words of their own.
-_DEVICE = re.compile(
-    r"CUDA error: |CUDA driver error: |cuDNN error: |CUBLAS_STATUS_|CUDNN_STATUS_"
-    r"|ncclUnhandledCudaError|unhandled cuda error|Cuda failure"
-)
-_STORE = re.compile(
-    r"Connection (closed|reset) by peer|Broken pipe|failed to recv|timeout|shut ?down"
-)
 
 
 def is_lost_device(error: BaseException) -> bool:
@@ -46,7 +32,7 @@ def is_lost_device(error: BaseException) -> bool:
         return True
     if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
         return False
-    return bool(_DEVICE.search(str(error)))
+    return bool(_CUDA.search(str(error)))
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -59,7 +45,7 @@ def is_lost_peer(error: BaseException) -> bool:
     if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
         return True
     if isinstance(error, dist.DistBackendError):
-        return bool(_NCCL.search(text) or _STORE.search(text))
+        return bool(_PEER.search(text)) and not _OWN.search(text)
     return type(error) is RuntimeError and bool(_GLOO.search(text))
 
 

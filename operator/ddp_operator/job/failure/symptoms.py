@@ -14,67 +14,12 @@ from typing import Any, Final
 
 import re2
 
-_SECONDARY: Final = re2.compile(
-    "|".join(
-        [
-            # gloo, transport/tcp: the other side of a pair is gone, or silent.
-            r"Connection (closed|reset) by peer",
-            r"Remote peer closed the connection",
-            r"Application timeout caused pair closure",
-            r"Gloo connectFullMesh failed",
-            r"gloo/transport/.*(Read error|Write error|Broken pipe|Timed out|[Tt]imeout)",
-            # torch/csrc/distributed/c10d: TCPStore and socket. Rank 0 holds the store.
-            r"Did the remote server shutdown or crash",
-            r"TCPStore server has shut ?down",
-            r"[Tt]imed out after .* waiting for clients",
-            r"The client socket has (timed out|failed to connect)",
-            r"wait timeout after \d+ms, keys",
-            r"DistNetworkError: .*([Bb]roken pipe|failed to recv|[Tt]imed? ?out)",
-            r"DistStoreError: ",
-            # torch/csrc/distributed/c10d: NCCLUtils, ProcessGroupNCCL. What torch says of
-            # ncclSystemError names the end of a remote peer as a cause, too.
-            r"ncclRemoteError",
-            r"ncclSystemError",
-            r"remote process exit(ed|ing)",
-            r"Watchdog caught collective operation timeout",
-            r"NCCL communicator was aborted",
-            # torch/distributed/elastic: another agent left, or never came.
-            r"RendezvousConnectionError",
-            r"RendezvousTimeoutError",
-            r"SignalException: Process \d+ got signal: 15",
-        ]
-    )
-)
+from ddp_operator.job.failure import messages
 
-_DEVICE: Final = re2.compile(
-    "|".join(
-        [
-            # CUDA's error strings (cudaGetErrorString): memory, links.
-            r"uncorrectable ECC error",
-            r"uncorrectable NVLink error",
-            r"Invalid access of peer GPU memory over nvlink or a hardware error",
-            # The driver's own words, and NVML's.
-            r"GPU (has fallen off the bus|is lost)",
-        ]
-    )
-)
-"""What no GPU recovers from by itself."""
-
-_NODE: Final = re2.compile(
-    "|".join(
-        [
-            # CUDA's error strings: the driver of this very node, or others on its GPUs.
-            r"CUDA-capable device(\(s\) is/are|s are) busy or unavailable",
-            r"CUDA error: system not yet initialized",
-            r"CUDA error: system has unsupported display driver",
-            # The driver's own words.
-            r"Driver/library version mismatch",
-            r"Failed to initialize NVML: Unknown Error",
-            # nvidia-container-toolkit, as a runtime hook of the container.
-            r"nvidia-container-cli: .*(initialization|detection) error",
-        ]
-    )
-)
+_PEER: Final = re2.compile("|".join(messages.PEER))
+_OWN: Final = re2.compile("|".join(messages.OWN))
+_DEVICE: Final = re2.compile("|".join(messages.DEVICE))
+_NODE: Final = re2.compile("|".join(messages.NODE))
 
 _XID: Final = re2.compile(r"\b(?:Xid \([^)]*\):|NVRM:? Xid:?) (\d+)")
 """How the driver numbers a GPU's errors."""
@@ -148,7 +93,7 @@ def is_of_another_rank(message: str) -> bool:
     said = _last_exceptions(message)
     if not said and _ROOT_CAUSE.search(message):
         return False  # the processes' own words are further up in the log
-    return all(_SECONDARY.search(text) for text in said or [message])
+    return all(map(_lost_another, said or [message]))
 
 
 @lru_cache(maxsize=_KEPT)
@@ -183,12 +128,16 @@ def headline(message: str) -> str:
     """One line for people: the exception that ended a Python program, else the last line."""
     said = _last_exceptions(message)
     if said:
-        own = (text for text in said if not _SECONDARY.search(text))
+        own = (text for text in said if not _lost_another(text))
         return next(own, said[-1]).splitlines()[0].strip()
     if found := _ROOT_CAUSE.search(message):
         return f"torchrun: rank {found['rank']} failed first, with exitcode {found['code']}"
     lines = message.strip().splitlines() or [""]
     return lines[-1].strip()
+
+
+def _lost_another(text: str) -> bool:
+    return bool(_PEER.search(text)) and not _OWN.search(text)
 
 
 def _last_exceptions(message: str) -> list[str]:

@@ -48,6 +48,11 @@ def of_rank(rank: int, error: str) -> str:
     return TRACEBACK.format(rank=rank, error=error)
 
 
+COUNT = (
+    "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions "
+    "before calling NumCudaDevices() that might have already set an error? "
+)
+
 OF_ANOTHER_RANK = {
     "gloo, closed": CLOSED,
     "gloo, reset": (
@@ -79,6 +84,53 @@ OF_ANOTHER_RANK = {
         "operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE) ran for 600000 milliseconds\n"
         "terminate called after throwing an instance of 'c10::DistBackendError'"
     ),
+    "nccl, its id not there": (
+        "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving "
+        "ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: "
+        "Socket Timeout"
+    ),
+    "nccl, in older words": (
+        "RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0] "
+        "via c10d key-value store by key '0', but store->get('0') got error: Timeout waiting for "
+        "key: default_pg/0/0 after 1800000 ms"
+    ),
+    "nccl, a connection refused": (
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled system "
+        "error, NCCL version 2.27.5\nncclSystemError: System call (e.g. socket, malloc) or "
+        "external library call failed or device error. \nLast error:\nsocketStartConnect: Connect "
+        "to 10.8.0.7<43211> failed : Connection refused"
+    ),
+    "nccl, a peer's shared memory": (
+        "torch.distributed.DistBackendError: NCCL error in: a.cpp:1, unhandled system error\n"
+        "ncclSystemError: System call failed\nLast error:\nError while attaching to shared memory "
+        "segment /dev/shm/nccl-ofXdEr (size 9637892), error: No such file or directory (2)"
+    ),
+    "nccl, closed": (
+        "torch.distributed.DistBackendError: NCCL error in: a.cpp:1, remote\nLast error:\n"
+        "socketProgress: Connection closed by remote peer digits-0-1.digits<51123>"
+    ),
+    "nccl, a card that is not answered": (
+        "NET/IB: Got completion from peer 10.8.0.7<51123> with status=IBV_WC_RETRY_EXC_ERR(12) "
+        "opcode=IBV_WC_SEND(0) vendor_err=129 hca mlx5_0"
+    ),
+    "nccl, never initialized": (
+        "torch.distributed.DistBackendError: NCCL timeout in communicator initialization."
+    ),
+    "another rank's dump": (
+        "Received a dump signal due to a collective timeout from rank 3 and we will try our best"
+    ),
+    "store silent": "torch.distributed.DistStoreError: Socket Timeout",
+    "store reset": "torch.distributed.DistNetworkError: Connection reset by peer",
+    "store broken": (
+        "[c10d] sendBytes failed on SocketImpl(fd=3, addr=[::1]:1, remote=[::1]:2): Broken pipe"
+    ),
+    "barrier": ("RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 300000 ms"),
+    "torchrun, group closed": ("torch.distributed.elastic.rendezvous.api.RendezvousClosedError"),
+    "torchrun, others late": ("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"),
+    "torchrun, store gone": (
+        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the "
+        "C10d store has failed. See inner exception for details."
+    ),
     "torchrun, told to stop": (
         "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
     ),
@@ -91,6 +143,27 @@ OWN_FAILURES = {
     "port taken": (
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
         "network address. port: 29932, name: EADDRINUSE, message: address already in use"
+    ),
+    "shared memory": (
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled system "
+        "error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclSystemError: "
+        "System call (e.g. socket, malloc) or external library call failed or device error. \n"
+        "Last error:\nError while creating shared memory segment /dev/shm/nccl-JmR9aU "
+        "(size 33030528), error: No space left on device (28)"
+    ),
+    "no network of the name": (
+        "torch.distributed.DistBackendError: NCCL error in: a.cpp:1, unhandled system error\n"
+        "ncclSystemError: System call failed\nLast error:\nBootstrap : no socket interface found"
+    ),
+    "disk": "OSError: [Errno 28] No space left on device",
+    "workers' shared memory": (
+        "RuntimeError: unable to write to file </torch_7_1>: No space left on device (28)"
+    ),
+    "out of GPU memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "wrong use of NCCL": (
+        "torch.distributed.DistBackendError: NCCL error in: a.cpp:1, invalid usage, NCCL version "
+        "2.27.5\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast "
+        "error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000"
     ),
     "own GPU": "torch.distributed.DistBackendError: NCCL error: unhandled cuda error",
     "after a connection that was mended": (
@@ -160,6 +233,29 @@ def test_headline(message: str, expected: str) -> None:
         ("NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked", True),
         ("NVRM: Xid (PCI:0000:10:1c): 31, pid=1896, MMU Fault", False),
         ("Failed to initialize NVML: Driver/library version mismatch", True),
+        (COUNT + "Error 802: system not yet initialized", True),
+        (
+            COUNT + "Error 803: system has unsupported display driver / cuda driver combination",
+            True,
+        ),
+        (COUNT + "Error 804: forward compatibility was attempted on non supported HW", True),
+        (COUNT + "Error 46: all CUDA-capable devices are busy or unavailable", True),
+        (COUNT + "Error 999: unknown error", True),
+        (COUNT + "Error 2: out of memory", False),
+        (COUNT + "Error 101: invalid device ordinal", False),
+        ("RuntimeError: No CUDA GPUs are available", False),
+        ("torch.AcceleratorError: CUDA error: system not yet initialized", True),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", True),
+        ("CUDA error: CUDA driver version is insufficient for CUDA runtime version", True),
+        ("NCCL WARN nvmlInit_v2() failed: Driver/library version mismatch", True),
+        (
+            "ncclUnhandledCudaError: x\nLast error:\nCuda failure 802 'system not yet initialized'",
+            True,
+        ),
+        ("NVRM: API mismatch: the client has the version 580.65.06, but", True),
+        ("NET/IB : mlx5_0:1 async fatal event: local catastrophic error", True),
+        ("NVRM: GPU at PCI:0000:10:1c.0 has fallen off the bus", True),
+        ("CUDA_ERROR_ECC_UNCORRECTABLE", True),
         ("nvidia-container-cli: initialization error: driver rpc error: timed out", True),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", False),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", False),
