@@ -208,6 +208,9 @@ class Cluster(Protocol[PodT]):
         """Record an Event about a job; best effort, never raises `ClusterError`."""
 
 
+NOTHING_YET: Final = "HTTP status 503"
+
+
 class Told(NamedTuple):
     """The answer of a launcher that was told of its job's group."""
 
@@ -226,7 +229,9 @@ class Trainers(Protocol):
     """
 
     async def status(self, address: str) -> bytes | str:
-        """GET /status: the content of the answer, or in words why there is none."""
+        """GET /status: the content of the answer, or in words why there is none; `NOTHING_YET` if
+        a launcher answers that there is nothing to report yet.
+        """
 
     async def dump_stacks(self, address: str, *, token: str) -> bool:
         """POST /dump-stacks, with the job's token: whether the trainer will write its stacks to the

@@ -161,6 +161,7 @@ def _supervise(
         placing,
         judge=verdict_on,
         place_file=PlaceFile(status_path) if status_path is not None else None,
+        status_file=StatusFile(status_path) if status_path is not None else None,
         of_rank_0=found,
         standing=standing if served and placing.can_change else None,
     )

@@ -16,7 +16,7 @@ from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status import log_progress
 from ddp_operator.job.status.progress import InvalidReportError, Report, TrainerStatus, parse
-from ddp_operator.ports import Cluster, ClusterError, Key, Trainers
+from ddp_operator.ports import NOTHING_YET, Cluster, ClusterError, Key, Trainers
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +151,9 @@ class ProgressReports:
             self._hear(key, Report(entry.uid, pod.identity, said, heard_at, heard_at))
         elif said is not None:
             self._note(key, said)
+            if said.endswith(NOTHING_YET):
+                heard_at = self._clock()
+                self._hear(key, Report(entry.uid, pod.identity, None, heard_at, heard_at))
 
     async def _asked(self, pod: PodState) -> TrainerStatus | str:
         """What a pod's trainer says, or in words why nothing is known of it."""
@@ -225,4 +228,8 @@ def _is_out(job: DDPJob | InvalidJobError) -> bool:
 
 def _same_step(one: Report, other: Report) -> bool:
     by_the_same = (one.owner_uid, one.identity) == (other.owner_uid, other.identity)
-    return by_the_same and one.said.step == other.said.step
+    return by_the_same and _step(one) == _step(other)
+
+
+def _step(report: Report) -> int | None:
+    return report.said.step if report.said else None

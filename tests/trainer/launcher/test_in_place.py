@@ -510,3 +510,17 @@ def _state(pid: int) -> str:
 
 def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def test_what_ranks_of_before_have_reported_goes_with_them(tmp_path: Path) -> None:
+    prelude = """
+if generation == "1":
+    pathlib.Path(os.environ["DDP_STATUS_FILE"]).write_text('{"step": 7}')
+"""
+    with world_job(tmp_path, prelude=prelude) as job:
+        pod = job.start(0)
+        pod.wait_for(1)
+        assert pod.request("GET", "/status") == (200, {"step": 7})
+        assert pod.tell(2, 0)[0] == 200
+        pod.wait_for(2)
+        assert pod.request("GET", "/status") == (503, "nothing to report yet\n")

@@ -272,3 +272,18 @@ async def test_a_log_that_tells_nothing_is_told_of_once(
     assert world.step("train") is None
     [line] = [line for line in caplog.messages if line.startswith("default/train: ")]
     assert says in line
+
+
+async def test_a_launcher_that_answers_before_the_first_step_shows_a_hang(
+    world: World, server: TrainerServer
+) -> None:
+    server.answer = lambda: web.Response(status=404)
+    spec = {"progressDeadlineSeconds": 60, "restart": {"scope": "Pod"}}
+    await world.run("train", server, **spec)
+    world.ahead = timedelta(seconds=620)
+    await asyncio.sleep(3 * EVERY_SECONDS)
+    assert world.status("train").get("attempt", 0) == 0, "no answer is no evidence"
+    server.answer = lambda: web.Response(status=503)
+    await world.until(lambda: world.status("train").get("attempt") == 1)
+    [failure] = world.status("train")["failures"]
+    assert failure["reason"] == "NoProgress"

@@ -8,6 +8,7 @@ asked to have the whole group start anew in the pods that it has, if the job all
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -29,6 +30,7 @@ from ddp_trainer.launcher.world.placing import Placing
 from ddp_trainer.launcher.world.state import World
 from ddp_trainer.membership.place import Place, PlaceFile
 from ddp_trainer.system.logs import Complaints, log_to_stdout
+from ddp_trainer.telemetry.status import StatusFile
 from ddp_trainer.telemetry.termination import TerminationReport
 from ddp_trainer.telemetry.wire import utc
 
@@ -84,10 +86,12 @@ class Lifetime:
         *,
         judge: Callable[[Sequence[RankEnd]], Verdict],
         place_file: PlaceFile | None,
+        status_file: StatusFile | None,
         of_rank_0: Mapping[str, str],
         standing: Standing | None,
     ) -> None:
         """`place_file`: for ranks that form their group by themselves; None: none are told.
+        `status_file`: what ranks report; None: nobody asks.
 
         `of_rank_0`: variables of all ranks of the pod of node rank 0, on top of others.
         `standing`: None: this pod will not be told of another place, whatever it asks for.
@@ -98,6 +102,7 @@ class Lifetime:
         self._standing = standing
         self._judge = judge
         self._place_file = place_file
+        self._status_file = status_file
         self._of_rank_0 = of_rank_0
         self._under = world.place
         """The place that this pod's ranks have, or the last one that they were to have."""
@@ -161,6 +166,9 @@ class Lifetime:
         self._under, self._superseded = place, False
         if place is not self._world.born:
             self._write(place)
+            if self._status_file is not None:
+                with contextlib.suppress(OSError):
+                    self._status_file.remove()  # of ranks that are gone: it would pass for a hang
         return self._settle(place)
 
     def _settle(self, place: Place) -> Mapping[int, Mapping[str, str]]:

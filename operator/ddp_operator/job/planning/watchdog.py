@@ -1,15 +1,19 @@
 """Notices a training that hangs: its trainer still answers, but with the same step for too long.
 
 Only an answer is evidence. A trainer that cannot be reached may train all the same, so the clock
-stands at the last answer; the bundled trainer's launcher answers also when all ranks hang.
+stands at the last answer; the bundled trainer's launcher answers also when all ranks hang. Before
+the first step, while NCCL starts for example, it answers that there is nothing to report yet. That
+is evidence for trainings that do report steps, after a longer time.
 """
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure.records import NO_PROGRESS
+from ddp_operator.job.membership.world import scope_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.observed import Observed
@@ -19,6 +23,10 @@ from ddp_operator.ports import Event
 
 NO_REPORTS = "NoProgressReports"
 """Reason of the condition Running, and of one Event, when nothing was reported at all."""
+_FIRST_STEP_TIMES: Final = 3
+_FIRST_STEP_LEAST: Final = timedelta(minutes=10)
+"""The first step may take so many times the deadline of any other, and this long in any case: it
+comes after imports, the data, the checkpoint, the connections of all ranks, and compilation."""
 
 
 def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Failure | None:
@@ -28,9 +36,11 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
     """
     limit, running_since = _deadline(job), _running_since(job)
     progress = job.status.progress
-    if limit is None or running_since is None or progress is None:
+    if limit is None or running_since is None or report is None or not report.concerns(job):
         return None
-    if report is None or not report.concerns(job) or report.said.step != progress.step:
+    if report.said is None:
+        return _not_begun(job, pods, report, now)
+    if progress is None or report.said.step != progress.step:
         return None
     # An earlier attempt may have been at that step too, which says nothing of this one.
     known_since = progress.updated_at
@@ -38,13 +48,37 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
     stood = report.received - max(since, running_since)
     if stood < limit:
         return None
-    rank = progress.slowest_rank
-    index = ranks.pod_of(job.spec, rank) if rank is not None else 0
-    pod = pods.current.get(index)
     message = (
         f"step {progress.step} has not moved for {int(stood.total_seconds())} s "
         f"(spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds})"
     )
+    return _failure(job, pods, message, progress.slowest_rank, now)
+
+
+def _not_begun(job: DDPJob, pods: Observed, report: Report, now: datetime) -> Failure | None:
+    """Return the failure of a job that completes no step since all its pods run."""
+    limit, running_since, progress = _deadline(job), _running_since(job), job.status.progress
+    if limit is None or running_since is None:
+        return None
+    if not _reports_steps(job):
+        return None
+    changed_at = job.status.world.changed_at if job.status.world else None
+    since = max(running_since, changed_at or running_since)
+    stood = report.received - since
+    has_reported = progress is not None and progress.updated_at > since
+    if has_reported or stood < max(_FIRST_STEP_TIMES * limit, _FIRST_STEP_LEAST):
+        return None
+    message = (
+        f"no step was completed in {int(stood.total_seconds())} s since all pods run, and the "
+        f"launcher answers (spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds}; "
+        f"a first step may take {_FIRST_STEP_TIMES} times as long)"
+    )
+    return _failure(job, pods, message, None, now)
+
+
+def _failure(job: DDPJob, pods: Observed, message: str, rank: int | None, now: datetime) -> Failure:
+    index = ranks.pod_of(job.spec, rank) if rank is not None else 0
+    pod = pods.current.get(index)
     if rank is not None:
         message += f"; the slowest rank was {rank}"
     return Failure(
@@ -69,7 +103,7 @@ def silent_since(job: DDPJob, report: Report | None) -> datetime | None:
     running_since, progress = _running_since(job), job.status.progress
     if _deadline(job) is None or running_since is None:
         return None
-    if report is not None and report.concerns(job):
+    if report is not None and report.concerns(job) and (report.said or _reports_steps(job)):
         return None
     # An operator that was started anew knows from the status that there were reports.
     if progress is not None and progress.updated_at > running_since:
@@ -126,6 +160,13 @@ def _deadline(job: DDPJob) -> timedelta | None:
     seconds = job.spec.progress_deadline_seconds
     # The times that it counts from are stored without their fractions of a second.
     return timedelta(seconds=seconds + 1) if seconds is not None else None
+
+
+def _reports_steps(job: DDPJob) -> bool:
+    """Whether the training reports its steps, as far as is known: a script that never does so looks
+    before its first step as it does while it trains.
+    """
+    return scope_of(job) == "Pod" or job.status.progress is not None
 
 
 def _running_since(job: DDPJob) -> datetime | None:

@@ -95,7 +95,8 @@ class Report:
 
     owner_uid: str
     identity: Identity
-    said: TrainerStatus
+    said: TrainerStatus | None
+    """None: its launcher answers, and no step has been reported yet."""
     first_received: datetime
     """When this pod was first heard to be at this step."""
     received: datetime
@@ -129,7 +130,7 @@ def parse(content: bytes) -> TrainerStatus:
 
 def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
     """Return the job's status with what its trainer said last."""
-    if report is None or not report.concerns(job):
+    if report is None or report.said is None or not report.concerns(job):
         return job.status
     progress = _progress(job.status.progress, report.said, report.received)
     checkpoint = _checkpoint(job.status.checkpoint, report.said)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Progress
+from ddp_operator.api.world import World
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.progress import Report
@@ -167,3 +168,63 @@ def test_a_crash_is_no_hang(code: int) -> None:
     acting = plan(stored(job, planned), pods, later(90))
     assert acting.delete
     assert acting.dump_stacks == ()
+
+
+class TestBeforeTheFirstStep:
+    """A launcher that lives answers that there is nothing to report yet."""
+
+    def lives(self, received: float, attempt: int = 0) -> Report:
+        return replace(report(0, received=received, attempt=attempt), said=None)
+
+    def test_it_takes_longer_than_any_other_step_may(self) -> None:
+        job, pods = watched_job(restart={"scope": "Pod"})
+        early = RUNNING_SINCE + 599
+        planned = plan(job, pods, later(early), report=self.lives(early))
+        assert does_nothing(planned)
+        assert planned.events == (), "a hang will be noticed"
+        due = RUNNING_SINCE + 600
+        planned = plan(job, pods, later(due), report=self.lives(due))
+        assert planned.decided
+        [failure] = planned.status.failures
+        assert (failure.reason, failure.class_) == ("NoProgress", "Application")
+        assert (failure.rank, failure.node) == (None, "")
+        assert "no step was completed in 600 s" in failure.message
+
+    def test_it_is_three_times_a_long_deadline(self) -> None:
+        job, pods = running_job(progressDeadlineSeconds=1000, restart={"scope": "Pod"})
+        due = RUNNING_SINCE + 3 * 1001
+        early = due - 1
+        assert does_nothing(plan(job, pods, later(early), report=self.lives(early)))
+        assert plan(job, pods, later(due), report=self.lives(due)).decided
+
+    def test_a_script_that_has_never_reported_may_train(self) -> None:
+        job, pods = watched_job()
+        planned = plan(job, pods, later(10_000), report=self.lives(10_000))
+        assert not planned.decided
+        assert event_reasons(planned) == ["NoProgressReports"]
+
+    def test_one_that_has_reported_in_an_earlier_attempt_hangs(self) -> None:
+        job, pods = watched_job()
+        job = with_status(job, progress=Progress(step=7, updated_at=later(2)))
+        due = RUNNING_SINCE + 600
+        assert does_nothing(plan(job, pods, later(due - 1), report=self.lives(due - 1)))
+        assert plan(job, pods, later(due), report=self.lives(due)).decided
+
+    def test_one_that_has_reported_since_then_trained(self) -> None:
+        job, pods = watched_job(restart={"scope": "Pod"})
+        job = reported(job, pods, report(7, received=20))
+        assert does_nothing(plan(job, pods, later(10_000), report=self.lives(10_000)))
+
+    def test_only_an_answer_is_evidence(self) -> None:
+        job, pods = watched_job(restart={"scope": "Pod"})
+        assert not plan(job, pods, later(10_000), report=self.lives(100)).decided
+        assert not plan(job, pods, later(10_000), report=None).decided
+        of_another = self.lives(10_000, attempt=1)
+        assert not plan(job, pods, later(10_000), report=of_another).decided
+
+    def test_a_change_of_the_group_begins_the_time_again(self) -> None:
+        job, pods = watched_job(restart={"scope": "Pod"})
+        world = World(generation=0, size=2, members="0-1", changed_at=later(500))
+        job = with_status(job, world=world)
+        assert does_nothing(plan(job, pods, later(1000), report=self.lives(1000)))
+        assert plan(job, pods, later(1100), report=self.lives(1100)).decided
