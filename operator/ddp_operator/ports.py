@@ -47,6 +47,8 @@ class Node:
     """What says that it is about to go, such as a taint; empty where nothing does."""
     ends_at: datetime | None = None
     """When its machine ends, where that is known."""
+    unready: bool = False
+    """Its kubelet does not answer, or says that it is not ready."""
 
 
 class Nodes(tuple[Node, ...]):
@@ -54,8 +56,9 @@ class Nodes(tuple[Node, ...]):
 
     @cached_property
     def signalled(self) -> Mapping[str, Node]:
-        """By name: those that are bad or leaving, or whose end is known."""
-        return {node.name: node for node in self if node.bad or node.leaving or node.ends_at}
+        """By name: those that are bad, leaving or not ready, or whose end is known."""
+        said = ((node, node.bad or node.leaving or node.unready or node.ends_at) for node in self)
+        return {node.name: node for node, is_signalled in said if is_signalled}
 
 
 @dataclass(frozen=True, slots=True)

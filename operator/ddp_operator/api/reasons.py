@@ -27,7 +27,10 @@ _PODS_START: Final = "the job runs once all pods are ready"
 _UNCHARGED: Final = "new pods start, and no restart is charged"
 _CHARGED: Final = "new pods start, which is charged to spec.restart.maxRestarts"
 _FORGIVEN: Final = "new pods start; the first few times no restart is charged"
-_GIVEN_UP: Final = "the kubelet tries again; after five minutes the job fails"
+_GIVEN_UP: Final = (
+    "the kubelet tries again; after five minutes the job fails, or the pod is replaced, uncharged, "
+    "where pods of this spec have run or a registry cannot answer"
+)
 
 OWN: Final = {
     "PodsCreated": Reason("the pods that the job lacked were created", _PODS_START, NOTHING),
@@ -116,6 +119,12 @@ OWN: Final = {
         "a node of the job is about to go, or its end is near",
         "a trainer that answers POST /checkpoint saves; training goes on",
         NOTHING,
+    ),
+    "StartTimeout": Reason(
+        "no process has started in a pod within spec.startTimeoutSeconds after it got its node",
+        "a spare or a pod on another node takes its place; once the job has run that is never "
+        "charged, before only the first few times are free",
+        "kubectl describe pod says what it lacks: a volume, its network, or its image",
     ),
     "LauncherUnreachable": Reason(
         "a pod's launcher was told for half a minute in vain that the processes start anew",

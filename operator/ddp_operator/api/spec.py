@@ -325,6 +325,13 @@ class DDPJobSpec(ApiModel):
             "again later."
         ),
     )
+    start_timeout_seconds: Seconds = Field(
+        default=600,
+        description=(
+            "A pod in which no process has started so long after it got its node is replaced on "
+            "another one, three times as long where only its image is missing."
+        ),
+    )
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = Field(
         default=None, description="The job is deleted this long after it has finished."
     )

@@ -130,6 +130,40 @@ class Outage(StatusModel):
     lost_from: Time = Field(description="From when on the time before the restart is lost.")
 
 
+GapReason = Literal[
+    "Paused",
+    "Refused",
+    "Unscheduled",
+    "NotStarted",
+    "CannotStart",
+    "Initializing",
+    "Starting",
+    "Silent",
+    "Leaving",
+    "Failed",
+    "Lost",
+]
+MAX_GAPS: Final = 32
+
+
+class GapRecord(StatusModel):
+    """A place of the group in which nothing trains."""
+
+    node_rank: Count
+    reason: GapReason = Field(
+        description=(
+            "Paused: the operator waits before it creates the pod. Refused: the API server does "
+            "not accept the pod. Unscheduled: it has no node. NotStarted: it has a node and no "
+            "process. CannotStart: the kubelet says why. Initializing: its init containers run. "
+            "Starting: it is not ready. Silent: its "
+            "node or its launcher does not answer. Leaving, Failed, Lost: it is told to end, has "
+            "ended, was taken away."
+        )
+    )
+    since: Time = Field(description="Since when for this reason, as the operator saw it.")
+    node: Name = ""
+
+
 class Goodput(StatusModel):
     """What the job's age was spent on: the seconds add up to accountedUntil - creationTimestamp.
 
@@ -166,6 +200,10 @@ class Bookkeeping(StatusModel):
     accepted_spec_hash: Name = Field(
         default="",
         description="Digest of the spec whose pods the API server last accepted, all of them.",
+    )
+    ran_spec_hash: Name = Field(
+        default="",
+        description="Digest of the spec that has run: each kind of pod with it has started once.",
     )
     restart_requested: Word = Field(
         default="", description="The annotation restart-requested, as it was acted on last."
@@ -205,12 +243,6 @@ class Bookkeeping(StatusModel):
         default=(),
         description="Numbers of the group's pods that are new since then: they fail on their own.",
     )
-    unstartable_since: Time | None = Field(
-        default=None, description="Since when pods lack what only people or a registry can give."
-    )
-    refused_since: Time | None = Field(
-        default=None, description="Since when the API server refuses pods, by quota or policy."
-    )
     suspended_seconds: Count = Field(
         default=0,
         description="Time spent suspended or queued since startTime, up to the last end of it.",
@@ -242,9 +274,6 @@ class Bookkeeping(StatusModel):
     )
     spares: Annotated[tuple[Count, ...], last_items(MAX_SPARES)] = Field(
         default=(), description="Numbers of pods without a place that were seen."
-    )
-    short_since: Time | None = Field(
-        default=None, description="Since when pods of an elastic job's group are not there."
     )
     spares_renewed: Count | None = Field(
         default=None,
@@ -327,6 +356,11 @@ class DDPJobStatus(StatusModel):
     )
     failures: Annotated[tuple[Failure, ...], Field(max_length=10), readable(10)] = Field(
         default=(), description="The latest causes of restarts and of the job's failure."
+    )
+
+    gaps: Annotated[tuple[GapRecord, ...], Field(max_length=MAX_GAPS), readable(MAX_GAPS)] = Field(
+        default=(),
+        description="Places of the group in which nothing trains: those that have waited longest.",
     )
 
     progress: Annotated[Progress | None, OR_NONE] = None

@@ -138,7 +138,7 @@ class Engine:
             self._queue.add_rested(key, self._rest_seconds(key))
 
     def nodes_changed(self) -> None:
-        """Work soon on the jobs with pods on nodes that turn out to be about to go."""
+        """Work soon on the jobs with pods on nodes that turn out to be about to go, or silent."""
         if self._tasks and self._nodes_due is None:
             loop = asyncio.get_running_loop()
             self._nodes_due = loop.call_later(_NODES_REST_SECONDS, self._look_at_nodes)
@@ -148,7 +148,9 @@ class Engine:
         self._nodes_due = None
         nodes = self._cluster.nodes()
         names = frozenset(node.name for node in nodes)
-        leaving = frozenset(name for name, node in nodes.signalled.items() if node.leaving)
+        leaving = frozenset(
+            name for name, node in nodes.signalled.items() if node.leaving or node.unready
+        )
         # Where there was nowhere to go, there may be now.
         concerned = leaving if names - self._known_nodes else leaving - self._leaving_nodes
         self._known_nodes, self._leaving_nodes = names, leaving

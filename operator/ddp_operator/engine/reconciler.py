@@ -272,7 +272,8 @@ class Reconciler:
             reason = NAME_TAKEN if taken else PODS_FORBIDDEN
             job, now = _as_seen(entry.job, planned), self._clock()
             message = refused.message if taken else forbidden(job, refused.message)
-            held = accounted(entry.job, hold(job, reason, message, now), now)
+            held = hold(job, reason, message, now, wanted=planned.create)
+            held = accounted(entry.job, held, now)
             await self._record(key, entry, held.status, held.events)
             raise
         if overtaken():
@@ -398,8 +399,4 @@ class Reconciler:
 
 def _as_seen(job: DDPJob, planned: Plan) -> DDPJob:
     """Return the job with what a plan saw, but nothing of what it meant to achieve."""
-    seen = {
-        name: getattr(planned.status, name)
-        for name in ("observed_generation", "ready_replicas", "ready")
-    }
-    return replace(job, status=job.status.model_copy(update=seen))
+    return replace(job, status=planned.seen) if planned.seen else job

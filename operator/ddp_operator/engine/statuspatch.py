@@ -9,8 +9,8 @@ from ddp_operator.ports import Manifest
 
 _KNOWN: Final = NOTES.union(str(field.alias) for field in DDPJobStatus.model_fields.values())
 
-_FOR_PEOPLE: Final = ("ready", "readyReplicas", "selector", "placement", "goodput")
-"""Fields that tell how it is, and decide nothing."""
+_FOR_PEOPLE: Final = ("ready", "readyReplicas", "selector", "placement", "goodput", "gaps")
+"""Fields that tell how it is, and by which no decision is known to have been made."""
 
 # Texts, lists and maps without content only lengthen `kubectl describe`. Zeros are news: they stay.
 _EMPTY: tuple[object, ...] = ("", [], {})
@@ -126,7 +126,7 @@ def _essence(status: DDPJobStatus) -> DDPJobStatus:
     conditions = tuple(c.model_copy(update={"message": ""}) for c in status.conditions)
     return status.model_copy(
         update={
-            **{"ready_replicas": 0, "ready": "", "completed_indexes": ""},
+            **{"ready_replicas": 0, "ready": "", "completed_indexes": "", "gaps": ()},
             **{"message": "", "conditions": conditions},
         }
     )

@@ -227,7 +227,7 @@ async def test_jobs_hear_of_nodes_that_are_about_to_go_and_of_no_other_change(
         pod["status"] = READY
     engine.pods_changed(Key("default", "train"))
     stored = cluster.jobs[Key("default", "train")]
-    await until(lambda: stored["status"]["phase"] == "Running")
+    await until(lambda: stored.get("status", {}).get("phase") == "Running")
     engine._look_at_nodes()
     looked: list[Key] = []
     monkeypatch.setattr(engine, "look_at", looked.append)

@@ -389,6 +389,34 @@ async def test_a_quota_for_a_few_pods_costs_few_refusals(
     assert len(creations) <= 3 + 4, "as many refused as created, and one"
 
 
+@pytest.mark.parametrize(
+    "refusal", [ForbiddenError("exceeded quota"), InvalidError("a policy says no", status=422)]
+)
+async def test_what_was_seen_is_on_record_though_a_pod_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch, refusal: ClusterError
+) -> None:
+    create = world.cluster.create_pod
+
+    async def create_but_the_last(manifest: Mapping[str, Any]) -> None:
+        if manifest["metadata"]["name"].endswith("-3"):
+            raise refusal
+        await create(manifest)
+
+    monkeypatch.setattr(world.cluster, "create_pod", create_but_the_last)
+    world.apply(job(replicas=4, activeDeadlineSeconds=60))
+    for seconds in (0, 30, 59):
+        world.now = NOW + timedelta(seconds=seconds)
+        with pytest.raises(type(refusal)):
+            await world.reconcile()
+        assert world.status["startTime"] == "2026-01-01T00:00:00Z"
+        [gap] = [gap for gap in world.status["gaps"] if gap["nodeRank"] == 3]
+        assert (gap["reason"], gap["since"]) == ("Refused", "2026-01-01T00:00:00Z")
+    world.now = NOW + timedelta(seconds=60)
+    await world.reconcile()
+    assert (world.status["phase"], world.status["reason"]) == ("Failed", "DeadlineExceeded")
+    assert "gaps" not in world.status
+
+
 async def test_a_service_of_somebody_else_is_named(world: World) -> None:
     world.cluster.services[KEY] = {"metadata": {"namespace": "default", "name": "train"}}
     world.apply(job())

@@ -21,8 +21,8 @@ _times = st.none() | st.datetimes(datetime(2026, 1, 1), datetime(2027, 1, 1)).ma
 _values: dict[str, st.SearchStrategy[Any]] = {
     "replacements": st.dictionaries(_counts.map(str), _counts, max_size=3),
     "replacing": st.lists(_counts, max_size=3),
-    "unstartableSince": _times,
-    "refusedSince": _times,
+    "queuedSince": _times,
+    "noSpareBefore": _times,
     **dict.fromkeys(("acceptedSpecHash", "restartRequested", "isolation"), _words),
     **dict.fromkeys(
         (

@@ -46,10 +46,13 @@ def test_a_step_that_stands_is_a_hang_some_time(step_at: float, said: list[str])
 
 def test_pods_that_cannot_start_are_given_up_and_the_soonest_comes_first() -> None:
     job = stored("Starting", spec={"activeDeadlineSeconds": 1210})
-    job["status"]["bookkeeping"] = {"unstartableSince": at(1000)}
-    assert told(job) == [
+    job["status"]["gaps"] = [{"nodeRank": 1, "reason": "CannotStart", "since": at(1000)}]
+    read = SeenJob.read(job).job
+    assert read is not None
+    stuck = builders.pod(read, 1, node="node-a", waiting="ErrImagePull")
+    assert told(job, stuck) == [
         "in 10s it is ended (spec.activeDeadlineSeconds)",
-        "in 1m40s it fails, unless its pods can start",
+        "in 1m40s pods are given up, unless they start or answer",
     ]
 
 
@@ -58,6 +61,7 @@ def test_a_gang_that_is_placed_only_in_part_gives_its_nodes_back() -> None:
     job["status"]["conditions"] = [
         condition("PodsCreated", "Created", "") | {"lastTransitionTime": at(1000)}
     ]
+    job["status"]["gaps"] = [{"nodeRank": 1, "reason": "Unscheduled", "since": at(1000)}]
     read = SeenJob.read(job).job
     assert read is not None
     pods = [builders.pod(read, 0, node="node-a"), builders.pod(read, 1, waiting="Unschedulable")]

@@ -23,7 +23,7 @@ ELASTIC: Json = {"minReplicas": 2, "maxReplicas": 6}
 def elastic(members: str, size: int, *, launcher: str = "Pod", **spec: Any) -> Json:
     """A job of four pods, or as many as spec says, whose group has changed a minute ago."""
     world = {"generation": 3, "size": size, "members": members, "changedAt": at(1140)}
-    manifest = training(world=world, bookkeeping={"launcher": launcher, "shortSince": at(1190)})
+    manifest = training(world=world, bookkeeping={"launcher": launcher})
     manifest["spec"] |= {"replicas": 4, "elastic": ELASTIC, **spec}
     return manifest
 
@@ -69,11 +69,14 @@ def test_those_that_wait_for_nodes_are_not_about_to_join() -> None:
 
 def test_a_pod_that_does_not_come_is_gone_without() -> None:
     job = elastic("0-3", 4)
+    gap: Json = {"reason": "Unscheduled", "since": at(1190)}
+    job["status"]["gaps"] = [{"nodeRank": 3, **gap}]
     [line] = next_of(job, *(trains(job, slot) for slot in range(3)), builders.pod(parsed(job), 3))
     assert line == (
         "in 20s the group goes on with 3 of 4 pods, unless the others come "
         "(spec.elastic.shrinkAfterSeconds)"
     )
+    job["status"]["gaps"] = [{"nodeRank": rank, **gap} for rank in (1, 2, 3)]
     assert next_of(job, trains(job, 0)) == [], "with fewer than enough it waits"
 
 
@@ -107,3 +110,15 @@ def test_scaling_says_what_becomes_of_the_pods() -> None:
     assert said.startswith("scales digits from 4 to 3 pods while it runs")
     stopped = changes.scale(SeenJob.read(elastic("0-3", 4, suspend=True)), 3)
     assert "kubectl ddp resume digits creates them" in stopped.says
+
+
+def test_why_says_which_places_wait_and_for_how_long() -> None:
+    manifest = training()
+    manifest["status"]["gaps"] = [
+        {"nodeRank": 1, "reason": "NotStarted", "since": at(1140), "node": "node-b"},
+        {"nodeRank": 2, "reason": "Unscheduled", "since": at(900)},
+        {"nodeRank": 3, "reason": "Unscheduled", "since": at(1000)},
+    ]
+    evidence = diagnose(SeenJob.read(manifest), Pods.of(SeenJob.read(manifest), []), NOW).evidence
+    assert "node ranks 2-3: Unscheduled for 5m" in evidence
+    assert "node rank 1: NotStarted for 1m on node-b" in evidence

@@ -14,7 +14,7 @@ from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import classes, records
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, Identity, PodState
+from ddp_operator.job.pods.state import Identity, PodState
 
 CAUSE_WAIT_SECONDS: Final = 3
 """How long a rank that only fell over another one waits for that other one to be seen. Kubelets
@@ -23,10 +23,6 @@ report exits in any order, and look for them once a second (PLEG)."""
 CLOCK_SKEW: Final = timedelta(seconds=CAUSE_WAIT_SECONDS)
 """By how much the clocks of two nodes, or of a node and the API server, may differ: a pod that ends
 this little before another one is taken away may well have ended because of that."""
-
-UNSTARTABLE_SECONDS: Final = 300
-"""How long pods may lack their image, Secret or ConfigMap before that fails the job: time for a
-person to create it, and for a registry to come back."""
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
@@ -48,26 +44,23 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
     """
     # Of thousands of pods that are well, each is looked at no more than it takes.
     failed = _failed(pods)
-    vanished = _vanished(job, pods)
-    lost = (*(pod.identity.index for pod in failed), *(gone.index for gone in vanished))
+    gone = vanished(job, pods)
+    lost = (*(pod.identity.index for pod in failed), *(place.index for place in gone))
     suspects = (pod for pod in pods.current.values() if pod.exit or pod.waiting)
     at_fault = (pod for pod in suspects if not pod.succeeded and not pod.disrupted)
-    if hopeless := [pod for pod in at_fault if classes.is_hopeless(pod)]:
+    ran = classes.has_run(job)
+    if hopeless := [pod for pod in at_fault if classes.is_hopeless(pod, has_run=ran)]:
         hopeless_ones = {pod.identity.index for pod in hopeless}
         lost = tuple(sorted(hopeless_ones.union(lost)))
         return Cause(records.of_pod(job, primary(hopeless), now), lost)
     first = primary(failed) if failed else None
     secondary = first is not None and _is_consequence(first) and len(members(job)) > 1
-    if vanished and (first is None or secondary):
-        return Cause(records.of_missing(job, vanished[0], now), lost)
+    if gone and (first is None or secondary):
+        return Cause(records.of_missing(job, gone[0], now), lost)
     if first is not None:
         if cause_due(job, pods, now):
             return None
         return Cause(records.of_pod(job, first, now), lost, secondary)
-    due = unstartable_due(job)
-    if due is not None and due <= now and (stuck := unstartable(pods)):
-        indices = tuple(pod.identity.index for pod in stuck)
-        return Cause(records.of_pod(job, stuck[0], now), indices)
     return None
 
 
@@ -85,7 +78,7 @@ def cause_due(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
     could be it, or the time is up.
     """
     failed = _failed(pods)
-    if not failed or _vanished(job, pods):
+    if not failed or vanished(job, pods):
         return None
     if all(pod.failed or pod.succeeded for pod in pods.current.values()):
         return None
@@ -97,25 +90,13 @@ def cause_due(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
     return due if now < due <= now + timedelta(seconds=CAUSE_WAIT_SECONDS) else None
 
 
-def unstartable(pods: Observed) -> list[PodState]:
-    """The pods that wait for what only a person or a registry can mend, by index."""
-    waiting = [pod for pod in pods.current.values() if pod.waiting in UNSTARTABLE_REASONS]
-    return sorted(waiting, key=lambda pod: pod.identity.index)
-
-
-def unstartable_due(job: DDPJob) -> datetime | None:
-    """Return when pods that cannot start are given up; None while there are none."""
-    since = job.status.bookkeeping.unstartable_since
-    return None if since is None else since + timedelta(seconds=UNSTARTABLE_SECONDS)
-
-
 def _failed(pods: Observed) -> list[PodState]:
     """Those that failed or are taken away, by index."""
     found = [pod for pod in pods.current.values() if pod.failed or pod.disrupted]
     return sorted(found, key=lambda pod: pod.identity.index)
 
 
-def _vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:
+def vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:
     """Those that were there: while single pods are being replaced, all others were."""
     status = job.status
     if not status.is_true("PodsCreated") and not status.bookkeeping.replacing:

@@ -6,12 +6,15 @@ did, is not; and what no restart can mend ends the job at once.
 
 from typing import Final
 
+import re2
+
 from ddp_operator.api.constants import (
     EXIT_CONFIGURATION,
     EXIT_PEER_LOST,
     EXIT_SIGKILL,
     EXIT_SIGTERM,
 )
+from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import symptoms
@@ -29,27 +32,58 @@ _NODE_REASONS: Final = frozenset(
 free there lies too far apart for its topology policy (of which no scheduler knows), or since it
 does not know its own node."""
 
+_PASSING: Final = re2.compile(
+    r"(?i)(?:^|[\s(])(?:5\d\d|429|408)\b"  # as HTTP says it; in an image's name it follows : or /
+    r"|tim(?:e|ed)[ -]?out|deadline exceeded|request canceled|QPS exceeded|rate limit"
+    r"|too ?many ?requests|service unavailable|bad gateway|internal server error"
+    r"|connection (?:refused|reset)|no route to host|(?:network|host) is (?:unreachable|down)"
+    r"|broken pipe|\bEOF\b|server misbehaving|temporary failure|certificate has expired"
+)
+"""What registries, and the network on the way to them, say of themselves and not of an image."""
+_BARE: Final = re2.compile(r'Back-off pulling image "[^"]*"')
+"""All that kubelets before 1.32 say between two tries."""
+
 _CERTAIN: Final = frozenset({"OOMKilled", "DeadlineExceeded"})
 """Kubelet's reasons for ends that no other rank brings about."""
 
 
-def of_pod(pod: PodState) -> FailureClass:
-    """Class of a pod that failed, was taken away, or cannot start."""
+def of_pod(pod: PodState, *, has_run: bool = False) -> FailureClass:
+    """Class of a pod that failed, was taken away, or cannot start; `has_run`: others like it did.
+
+    A spec that has run is no wrong configuration, nor is any whose registry cannot answer now.
+    """
     if pod.disrupted:
         return "Disruption"
-    if is_hopeless(pod):
+    if is_hopeless(pod, has_run=has_run):
         return "Configuration"
     if pod.exit is None and pod.waiting:
-        return "Infrastructure" if pod.waiting in _START_FAILED else "Configuration"
+        if pod.waiting in _START_FAILED:
+            return "Infrastructure"
+        return "Disruption" if has_run or is_passing(pod) else "Configuration"
     return "Infrastructure" if _is_of_node(pod) else "Application"
 
 
-def is_hopeless(pod: PodState) -> bool:
+def has_run(job: DDPJob) -> bool:
+    """Whether pods of this very spec have started before."""
+    return job.status.bookkeeping.ran_spec_hash == job.spec_hash
+
+
+def is_hopeless(pod: PodState, *, has_run: bool = False) -> bool:
     """Whether starting it again cannot help: its trainer says so, or it cannot ever start."""
     ended = pod.exit
     if ended is None:
-        return pod.waiting == "InvalidImageName"
-    return ended.code == EXIT_CONFIGURATION or lacks_command(pod)
+        return pod.waiting == "InvalidImageName" and not has_run
+    return ended.code == EXIT_CONFIGURATION or (lacks_command(pod) and not has_run)
+
+
+def is_passing(pod: PodState) -> bool:
+    """Whether it waits for a registry, or a network, that cannot answer now."""
+    return pod.waiting == "RegistryUnavailable" or bool(_PASSING.search(pod.waiting_message))
+
+
+def tells_nothing(pod: PodState) -> bool:
+    """Whether the kubelet only says that it will try again."""
+    return bool(_BARE.fullmatch(pod.waiting_message))
 
 
 def lacks_command(pod: PodState) -> bool:

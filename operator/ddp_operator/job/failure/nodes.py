@@ -72,10 +72,12 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobSta
 
 
 def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobStatus:
-    """Return the status with what signals say of nodes that the job's pods could run on: broken
-    ones are avoided, and those that are about to go, as far as failures leave room.
+    """Return the status with what signals say of nodes that the job's pods could run on: silent
+    ones are avoided, and broken ones and those that are about to go as far as failures leave room.
     """
-    signalled = [node for node in nodes.signalled.values() if node.bad or node.leaving]
+    signalled = [
+        node for node in nodes.signalled.values() if node.bad or node.leaving or node.unready
+    ]
     if not nodes or not (signalled or status.bookkeeping.signalled_nodes):
         return status
     failing = _by_failures(status)
@@ -84,7 +86,9 @@ def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJo
         fits = fitting(job)
         room = max(_most(job, nodes) - len(failing), 0)
         chosen = [node for node in signalled if node.name not in failing and fits(node)]
-        chosen.sort(key=lambda node: (not node.bad, node.name))
+        chosen.sort(key=lambda node: (not node.unready, not node.bad, node.name))
+        # On what does not answer nothing runs, which takes no place from the job.
+        room = max(room, min(sum(node.unready for node in chosen), MAX_EXCLUDED - len(failing)))
     names = tuple(node.name for node in chosen[:room])
     status = status.model_copy(update={"excluded_nodes": (*failing, *names)})
     return status.noting(signalled_nodes=names)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import classes, symptoms
 from ddp_operator.job.pods import ranks
@@ -58,7 +59,7 @@ def of_pod(job: DDPJob, pod: PodState, now: datetime) -> Failure:
         signal=(ended.signal or _signal(ended.code)) if ended else None,
         reason=reason,
         message=message[-_MAX_MESSAGE:],  # of a log, the end tells
-        class_=classes.of_pod(pod),
+        class_=classes.of_pod(pod, has_run=classes.has_run(job)),
     )
 
 
@@ -75,8 +76,10 @@ def of_missing(job: DDPJob, identity: Identity, now: datetime) -> Failure:
     )
 
 
-def of_leaving(job: DDPJob, pod: PodState, signal: str, now: datetime) -> Failure:
-    """Record that a pod has to go since its node will, as a signal of the node says."""
+def of_lost(
+    job: DDPJob, pod: PodState, reason: str, message: str, class_: FailureClass, now: datetime
+) -> Failure:
+    """Record that a pod which has not ended cannot stay."""
     own = ranks.ranks(job.spec, pod.identity.index)
     return Failure(
         time=now,
@@ -86,9 +89,9 @@ def of_leaving(job: DDPJob, pod: PodState, signal: str, now: datetime) -> Failur
         pod=pod.key.name,
         container=pod.container,
         node=pod.node,
-        reason=NODE_LEAVING,
-        message=f"node {pod.node} is about to be terminated ({signal})",
-        class_="Disruption",
+        reason=reason,
+        message=message,
+        class_=class_,
     )
 
 
@@ -97,14 +100,14 @@ def in_words(failure: Failure) -> str:
     of_several = failure.rank is not None and failure.rank != failure.index
     rank = f", rank {failure.rank}" if of_several else ""
     text = f"pod {failure.pod} (node rank {failure.index}{rank})"
-    if failure.disruption:
+    if failure.reason in UNSTARTABLE_REASONS and failure.exit_code is None:
+        text += f" cannot start: {failure.reason}"
+    elif failure.disruption:
         text += f" was disrupted: {failure.reason}"
     elif failure.signal:
         text += f" was killed by signal {failure.signal} ({failure.reason})"
     elif failure.exit_code is not None:
         text += f" exited with code {failure.exit_code} ({failure.reason})"
-    elif failure.reason in UNSTARTABLE_REASONS:
-        text += f" cannot start: {failure.reason}"
     else:
         text += f" failed: {failure.reason}"
     if failure.node:

@@ -128,7 +128,9 @@ def begun_anew(
         grace_seconds=grace_seconds,
         changed_at=now,
     )
-    return status.model_copy(update={"world": world})
+    # Those after a place that nobody has any more move up: what was on record is of others.
+    gaps = () if without else status.gaps
+    return status.model_copy(update={"world": world, "gaps": gaps})
 
 
 def of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
@@ -163,7 +165,8 @@ def in_words(slots: Sequence[int]) -> str:
 
 def first_world(spec: DDPJobSpec) -> World:
     """The group as it begins."""
-    return World(size=spec.replicas, members=in_words(range(spec.replicas)))
+    last = spec.replicas - 1
+    return World(size=spec.replicas, members=f"0-{last}" if last else "0")
 
 
 @lru_cache(maxsize=256)

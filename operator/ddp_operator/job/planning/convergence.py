@@ -3,7 +3,7 @@ they are.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -12,8 +12,9 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import kinds, ranges, spec_of
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
-from ddp_operator.job.failure.causes import cause_due, unstartable, unstartable_due
+from ddp_operator.job.failure.causes import cause_due
 from ddp_operator.job.membership.world import members
+from ddp_operator.job.planning import gaps
 from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, active_deadline, queued
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.scheduling import timeout_due
@@ -24,7 +25,7 @@ from ddp_operator.job.pods.fabrics import PRIVILEGES
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.pod_security import read_refusal
-from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.job.status.conditions import (
     API_SERVER_ERROR,
     NAME_TAKEN,
@@ -70,7 +71,7 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     deadlines = (
         active_deadline(active),
         cause_due(job, pods, now),
-        unstartable_due(active),
+        gaps.next_due(job, pods),
         timeout_due(job, pods),
         next_settled_at(pods.current.values(), now),
     )
@@ -111,7 +112,7 @@ def _wait(
 ) -> Plan:
     """Create no pod before `until`, unless something changes."""
     status = with_condition(job.status, "Running", False, reason, message, now)
-    deadlines = (until, active_deadline(job), cause_due(job, pods, now))
+    deadlines = (until, active_deadline(job), cause_due(job, pods, now), gaps.next_due(job, pods))
     return Plan(
         with_phase(status, pods_scheduled=False),
         delete=_old_ones(pods),
@@ -170,8 +171,10 @@ def _refused_template(job: DDPJob, refusal: str) -> tuple[str, Mapping[str, Any]
     return where, spec_of(job.spec, index).template
 
 
-def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
-    """Say that the API server refuses something that the job needs for now.
+def hold(
+    job: DDPJob, reason: str, message: str, now: datetime, *, wanted: Sequence[Identity] = ()
+) -> Plan:
+    """Say that the API server refuses something that the job needs for now, `wanted` pods or else.
 
     What runs, runs: a job all of whose pods run wants no pods, but perhaps a NetworkPolicy. One
     that has finished wants only pods gone, and its status stays as it is.
@@ -181,7 +184,7 @@ def hold(job: DDPJob, reason: str, message: str, now: datetime) -> Plan:
         return Plan(job.status, events=(event,))
     status = job.status.model_copy(update={"observed_generation": job.generation})
     if reason == PODS_FORBIDDEN:
-        status = status.noting(refused_since=status.bookkeeping.refused_since or now)
+        status = gaps.with_reason(status, [pod.index for pod in wanted], "Refused", now)
     known = status.condition("Running")
     running = status.is_true("Running")
     status = with_condition(status, "Running", running, reason, message, now)
@@ -199,10 +202,9 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
     """Say how far the pods are, once those to create exist."""
     replicas = len(members(job))
     status = job.status
-    stuck_since = status.bookkeeping.unstartable_since or now if unstartable(pods) else None
-    times = {"start_time": status.start_time or now, "next_start_time": None}
-    status = status.model_copy(update=times)
-    status = status.noting(unstartable_since=stuck_since, refused_since=None)
+    status = status.model_copy(update={"next_start_time": None})
+    wanted = [identity.index for identity in pods.creatable]
+    status = gaps.with_reason(status, wanted, "Unscheduled", now)
     events: list[Event] = []
     if not pods.blocking and not status.is_true("PodsCreated"):
         message = f"{replicas} pods and the Service {job.name} exist"

@@ -130,13 +130,12 @@ def queued(status: DDPJobStatus, now: datetime, *, waits: bool) -> DDPJobStatus:
 def next_attempt(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
     """Return the status that names the pods of another start of the whole gang."""
     world = of_next_attempt(job.spec, status)
-    update = {"attempt": status.attempt + 1, "completed_indexes": "", "world": world}
+    update = {"attempt": status.attempt + 1, "completed_indexes": "", "world": world, "gaps": ()}
     status = status.model_copy(update=update)
     return status.noting(
         replacements={},
         replacing=(),
         launcher="",
-        short_since=None,
         spares=(),
         spares_renewed=None,
         no_spare_before=None,
@@ -177,7 +176,7 @@ def decided(status: DDPJobStatus, *events: Event) -> Plan:
 
 def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
     """Running and Restarting, where they were ever set, hold no longer, and no pod is awaited."""
-    status = _not_waiting(status, now)
+    status = _not_waiting(status, now).model_copy(update={"gaps": ()})
     types: tuple[ConditionType, ...] = ("Running", "Restarting")
     for type_ in types:
         if status.condition(type_):
@@ -191,6 +190,5 @@ def _placed_anew(status: DDPJobStatus) -> DDPJobStatus:
 
 
 def _not_waiting(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
-    """New pods have not shown yet whether they can be created, and start."""
-    status = status.noting(unstartable_since=None, refused_since=None)
+    """No pod is in a queue."""
     return queued(status, now, waits=False)

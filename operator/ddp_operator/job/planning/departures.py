@@ -47,9 +47,10 @@ def leave(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | No
     left = (*job.status.bookkeeping.left_nodes, *dict.fromkeys(_start(n) for _, n in doomed))
     job = replace(job, status=job.status.noting(left_nodes=left[-MAX_LEFT:]))
     pod, node = doomed[0]
-    failure = records.of_leaving(job, pod, node.leaving, now)
+    why = f"node {pod.node} is about to be terminated ({node.leaving})"
+    failure = records.of_lost(job, pod, records.NODE_LEAVING, why, "Disruption", now)
     lost = tuple(pod.identity.index for pod, _ in doomed)
-    return recovery.failed(job, pods, failure, lost, now)
+    return recovery.failed(job, pods, failure, lost, now, leaving=True)
 
 
 def saved(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datetime) -> Plan:
@@ -88,9 +89,9 @@ def saved(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datetim
 
 def _is_at_work(job: DDPJob, pods: Observed) -> bool:
     """Whether all pods of the job train, as far as is known, and none has ended."""
-    if not job.status.is_true("Running") or pods.missing or pods.completed:
-        return False
-    return not any(_is_going(pod) for pod in pods.current.values())
+    over = pods.completed or any(pod.succeeded for pod in pods.current.values())
+    waits = any(gap.reason != "Starting" for gap in pods.gaps)
+    return job.status.is_true("Running") and not over and not waits
 
 
 def _doomed(job: DDPJob, pods: Observed, nodes: Nodes) -> list[tuple[PodState, Node]]:
@@ -104,10 +105,6 @@ def _doomed(job: DDPJob, pods: Observed, nodes: Nodes) -> list[tuple[PodState, N
     return sorted(found, key=lambda each: each[0].identity.index)
 
 
-def _is_going(pod: PodState) -> bool:
-    return pod.failed or pod.succeeded or pod.deleting or pod.disrupted
-
-
 def _is_place(
     job: DDPJob, pods: Observed, nodes: Nodes, doomed: Sequence[tuple[PodState, Node]]
 ) -> bool:
@@ -115,15 +112,16 @@ def _is_place(
     run there is not known. And whether the new pods will not come back to the old ones.
     """
     going = {node.name: node for _, node in doomed}
-    if sum(spare.node not in going for spare in spares.ready(job, pods)) >= len(doomed):
+    places = [pod.identity.index for pod, _ in doomed]
+    if len(spares.for_places(job, pods, places, leaving=True)) == len(doomed):
         return True
-    fits = fitting(job, [pod.identity.index for pod, _ in doomed])
+    fits = fitting(job, places)
     near = _bound_to(job, pods, nodes, doomed)
     unwanted = {pod.node for pod in pods.current.values()}.union(job.status.excluded_nodes)
     free = (
         node
         for node in nodes
-        if not (node.leaving or node.bad or node.name in unwanted)
+        if not (node.leaving or node.bad or node.unready or node.name in unwanted)
         and fits(node)
         and near.items() <= node.labels.items()
     )

@@ -17,10 +17,12 @@ class Plan:
     """What to do now, and when to look again.
 
     With `decided`, `status` must be stored before anything else happens, and then a new plan be
-    made. Otherwise `status` is what holds once the writes below have succeeded.
+    made. Otherwise `status` is what holds once the writes below have succeeded: it has what they
+    achieve. What was only seen is in `seen`, which is to be stored where they are refused.
     """
 
     status: DDPJobStatus
+    seen: DDPJobStatus | None = None
     decided: bool = False
     create: tuple[Identity, ...] = ()
     create_spares: tuple[Identity, ...] = ()

@@ -13,7 +13,7 @@ from datetime import datetime
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.failure import budget, restart_rules
+from ddp_operator.job.failure import budget, causes, restart_rules, starts
 from ddp_operator.job.failure.nodes import avoiding_signalled, with_bad_nodes
 from ddp_operator.job.membership.launchers import NOTHING, Heard
 from ddp_operator.job.membership.world import members
@@ -22,13 +22,14 @@ from ddp_operator.job.planning import (
     convergence,
     decisions,
     departures,
+    gaps,
     hindsight,
     isolation,
     recovery,
     watchdog,
 )
+from ddp_operator.job.planning.gaps import in_present_group
 from ddp_operator.job.planning.group import elasticity, spares, telling, topology
-from ddp_operator.job.planning.group.telling import in_present_group
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.scheduling import release_half_placed
 from ddp_operator.job.pods import completion
@@ -56,24 +57,37 @@ def plan(
     if job.deleting:
         return Plan(job.status)  # what it owns goes with it
     known = nodes if isinstance(nodes, Nodes) else Nodes(nodes)
-    observed = restart_rules.ignoring(job, observe(job, pods, heard), now)
-    seen = replace(job, status=_with_counts(job, observed, heard, now))
-    if seen.status.finished:
+    observed = restart_rules.ignoring(job, observe(job, pods, heard, known), now)
+    if job.status.finished:
+        seen = replace(job, status=_with_counts(job, observed, heard, now))
         return watchdog.with_stacks(job, observed, cleanup.clean_up(seen, observed, now))
-    seen = replace(seen, status=progress.with_report(seen, report))
-    pod_0 = observed.current.get(0)
-    status = progress.with_last_words(seen.status, pod_0, now)
+    status = progress.with_report(job, report)
+    status = progress.with_last_words(status, observed.current.get(0), now)
     resumed = progress.resumption(job.status, status)
-    seen = replace(seen, status=budget.after_resuming(status, resumed))
+    seen = replace(job, status=budget.after_resuming(status, resumed))
+    observed = _without_late_losses(seen, observed, report)
+    if not job.spec.suspend:
+        observed = replace(observed, gaps=gaps.find(job, observed, heard, now))
+    seen = replace(job, status=_with_counts(seen, observed, heard, now))
     if planned := _decide(seen, observed, report, heard, known, now):
-        planned = replace(planned, status=with_bad_nodes(seen, planned.status, known))
+        status = with_bad_nodes(seen, planned.status, known)
+        planned = replace(planned, status=status, seen=seen.status)
     else:
+        start_time = seen.status.start_time or (None if job.spec.suspend else now)
+        status = seen.status.model_copy(update={"start_time": start_time})
+        seen = replace(seen, status=status)
         planned = _carry_out(seen, observed, report, heard, known, now)
         status, told = placement.with_placement(planned.status, observed, known)
-        planned = replace(planned, status=status, events=(*planned.events, *told))
+        asked = planned.status.bookkeeping.asked_nodes
+        planned = replace(
+            planned,
+            status=status,
+            seen=seen.status.noting(asked_nodes=asked),
+            events=(*planned.events, *told),
+        )
     planned = watchdog.with_stacks(job, observed, planned)
-    starts = (pod.started for pod in observed.current.values() if pod.started)
-    return accounted(job, planned, now, started=max(starts, default=None))
+    began = (pod.started for pod in observed.current.values() if pod.started)
+    return accounted(job, planned, now, started=max(began, default=None))
 
 
 def _decide(
@@ -100,7 +114,7 @@ def _decide(
         or decisions.restart_as_requested(job, now)
         or hindsight.correct(job, pods, now)
         or recovery.recover(job, pods, now)
-        or telling.give_up(job, pods, heard, now)
+        or recovery.give_up(job, pods, now)
         or departures.leave(job, pods, nodes, now)
         or _end_hang(job, pods, report, now)
         or spares.relieve(job, pods, now)
@@ -148,12 +162,40 @@ def _carry_out(
     return watchdog.watched(job, planned, report, now)
 
 
+def _without_late_losses(job: DDPJob, pods: Observed, report: Report | None) -> Observed:
+    """Count pods as completed that were lost after the last step had been made and saved.
+
+    What is on record may be of a run before: a pod that has completed, or the trainer, says that it
+    is of this attempt.
+    """
+    done = pods.completed or any(pod.succeeded for pod in pods.current.values())
+    if not progress.is_complete(job.status) or not (done or (report and report.concerns(job))):
+        return pods
+    gone = {place.index for place in causes.vanished(job, pods)}
+    current = {
+        index: replace(pod, ignored=True) if pod.disrupted else pod
+        for index, pod in pods.current.items()
+    }
+    return replace(
+        pods,
+        current=current,
+        missing=tuple(place for place in pods.missing if place.index not in gone),
+        creatable=tuple(place for place in pods.creatable if place.index not in gone),
+        completed=pods.completed | gone,
+    )
+
+
 def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DDPJobStatus:
     """The stored status with what is simply seen: the spec's generation, ready and done pods."""
     present = pods.current.values()
+    # All of a group that runs have said that they know it, if to an operator that is gone.
+    running = job.status.is_true("Running")
     ready = sum(
         pod.succeeded
-        or (pod.ready and not pod.failed and in_present_group(job, pod, heard, started=True))
+        or (
+            (pod.ready and not pod.failed)
+            and (running or in_present_group(job, pod, heard, started=True))
+        )
         for pod in present
     )
     ready += len(pods.completed)
@@ -161,11 +203,11 @@ def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DD
     status = job.status
     if not status.finished:
         first_start = status.first_pod_start_time or _first_start(pods, now)
-        status = status.model_copy(update={"first_pod_start_time": first_start})
-        status = status.noting(
+        update = {"first_pod_start_time": first_start, "gaps": gaps.record(pods.gaps)}
+        status = status.model_copy(update=update).noting(
             launcher=heard.scope or _known_launcher(job),
+            ran_spec_hash=starts.seen(job, pods),
             spares=spares.seen(job, pods),
-            short_since=elasticity.short_since(job, pods, now),
         )
     return status.model_copy(
         update={

@@ -12,7 +12,7 @@ from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import begun_anew, members, replaced
-from ddp_operator.job.planning import hindsight
+from ddp_operator.job.planning import gaps, hindsight
 from ddp_operator.job.planning.decisions import (
     RESTART_GRACE_SECONDS,
     fail,
@@ -24,7 +24,7 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import train_on
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.pods.state import START_TIMEOUT, PodState
 from ddp_operator.ports import Event
 
 DISRUPTED_START_PAUSE_SECONDS: Final = 10
@@ -43,8 +43,14 @@ def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     cause = causes.find(job, pods, now)
     if cause is None:
         return None
-    excused = cause.secondary and _is_excused(job, now)
+    excused = cause.secondary and _is_excused(job, pods, now)
     return failed(job, pods, cause.failure, cause.lost, now, excused=excused)
+
+
+def give_up(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+    """Decide that pods are lost which were waited for too long; None where there are none."""
+    late = gaps.overdue(job, pods, now)
+    return failed(job, pods, *late, now) if late else None
 
 
 def failed(
@@ -55,12 +61,13 @@ def failed(
     now: datetime,
     *,
     excused: bool = False,
+    leaving: bool = False,
 ) -> Plan:
     """Decide about one failure, by the job's rules, its class, and what is left of the budget.
 
     `failure` says what happened and of what class it is; what is done about it is filled in here.
     `lost`: node ranks of the pods that cannot go on; empty when none can. `excused`: it is not
-    charged unless a rule says so.
+    charged unless a rule says so. `leaving`: the pods could stay for now.
     """
     # A job's rules may charge what they like, but no failure twice.
     continued = bool(lost) and failure.index in pods.behind
@@ -84,9 +91,9 @@ def failed(
         told = f"spec.restart.maxRestarts ({limit}) is used up{by_rule}; {words}"
         return fail(job, "MaxRestartsExceeded", told, now, failure)
 
-    action, gone, why_gang = _action(job, pods, verdict, lost)
+    action, gone, why_gang = _action(job, pods, failure, verdict, lost)
     # A spare takes a place over in the write that records the loss.
-    heirs = spares.for_places(job, pods, gone)
+    heirs = spares.for_places(job, pods, gone, leaving=leaving)
     awaited = [node_rank for node_rank in gone if node_rank not in heirs]
     without: Sequence[int] = ()
     if awaited and elasticity.can_go_without(job, pods, awaited):
@@ -142,11 +149,11 @@ def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
     return Plan(status, decided=True, events=tuple(events))
 
 
-def _is_excused(job: DDPJob, now: datetime) -> bool:
+def _is_excused(job: DDPJob, pods: Observed, now: datetime) -> bool:
     """Whether a mere consequence, whose cause nobody saw, is not charged."""
     paused = job.status.next_start_time is not None and now < job.status.next_start_time
-    if paused:
-        return True  # who waits in vain for pods that are held back has not failed once more
+    if paused or any(gaps.POLICY[gap.reason].absent for gap in pods.gaps):
+        return True  # who waits in vain for pods that are not there has not failed once more
     # A lost node is noticed only after its peers have failed. Such a failure shall not end a job by
     # itself; two in a row do.
     last = job.status.failures[-1] if job.status.failures else None
@@ -155,7 +162,7 @@ def _is_excused(job: DDPJob, now: datetime) -> bool:
 
 
 def _action(
-    job: DDPJob, pods: Observed, verdict: Verdict, lost: Sequence[int]
+    job: DDPJob, pods: Observed, failure: Failure, verdict: Verdict, lost: Sequence[int]
 ) -> tuple[FailureAction, Sequence[int], str]:
     """What is started anew, which pods are replaced for it, and why it is more than was wanted."""
     wanted = verdict.action
@@ -166,6 +173,8 @@ def _action(
     over = bool(pods.completed) or any(pod.succeeded for pod in pods.current.values())
     if over:
         return "RestartGang", (), ""
+    if not verdict.rule and _began_without(job, pods, failure, gone):
+        return "RestartPod", gone, ""
     if not verdict.rule and _misses_launcher(job):
         return "RestartGang", (), "; no launcher answers"
     if wanted == "RestartGang" or len(gone) == len(members(job)):
@@ -173,6 +182,15 @@ def _action(
     if not in_place and not gone:
         return "RestartGang", (), ""  # nobody knows which pod it is
     return wanted, gone, ""
+
+
+def _began_without(job: DDPJob, pods: Observed, failure: Failure, gone: Sequence[int]) -> bool:
+    """Whether the pods that are to be replaced have never begun: the others wait for them still."""
+    was_made = failure.class_ == "Infrastructure" and failure.reason != START_TIMEOUT
+    if was_made or (job.spec.scheduling and job.spec.scheduling.kueue_queue):
+        return False
+    never = {gap.node_rank for gap in pods.gaps if gap.reason in ("CannotStart", "NotStarted")}
+    return never.issuperset(gone) and 0 < len(gone) < len(members(job))
 
 
 def _misses_launcher(job: DDPJob) -> bool:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning.decisions import next_attempt, restarting
+from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
@@ -30,21 +31,22 @@ def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
     A gang without any node holds nothing that others wait for: it keeps its place in the queue.
     """
     limit = job.spec.scheduling_timeout_seconds
-    since = _half_placed_since(job, pods)
+    since = _half_placed_since(pods)
     return since + timedelta(seconds=limit) if since and limit is not None else None
 
 
-def _half_placed_since(job: DDPJob, pods: Observed) -> datetime | None:
-    if job.status.bookkeeping.refused_since is not None and pods.missing:
-        # Each pod that exists takes from the quota, on a node or not.
-        live = (pod for pod in pods.current.values() if not (pod.succeeded or pod.failed))
-        return job.status.bookkeeping.refused_since if any(live) else None
-    created = job.status.condition("PodsCreated")
-    if created is None or created.status != "True" or pods.missing:
+def _half_placed_since(pods: Observed) -> datetime | None:
+    """Since when some pods hold what the others wait for: nodes, or room in a quota, which each pod
+    that exists takes from.
+    """
+    waiting = [gap for gap in pods.gaps if POLICY[gap.reason].unplaced]
+    refused = {gap.node_rank for gap in waiting if gap.reason == "Refused"}
+    if any(gone.index not in refused for gone in pods.missing):
         return None
-    if not _waiting(pods) or not any(pod.scheduled for pod in pods.current.values()):
+    held = (pod for pod in pods.current.values() if not (pod.succeeded or pod.failed))
+    if not waiting or not any(pod.scheduled or refused for pod in held):
         return None
-    return created.last_transition_time
+    return min(gap.since for gap in waiting if not refused or gap.reason == "Refused")
 
 
 def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:

@@ -57,7 +57,7 @@ from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
 from ddp_operator.job.pods.injection import inject
 from ddp_operator.job.pods.schedulers import scheduled
-from ddp_operator.job.pods.state import Identity
+from ddp_operator.job.pods.state import START_TIMEOUT, UNSTARTABLE_REASONS, Identity
 
 CHECKPOINT_VOLUME = "ddp-checkpoints"
 SHARED_MEMORY_VOLUME = "ddp-shared-memory"
@@ -74,6 +74,8 @@ _OF_A_PLACE = frozenset(
 )  # fmt: skip
 """Variables that a pod without a place does not have."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_NEVER_BEGAN = UNSTARTABLE_REASONS | {START_TIMEOUT}
 
 
 def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str]:
@@ -262,6 +264,9 @@ def pod(
         _add_accelerator(spec, trainer, own.accelerator)
     if job.status.excluded_nodes:
         _avoid(spec, job.status.excluded_nodes)
+    late = [failure.node for failure in job.status.failures if failure.reason in _NEVER_BEGAN]
+    if others := sorted({node for node in late if node}):
+        _rather_not(spec, others)
     made = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -392,6 +397,16 @@ def _reserved(reservation: Reservation) -> dict[str, str]:
 
 def _tolerating(key: str, value: str) -> dict[str, str]:
     return {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
+
+
+def _rather_not(spec: dict[str, Any], nodes: Sequence[str]) -> None:
+    """Have a pod go to nodes other than these, where there is room on any."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    term = {"weight": 100, "preference": {"matchFields": fields}}
+    affinity = spec.get("affinity") or {}
+    node_affinity = affinity.get("nodeAffinity") or {}
+    terms = [*(node_affinity.get(_PREFERRED) or ()), term]
+    spec["affinity"] = {**affinity, "nodeAffinity": {**node_affinity, _PREFERRED: terms}}
 
 
 def _avoid(spec: dict[str, Any], nodes: Sequence[str]) -> None:

@@ -2,16 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import wants_host_network
-from ddp_operator.api.status import Failure
+from ddp_operator.api.status import Failure, GapReason
 from ddp_operator.job.membership import world
 from ddp_operator.job.membership.launchers import NOTHING, Heard
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
-from ddp_operator.ports import Key
+from ddp_operator.ports import Key, Nodes
+
+NO_NODES: Final = Nodes()
+
+
+class Gap(NamedTuple):
+    """A place of the group in which nothing trains."""
+
+    node_rank: int
+    reason: GapReason
+    since: datetime
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +53,17 @@ class Observed:
     again since: what fails in them is part of that failure."""
     ignored: tuple[tuple[Failure, str], ...] = ()
     """Failures of current pods that count as good ends, each with the rule that says so."""
+    signalled: frozenset[str] = frozenset()
+    """Nodes that are broken, about to go, or silent, as signals say."""
+    gaps: tuple[Gap, ...] = ()
+    """Of the group's places those in which nothing trains."""
 
 
-def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Observed:
+def observe(
+    job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING, nodes: Nodes = NO_NODES
+) -> Observed:
     """Sort a job's pods by what they mean to it; `heard`: what their launchers say."""
+    unready = {name for name, node in nodes.signalled.items() if node.unready}
     status = job.status
     node_ranks, slots, free = world.node_ranks(job), world.members(job), world.outside_slots(job)
     ended = _ended(job, heard)
@@ -56,6 +76,8 @@ def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Ob
     strangers: list[PodState] = []
     for pod in pods:
         pod = with_own_address(job, pod)  # noqa: PLW2901
+        if unready and pod.node in unready and pod.stays_on_lost_node:
+            pod = replace(pod, silent=True)  # noqa: PLW2901
         identity = pod.identity
         slot = identity.slot
         wanted = (status.attempt, replacements.get(slot, 0))
@@ -69,7 +91,7 @@ def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Ob
                 pod = replace(pod, identity=identity)  # noqa: PLW2901
             current[index] = _as_its_launcher_says(pod, ended.get(pod.key.name))
         elif slot in free:
-            spares[slot] = replace(pod, silent=pod.key.name in heard.unreached_since)
+            spares[slot] = _heard_of(pod, heard)
         else:
             old.append(pod)
     done = completion.read(status.completed_indexes, below=len(slots))
@@ -108,6 +130,11 @@ def observe(job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING) -> Ob
         spares_missing=tuple(i for i in spares_missing if bearer(i) is None),
         completed=done.difference(current),
         behind=_behind(job, current, heard),
+        signalled=frozenset(
+            name
+            for name, node in nodes.signalled.items()
+            if node.bad or node.leaving or node.unready
+        ),
     )
 
 
@@ -157,6 +184,10 @@ def _behind(job: DDPJob, current: dict[int, PodState], heard: Heard) -> frozense
         for index, slot in enumerate(world.members(job))
         if slot not in notes.renewed and not has_begun(current.get(index))
     )
+
+
+def _heard_of(pod: PodState, heard: Heard) -> PodState:
+    return replace(pod, silent=pod.silent or pod.key.name in heard.unreached_since)
 
 
 def with_own_address(job: DDPJob, pod: PodState) -> PodState:

@@ -2,7 +2,7 @@
 
 import re
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, Literal
 
 from ddp_operator.api.constants import (
     ANNOTATION_GENERATION,
@@ -44,6 +44,7 @@ pods that it evicts before it deletes them.
 _DELETION_CODES: Final = (137, 143)
 """Of processes that SIGKILL or SIGTERM ended."""
 
+_UNREACHABLE: Final = "node.kubernetes.io/unreachable"
 _MANAGED_LABEL: Final = "kueue.x-k8s.io/managed"
 """Kueue's mark on the pods that it has taken in."""
 _MAX_GRACE_SECONDS: Final = 10 * 365 * 24 * 3600
@@ -103,6 +104,8 @@ def project(manifest: Manifest) -> PodState:
         disruption=_word(disruption.get("reason")),
         waiting=_word(waiting),
         waiting_message=_text(waiting_message),
+        stage=_stage(spec, status, conditions, state),
+        stays_on_lost_node=any(map(_outlasts_node, spec.get("tolerations") or ())),
         managed=labels.get(_MANAGED_LABEL) == "true",
         held_by=_running_on(status) if ended else "",
     )
@@ -261,6 +264,28 @@ def _ended_by_deletion(deleted_at: datetime | None, ended: ContainerExit | None)
     if deleted_at is None or ended is None:
         return deleted_at is not None
     return ended.finished is not None and ended.finished >= deleted_at
+
+
+def _stage(
+    spec: Manifest, status: Manifest, conditions: dict[str, Manifest], state: Manifest
+) -> Literal["", "sandbox", "image"]:
+    """Return what a pod with a node waits for before its first process."""
+    if not spec.get("nodeName") or "running" in state or "terminated" in state:
+        return ""
+    side_cars = {c["name"] for c in spec.get("initContainers") or () if "restartPolicy" in c}
+    before = (s for s in status.get("initContainerStatuses") or () if s["name"] not in side_cars)
+    if any("running" in (each.get("state") or {}) for each in before):
+        return ""
+    sandbox = conditions.get("PodReadyToStartContainers")
+    return "image" if sandbox is None or _is_true(sandbox) else "sandbox"
+
+
+def _outlasts_node(toleration: Manifest) -> bool:
+    """Whether a pod with this toleration stays on a node that does not answer, without end."""
+    bounded = toleration.get("tolerationSeconds") is not None
+    key = toleration.get("key") or _UNREACHABLE
+    evicts = (toleration.get("effect") or "NoExecute") == "NoExecute"
+    return not bounded and evicts and key == _UNREACHABLE
 
 
 def _time_of(condition: Manifest) -> datetime | None:

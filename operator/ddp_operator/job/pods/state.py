@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Self
+from typing import Literal, Self
 
 from ddp_operator.ports import Key
 
@@ -47,6 +47,10 @@ UNSTARTABLE_REASONS = frozenset(
 """Waiting reasons of kubelet that a user must hear of; `ContainerCreating` and `PodInitializing`
 are the normal ones.
 """
+
+
+START_TIMEOUT = "StartTimeout"
+"""The operator's own reason for a pod that has a node, and in which no process has started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,10 @@ class PodState:
     waiting: str = ""
     """Why the pod is not ready, where that is more than the normal course."""
     waiting_message: str = ""
+    stage: Literal["", "sandbox", "image"] = ""
+    """What keeps a pod with a node from its first process: volumes and network, or an image."""
+    stays_on_lost_node: bool = False
+    """It tolerates a node that does not answer for ever: nobody evicts it."""
     managed: bool = False
     """Kueue has taken it in."""
     generation: int = 0
@@ -148,7 +156,9 @@ class PodState:
     kept: bool = False
     """Its processes have ended, as its launcher says, but it has not: they can start anew in it."""
     silent: bool = False
-    """Its launcher was told of the group in vain, or has not left what was before."""
+    """Its launcher was told of the group in vain, or has not left what was before; or its node does
+    not answer.
+    """
     held_by: str = ""
     """A side car that runs on after the trainer has ended, and keeps the pod from ending: not one
     among the init containers, which the kubelet ends itself.

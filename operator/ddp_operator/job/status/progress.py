@@ -191,6 +191,14 @@ def resumption(before: DDPJobStatus, after: DDPJobStatus) -> int | None:
     return max((step for step in saved if step <= new.step), default=new.step)
 
 
+def is_complete(status: DDPJobStatus) -> bool:
+    """Whether the last step has been made, and saved."""
+    progress, saved = status.progress, status.checkpoint
+    if progress is None or saved is None or not progress.total_steps:
+        return False
+    return saved.step >= progress.total_steps
+
+
 def _progress(known: Progress | None, said: TrainerStatus, received: datetime) -> Progress:
     same_step = known is not None and known.step == said.step
     values: Mapping[str, Any] = {

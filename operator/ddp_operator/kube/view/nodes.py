@@ -6,6 +6,7 @@ from ddp_operator.ports import Key, Manifest, Node
 ALL_NODES = Key("", "")
 """The group that a reflector keeps all nodes in."""
 
+_UNREACHABLE = "node.kubernetes.io/unreachable"
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 
 
@@ -31,4 +32,14 @@ def node_of(manifest: Manifest, rules: Rules) -> Node:
         bad=said.bad,
         leaving=said.leaving,
         ends_at=said.ends_at,
+        unready=_is_unready(manifest),
+    )
+
+
+def _is_unready(manifest: Manifest) -> bool:
+    """A kubelet that never reported has no condition yet: its node is new."""
+    conditions = (manifest.get("status") or {}).get("conditions") or ()
+    taints = manifest["spec"].get("taints") or () if manifest.get("spec") else ()
+    return any(taint.get("key") == _UNREACHABLE for taint in taints) or any(
+        each.get("type") == "Ready" and each.get("status") != "True" for each in conditions
     )

@@ -1,12 +1,13 @@
 """What will happen to a job by itself, and when, unless something changes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import duration
-from ddp_operator.job.failure.causes import unstartable_due
+from ddp_operator.job.planning import gaps
 from ddp_operator.job.planning.cleanup import expiry
 from ddp_operator.job.planning.decisions import active_deadline
 from ddp_operator.job.planning.scheduling import timeout_due
@@ -30,10 +31,12 @@ def _known(job: DDPJob, pods: Pods, now: datetime) -> Iterator[tuple[datetime | 
         yield expiry(job), "it is deleted (spec.ttlSecondsAfterFinished)"
         return
     yield active_deadline(job), "it is ended (spec.activeDeadlineSeconds)"
-    yield unstartable_due(job), "it fails, unless its pods can start"
-    half = timeout_due(job, observe(job, list(pods.current.values())))
+    seen = observe(job, [*pods.current.values(), *pods.outside])
+    seen = replace(seen, gaps=gaps.stored(job.status))
+    yield gaps.next_due(job, seen), "pods are given up, unless they start or answer"
+    half = timeout_due(job, seen)
     yield half, "it gives its nodes back, unless all pods have one (spec.schedulingTimeoutSeconds)"
-    yield from group.changes(job, pods)
+    yield from group.changes(job, seen)
     yield _hang_due(job, now), "it counts as hung, unless its step moves"
 
 

@@ -124,6 +124,7 @@ def _running(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
         found.evidence.append(f"{len(unwell)} of {len(pods.states)} pods are not ready")
     if size := group.size(seen, now):
         found.evidence.append(f"its group: {size}")
+    found.evidence += group.gaps(seen, now)
     if unwell or pods.wanted:
         found.evidence += waits(pods)
     if remark := group.powerless(seen):
@@ -140,6 +141,7 @@ def _waiting(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
     if status.next_start_time is not None and status.next_start_time > now:
         pause = duration((status.next_start_time - now).total_seconds())
         found.evidence.append(f"the pause before the next start takes {pause} more")
+    found.evidence += group.gaps(seen, now)
     found.evidence += waits(pods)
     reasons = {status.reason, *(pod.waiting for pod in pods.current.values() if pod.waiting)}
     found.remedies += [known for each in sorted(reasons) if (known := advice.for_waiting(each))]

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import GapRecord
 from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import counted, duration
+from ddp_operator.client.text import clean, counted, duration
 from ddp_operator.job.membership.world import least_size, members, wanted_size
 from ddp_operator.job.planning.group import elasticity, spares
-from ddp_operator.job.pods.observed import observe
-from ddp_operator.views.job.pods import Pods
+from ddp_operator.job.planning.words import some
+from ddp_operator.job.pods.completion import in_words
+from ddp_operator.job.pods.observed import Observed
 
 
 def size(seen: SeenJob, now: datetime) -> str:
@@ -24,16 +26,31 @@ def size(seen: SeenJob, now: datetime) -> str:
     return f"{said}; {wanted_size(job.spec)} wanted, {least_size(job.spec)} enough"
 
 
-def changes(job: DDPJob, pods: Pods) -> Iterator[tuple[datetime | None, str]]:
+def changes(job: DDPJob, observed: Observed) -> Iterator[tuple[datetime | None, str]]:
     """When the group becomes another one by itself, and which."""
-    observed = observe(job, [*pods.current.values(), *pods.outside])
     due, now = elasticity.next_change(job, observed), len(members(job))
-    if absent := elasticity.absentees(job, observed):
+    if absent := elasticity.absentees(observed):
         fewer = f"the group goes on with {now - len(absent)} of {counted(now, 'pod')}"
         yield due, f"{fewer}, unless the others come (spec.elastic.shrinkAfterSeconds)"
     elif (joining := min(len(spares.ready(job, observed)), wanted_size(job.spec) - now)) > 0:
         who = "one more pod joins" if joining == 1 else f"{joining} more pods join"
         yield due, f"{who} the group (spec.elastic.growAfterSeconds)"
+
+
+def gaps(seen: SeenJob, now: datetime) -> list[str]:
+    """The places in which nothing trains, the longest first, those of one reason together."""
+    found: dict[str, list[GapRecord]] = {}
+    for gap in sorted(seen.status.gaps, key=lambda gap: gap.since):
+        found.setdefault(gap.reason, []).append(gap)
+    lines = []
+    for reason, places in found.items():
+        ranks = in_words(gap.node_rank for gap in places)
+        nodes = sorted({gap.node for gap in places if gap.node})
+        where = f" on {some([clean(node) for node in nodes])}" if nodes else ""
+        age = duration((now - places[0].since).total_seconds())
+        which = "node rank" if len(places) == 1 else "node ranks"
+        lines.append(f"{which} {ranks}: {reason} for {age}{where}")
+    return lines
 
 
 def powerless(seen: SeenJob) -> str:

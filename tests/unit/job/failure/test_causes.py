@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.failure.causes import UNSTARTABLE_SECONDS
+from ddp_operator.job.planning.gaps import UNSTARTABLE_SECONDS
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 
@@ -134,14 +134,15 @@ class TestCannotStart:
     def test_what_is_repaired_meanwhile_is_forgotten(self) -> None:
         job = self.waiting(since=later(100))
         job = stored(job, plan(job, [ready(job, 0), pod(job, 1)], later(200)))
-        assert job.status.bookkeeping.unstartable_since is None
+        assert [gap.reason for gap in job.status.gaps] == ["Unscheduled"]
         planned = plan(job, [ready(job, 0), self.stuck(job)], later(900))
         assert not planned.decided
 
     def test_other_words_for_the_same_go_on_counting(self) -> None:
         job = self.waiting(since=later(100))
         job = stored(job, plan(job, [ready(job, 0), self.stuck(job, "ErrImagePull")], later(200)))
-        assert job.status.bookkeeping.unstartable_since == later(100)
+        [gap] = job.status.gaps
+        assert (gap.reason, gap.since, gap.node) == ("CannotStart", later(100), "node-a")
 
     def test_a_name_that_cannot_be_fails_at_once(self) -> None:
         job = fresh_job()
@@ -161,4 +162,4 @@ class TestCannotStart:
         planned = plan(job, pods, later(UNSTARTABLE_SECONDS))
         assert (planned.status.phase, planned.status.reason) == ("Restarting", "NodeFailed")
         assert (planned.status.attempt, planned.status.restarts) == (1, 0)
-        assert planned.status.bookkeeping.unstartable_since is None
+        assert planned.status.gaps == ()

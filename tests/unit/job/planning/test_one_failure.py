@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.launchers import Heard, PodFailure
 from ddp_operator.job.membership.world import world_of
-from ddp_operator.job.planning.group.telling import UNREACHABLE_SECONDS
+from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Node

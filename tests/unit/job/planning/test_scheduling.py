@@ -96,8 +96,13 @@ class TestQuota:
 
     def refused(self, *, at: float = 60) -> DDPJob:
         job = fresh_job(replicas=3, schedulingTimeoutSeconds=600)
-        job = stored(job, hold(job, "PodsForbidden", "exceeded quota: gpus", later(at)))
-        return stored(job, hold(job, "PodsForbidden", "exceeded quota: gpus", later(at + 60)))
+        for now in (later(at), later(at + 60)):
+            planned = plan(job, [], now)
+            assert planned.seen is not None
+            job, pods = replace(job, status=planned.seen), planned.create
+            held = hold(job, "PodsForbidden", "exceeded quota: gpus", now, wanted=pods)
+            job = stored(job, held)
+        return job
 
     def test_half_of_a_quota_is_given_up_in_time(self) -> None:
         job = self.refused()
@@ -108,7 +113,7 @@ class TestQuota:
         assert event_reasons(decision) == ["SchedulingTimeout"]
         assert "only 1 of 3 pods got a node" in decision.status.message
         assert "digits-0-2: exceeded quota: gpus" in decision.status.message
-        assert decision.status.bookkeeping.refused_since is None
+        assert decision.status.gaps == ()
         after = plan(stored(job, decision), pods, later(661))
         assert set(after.delete) == {gone.key for gone in pods}
         assert after.create == ()
@@ -121,7 +126,7 @@ class TestQuota:
     def test_all_pods_exist_at_last(self) -> None:
         job = self.refused()
         job = stored(job, plan(job, [placed(job, 0), placed(job, 1)], later(100)))
-        assert job.status.bookkeeping.refused_since is None
+        assert [gap.reason for gap in job.status.gaps] == ["Initializing"] * 2 + ["Unscheduled"]
         pods = [placed(job, index) for index in range(3)]
         assert not plan(job, pods, later(99999)).decided
 

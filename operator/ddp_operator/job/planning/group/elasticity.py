@@ -22,6 +22,7 @@ from ddp_operator.job.membership.world import (
     world_of,
 )
 from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, decided, restarting
+from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some, train_on
@@ -46,22 +47,9 @@ def begin(job: DDPJob) -> Plan | None:
     return Plan(job.status.model_copy(update={"world": world}), decided=True)
 
 
-def absentees(job: DDPJob, pods: Observed) -> Sequence[int]:
+def absentees(pods: Observed) -> Sequence[int]:
     """The node ranks whose pods have not begun to run; what has ended is decided elsewhere."""
-    begun = {
-        node_rank
-        for node_rank, pod in pods.current.items()
-        if pod.started or pod.succeeded or pod.failed or pod.disrupted
-    }
-    here = begun.union(pods.completed)
-    return [node_rank for node_rank in range(len(members(job))) if node_rank not in here]
-
-
-def short_since(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
-    """Since when pods of an elastic job's group are not there; None where all are, or have been."""
-    if not job.spec.elastic or not absentees(job, pods):
-        return None
-    return job.status.bookkeeping.short_since or now
+    return [gap.node_rank for gap in pods.gaps if POLICY[gap.reason].absent]
 
 
 def can_go_without(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> bool:
@@ -81,11 +69,10 @@ def resize(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | N
     """
     if not job.spec.elastic or not _may_change(job, pods):
         return None
-    if any(pod.failed or pod.disrupted for pod in pods.current.values()):
-        return None  # whose cause is awaited
-    absent = absentees(job, pods)
-    if absent:
-        return _shrink(job, absent, now)
+    if any(gap.reason == "Paused" or POLICY[gap.reason].lost for gap in pods.gaps):
+        return None  # pods that are held back, or whose cause is awaited
+    if absent := absentees(pods):
+        return _shrink(job, pods, absent, now)
     if len(members(job)) > wanted_size(job.spec):
         return _dismiss(job, now)
     return _grow(job, pods, heard, now)
@@ -95,8 +82,8 @@ def next_change(job: DDPJob, pods: Observed) -> datetime | None:
     """When the group may change by itself; None where nothing is to be awaited."""
     if not job.spec.elastic or not _may_change(job, pods):
         return None
-    if absent := absentees(job, pods):
-        return _shrink_due(job, absent)
+    if absent := absentees(pods):
+        return _shrink_due(job, pods, absent)
     return _grow_due(job) if _room(job) and pods.spares else None
 
 
@@ -120,11 +107,11 @@ def _announces(pod: PodState | None) -> bool:
     return pod is not None and pod.started is not None and not (pod.exit or pod.kept)
 
 
-def _shrink_due(job: DDPJob, absent: Sequence[int]) -> datetime | None:
-    elastic, since = job.spec.elastic, job.status.bookkeeping.short_since
-    rest = len(members(job)) - len(absent)
-    if elastic is None or since is None or rest < least_size(job.spec):
+def _shrink_due(job: DDPJob, pods: Observed, absent: Sequence[int]) -> datetime | None:
+    elastic, rest = job.spec.elastic, len(members(job)) - len(absent)
+    if elastic is None or rest < least_size(job.spec):
         return None
+    since = min(gap.since for gap in pods.gaps if POLICY[gap.reason].absent)
     patience = 0
     if rest < job.spec.replicas:
         at_least = _BEGINNING_SECONDS if _is_first(job) else 0
@@ -132,15 +119,15 @@ def _shrink_due(job: DDPJob, absent: Sequence[int]) -> datetime | None:
     return since + timedelta(seconds=patience)
 
 
-def _shrink(job: DDPJob, absent: Sequence[int], now: datetime) -> Plan | None:
-    due = _shrink_due(job, absent)
+def _shrink(job: DDPJob, pods: Observed, absent: Sequence[int], now: datetime) -> Plan | None:
+    due = _shrink_due(job, pods, absent)
     if due is None or due > now:
         return None
     slots = members(job)
     status = spares.made_anew(job.status, [slots[node_rank] for node_rank in absent])
     status = begun_anew(
         job,
-        status.noting(short_since=None),
+        status,
         now,
         grace_seconds=0 if 0 in absent else RESTART_GRACE_SECONDS,
         without=absent,

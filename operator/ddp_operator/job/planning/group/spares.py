@@ -12,6 +12,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.membership.world import begun_anew, members, replaced, scope_of
 from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, restarting
+from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
@@ -29,32 +30,36 @@ REFUSED_PAUSE_SECONDS: Final = 60
 
 
 def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
-    """The spares that can take a place, those before the others that are on good nodes.
+    """The spares that can take a place, those on nodes to avoid, or that signals name, last.
 
     One that does not answer would hold the group up; and one cut between the operator and all pods
     would use up one spare after the other.
     """
-    bad = frozenset(job.status.excluded_nodes)
+    bad = pods.signalled.union(job.status.excluded_nodes)
     listening = [pod for pod in pods.spares if pod.started and pod.address and not pod.silent]
     waiting = filter(_is_well, listening)
     return sorted(waiting, key=lambda pod: (pod.node in bad, pod.identity.slot))
 
 
-def for_places(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> Mapping[int, PodState]:
-    """The spares that take places over, by node rank: none where nobody can be told of a place."""
+def for_places(
+    job: DDPJob, pods: Observed, node_ranks: Sequence[int], *, leaving: bool = False
+) -> Mapping[int, PodState]:
+    """The spares that take places over, by node rank: none where nobody can be told of a place.
+    Pods that only leave their nodes do so for no node that a signal names.
+    """
     # Of scope Pod trainers need no launcher that answers, until it is told.
     can_be_told = job.spec.restart.scope == "Pod" or job.status.bookkeeping.launcher
-    return dict(zip(node_ranks, ready(job, pods), strict=False)) if can_be_told else {}
+    heirs = [pod for pod in ready(job, pods) if not (leaving and pod.node in pods.signalled)]
+    return dict(zip(node_ranks, heirs, strict=False)) if can_be_told else {}
 
 
 def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that spares take the places of pods that have no node, or do not exist; None where
-    there are none of either.
+    """Decide that spares take the places of pods that have no node, cannot start, or do not exist;
+    None where there are none of either.
 
     Who came to be a spare after the loss may have the only node that there is.
     """
-    waiting = [index for index, pod in pods.current.items() if not pod.scheduled and _is_well(pod)]
-    waiting += [gone.index for gone in pods.missing]
+    waiting = [gap.node_rank for gap in pods.gaps if POLICY[gap.reason].spare]
     heirs = for_places(job, pods, sorted(waiting))
     if not heirs or scope_of(job) == "Gang":
         return None
@@ -65,7 +70,7 @@ def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     taken = {node_rank: spare.identity.slot for node_rank, spare in heirs.items()}
     status = begun_anew(job, status, now, grace_seconds=grace_seconds, heirs=taken, lost=len(heirs))
     said = some([f"{pod.key.name} becomes node rank {rank}" for rank, pod in heirs.items()])
-    message = f"spares take the places of pods that have no node: {said}"
+    message = f"spares take the places of pods that cannot start or have no node: {said}"
     return restarting(status, "Disrupted", message, now, creates=False)
 
 

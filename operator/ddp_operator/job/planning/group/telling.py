@@ -1,4 +1,4 @@
-"""What the launchers are told of the group, and what becomes of those that do not hear of it.
+"""What the launchers are told of the group.
 
 Nobody is told what is not on record. Whoever was told twice, or late, goes by the generation: the
 highest one holds.
@@ -10,22 +10,16 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import Failure
-from ddp_operator.job.failure import records
 from ddp_operator.job.membership.launchers import Heard, Telling
 from ddp_operator.job.membership.order import is_due, is_first_due
 from ddp_operator.job.membership.world import members_to_lead, scope_of, world_of
-from ddp_operator.job.planning import recovery
+from ddp_operator.job.planning.gaps import in_present_group
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.succession import still_at_work
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.manifests import is_held
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
 
-UNREACHABLE_SECONDS: Final = 30
-"""How long a launcher may be told in vain before its pod counts as lost: one that has just started,
-or whose node swaps, answers within seconds, and processes get `RESTART_GRACE_SECONDS` to end."""
 _AGAIN: Final = timedelta(seconds=1)
 """Until a launcher is told once more."""
 _SELDOM: Final = timedelta(seconds=30)
@@ -43,38 +37,6 @@ def told(job: DDPJob, pods: Observed, heard: Heard, planned: Plan, now: datetime
         since = max(heard.unreached_since.get(telling.pod, now) for telling in tellings)
         pause = min(max(now - since, _AGAIN), _SELDOM)
     return replace(planned, tell=tellings).looking_again(now + pause)
-
-
-def give_up(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
-    """Decide that the pods are lost whose launchers were told in vain for too long; None where
-    there are none.
-    """
-    if job.status.is_true("Running"):
-        return None  # all have said that they know it, if to an operator that is gone
-    patience = timedelta(seconds=UNREACHABLE_SECONDS)
-    late = [
-        pod
-        for pod in pods.current.values()
-        if not (pod.failed or pod.succeeded or in_present_group(job, pod, heard))
-        and (since := heard.unreached_since.get(pod.key.name)) is not None
-        and now >= since + patience
-    ]
-    if not late:
-        return None
-    late.sort(key=lambda pod: pod.identity.index)
-    lost = tuple(pod.identity.index for pod in late)
-    return recovery.failed(job, pods, _unreachable(job, late[0], now), lost, now)
-
-
-def in_present_group(job: DDPJob, pod: PodState, heard: Heard, *, started: bool = False) -> bool:
-    """Whether no process of an earlier generation runs in a pod; and, if asked, whether those of
-    the present one may.
-    """
-    generation = world_of(job).generation
-    held = started and (is_held(job, pod.identity) or is_first_due(job))
-    if pod.generation >= generation and not held:
-        return True
-    return heard.knows(pod.key.name, generation, start=started)
 
 
 def _tellings(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Iterator[Telling]:
@@ -143,21 +105,3 @@ def _document(job: DDPJob, pods: Observed, index: int | None, *, start: bool) ->
         "leader": leader.key.name if leader else "",
         "members": members_to_lead(job) if index == 0 else "",
     }
-
-
-def _unreachable(job: DDPJob, pod: PodState, now: datetime) -> Failure:
-    generation = world_of(job).generation
-    return Failure(
-        time=now,
-        attempt=pod.identity.attempt,
-        index=pod.identity.index,
-        pod=pod.key.name,
-        container=pod.container,
-        node=pod.node,
-        reason=records.LAUNCHER_UNREACHABLE,
-        message=(
-            f"its launcher has not begun generation {generation} in {UNREACHABLE_SECONDS} s; the "
-            f"operator has to reach port {job.spec.status_port} of the job's pods"
-        ),
-        class_="Infrastructure",
-    )

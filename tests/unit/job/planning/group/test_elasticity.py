@@ -132,7 +132,7 @@ def test_nobody_goes_on_with_fewer_than_the_least() -> None:
     new = [pod(job, index, replacement=1) for index in (1, 2)]
     planned = told(job, [pods[0], *new, pods[3]], later(500))
     assert not planned.decided
-    assert planned.status.bookkeeping.short_since is not None
+    assert [gap.reason for gap in planned.status.gaps] == ["Unscheduled"] * 2
 
 
 def test_without_patience_the_loss_and_the_smaller_group_are_one_write() -> None:

@@ -10,7 +10,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.launchers import NOTHING, Heard, PodFailure
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.cleanup import KEPT_SECONDS
-from ddp_operator.job.planning.group.telling import UNREACHABLE_SECONDS
+from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.manifests import environment

@@ -8,8 +8,8 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
 from ddp_operator.job.membership.launchers import NOTHING, Heard
+from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.group import spares
-from ddp_operator.job.planning.group.telling import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests

@@ -1,0 +1,94 @@
+"""Pods that wait for what does not come, and whose fault that is.
+
+Nothing has run in them, so that only the words of kubelets and registries tell. A spec that has run
+once is no wrong configuration, nor is any while its registry cannot answer.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.overrides import kinds, spec_of
+from ddp_operator.api.spec import FailureClass
+from ddp_operator.api.status import Failure
+from ddp_operator.job.failure import classes, records
+from ddp_operator.job.pods.observed import Gap, Observed
+from ddp_operator.job.pods.state import START_TIMEOUT, PodState
+
+NODE_LOST: Final = "NodeLost"
+
+
+def seen(job: DDPJob, pods: Observed) -> str:
+    """Return the digest of the spec that has run, of each kind of pod one at least."""
+    if classes.has_run(job):
+        return job.spec_hash
+    began = {
+        pod.identity.index
+        for pod in pods.current.values()
+        if pod.started and pod.spec_hash == job.spec_hash
+    }
+    ran = began and all(
+        any(index in some for index in began for some in where) for _, where in kinds(job.spec)
+    )
+    return job.spec_hash if ran else job.status.bookkeeping.ran_spec_hash
+
+
+def of_gap(job: DDPJob, pod: PodState, gap: Gap, now: datetime) -> Failure:
+    """Record why a pod that was waited for in vain does not train."""
+    if gap.reason == "CannotStart":
+        return records.of_pod(job, pod, now)
+    seconds = int((now - gap.since).total_seconds())
+    class_: FailureClass = "Infrastructure"
+    if gap.reason == "NotStarted":
+        reason, class_ = START_TIMEOUT, _class_of_late(job, pod)
+        message = f"no process has started in {seconds} s (spec.startTimeoutSeconds): "
+        message += _lacking(job, pod)
+    elif pod.silent:
+        reason, class_ = NODE_LOST, "Disruption"
+        message = f"node {pod.node} has not answered for {seconds} s"
+    else:
+        reason = records.LAUNCHER_UNREACHABLE
+        message = (
+            f"its launcher has not begun the group's present generation in {seconds} s; the "
+            f"operator has to reach port {job.spec.status_port} of the job's pods"
+        )
+    return records.of_lost(job, pod, reason, message, class_, now)
+
+
+def _class_of_late(job: DDPJob, pod: PodState) -> FailureClass:
+    """A second node that cannot give a new spec its volumes is no accident of one of them."""
+    if classes.has_run(job):
+        return "Disruption"
+    again = any(failure.reason == START_TIMEOUT for failure in job.status.failures)
+    wants = pod.stage == "sandbox" and any(_wanted(job, pod))
+    return "Configuration" if again and wants else "Infrastructure"
+
+
+def _lacking(job: DDPJob, pod: PodState) -> str:
+    if pod.stage == "image":
+        return "its image is not there yet"
+    wanted = ", ".join(list(_wanted(job, pod))[:3])
+    exist = f"; see that they exist: {wanted}" if wanted else ""
+    return f"its volumes or its network are not ready{exist} (kubectl describe pod says more)"
+
+
+def _wanted(job: DDPJob, pod: PodState) -> Iterator[str]:
+    """The objects that a pod's volumes cannot do without."""
+    template = spec_of(job.spec, pod.identity.index).template.get("spec") or {}
+    for volume in template.get("volumes") or ():
+        sources: list[dict[str, Any]] = [volume]
+        sources += (volume.get("projected") or {}).get("sources") or ()
+        for source in sources:
+            for kind, field in _OBJECTS.items():
+                found = source.get(kind) or {}
+                name = found.get(field) or found.get("name")
+                if name and not found.get("optional"):
+                    yield f"{kind} {name}"
+
+
+_OBJECTS: Final = {
+    "secret": "secretName",
+    "configMap": "name",
+    "persistentVolumeClaim": "claimName",
+}

@@ -1,0 +1,189 @@
+"""Places of the group in which nothing trains: why, since when, and what is done about each.
+
+This is the only clock of a place that stays empty. `POLICY` says for each reason who may fill the
+place, `_due` how long that may take; what decides about spares, sizes, half-placed gangs and pods
+that never start reads both.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import MAX_GAPS, DDPJobStatus, Failure, GapReason, GapRecord
+from ddp_operator.job.failure import classes, starts
+from ddp_operator.job.failure.causes import vanished
+from ddp_operator.job.membership.launchers import Heard
+from ddp_operator.job.membership.order import is_first_due
+from ddp_operator.job.pods.manifests import is_held
+from ddp_operator.job.pods.observed import Gap, Observed
+from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, PodState
+
+
+class Policy(NamedTuple):
+    """What may be done about a place in which nothing trains."""
+
+    spare: bool = False
+    """A spare takes it at once."""
+    absent: bool = False
+    """An elastic group may go on without it."""
+    unplaced: bool = False
+    """It takes no node: with others that do, the gang is half placed."""
+    lost: bool = False
+    """Its pod has failed or goes, which is decided at once."""
+
+
+POLICY: Final[dict[GapReason, Policy]] = {
+    "Paused": Policy(spare=True),
+    "Refused": Policy(spare=True, absent=True, unplaced=True),
+    "Unscheduled": Policy(spare=True, absent=True, unplaced=True),
+    "CannotStart": Policy(spare=True, absent=True),
+    "NotStarted": Policy(absent=True),
+    "Initializing": Policy(absent=True),
+    "Starting": Policy(),
+    "Silent": Policy(),
+    "Leaving": Policy(lost=True),
+    "Failed": Policy(lost=True),
+    "Lost": Policy(lost=True),
+}
+
+UNSTARTABLE_SECONDS: Final = 300
+"""How long a pod may lack its image, Secret or ConfigMap: time for a person to create it, and for a
+registry to come back."""
+_PULLS: Final = 3
+"""An image may take so many times as long as all else that a pod needs before it starts."""
+UNREACHABLE_SECONDS: Final = 30
+"""How long a launcher may be told in vain before its pod counts as lost: one that has just started,
+or whose node swaps, answers within seconds, and processes get `RESTART_GRACE_SECONDS` to end."""
+NODE_SECONDS: Final = 90
+"""How long a node may not answer before its pods count as lost that nobody would evict: kubelets
+start again within a minute."""
+
+
+def find(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> tuple[Gap, ...]:
+    """Return the places in which nothing trains; each keeps the time from which its reason was
+    seen first.
+    """
+    known = {gap.node_rank: gap for gap in job.status.gaps}
+    found: list[Gap] = []
+    for node_rank, reason, since in _reasons(job, pods, heard, known, now):
+        before, pod = known.get(node_rank), pods.current.get(node_rank)
+        if before is not None and before.reason == reason:
+            since = min(since, before.since)  # noqa: PLW2901
+        found.append(Gap(node_rank, reason, since, pod.node if pod else ""))
+    return tuple(found)
+
+
+def record(gaps: Sequence[Gap]) -> tuple[GapRecord, ...]:
+    """Return what is stored of them: of more than there is room for, the oldest."""
+    kept = heapq.nsmallest(MAX_GAPS, gaps, key=lambda gap: (gap.since, gap.node_rank))
+    return tuple(GapRecord(**gap._asdict()) for gap in sorted(kept))
+
+
+def stored(status: DDPJobStatus) -> tuple[Gap, ...]:
+    """Return the places that are on record."""
+    return tuple(Gap(g.node_rank, g.reason, g.since, g.node) for g in status.gaps)
+
+
+def with_reason(
+    status: DDPJobStatus, node_ranks: Sequence[int], reason: GapReason, now: datetime
+) -> DDPJobStatus:
+    """Return the status in which these places have this reason: their pods were created or
+    refused.
+    """
+    known = {gap.node_rank: gap for gap in stored(status)}
+    for node_rank in node_ranks:
+        if node_rank not in known or known[node_rank].reason != reason:
+            known[node_rank] = Gap(node_rank, reason, now)
+    return status.model_copy(update={"gaps": record(list(known.values()))})
+
+
+def overdue(job: DDPJob, pods: Observed, now: datetime) -> tuple[Failure, tuple[int, ...]] | None:
+    """Return what has kept a pod from training for too long, and the node ranks of all such; None
+    while all may be waited for.
+    """
+    late = [gap for gap in pods.gaps if (due := _due(job, pods, gap)) and due <= now]
+    if not late:
+        return None
+    first = late[0]
+    failure = starts.of_gap(job, pods.current[first.node_rank], first, now)
+    return failure, tuple(gap.node_rank for gap in late if gap.reason == first.reason)
+
+
+def next_due(job: DDPJob, pods: Observed) -> datetime | None:
+    """Return when a pod will have been waited for long enough; None while none is."""
+    dues = (_due(job, pods, gap) for gap in pods.gaps)
+    return min((due for due in dues if due), default=None)
+
+
+def _due(job: DDPJob, pods: Observed, gap: Gap) -> datetime | None:
+    pod = pods.current.get(gap.node_rank)
+    if pod is None:
+        return None
+    start, since, seconds = job.spec.start_timeout_seconds, gap.since, 0
+    if gap.reason == "Silent" and not pod.silent:
+        seconds = UNREACHABLE_SECONDS
+    elif gap.reason == "Silent":
+        seconds, moved = NODE_SECONDS, job.status.progress
+        if moved is not None and job.status.is_true("Running"):
+            since = max(since, moved.updated_at)  # no step is completed without any of the ranks
+    elif gap.reason == "CannotStart":
+        seconds = max(UNSTARTABLE_SECONDS, start if classes.tells_nothing(pod) else 0)
+    elif gap.reason == "NotStarted":
+        seconds = start if pod.stage == "sandbox" else _PULLS * start
+    return since + timedelta(seconds=seconds) if seconds else None
+
+
+def in_present_group(job: DDPJob, pod: PodState, heard: Heard, *, started: bool = False) -> bool:
+    """Whether no process of an earlier generation runs in a pod; and, if asked, whether those of
+    the present one may.
+    """
+    generation = job.status.world.generation if job.status.world else 0
+    held = started and (is_held(job, pod.identity) or is_first_due(job))
+    if pod.generation >= generation and not held:
+        return True
+    return heard.knows(pod.key.name, generation, start=started)
+
+
+def _reasons(
+    job: DDPJob, pods: Observed, heard: Heard, known: dict[int, GapRecord], now: datetime
+) -> Iterator[tuple[int, GapReason, datetime]]:
+    # All of a group that runs have said that they know it, if to an operator that is gone.
+    unreached = {} if job.status.is_true("Running") else heard.unreached_since
+    for node_rank, pod in pods.current.items():
+        reason = None if pod.succeeded else _reason(pod)
+        told = unreached.get(pod.key.name) if reason in (None, "Starting") else None
+        if told is not None and not (pod.succeeded or in_present_group(job, pod, heard)):
+            yield node_rank, "Silent", told
+        elif reason:
+            yield node_rank, reason, now
+    paused_until = job.status.next_start_time
+    paused = paused_until is not None and now < paused_until
+    lost = {gone.index for gone in vanished(job, pods)} if pods.missing else ()
+    for gone in pods.missing:
+        before = known.get(gone.index)
+        refused = before is not None and before.reason == "Refused"
+        why: GapReason = "Lost" if gone.index in lost else "Refused" if refused else "Unscheduled"
+        yield gone.index, "Paused" if paused else why, now
+
+
+def _reason(pod: PodState) -> GapReason | None:
+    if pod.failed:
+        return "Lost" if pod.disrupted else "Failed"
+    if pod.disrupted:
+        return "Leaving"
+    if pod.silent:
+        return "Silent"
+    if not pod.scheduled:
+        return "Unscheduled"
+    return None if pod.ready else _stage(pod)
+
+
+def _stage(pod: PodState) -> GapReason:
+    """How far a pod is that has a node."""
+    if pod.started is not None:
+        return "Starting"
+    if pod.waiting in UNSTARTABLE_REASONS:
+        return "CannotStart"
+    return "NotStarted" if pod.stage else "Initializing"

@@ -1,0 +1,462 @@
+"""Places in which nothing trains: why, since when, and what becomes of each."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership.launchers import Heard
+from ddp_operator.job.planning.convergence import hold
+from ddp_operator.job.planning.gaps import NODE_SECONDS, POLICY, UNSTARTABLE_SECONDS
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.projection import project
+from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.status.progress import Report, parse
+from ddp_operator.ports import Node
+
+from tests.good_manifests import template
+from tests.unit.cpu_budget import loops
+from tests.unit.job.builders import (
+    condition,
+    ended,
+    fresh_job,
+    later,
+    pod,
+    ready,
+    running_job,
+    stored,
+    with_status,
+)
+from tests.unit.job.planning.group.test_elasticity import born, elastic_job, settled, told
+from tests.unit.job.planning.group.test_in_place import knowing
+from tests.unit.job.planning.group.test_spares import with_spares
+
+UNAVAILABLE = "failed to pull and unpack image: unexpected status: 503 Service Unavailable"
+
+
+def reasons(job: DDPJob) -> dict[int, str]:
+    return {gap.node_rank: gap.reason for gap in job.status.gaps}
+
+
+def trained(**spec: Any) -> tuple[DDPJob, list[PodState]]:
+    """A job that has run, and its pods."""
+    job, pods = running_job(**{"replicas": 3, **spec})
+    pods = [replace(one, started=later(5), node=f"node-{one.identity.index}") for one in pods]
+    return stored(job, plan(job, pods, later(20))), pods
+
+
+def stuck(job: DDPJob, index: int, message: str, **state: Any) -> PodState:
+    waiting: dict[str, Any] = {"waiting": "ErrImagePull", "waiting_message": message}
+    return pod(job, index, **{"node": "node-9", "stage": "image", **waiting, **state})
+
+
+def over_time(
+    job: DDPJob, pods: Sequence[PodState], start: float, end: float, **seen: Any
+) -> DDPJob:
+    """The job once it has been looked at twice."""
+    for now in (later(start), later(end)):
+        job = stored(job, plan(job, list(pods), now, **seen))
+    return job
+
+
+class TestImages:
+    """What has run is no wrong configuration, nor is a registry that cannot answer."""
+
+    def evicted(self, **spec: Any) -> tuple[DDPJob, list[PodState]]:
+        """A job that has run; all pods are new after an eviction, and one has no image."""
+        job, pods = trained(**spec)
+        lost = replace(pods[2], phase="Failed", reason="Evicted")
+        job = stored(job, plan(job, [*pods[:2], lost], later(60)))
+        job = stored(job, plan(job, [], later(70)))
+        return job, [replace(ready(job, index), started=later(71)) for index in (0, 1)]
+
+    @pytest.mark.parametrize("message", [UNAVAILABLE, "not found", "unauthorized"])
+    def test_after_a_first_run_the_pod_alone_is_tried_elsewhere(self, message: str) -> None:
+        job, others = self.evicted()
+        assert job.status.attempt == 1
+        pods = [*others, stuck(job, 2, message)]
+        assert not plan(job, pods, later(72)).decided
+        job = over_time(job, pods, 72, 72 + UNSTARTABLE_SECONDS)
+        status = job.status
+        assert (status.phase, status.attempt, status.restarts) == ("Restarting", 1, 0)
+        assert status.bookkeeping.replacements == {"2": 1}
+        assert "cannot start: ErrImagePull on node node-9" in status.message
+        again = plan(job, pods, later(400))
+        assert [each.pod_name(job.name) for each in again.create] == ["digits-1-2-r1"]
+        [term] = manifests.pod(job, Identity(2, 1, 1))["spec"]["affinity"]["nodeAffinity"][
+            "preferredDuringSchedulingIgnoredDuringExecution"
+        ]
+        [field] = term["preference"]["matchFields"]
+        assert (field["operator"], field["values"]) == ("NotIn", ["node-9"])
+
+    def test_it_is_never_charged_however_often(self) -> None:
+        job, others = self.evicted(restart={"maxRestarts": 0})
+        for number in range(8):
+            replaced = stuck(job, 2, "not found", replacement=number)
+            pods = [*others, replaced]
+            begin = 100 + 1000 * number
+            job = over_time(job, pods, begin, begin + UNSTARTABLE_SECONDS)
+            job = stored(job, plan(job, others, later(begin + 900)))
+        assert (job.status.phase, job.status.restarts) == ("Restarting", 0)
+        assert job.status.bookkeeping.replacements == {"2": 8}
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            UNAVAILABLE,
+            "503",
+            "received unexpected HTTP status: 502 Bad Gateway",
+            "toomanyrequests: You have reached your pull rate limit",
+            "dial tcp 10.0.0.1:443: connect: connection refused",
+            "dial tcp 10.0.0.1:443: i/o timeout",
+            "dial tcp 10.0.0.1:443: connect: no route to host",
+            "net/http: TLS handshake timeout",
+            "context deadline exceeded",
+            "pull QPS exceeded",
+        ],
+    )
+    def test_nor_is_it_at_the_first_start(self, message: str) -> None:
+        job = fresh_job()
+        job = stored(job, plan(job, [], later(0)))
+        job = over_time(job, [ready(job, 0), stuck(job, 1, message)], 1, 1 + UNSTARTABLE_SECONDS)
+        assert job.status.phase == "Restarting"
+        assert (job.status.restarts, job.status.disruptions) == (0, 1)
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            "reg/x:503: not found",
+            'image "reg:5000/x:429": manifest unknown',
+            "lookup registry.example.con: no such host",
+            "pull access denied, repository does not exist or may require authorization",
+        ],
+    )
+    def test_a_wrong_name_is_a_wrong_configuration(self, message: str) -> None:
+        job = fresh_job()
+        job = stored(job, plan(job, [], later(0)))
+        job = over_time(job, [ready(job, 0), stuck(job, 1, message)], 1, 1 + UNSTARTABLE_SECONDS)
+        assert (job.status.phase, job.status.failures[0].class_) == ("Failed", "Configuration")
+
+    def test_another_kind_of_pod_that_has_not_run_may_be_wrong(self) -> None:
+        other = {"spec": {"containers": [{"name": "trainer", "image": "wrong"}]}}
+        overrides = [{"indexes": ["1"], "template": other}]
+        job = fresh_job(overrides=overrides)
+        job = stored(job, plan(job, [], later(0)))
+        pods = [replace(ready(job, 0), started=later(1)), stuck(job, 1, "not found")]
+        job = over_time(job, pods, 2, 2 + UNSTARTABLE_SECONDS)
+        assert job.status.phase == "Failed"
+
+    def test_who_waited_for_it_in_vain_is_not_charged(self) -> None:
+        job, others = self.evicted()
+        message = "torch.distributed.elastic: RendezvousTimeoutError"
+        gave_up = ended(job, 1, code=1, at=200, message=message)
+        pods = [others[0], gave_up, stuck(job, 2, UNAVAILABLE)]
+        job = over_time(job, pods, 200, 204)
+        assert job.status.attempt == 2
+        assert (job.status.restarts, job.status.disruptions) == (0, 2)
+
+
+class TestStart:
+    """From its node to its first process a pod has its time."""
+
+    SECRET = template(volumes=[{"name": "key", "secret": {"secretName": "key"}}])
+
+    def late(self, job: DDPJob, index: int, **state: Any) -> PodState:
+        return pod(job, index, **{"node": f"node-{index}", "stage": "sandbox", **state})
+
+    def test_then_it_is_replaced_alone_and_uncharged(self) -> None:
+        job = fresh_job(replicas=3)
+        job = stored(job, plan(job, [], later(0)))
+        pods = [replace(ready(job, index), started=later(5)) for index in (0, 1)]
+        pods.append(self.late(job, 2))
+        first = plan(job, pods, later(6))
+        assert first.look_again_at == later(606)
+        job = stored(job, first)
+        assert not plan(job, pods, later(605)).decided
+        job = stored(job, plan(job, pods, later(606)))
+        assert (job.status.attempt, job.status.restarts) == (0, 0)
+        assert job.status.bookkeeping.replacements == {"2": 1}
+        [failure] = job.status.failures
+        assert (failure.reason, failure.node, failure.charged) == ("StartTimeout", "node-2", False)
+        assert "its volumes or its network are not ready" in failure.message
+
+    def test_an_image_may_take_longer_and_init_containers_as_long_as_they_like(self) -> None:
+        job, pods = trained()
+        pulling = [*pods[:2], self.late(job, 2, stage="image")]
+        job = with_status(job, gaps=())
+        assert plan(job, pulling, later(30)).look_again_at == later(30 + 1800)
+        begun = [*pods[:2], self.late(job, 2, stage="")]
+        planned = plan(job, begun, later(30))
+        assert reasons(stored(job, planned)) == {2: "Initializing"}
+        assert planned.look_again_at is None
+
+    def test_a_ready_spare_takes_its_place(self) -> None:
+        job, pods = with_spares()
+        late = self.late(job, 1)
+        job = with_status(job, gaps=())
+        seen = [pods[0], late, *pods[2:]]
+        job = over_time(job, seen, 100, 700)
+        assert job.status.world is not None
+        assert job.status.world.members == "0,3,2"
+
+    def test_a_volume_without_its_secret_ends_a_new_job(self) -> None:
+        job = fresh_job(template=self.SECRET, restart={"maxRestarts": 9})
+        job = stored(job, plan(job, [], later(0)))
+        for begin in (1, 2000):
+            attempt, notes = job.status.attempt, job.status.bookkeeping.replacements
+            pods = [self.late(job, index, replacement=notes.get(str(index), 0)) for index in (0, 1)]
+            assert job.status.phase != "Failed", attempt
+            job = over_time(job, pods, begin, begin + 600)
+            if job.status.phase != "Failed":
+                job = stored(job, plan(job, [], later(begin + 1000)))
+        assert (job.status.phase, job.status.failures[-1].class_) == ("Failed", "Configuration")
+        assert "secret key" in job.status.message
+
+    def test_a_job_that_has_run_is_not_ended_by_its_storage(self) -> None:
+        job, pods = trained(template=self.SECRET, restart={"maxRestarts": 0})
+        for number in range(6):
+            begin = 100 + 2000 * number
+            late = self.late(job, 2, replacement=number)
+            job = over_time(job, [*pods[:2], late], begin, begin + 600)
+            job = stored(job, plan(job, pods[:2], later(begin + 1000)))
+        assert (job.status.phase, job.status.restarts) == ("Restarting", 0)
+        assert job.status.bookkeeping.replacements == {"2": 6}
+
+    @pytest.mark.parametrize(
+        ("status", "stage"),
+        [
+            ({"conditions": [{"type": "PodReadyToStartContainers", "status": "False"}]}, "sandbox"),
+            ({"conditions": [{"type": "PodReadyToStartContainers", "status": "True"}]}, "image"),
+            ({}, "image"),
+            ({"initContainerStatuses": [{"name": "copy", "state": {"running": {}}}]}, ""),
+            ({"initContainerStatuses": [{"name": "car", "state": {"running": {}}}]}, "image"),
+            ({"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}, ""),
+        ],
+    )
+    def test_its_conditions_say_what_it_waits_for(self, status: Any, stage: str) -> None:
+        manifest = manifests.pod(fresh_job(), Identity(0, 0))
+        cars = [{"name": "copy"}, {"name": "car", "restartPolicy": "Always"}]
+        spec = {**manifest["spec"], "nodeName": "node-a", "initContainers": cars}
+        assert project({**manifest, "spec": spec, "status": status}).stage == stage
+        assert project({**manifest, "status": status}).stage == "", "it has no node"
+
+
+class TestPauses:
+    def test_a_pause_of_our_own_is_no_absence(self) -> None:
+        job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=30)
+        lost = ended(job, 1, code=1, at=59)
+        seen = [lost if each.identity.index == 1 else each for each in pods]
+        job = stored(job, told(job, seen, later(63)))
+        job = with_status(job, next_start_time=later(183))
+        others = [pods[0], *pods[2:]]
+        job = settled(job, others, later(64))
+        assert reasons(job) == {1: "Paused"}
+        for now in (94, 120, 182):
+            assert not told(job, others, later(now)).decided
+        job = settled(job, others, later(183))
+        assert reasons(job) == {1: "Unscheduled"}
+        waiting = [*others, pod(job, 1, replacement=1)]
+        job = settled(job, waiting, later(184))
+        assert not told(job, waiting, later(212)).decided
+        assert told(job, waiting, later(213)).events[0].reason == "GroupShrunk"
+
+    def test_an_operator_that_is_new_counts_those_that_train(self) -> None:
+        job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=0)
+        lost = ended(job, 2, code=137, at=59)
+        job = settled(job, [*pods[:2], lost, pods[3]], later(63))
+        others = [*pods[:2], pods[3]]
+        assert job.status.world is not None
+        known = knowing(others, job.status.world.generation)
+        job = stored(job, told(job, others, later(70), **known))
+        assert (job.status.phase, job.status.ready_replicas) == ("Running", 3)
+        new = plan(job, others, later(71), heard=Heard())
+        assert new.status.ready_replicas == 3
+        assert condition(new, "Running") == ("True", "PodsReady")
+
+
+def test_an_elastic_group_begins_without_a_pod_that_is_refused() -> None:
+    elastic = {"minReplicas": 2, "shrinkAfterSeconds": 30}
+    job = fresh_job(replicas=4, restart={"scope": "Auto"}, elastic=elastic)
+    job = stored(job, told(job, [], later(0)))
+    for now in (1, 20, 30):
+        pods = [born(job, index) for index in range(3)]
+        planned = told(job, pods, later(now))
+        assert not planned.decided
+        assert planned.seen is not None
+        seen = replace(job, status=planned.seen)
+        held = hold(seen, "PodsForbidden", "quota", later(now), wanted=planned.create)
+        job = stored(job, held)
+    assert reasons(job) == {3: "Refused"}
+    planned = told(job, pods, later(31))
+    assert planned.status.world is not None
+    assert planned.status.world.members == "0-2"
+
+
+class TestNodes:
+    """A node that does not answer is lost with pods that nobody would evict from it."""
+
+    WELL = tuple(Node(f"node-{number}", {}) for number in range(8))
+
+    def nodes(self, **of_2: Any) -> list[Node]:
+        return [replace(one, **of_2) if one.name == "node-2" else one for one in self.WELL]
+
+    def job(self) -> tuple[DDPJob, list[PodState]]:
+        job, pods = trained(restart={"scope": "Pod"})
+        return job, [replace(one, stays_on_lost_node=True) for one in pods]
+
+    def looked(self, pods: Sequence[PodState], job: DDPJob, now: float) -> DDPJob:
+        return stored(job, plan(job, list(pods), later(now), nodes=self.nodes(unready=True)))
+
+    def test_its_pods_are_replaced_on_another_one(self) -> None:
+        job, pods = self.job()
+        job = self.looked(pods, job, 100)
+        assert reasons(job) == {2: "Silent"}
+        job = self.looked(pods, job, 99 + NODE_SECONDS)
+        assert job.status.disruptions == 0
+        job = self.looked(pods, job, 100 + NODE_SECONDS)
+        [failure] = job.status.failures
+        assert (failure.reason, failure.class_, failure.node) == (
+            "NodeLost",
+            "Disruption",
+            "node-2",
+        )
+        assert job.status.bookkeeping.replacements == {"2": 1}
+        assert job.status.excluded_nodes == ("node-2",), "the new pod tolerates its taint, too"
+        planned = plan(job, pods, later(192), nodes=self.nodes(unready=True))
+        assert planned.fence == planned.delete == (pods[2].key,)
+
+    def test_it_may_come_back_in_time(self) -> None:
+        job, pods = self.job()
+        job = self.looked(pods, job, 100)
+        job = stored(job, plan(job, pods, later(150), nodes=self.nodes()))
+        assert job.status.gaps == ()
+        job = self.looked(pods, job, 200)
+        assert not plan(job, pods, later(285), nodes=self.nodes(unready=True)).decided
+
+    def test_pods_that_the_cluster_evicts_are_left_to_it(self) -> None:
+        job, pods = self.job()
+        pods[2] = replace(pods[2], stays_on_lost_node=False)
+        job = self.looked(pods, job, 100)
+        assert self.looked(pods, job, 500).status.disruptions == 0
+
+    def test_a_training_that_moves_has_lost_nobody(self) -> None:
+        job, pods = self.job()
+        nodes = self.nodes(unready=True)
+        for now in range(100, 600, 30):
+            said = parse(f'{{"step": {now}}}'.encode())
+            at = later(now)
+            report = Report(job.uid, pods[0].identity, said, first_received=at, received=at)
+            planned = plan(job, pods, later(now), nodes=nodes, report=report)
+            assert not planned.decided
+            job = stored(job, planned)
+
+    @pytest.mark.parametrize(
+        ("tolerations", "stays"),
+        [
+            ([{"operator": "Exists"}], True),
+            ([{"key": "node.kubernetes.io/unreachable", "operator": "Exists"}], True),
+            ([{"operator": "Exists", "effect": "NoSchedule"}], False),
+            ([{"operator": "Exists", "tolerationSeconds": 300}], False),
+            ([{"key": "nvidia.com/gpu", "operator": "Exists"}], False),
+            ([], False),
+        ],
+    )
+    def test_tolerations_say_who_stays(self, tolerations: Any, stays: bool) -> None:
+        manifest = manifests.pod(fresh_job(), Identity(0, 0))
+        spec = {**manifest["spec"], "tolerations": tolerations}
+        assert project({**manifest, "spec": spec}).stays_on_lost_node is stays
+
+    def test_nobody_leaves_a_node_for_a_spare_on_one_that_is_named(self) -> None:
+        job, pods = with_spares(count=2)
+        pods = [replace(each, node=f"node-{each.identity.index}") for each in pods]
+        on_the_same = [*pods[:3], replace(pods[3], node="node-2"), pods[4]]
+        nodes = [Node(f"node-{index}", {}) for index in (0, 1, 2, 4)]
+        nodes[2] = replace(nodes[2], leaving="a taint")
+        planned = plan(job, on_the_same, later(60), nodes=nodes)
+        assert planned.status.world is not None
+        assert planned.status.world.members == "0-1,4"
+        for signal in ({"leaving": "another taint"}, {"bad": "a condition"}, {"unready": True}):
+            named = [*nodes[:3], replace(nodes[3], **signal)]
+            assert not plan(job, on_the_same, later(60), nodes=named).decided
+
+
+class TestLateLosses:
+    """The last step has been made and saved: a pod that goes then is not needed again."""
+
+    def job(self, step: int = 100, saved: int = 100) -> tuple[DDPJob, list[PodState]]:
+        job, pods = trained()
+        said = f'{{"step": {step}, "totalSteps": 100, "checkpoint": {{"step": {saved}}}}}'
+        done = [ended(job, index, code=0, at=30, message=said) for index in (0, 1)]
+        return stored(job, plan(job, [*done, pods[2]], later(31))), [*done, pods[2]]
+
+    def test_the_job_has_succeeded(self) -> None:
+        job, pods = self.job()
+        planned = plan(job, pods[:2], later(32))
+        assert (planned.status.phase, planned.status.attempt) == ("Succeeded", 0)
+
+    @pytest.mark.parametrize("how", [{"phase": "Failed", "reason": "Evicted"}, {"deleting": True}])
+    def test_so_it_has_where_the_pod_is_taken_away(self, how: Any) -> None:
+        job, pods = self.job()
+        evicted = replace(pods[2], **how)
+        assert plan(job, [*pods[:2], evicted], later(32)).status.phase == "Succeeded"
+
+    @pytest.mark.parametrize("how_far", [{"step": 99}, {"saved": 90}])
+    def test_not_before_the_last_step_is_saved(self, how_far: Any) -> None:
+        job, pods = self.job(**{"step": 100, "saved": how_far.get("step", 100), **how_far})
+        assert plan(job, pods[:2], later(32)).status.attempt == 1
+
+    def test_a_failure_of_its_own_counts(self) -> None:
+        job, pods = self.job()
+        failed = ended(job, 2, code=1, at=32)
+        assert plan(job, [*pods[:2], failed], later(33)).status.restarts == 1
+
+    def test_a_record_of_the_attempt_before_says_nothing(self) -> None:
+        job, pods = trained()
+        said = '{"step": 100, "totalSteps": 100, "checkpoint": {"step": 100}}'
+        failed = ended(job, 0, code=1, at=30, message=said)
+        job = stored(job, plan(job, [failed, *pods[1:]], later(31)))
+        job = stored(job, plan(job, [], later(32)))
+        new = [replace(ready(job, index), started=later(33)) for index in (0, 1)]
+        assert job.status.attempt == 1
+        assert plan(job, new, later(40)).status.attempt == 2
+
+
+def test_of_many_gaps_the_oldest_are_on_record_and_keep_their_time() -> None:
+    job = fresh_job(replicas=100)
+    job = stored(job, plan(job, [], later(0)))
+    pods = [pod(job, index) for index in range(100)]
+    job = stored(job, plan(job, pods, later(50)))
+    assert [gap.node_rank for gap in job.status.gaps] == list(range(32))
+    assert {gap.since for gap in job.status.gaps} == {later(0)}
+    placed = [replace(ready(job, index), started=later(60)) for index in range(90)]
+    job = stored(job, plan(job, [*placed, *pods[90:]], later(70)))
+    assert [gap.node_rank for gap in job.status.gaps] == list(range(90, 100))
+
+
+def test_a_plan_of_thousands_of_pods_takes_a_moment() -> None:
+    job = fresh_job(replicas=5000)
+    job = stored(job, plan(job, [], later(0)))
+    pending = [pod(job, index) for index in range(5000)]
+    trains = [replace(ready(job, index), started=later(5)) for index in range(5000)]
+    for pods in (pending, [*trains[:4999], pending[4999]], trains):
+        job = stored(job, plan(job, pods, later(10)))
+        assert loops(lambda: plan(job, pods, later(20))) < 1  # noqa: B023
+
+
+def test_every_reason_has_its_policy() -> None:
+    some: list[tuple[dict[str, Any], str]] = [
+        ({}, "Unscheduled"),
+        ({"node": "n", "stage": "sandbox"}, "NotStarted"),
+        ({"node": "n", "stage": "image", "waiting": "ErrImagePull"}, "CannotStart"),
+        ({"node": "n", "phase": "Running", "started": later(1)}, "Starting"),
+        ({"node": "n", "phase": "Running", "deleting": True}, "Leaving"),
+    ]
+    for state, reason in some:
+        job = fresh_job(replicas=1)
+        job = stored(job, plan(job, [], later(0)))
+        seen = plan(job, [pod(job, 0, **state)], later(1)).status.gaps
+        if reason != "Leaving":  # which is decided about at once
+            assert [gap.reason for gap in seen] == [reason]
+        assert reason in POLICY
