@@ -236,6 +236,7 @@ def test_what_shapes_no_pod_may_change_at_any_time() -> None:
         "activeDeadlineSeconds": 60,
         "progressDeadlineSeconds": 60,
         "schedulingTimeoutSeconds": 60,
+        "startTimeoutSeconds": 60,
         "ttlSecondsAfterFinished": 60,
         "suspend": True,
     }

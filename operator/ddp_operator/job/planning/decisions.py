@@ -161,7 +161,7 @@ def restarting(
     """
     status = with_condition(status, "Restarting", True, reason, message, now)
     if creates:
-        status = _not_waiting(_placed_anew(status), now)
+        status = queued(_placed_anew(status), now, waits=False)
         status = with_condition(status, "PodsCreated", False, reason, message, now)
     if status.condition("Running"):
         status = with_condition(status, "Running", False, reason, message, now)
@@ -176,7 +176,7 @@ def decided(status: DDPJobStatus, *events: Event) -> Plan:
 
 def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
     """Running and Restarting, where they were ever set, hold no longer, and no pod is awaited."""
-    status = _not_waiting(status, now).model_copy(update={"gaps": ()})
+    status = queued(status, now, waits=False).model_copy(update={"gaps": ()})
     types: tuple[ConditionType, ...] = ("Running", "Restarting")
     for type_ in types:
         if status.condition(type_):
@@ -187,8 +187,3 @@ def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DD
 def _placed_anew(status: DDPJobStatus) -> DDPJobStatus:
     """Where new pods will run is not known yet; of a job that has ended it stays on record."""
     return status.model_copy(update={"placement": ""})
-
-
-def _not_waiting(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
-    """No pod is in a queue."""
-    return queued(status, now, waits=False)

@@ -91,7 +91,8 @@ def observe(
                 pod = replace(pod, identity=identity)  # noqa: PLW2901
             current[index] = _as_its_launcher_says(pod, ended.get(pod.key.name))
         elif slot in free:
-            spares[slot] = _heard_of(pod, heard)
+            unheard = pod.key.name in heard.unreached_since
+            spares[slot] = replace(pod, silent=pod.silent or unheard)
         else:
             old.append(pod)
     done = completion.read(status.completed_indexes, below=len(slots))
@@ -184,10 +185,6 @@ def _behind(job: DDPJob, current: dict[int, PodState], heard: Heard) -> frozense
         for index, slot in enumerate(world.members(job))
         if slot not in notes.renewed and not has_begun(current.get(index))
     )
-
-
-def _heard_of(pod: PodState, heard: Heard) -> PodState:
-    return replace(pod, silent=pod.silent or pod.key.name in heard.unreached_since)
 
 
 def with_own_address(job: DDPJob, pod: PodState) -> PodState:
