@@ -46,6 +46,8 @@ _WRAPPERS: Final = frozenset(
 _PYTHON_VALUES: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 """Python's options that take the next word."""
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=(?P<value>.*)", re.DOTALL)
+_SUBSTITUTION: Final = re.compile(r"\$\([^()]*\)|`[^`]*`")
+"""What a shell, or Kubernetes, puts another text in place of; parts of a word here."""
 _SEPARATORS: Final = ";&|()\n"
 
 
@@ -192,7 +194,8 @@ def _in_shell(words: tuple[str, ...], shell: int) -> Started:
 
 def _commands(line: str) -> Iterator[list[str]]:
     """Yield the simple commands of a shell's line, and what its variables hold of them."""
-    lexer = shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars=_SEPARATORS)
+    line = _SUBSTITUTION.sub("$x", line.replace("\\\n", " "))
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=_SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
         words = list(lexer)

@@ -1,14 +1,15 @@
-"""Makes DDPJobs of what other projects run: PyTorchJobs, TrainJobs, JobSets, torchrun's commands.
+"""Makes DDPJobs of what other projects run: PyTorchJobs, TrainJobs, JobSets, Jobs, StatefulSets and
+torchrun's commands.
 
 Pure: from text and words to manifests and notes. Nothing of a source is lost without a note.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator.api.constants import KIND
-from ddp_operator.convert import command_line, jobset, pytorchjob, trainjob
+from ddp_operator.convert import batch, command_line, job, jobset, pytorchjob, trainjob
 from ddp_operator.convert.documents import MAX_BYTES, read
 from ddp_operator.convert.notes import ConversionError, Note, Notes
 from ddp_operator.convert.source import Source
@@ -18,7 +19,14 @@ __all__ = ["MAX_BYTES", "Conversion", "ConversionError", "Note", "of_command_lin
 _PYTORCHJOB: Final = ("kubeflow.org/v1", "PyTorchJob")
 _GROUPS: Final = {"TrainJob": trainjob.GROUP, "JobSet": "jobset.x-k8s.io"}
 
-_KNOWN: Final = f"{_PYTORCHJOB[0]} PyTorchJob, {trainjob.GROUP} TrainJob, jobset.x-k8s.io JobSet"
+_PLAIN: Final[Mapping[tuple[str, str], Callable[[Source, Notes], dict[str, Any]]]] = {
+    ("batch/v1", "Job"): batch.convert_job,
+    ("apps/v1", "StatefulSet"): batch.convert_stateful_set,
+}
+_KNOWN: Final = (
+    f"{_PYTORCHJOB[0]} PyTorchJob, {trainjob.GROUP} TrainJob, jobset.x-k8s.io JobSet, "
+    "batch/v1 Job, apps/v1 StatefulSet"
+)
 
 
 @dataclass(frozen=True)
@@ -40,9 +48,11 @@ def of_manifests(text: str) -> Sequence[Conversion]:
     Raises:
         ConversionError: the text cannot be read.
     """
-    documents = read(text)
+    whole = read(text)
+    documents = [inner for one in whole for inner in _unwrapped(one)]
     runtimes = [one for one in documents if one.get("kind") in trainjob.RUNTIMES]
-    return [_converted(one, runtimes) for one in documents if one not in runtimes]
+    wrappers = [_wrapper(one) for one in whole if one not in documents]
+    return [*wrappers, *(_converted(one, runtimes) for one in documents if one not in runtimes)]
 
 
 def of_command_line(argv: Sequence[str], *, image: str | None = None) -> Conversion:
@@ -63,23 +73,90 @@ def _converted(document: dict[str, Any], runtimes: Sequence[dict[str, Any]]) -> 
     title = f"{kind} {name}".strip()
     notes = Notes()
     try:
-        if (version, kind) == _PYTORCHJOB:
-            manifest = pytorchjob.convert(Source(document), notes)
-        elif kind == "TrainJob" and version.partition("/")[0] == _GROUPS[kind]:
-            manifest = trainjob.convert(Source(document), runtimes, notes)
-        elif kind == "JobSet" and version.partition("/")[0] == _GROUPS[kind]:
-            manifest = jobset.convert(Source(document), notes)
-        else:
-            return _other(title, kind, version, notes)
+        manifest = _manifest(kind, version, document, runtimes, notes)
     except ConversionError as error:
         return Conversion(title, None, notes.all(), str(error))
+    if manifest is None:
+        return _other(title, kind, version, document, notes)
     return Conversion(title, manifest, notes.all())
 
 
-def _other(title: str, kind: str, version: str, notes: Notes) -> Conversion:
-    if kind.endswith("Job") or "kubeflow.org" in version:
+def _manifest(
+    kind: str,
+    version: str,
+    document: dict[str, Any],
+    runtimes: Sequence[dict[str, Any]],
+    notes: Notes,
+) -> dict[str, Any] | None:
+    """Convert one object; None where it is of another kind, or trains nothing."""
+    if (version, kind) == _PYTORCHJOB:
+        return pytorchjob.convert(Source(document), notes)
+    if kind == "TrainJob" and version.partition("/")[0] == _GROUPS[kind]:
+        return trainjob.convert(Source(document), runtimes, notes)
+    if kind == "JobSet" and version.partition("/")[0] == _GROUPS[kind]:
+        return jobset.convert(Source(document), notes)
+    if (version, kind) in _PLAIN and batch.trains(document):
+        return _PLAIN[version, kind](Source(document), notes)
+    return None
+
+
+def _unwrapped(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what an AppWrapper holds, with the queue of the whole; any other object as it is."""
+    spec = document.get("spec")
+    if document.get("kind") != "AppWrapper" or not isinstance(spec, dict):
+        yield document
+        return
+    resources, queue = spec.get("resources"), _queue(document)
+    older = resources.get("GenericItems") if isinstance(resources, dict) else None
+    components = spec.get("components") or older
+    for one in components if isinstance(components, list) else [None]:
+        held = one if isinstance(one, dict) else {}
+        found = held.get("template") or held.get("generictemplate")
+        if not isinstance(found, dict):
+            raise ConversionError("spec.components: has to hold objects by template; correct it")
+        if queue and isinstance(metadata := found.setdefault("metadata", {}), dict):
+            metadata["labels"] = {job.QUEUE_LABEL: queue, **_labels(found)}
+        yield found
+
+
+def _wrapper(document: dict[str, Any]) -> Conversion:
+    """Tell of an AppWrapper, of which only what it holds is converted."""
+    metadata = document.get("metadata")
+    name = metadata.get("name", "") if isinstance(metadata, dict) else ""
+    notes = Notes()
+    notes.dropped(
+        f"{document.get('apiVersion')} AppWrapper",
+        "what it holds is converted; the operator has retries of its own (spec.restart), and a "
+        "queue is kept: set on the DDPJob what else it says",
+    )
+    return Conversion(f"AppWrapper {name}".strip(), None, notes.all())
+
+
+def _queue(document: dict[str, Any]) -> Any:
+    """Return the queue that an object names by a label, or as some do by an annotation."""
+    metadata = document.get("metadata")
+    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+    by_annotation = annotations if isinstance(annotations, dict) else {}
+    return _labels(document).get(job.QUEUE_LABEL) or by_annotation.get(job.QUEUE_LABEL)
+
+
+def _labels(document: dict[str, Any]) -> dict[str, Any]:
+    metadata = document.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, dict) else None
+    return labels if isinstance(labels, dict) else {}
+
+
+def _other(
+    title: str, kind: str, version: str, document: dict[str, Any], notes: Notes
+) -> Conversion:
+    is_plain_job = (version, kind) == ("batch/v1", "Job")
+    a_job = (kind.endswith("Job") and not is_plain_job) or "kubeflow.org" in version
+    if a_job or batch.trains(document):
         known = f"cannot be converted; {_KNOWN} can"
         why = "it is one already" if kind == KIND else known
         return Conversion(title, None, (), f"{version} {kind}: {why}")
-    notes.dropped(f"{version} {kind}", "no job of training; apply it as it is, if the job needs it")
+    why = "starts no launcher and asks for no GPU; apply it as it is, if the job needs it"
+    if kind == "Service":
+        why = "the operator makes one of the job's name; leave it out if it was for the pods"
+    notes.dropped(f"{version} {kind}", why)
     return Conversion(title, None, notes.all())

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_REPLICAS
 from ddp_operator.convert import job
-from ddp_operator.convert.launcher import PLACE_FLAGS, launch
+from ddp_operator.convert.launcher import ELASTIC, PLACE_FLAGS, launch
 from ddp_operator.convert.notes import ConversionError, Notes
 from ddp_operator.convert.pods import pods
+from ddp_operator.convert.references import Origin
 
 DEFAULT_IMAGE: Final = "pytorch/pytorch"
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -34,7 +35,7 @@ def convert(argv: Sequence[str], notes: Notes, *, image: str | None) -> dict[str
     taken = found.taken
     for flag in [flag for flag in taken if flag not in _NOTHING_LOST]:
         notes.dropped(f"--{flag}", "the operator tells torchrun by variables where the group is")
-    result: dict[str, Any] = {"replicas": _nodes(taken.get("nnodes", "1"), notes)}
+    result: dict[str, Any] = _nodes(taken.get("nnodes", "1"), notes)
     processes = _processes(taken.get("nproc-per-node", "1"), notes)
     if processes != "auto":
         result["nprocPerNode"] = processes
@@ -51,19 +52,20 @@ def convert(argv: Sequence[str], notes: Notes, *, image: str | None) -> dict[str
     container["command"] = list(found.command)
     container |= {"env": env} if env else {}
     template = {"spec": {"containers": [container]}}
-    one = pods(template, "the command line", notes, trainer=None, master="\0", indexes={})
+    one = pods(template, "the command line", notes, trainer=None, origin=Origin())
     result["template"] = one.template
     return job.checked(job.Metadata({"name": _name(found.script)}, None, {}, {}), result)
 
 
-def _nodes(text: str, notes: Notes) -> int:
+def _nodes(text: str, notes: Notes) -> dict[str, Any]:
     least, _, most = text.partition(":")
-    if most and most != least:
-        notes.changed("--nnodes", f"always {most}; pods that are lost are replaced")
     nodes = _number(most or least, "--nnodes")
     if not 1 <= nodes <= MAX_REPLICAS:
         raise ConversionError(f"--nnodes: is {nodes}; a DDPJob has 1 to {MAX_REPLICAS} pods")
-    return nodes
+    if not most or most == least:
+        return {"replicas": nodes}
+    notes.changed("--nnodes", f"{nodes} pods, with spec.elastic from {least} on; {ELASTIC}")
+    return {"replicas": nodes, "elastic": {"minReplicas": _number(least, "--nnodes")}}
 
 
 def _processes(text: str, notes: Notes) -> int | str:

@@ -48,6 +48,10 @@ def read(text: str) -> Sequence[dict[str, Any]]:
     # A value that belies its tag, such as !!bool 7, makes PyYAML raise whatever comes.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         said = " ".join(str(error).split())
+        if "{{" in text:
+            raise ConversionError(
+                "the file is a template of Helm's, no YAML yet; give what helm template prints"
+            ) from None
         raise ConversionError(f"the file is not YAML: {said}; correct it") from None
     return found
 

@@ -21,14 +21,19 @@ from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.convert.notes import ConversionError, Notes
 from ddp_operator.convert.pods import Pods, check, speaks_of_ranks
+from ddp_operator.convert.references import is_foreign
 from ddp_operator.convert.source import Source
 
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 _GROUP_LABEL: Final = "kueue.x-k8s.io/pod-group-name"
 _KUEUE: Final = "kueue.x-k8s.io/"
-_FOREIGN: Final = ("jobset.sigs.k8s.io/", "kubeflow.org/", "batch.kubernetes.io/")
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 MAX_RESTARTS: Final = 1000
+_HINTS: Final = {
+    "alpha.jobset.sigs.k8s.io/exclusive-topology": (
+        "spec.scheduling.topology keeps pods near each other; no field keeps other jobs away"
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ def metadata(source: Source, notes: Notes) -> Metadata:
     annotations, pods_annotations = _sorted_out(
         meta.fields("annotations"), "metadata.annotations", notes
     )
-    queue = of_pods.pop(QUEUE_LABEL, None)
+    by_annotation = pods_annotations.pop(QUEUE_LABEL, None)  # as Kueue had it first
+    queue = of_pods.pop(QUEUE_LABEL, by_annotation)
     if labels:
         fields["labels"] = labels
     if annotations:
@@ -128,7 +134,7 @@ def processes(pods: Pods, asked: int | str | None, field: str, notes: Notes) -> 
     found = pods.processes if asked in (None, "auto") and pods.processes else asked
     if isinstance(found, int):
         count: int | str = found
-    elif pods.by_launcher:
+    elif pods.starts == "launcher":
         count = "auto"
         if not pods.gpus:
             notes.changed(
@@ -136,14 +142,22 @@ def processes(pods: Pods, asked: int | str | None, field: str, notes: Notes) -> 
                 "torchrun starts one process for each CPU where there is no GPU; here auto is one "
                 "a pod, set spec.nprocPerNode if you want more",
             )
+    elif pods.gpus <= 1:
+        count = "auto"
+    elif pods.starts == "python":
+        count = 1
+        notes.changed(
+            field,
+            f"a command without torchrun is one process for {pods.gpus} GPUs, as before; start "
+            "it by torchrun and leave spec.nprocPerNode out for one for each GPU",
+        )
     else:
-        count = "auto" if pods.gpus <= 1 else 1
-        if pods.gpus > 1:
-            notes.changed(
-                field,
-                f"a command without torchrun is one process for {pods.gpus} GPUs, as before; start "
-                "it by torchrun and leave spec.nprocPerNode out for one for each GPU",
-            )
+        count = "auto"
+        notes.changed(
+            field,
+            f"what the image or its script starts is not in the manifest; {pods.gpus} processes a "
+            "pod, as torchrun has there; set spec.nprocPerNode: 1 if it starts one",
+        )
     many = count > 1 if isinstance(count, int) else pods.gpus > 1
     if many and speaks_of_ranks(trainer_container(pods.template)):
         notes.changed(
@@ -195,8 +209,8 @@ def _sorted_out(
             raise ConversionError(f"{path}[{name}]: has to be a text; put it into quotes")
         if name.startswith(_KUEUE):
             go[name] = value
-        elif any(domain in name for domain in _FOREIGN):
-            notes.dropped(f"{path}[{name}]", "nothing reads it on a DDPJob")
+        elif is_foreign(name):
+            notes.dropped(f"{path}[{name}]", _HINTS.get(name, "nothing reads it on a DDPJob"))
         else:
             stay[name] = value
     return stay, go

@@ -4,13 +4,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.rules import trainer_container
 from ddp_operator.convert import job
 from ddp_operator.convert.notes import ConversionError, Notes
 from ddp_operator.convert.pods import Pods, pods
+from ddp_operator.convert.references import MASTER, Hosts, Origin
 from ddp_operator.convert.source import Source
 
 _JOBS_DEFAULT_BACKOFF: Final = 6
 _COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+_COMPLETION_LABELS: Final = (_COMPLETION_INDEX, "apps.kubernetes.io/pod-index")
 _JOB_INDEXES: Final = ("jobset.sigs.k8s.io/job-index", "jobset.sigs.k8s.io/job-global-index")
 _COORDINATOR: Final = "jobset.sigs.k8s.io/coordinator"
 _INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
@@ -21,6 +24,7 @@ HINTS: Final = {
     "subdomain": "hosts are called <job>-<attempt>-<index>.<job>; use $(MASTER_ADDR)",
     "coordinator": "pod 0 is the master",
     "dependsOn": "run what comes first as a Job of its own, or as an initContainer",
+    "ttlSecondsAfterFinished": "spec.ttlSecondsAfterFinished deletes the DDPJob, if you set it",
     "restartStrategy": "spec.restart.replaceWhen says whether new pods wait for the old ones' end",
 }
 
@@ -34,15 +38,28 @@ class Group:
     template: dict[str, Any]
     path: str
 
-    @property
-    def indexes(self) -> dict[str, str]:
-        """What labels told each pod of its place, where its index here says the same."""
-        found = {_COORDINATOR: "$(MASTER_ADDR)"}
+    def origin(self, name: str, child: str, subdomain: str) -> Origin:
+        """Say how the pods knew each other; `child` is the name of the replicated job."""
+        indexes = {*_COMPLETION_LABELS} if self.jobs == 1 else set()
+        indexes |= {*_JOB_INDEXES} if self.pods_of_job == 1 else set()
+        names = {"jobset.sigs.k8s.io/jobset-name": name}
+        names["jobset.sigs.k8s.io/replicatedjob-name"] = child
         if self.jobs == 1:
-            found[_COMPLETION_INDEX] = "$(NODE_RANK)"
-        if self.pods_of_job == 1:
-            found |= dict.fromkeys(_JOB_INDEXES, "$(NODE_RANK)")
-        return found
+            names |= dict.fromkeys(
+                ("job-name", "batch.kubernetes.io/job-name"), f"{name}-{child}-0"
+            )
+
+        def place(job: int, pod: int) -> int:
+            return job * self.pods_of_job + pod
+
+        return Origin(
+            name,
+            (Hosts(f"{name}-{child}-", 2, place, f".{subdomain}"),),
+            {_COORDINATOR: MASTER, **dict.fromkeys(indexes, "$(NODE_RANK)")},
+            frozenset(indexes),
+            names,
+            frozenset({"jobset.sigs.k8s.io/restart-attempt"}),
+        )
 
 
 def convert(source: Source, notes: Notes) -> dict[str, Any]:
@@ -57,12 +74,12 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
             "pods: leave the one that trains, and run the others by themselves"
         )
     found = group(jobs[0], notes)
-    host = _master(jobs[0], spec, meta.fields["name"], notes)
+    origin = _origin(found, jobs[0], spec, meta.fields["name"], notes)
     result: dict[str, Any] = {"replicas": found.jobs * found.pods_of_job}
     limits(spec, jobs[0], result, notes)
     queue = job.with_metadata(found.template, meta, found.path, notes)
-    one = pods(found.template, found.path, notes, trainer=None, master=host, indexes=found.indexes)
-    _index_variable(one, found, notes)
+    one = pods(found.template, found.path, notes, trainer=None, origin=origin)
+    give_index(one.template, found.path, notes, is_index=found.jobs == 1)
     processes = job.processes(one, None, f"{found.path}.spec.containers", notes)
     finish(result, one, processes, queue, notes)
     notes.rest(source.rest(), HINTS)
@@ -74,15 +91,8 @@ def group(replicated: Source, notes: Notes) -> Group:
     batch = replicated.at("template").at("spec")
     jobs = replicated.integer("replicas")
     jobs = 1 if jobs is None else jobs
-    parallelism, completions = batch.integer("parallelism"), batch.integer("completions")
-    together = 1 if parallelism is None else parallelism
-    if completions is not None and completions != together:
-        raise ConversionError(
-            f"{batch.field('completions')}: is {completions}, while {together} pods run at a time; "
-            "ranks of one group run all together: make parallelism the same"
-        )
+    together = pods_at_a_time(batch)
     replicated.forget("groupName")  # of one
-    batch.forget("completionMode")  # JobSets give all pods indexes
     total = jobs * together
     if not 1 <= total <= MAX_REPLICAS:
         raise ConversionError(
@@ -96,29 +106,50 @@ def group(replicated: Source, notes: Notes) -> Group:
     return Group(jobs, together, batch.fields("template"), batch.field("template"))
 
 
+def pods_at_a_time(batch: Source) -> int:
+    """Take how many pods of a Job run together, as all of them have to."""
+    parallelism, completions = batch.integer("parallelism"), batch.integer("completions")
+    together = 1 if parallelism is None else parallelism
+    if completions is not None and completions != together:
+        raise ConversionError(
+            f"{batch.field('completions')}: is {completions}, while {together} pods run at a time; "
+            "ranks of one group run all together: make parallelism the same"
+        )
+    batch.forget("completionMode")  # all pods have indexes here
+    return together
+
+
+def pods_replaced(batch: Source, notes: Notes) -> dict[str, Any]:
+    """Say how often a Job without more around it replaced failed pods."""
+    often = batch.integer("backoffLimit")
+    if often is None:
+        often = _JOBS_DEFAULT_BACKOFF
+        notes.changed(
+            batch.field("backoffLimit"),
+            f"absent, a Job replaces {often} failed pods one by one; here all pods start anew as "
+            "often",
+        )
+    elif often:
+        notes.changed(
+            batch.field("backoffLimit"), "failed pods were replaced one by one; here all start anew"
+        )
+    return job.restarts(often, batch.field("backoffLimit"), notes)
+
+
 def limits(spec: Source, replicated: Source, result: dict[str, Any], notes: Notes) -> None:
     """Take what says when a JobSet ends, restarts, or goes."""
     batch = replicated.at("template").at("spec")
     failure = spec.at("failurePolicy")
     whole = failure.integer("maxRestarts") or 0
-    single = batch.integer("backoffLimit")
-    if single and whole:
-        notes.dropped(
-            batch.field("backoffLimit"),
-            f"single pods are not started anew; all pods are, {whole} times (maxRestarts)",
-        )
-    if single is None and not whole:
-        notes.changed(
-            batch.field("backoffLimit"),
-            f"absent, a Job replaces {_JOBS_DEFAULT_BACKOFF} failed pods one by one; here all pods "
-            "start anew as often",
-        )
-    elif single and not whole:
-        notes.changed(
-            batch.field("backoffLimit"), "failed pods were replaced one by one; here all start anew"
-        )
-    often = whole or (_JOBS_DEFAULT_BACKOFF if single is None else single)
-    result["restart"] = job.restarts(often, failure.field("maxRestarts"), notes)
+    if not whole:
+        result["restart"] = pods_replaced(batch, notes)
+    else:
+        result["restart"] = job.restarts(whole, failure.field("maxRestarts"), notes)
+        if batch.integer("backoffLimit"):
+            notes.dropped(
+                batch.field("backoffLimit"),
+                f"single pods are not started anew; all pods are, {whole} times (maxRestarts)",
+            )
     success = spec.at("successPolicy")
     if success.word("operator") == "Any":
         notes.changed(success.field("operator"), "a DDPJob has succeeded when all its pods have")
@@ -154,25 +185,26 @@ def finish(
     result["template"] = one.template
 
 
-def _master(replicated: Source, spec: Source, name: str, notes: Notes) -> str:
-    """Return the host name by which the pods knew the first of them."""
+def _origin(found: Group, replicated: Source, spec: Source, name: str, notes: Notes) -> Origin:
+    """Say how the pods knew each other."""
     network = spec.at("network")
     subdomain = network.word("subdomain")
     if subdomain and subdomain != name:
         notes.dropped(network.field("subdomain"), HINTS["subdomain"])
-    return f"{name}-{replicated.word('name') or ''}-0-0.{subdomain or name}"
+    return found.origin(name, replicated.word("name") or "", subdomain or name)
 
 
-def _index_variable(one: Pods, found: Group, notes: Notes) -> None:
-    """Give pods the variable by which those of a Job know their index."""
-    trainer = one.template["spec"]["containers"][0]
+def give_index(template: dict[str, Any], path: str, notes: Notes, *, is_index: bool = True) -> None:
+    """Give pods the variable by which those of a Job know their index, where it is theirs here."""
+    trainer: Any = trainer_container(template)
     if any(entry["name"] == _INDEX_VARIABLE for entry in trainer.get("env") or ()):
         return
-    if found.jobs == 1:
+    if is_index:
+        # First, so that other variables may refer to it.
         entry = {"name": _INDEX_VARIABLE, "value": "$(NODE_RANK)"}
-        trainer["env"] = [*(trainer.get("env") or ()), entry]
+        trainer["env"] = [entry, *(trainer.get("env") or ())]
     else:
         notes.dropped(
-            f"{found.path}.spec.containers[{trainer['name']}].env[{_INDEX_VARIABLE}]",
+            f"{path}.spec.containers[{trainer['name']}].env[{_INDEX_VARIABLE}]",
             "a Job gave it to its pods; use NODE_RANK, which counts over all pods",
         )

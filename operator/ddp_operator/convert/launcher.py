@@ -1,11 +1,10 @@
 """torchrun's command line: what of it says where the group is, which is the operator's to say."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Final
 
+from ddp_operator.api.command import started
 from ddp_operator.convert.notes import ConversionError
 
 PLACE_FLAGS: Final = frozenset(
@@ -26,9 +25,11 @@ _VALUES: Final = frozenset(
 _SWITCHES: Final = frozenset(
     {*("standalone", "m", "module", "no-python", "run-path", "use-env", "virtual-local-rank")}
 )
-_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
-_IN_SCRIPT: Final = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b")
-_PROCESSES: Final = re.compile(r"--nproc[-_]per[-_]node[= ]+(\d{1,4})\b")
+
+ELASTIC: Final = (
+    "the group changes under this project's launcher alone, which starts the script anew each "
+    "time: take torchrun out of the command and set spec.launcher: inject"
+)
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ def launch(argv: Sequence[str], *, take: frozenset[str] = PLACE_FLAGS) -> Launch
     Raises:
         ConversionError: a flag that is not known, of which it cannot be told where it ends.
     """
-    begin = _after_launcher(argv)
-    if begin is None:
+    found = started(argv)
+    if not found.by_torchrun or found.in_shell:
         return None
-    kept, taken = list(argv[:begin]), {}
-    index = begin
+    index = found.begin
+    kept, taken = list(argv[:index]), {}
     while index < len(argv) and argv[index].startswith("-") and argv[index] != "--":
         flag, has_value, value = argv[index].partition("=")
         name = flag.lstrip("-").replace("_", "-")
@@ -74,28 +75,3 @@ def launch(argv: Sequence[str], *, take: frozenset[str] = PLACE_FLAGS) -> Launch
     if not rest:
         raise ConversionError("torchrun is given nothing to run; name the script behind its flags")
     return Launch((*kept, *argv[index:]), taken, rest[0])
-
-
-def in_script(texts: Sequence[str]) -> bool:
-    """Whether torchrun seems to be started somewhere in a command, such as by a shell."""
-    return any(_IN_SCRIPT.search(text) for text in texts)
-
-
-def processes_in_script(texts: Sequence[str]) -> int | None:
-    """How many processes a shell's line has torchrun start, where it says so."""
-    found = [_PROCESSES.search(text) for text in texts]
-    return next((int(match[1]) for match in found if match), None)
-
-
-def _after_launcher(argv: Sequence[str]) -> int | None:
-    """Return where torchrun's flags begin."""
-    if not argv:
-        return None
-    program = PurePosixPath(argv[0]).name
-    if program == "torchrun":
-        return 1
-    begin = 1
-    while begin < len(argv) and argv[begin] in ("-u", "-B", "-O"):
-        begin += 1
-    is_module = program.startswith("python") and len(argv) > begin + 1 and argv[begin] == "-m"
-    return begin + 2 if is_module and argv[begin + 1] in _MODULES else None

@@ -2,6 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
+
+from ddp_operator.api.spec import DDPJobSpec
+
+_FIELDS: Final = {field.alias for field in DDPJobSpec.model_fields.values()}
 
 
 class ConversionError(ValueError):
@@ -43,7 +48,11 @@ class Notes:
             # By a name of the path: spec.a.b[0].c is told of under c, else under b, and so on.
             names = [part.partition("[")[0] for part in reversed(field.split("."))]
             found = (hints[name] for name in names if name in hints)
-            default = "a DDPJob has no such field; see whether the training needs it"
+            default = (
+                f"set spec.{names[0]} of the DDPJob, if it is to hold there"
+                if names[0] in _FIELDS
+                else "a DDPJob has no such field; see whether the training needs it"
+            )
             self.dropped(field, next(found, default))
 
     def all(self) -> tuple[Note, ...]:

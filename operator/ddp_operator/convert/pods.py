@@ -4,25 +4,25 @@ Whatever is not named here is carried as it is written.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
 from ddp_operator.api.base import explained
+from ddp_operator.api.command import started
 from ddp_operator.api.constants import RESERVED_ENVIRONMENT, TRAINER_CONTAINER
-from ddp_operator.api.devices import accelerators
+from ddp_operator.api.devices import accelerators, has_accelerators
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.template import PodTemplate
-from ddp_operator.convert.launcher import in_script, launch, processes_in_script
+from ddp_operator.convert.launcher import ELASTIC, launch
 from ddp_operator.convert.notes import ConversionError, Notes
+from ddp_operator.convert.references import Origin, is_foreign, rename_hosts, rename_labels
 
 _PLACE: Final = frozenset({*RESERVED_ENVIRONMENT, "MASTER_ADDR", "PET_MASTER_ADDR"})
 _PORTS: Final = ("MASTER_PORT", "PET_MASTER_PORT")
 _RENDEZVOUS: Final = ("PET_RDZV_", "PET_STANDALONE")
-_POD_INDEX: Final = "$(NODE_RANK)"
-_MASTER: Final = "$(MASTER_ADDR)"
 _NODE_RANK_IS_MEANT: Final = re.compile(r"\$[({]?(?:RANK|WORLD_SIZE)\b")
 
 
@@ -33,8 +33,8 @@ class Pods:
     template: dict[str, Any]
     processes: int | Literal["auto"] | None
     """How many its command line asks torchrun for."""
-    by_launcher: bool
-    """Whether torchrun starts them; else whatever is there starts as a single process."""
+    starts: Literal["launcher", "python", "unknown"]
+    """What its command line starts: Python alone is a single process."""
     master_port: int | None
     gpus: int
 
@@ -45,14 +45,9 @@ def pods(
     notes: Notes,
     *,
     trainer: str | None,
-    master: str,
-    indexes: Mapping[str, str],
+    origin: Origin,
 ) -> Pods:
-    """Convert a pod template.
-
-    `trainer` names the container that trains, `master` the host of pod 0, and `indexes` has what
-    fields of a pod's metadata tell it there, as it is said here.
-    """
+    """Convert a pod template, whose container of the name `trainer` trains, or of any."""
     metadata = template.get("metadata")
     if isinstance(metadata, dict):
         for name in ("name", "generateName", "namespace", "creationTimestamp"):
@@ -60,6 +55,7 @@ def pods(
         if not metadata:
             del template["metadata"]
     check(template, path)
+    _metadata(template, path, notes)
     spec: dict[str, Any] = template["spec"]
     restart = spec.pop("restartPolicy", "Never")
     if restart != "Never":
@@ -71,20 +67,21 @@ def pods(
     for name in ("hostname", "subdomain"):
         if spec.pop(name, None) is not None:
             notes.dropped(f"{path}.spec.{name}", "the operator names hosts; use $(MASTER_ADDR)")
-    container = _trainer(spec, f"{path}.spec.containers", trainer, notes)
+    container = _trainer(template, f"{path}.spec.containers", trainer, notes)
     where = f"{path}.spec.containers[{container['name']}]"
-    port, processes = _environment(container, where, notes, indexes)
-    _hosts(container, where, master, notes)
+    port, processes = _environment(container, where, notes, origin)
+    rename_hosts(container, where, origin, notes)
+    rename_labels(template, path, origin, notes)
     others = [*spec["containers"][1:], *(spec.get("initContainers") or ())]
-    if any(re.search(rf"{re.escape(master)}\b|MASTER_ADDR", str(other)) for other in others):
+    if any("MASTER_ADDR" in str(other) or origin.mentions_pods(str(other)) for other in others):
         notes.changed(
             f"{path}.spec",
-            "another container than the trainer speaks of the group's master, of whom only the "
-            "trainer is told, and whose host has another name with each attempt; where it waits "
+            "another container than the trainer speaks of the group's hosts, of whom only the "
+            "trainer is told, and whose names are others with each attempt; where it waits "
             "for the master, take it out: torchrun waits by itself",
         )
     gpus = sum(int(n) for n in accelerators(container).values() if str(n).isdecimal())
-    return _launched(container, where, notes, Pods(template, processes, False, port, gpus))
+    return _launched(container, where, notes, Pods(template, processes, "unknown", port, gpus))
 
 
 def speaks_of_ranks(container: Mapping[str, Any]) -> bool:
@@ -114,13 +111,30 @@ def check(template: dict[str, Any], path: str) -> None:
                 )
 
 
-def _trainer(spec: dict[str, Any], path: str, name: str | None, notes: Notes) -> dict[str, Any]:
-    """Find the container that trains, and put it where the operator looks for it."""
+def _metadata(template: dict[str, Any], path: str, notes: Notes) -> None:
+    """Take out what the old project's controllers read of pods."""
+    metadata = template.get("metadata") or {}
+    for field in ("labels", "annotations"):
+        values = metadata.get(field) or {}
+        for name in [name for name in values if is_foreign(name) and "." in name]:
+            del values[name]
+            notes.dropped(f"{path}.metadata.{field}[{name}]", "nothing reads it of a DDPJob's pods")
+        if field in metadata and not values:
+            del metadata[field]
+    if "metadata" in template and not metadata:
+        del template["metadata"]
+
+
+def _trainer(template: dict[str, Any], path: str, name: str | None, notes: Notes) -> dict[str, Any]:
+    """Find the container that trains, and have the operator find it, too."""
+    spec = template["spec"]
     containers = spec["containers"]
     if name is None:
-        found: Any = trainer_container({"spec": spec})
+        found: Any = trainer_container(template)
         if len(containers) > 1 and found["name"] != TRAINER_CONTAINER:
-            notes.changed(path, f"the first container, {found['name']}, is taken for the trainer")
+            notes.changed(
+                path, f"{found['name']} is taken for the trainer; is it another, name that trainer"
+            )
     else:
         found = next((one for one in containers if one["name"] == name), None)
         if found is None:
@@ -133,12 +147,17 @@ def _trainer(spec: dict[str, Any], path: str, name: str | None, notes: Notes) ->
     if containers[0] is not found:
         notes.changed(path, f"{found['name']} comes first, as the container that trains")
     spec["containers"] = [found, *(one for one in containers if one is not found)]
+    by_rule = trainer_container(template)
+    elsewhere = any(map(has_accelerators, containers)) and not has_accelerators(found)
+    if name is not None and (by_rule is not found or elsewhere):
+        found["name"] = TRAINER_CONTAINER
+        notes.changed(path, f"{name} is called {TRAINER_CONTAINER} now, to be the one that trains")
     container: dict[str, Any] = found
     return container
 
 
 def _environment(
-    container: dict[str, Any], path: str, notes: Notes, indexes: Mapping[str, str]
+    container: dict[str, Any], path: str, notes: Notes, origin: Origin
 ) -> tuple[int | None, int | None]:
     """Take out what the operator sets; return the chosen port of rank 0's store, and processes."""
     port, processes, kept = None, None, []
@@ -151,13 +170,11 @@ def _environment(
             processes = int(value)
         elif name in _PLACE or name in _PORTS or name.startswith(_RENDEZVOUS):
             notes.dropped(field, "it says where the group is, which the operator does; remove it")
-        elif replacement := _of_metadata(entry, indexes):
+        elif replacement := _of_metadata(entry, origin.places):
             notes.changed(field, f"is {replacement} now; there are no such labels on the pods")
             kept.append({"name": name, "value": replacement})
         else:
             kept.append(entry)
-            if _field_path(entry).startswith("metadata.") and "kubernetes.io/job" in str(entry):
-                notes.changed(field, "refers to a label that the pods have no more; replace it")
     if "env" in container:
         container["env"] = kept
         if not kept:
@@ -176,21 +193,6 @@ def _of_metadata(entry: Mapping[str, Any], indexes: Mapping[str, str]) -> str | 
     return indexes.get(match[1]) if match else None
 
 
-def _hosts(container: dict[str, Any], path: str, master: str, notes: Notes) -> None:
-    """Say MASTER_ADDR where the host of pod 0 is meant, which has another name now."""
-    host = re.compile(rf"(?<![\w.-]){re.escape(master)}(?![\w-])")
-    places = [("command", container.get("command")), ("args", container.get("args"))]
-    for name, texts in places:
-        if texts and any(host.search(text) for text in texts):
-            container[name] = [host.sub(_MASTER, text) for text in texts]
-            notes.changed(f"{path}.{name}", f"{master} is {_MASTER} now, the name of pod 0's host")
-    for entry in container.get("env") or []:
-        value = entry.get("value")
-        if isinstance(value, str) and host.search(value):
-            entry["value"] = host.sub(_MASTER, value)
-            notes.changed(f"{path}.env[{entry['name']}]", f"{master} is {_MASTER} now")
-
-
 def _launched(container: dict[str, Any], path: str, notes: Notes, told: Pods) -> Pods:
     """Take from torchrun's flags what the operator says by variables."""
     command, args = container.get("command") or [], container.get("args") or []
@@ -201,15 +203,7 @@ def _launched(container: dict[str, Any], path: str, notes: Notes, told: Pods) ->
         notes.changed(f"{path}.command", f"left as it is written: {error}")
         found = None
     if found is None:
-        if not in_script(argv):
-            return told
-        notes.changed(
-            f"{path}.command",
-            "left as it is written; torchrun's flags win over the variables by which the operator "
-            "tells it of the group: remove --nnodes, --node_rank, --master_*, --rdzv_* if you can",
-        )
-        processes = processes_in_script(argv) or told.processes
-        return replace(told, processes=processes, by_launcher=True)
+        return _left(argv, path, notes, told)
     if found.taken:
         container["command"] = list(found.command)
         container.pop("args", None)
@@ -219,11 +213,40 @@ def _launched(container: dict[str, Any], path: str, notes: Notes, told: Pods) ->
     processes = int(asked) if asked.isdecimal() and len(asked) < 5 else None
     port = found.taken.get("master-port", "")
     is_port = port.isdecimal() and 1024 <= int(port[:6]) <= 65535
+    least, _, most = found.taken.get("nnodes", "").partition(":")
+    if most and most != least:
+        notes.changed(f"{path}.command", f"--nnodes={least}:{most}: {ELASTIC}")
     if asked and processes is None and asked not in ("auto", "gpu"):
         notes.changed(f"{path}.command", f"--nproc-per-node={asked}: set spec.nprocPerNode instead")
     return replace(
         told,
         processes=processes or ("auto" if asked else told.processes),
-        by_launcher=True,
+        starts="launcher",
         master_port=int(port) if is_port else told.master_port,
     )
+
+
+def _left(argv: Sequence[str], path: str, notes: Notes, told: Pods) -> Pods:
+    """Read a command line that stays as it is written."""
+    found = started(argv)
+    if not found.launcher:
+        return replace(told, starts="unknown" if found.python is None else "python")
+    if not found.by_torchrun:
+        notes.changed(
+            f"{path}.command",
+            f"left as it is written; {found.called} has processes and pods from its own flags: "
+            "write PET_NNODES, PET_NODE_RANK, MASTER_ADDR and MASTER_PORT there, or torchrun",
+        )
+        return replace(told, starts="launcher")
+    notes.changed(
+        f"{path}.command",
+        "left as it is written; torchrun's flags win over the variables by which the operator "
+        "tells it of the group: remove --nnodes, --node_rank, --master_*, --rdzv_* if you can",
+    )
+    try:
+        line = launch(found.words) if found.in_shell else None
+    except ConversionError:
+        line = None
+    asked = line.taken.get("nproc-per-node", "") if line else ""
+    processes = int(asked) if asked.isdecimal() and len(asked) < 5 else told.processes
+    return replace(told, processes=processes, starts="launcher")

@@ -3,10 +3,13 @@
 from typing import Any, Final
 
 from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.rules import trainer_container
 from ddp_operator.convert import job
+from ddp_operator.convert.launcher import ELASTIC
 from ddp_operator.convert.notes import ConversionError, Notes
 from ddp_operator.convert.patch import merge_patch
 from ddp_operator.convert.pods import Pods, pods
+from ddp_operator.convert.references import Hosts, Origin
 from ddp_operator.convert.source import Source
 
 _CONTAINER: Final = "pytorch"
@@ -22,10 +25,6 @@ _HINTS: Final = {
     "priorityClass": "set priorityClassName in spec.template.spec",
     "metadata": "the API server, or another controller, has to set it on the DDPJob anew",
 }
-_ELASTIC: Final = (
-    "the group changes under this project's launcher alone, which starts the script anew each "
-    "time: take torchrun out of the command and set spec.launcher: inject"
-)
 _FIXED: Final = {
     "overrides": "pods that differ cannot take each other's places (spec.overrides)",
     "scheduling": "queues and gangs count a fixed number of pods (spec.scheduling)",
@@ -51,7 +50,7 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
     if restart := _restart(run, [replicas[kind] for kind in kinds], spec, notes):
         result["restart"] = restart
     _run_policy(run, result, notes)
-    host = f"{meta.fields['name']}-{kinds[0].lower()}-0"
+    origin = _origin(meta.fields["name"], kinds)
     queue = meta.queue
     found: dict[str, Pods] = {}
     for kind in kinds:
@@ -59,7 +58,7 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
         template = replicas[kind].fields("template")
         queue = job.with_metadata(template, meta, path, notes) or queue
         template["spec"].pop("restartPolicy", None)  # the replica's own takes its place
-        found[kind] = pods(template, path, notes, trainer=_CONTAINER, master=host, indexes={})
+        found[kind] = pods(template, path, notes, trainer=_CONTAINER, origin=origin)
     _processes(spec, found, result, notes)
     if port := _port(found[kinds[0]]):
         result["masterPort"] = port
@@ -73,6 +72,20 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
     _elastic(spec.at("elasticPolicy"), result, notes)
     notes.rest(source.rest(), _HINTS)
     return job.checked(meta, result)
+
+
+def _origin(name: str, kinds: list[str]) -> Origin:
+    """Say how the pods knew each other: workers come behind the master, if there is one."""
+    ahead = kinds.index(_WORKER) if _WORKER in kinds else 0
+    workers = Hosts(f"{name}-worker-", 1, lambda number: number + ahead)
+    masters = Hosts(f"{name}-master-", 1, lambda number: number)
+    domain = "training.kubeflow.org"
+    return Origin(
+        name,
+        (masters, workers) if _MASTER in kinds else (workers,),
+        indexes=frozenset() if len(kinds) > 1 else frozenset({f"{domain}/replica-index"}),
+        names={f"{domain}/job-name": name, "job-name": name, "pytorch-job-name": name},
+    )
 
 
 def _replicas(spec: Source) -> dict[str, Source]:
@@ -167,7 +180,7 @@ def _processes(spec: Source, found: dict[str, Pods], result: dict[str, Any], not
 
 def _port(master: Pods) -> int | None:
     """Return the port of rank 0's store, which the master's container names."""
-    ports = master.template["spec"]["containers"][0].get("ports")
+    ports = trainer_container(master.template).get("ports")
     for port in ports if isinstance(ports, list) else []:
         if isinstance(port, dict) and port.get("name") == _PORT_NAME:
             number = port.get("containerPort")
@@ -209,15 +222,14 @@ def _elastic(policy: Source, result: dict[str, Any], notes: Notes) -> None:
             notes.dropped(field, f"{_FIXED[fixed]}; leave that out to set spec.elastic.{name}")
         elif (size > replicas) is least:
             notes.dropped(field, f"{size} does not go with {replicas} pods; set spec.replicas, too")
-        elif not least and scaled:
-            notes.dropped(field, "bounds an autoscaler, which here has a bound of its own")
+        elif not least:
+            hint = "" if scaled else "; set spec.elastic.maxReplicas to ask for so many"
+            notes.dropped(field, f"bounds an autoscaler, which here has a bound of its own{hint}")
         else:
             elastic[name] = size
-            if not least:
-                notes.changed(field, f"{size}; so many pods are asked for at once, without metrics")
     if elastic:
         result["elastic"] = elastic
-        notes.changed(policy.field(next(iter(elastic))), _ELASTIC)
+        notes.changed(policy.field(next(iter(elastic))), ELASTIC)
 
 
 def _counts_pods(result: dict[str, Any]) -> bool:

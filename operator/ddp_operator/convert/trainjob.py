@@ -6,6 +6,8 @@ from copy import deepcopy
 from math import ceil
 from typing import Any, Final
 
+from ddp_operator.api.devices import is_accelerator
+from ddp_operator.api.rules import trainer_container
 from ddp_operator.convert import job, jobset
 from ddp_operator.convert.notes import ConversionError, Notes
 from ddp_operator.convert.patch import merged
@@ -57,12 +59,12 @@ def convert(source: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) ->
     _trainer(template, trainer, found.path)
     _gang(runtime, result, notes)
     queue = job.with_metadata(template, meta, found.path, notes)
-    host = f"{meta.fields['name']}-{name}-0-0.{meta.fields['name']}"
-    one = pods(template, found.path, notes, trainer=_CONTAINER, master=host, indexes=found.indexes)
+    origin = found.origin(meta.fields["name"], name, meta.fields["name"])
+    one = pods(template, found.path, notes, trainer=_CONTAINER, origin=origin)
     asked = trainer.number_or_word("numProcPerNode")
     asked = asked or policy.at("torch").number_or_word("numProcPerNode")
-    if asked in (None, "auto", "cpu") and not one.processes and one.by_launcher and not one.gpus:
-        asked = _cpus(one.template)  # as many as Kubeflow has
+    if asked in (None, "auto", "cpu") and not one.processes and one.starts == "launcher":
+        asked = None if _has_devices(one.template) else _cpus(one.template)  # as Kubeflow has
     if isinstance(asked, str) and asked not in ("auto", "gpu", "cpu"):
         raise ConversionError(f"{trainer.field('numProcPerNode')}: is {asked}; choose a number")
     asked = "auto" if isinstance(asked, str) else asked
@@ -196,9 +198,16 @@ def _gang(runtime: Source, result: dict[str, Any], notes: Notes) -> None:
             result["scheduling"]["queueName"] = queue
 
 
+def _has_devices(template: dict[str, Any]) -> bool:
+    """Whether the trainer asks for accelerators in any way."""
+    resources = trainer_container(template).get("resources") or {}
+    asked = [*(resources.get("limits") or ()), *(resources.get("requests") or ())]
+    return bool(resources.get("claims")) or any(map(is_accelerator, asked))
+
+
 def _cpus(template: dict[str, Any]) -> int:
     """Return the CPUs that the trainer asks for, as Kubeflow counts them."""
-    resources = template["spec"]["containers"][0].get("resources") or {}
+    resources = trainer_container(template).get("resources") or {}
     for kind in ("requests", "limits"):
         amounts = resources.get(kind)
         text = str(amounts.get("cpu", "")) if isinstance(amounts, dict) else ""

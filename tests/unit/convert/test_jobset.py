@@ -24,8 +24,8 @@ def test_the_whole_example() -> None:
     trainer = spec["template"]["spec"]["containers"][0]
     assert trainer["args"] == ["--host", "$(MASTER_ADDR)"]
     assert trainer["env"] == [
-        {"name": "POD", "value": "$(NODE_RANK)"},
         {"name": "JOB_COMPLETION_INDEX", "value": "$(NODE_RANK)"},
+        {"name": "POD", "value": "$(NODE_RANK)"},
     ]
     assert "spec.failurePolicy.rules" in fields(found)
     assert "spec.network.subdomain" in fields(found)

@@ -70,9 +70,9 @@ def test_workers_alone_as_elastic_jobs_have_them() -> None:
     found = elastic(minReplicas=1, maxReplicas=3, maxRestarts=7, rdzvBackend="c10d")
     assert spec_of(found)["replicas"] == 2
     assert spec_of(found)["restart"] == {"maxRestarts": 7}
-    assert spec_of(found)["elastic"] == {"minReplicas": 1, "maxReplicas": 3}
+    assert spec_of(found)["elastic"] == {"minReplicas": 1}
     told = " ".join(map(str, found.notes))
-    assert "changed: spec.elasticPolicy.maxReplicas: 3; so many pods are asked for at once" in told
+    assert "not carried over: spec.elasticPolicy.maxReplicas: bounds an autoscaler" in told
     assert "changed: spec.elasticPolicy.minReplicas: the group changes under this project's" in told
     assert "not carried over: spec.elasticPolicy.rdzvBackend" in told
 

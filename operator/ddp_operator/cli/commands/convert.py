@@ -31,7 +31,9 @@ _LONGEST: Final = 1024
 )
 @click.option("--image", help="The image, of a command line alone.")
 def convert(source: tuple[str, ...], output: str, image: str | None) -> None:
-    """Make DDPJobs of the PyTorchJobs, TrainJobs (with their runtimes) and JobSets in FILE.
+    """Make DDPJobs of PyTorchJobs, TrainJobs (with their runtimes), JobSets and Jobs in FILE.
+
+    StatefulSets that train are taken, too, and AppWrappers are unwrapped.
 
     FILE may be -, for standard input. A command line goes in its place:
 
@@ -55,7 +57,7 @@ def convert(source: tuple[str, ...], output: str, image: str | None) -> None:
     _tell(found)
     if not manifests:
         if not any(one.problem for one in found):
-            _say("error: there is no PyTorchJob, TrainJob or JobSet in the file")
+            _say("error: there is no job that trains in the file")
         sys.exit(_NOTHING)
     click.echo(documents(manifests, output))
     sys.exit(_SOME if any(one.problem for one in found) else 0)

@@ -1,0 +1,381 @@
+"""Jobs in the shapes in which people publish theirs, and what has to come of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from ddp_operator.convert import Conversion, of_command_line, of_manifests
+
+from tests.unit.convert.examples import convert_object, spec_of
+
+Json = dict[str, Any]
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def gpus(name: str = "nvidia.com/gpu", count: int = 8) -> Json:
+    return {"limits": {name: count}}
+
+
+def of_label(name: str) -> Json:
+    return {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{name}']"}}}
+
+
+def pod(*containers: Json, annotations: Mapping[str, str] | None = None, **spec: Any) -> Json:
+    template: Json = {"spec": {"containers": list(containers), **spec}}
+    return template | ({"metadata": {"annotations": dict(annotations)}} if annotations else {})
+
+
+def container(name: str, *command: str, **fields: Any) -> Json:
+    return {"name": name, "image": "i"} | ({"command": [*command]} if command else {}) | fields
+
+
+def pytorchjob(worker: Json, *, master: Json | None = None, name: str = "job", **spec: Any) -> Json:
+    specs = {"Worker": {"replicas": 3, "template": worker}}
+    if master:
+        specs["Master"] = {"template": master}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name},
+        "spec": {"pytorchReplicaSpecs": specs, **spec},
+    }
+
+
+def jobset(template: Json, *, replicas: int = 1, pods: int = 4, name: str = "set") -> Json:
+    batch = {"parallelism": pods, "completions": pods, "backoffLimit": 0, "template": template}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name},
+        "spec": {
+            "replicatedJobs": [{"name": "w", "replicas": replicas, "template": {"spec": batch}}]
+        },
+    }
+
+
+def batch_job(template: Json, *, pods: int = 4, **spec: Any) -> Json:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "idx"},
+        "spec": {
+            "completions": pods,
+            "parallelism": pods,
+            "completionMode": "Indexed",
+            "template": template,
+            **spec,
+        },
+    }
+
+
+def trainjob(**trainer: Any) -> Json:
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": "train"},
+        "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"image": "i", **trainer}},
+    }
+
+
+def trainer_of(found: Conversion) -> Json:
+    first: Json = spec_of(found)["template"]["spec"]["containers"][0]
+    return first
+
+
+def told(found: Conversion) -> str:
+    return "\n".join(map(str, found.notes))
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        *("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "nvidia.com/gpu.shared"),
+        *("nvidia.com/mig-1g.10gb", "aws.amazon.com/neuroncore", "google.com/tpu"),
+        *("gpu.intel.com/xe", "huawei.com/Ascend910", "amd.com/cpx_nps4"),
+    ],
+)
+def test_processes_are_counted_by_accelerators_and_never_by_cpus(resource: str) -> None:
+    resources = {"limits": {resource: 8}, "requests": {resource: 8, "cpu": "96"}}
+    spec = spec_of(
+        convert_object(trainjob(command=["torchrun", "a.py"], resourcesPerNode=resources))
+    )
+    assert spec.get("nprocPerNode", "auto") == "auto"
+
+
+def test_cpus_do_not_count_where_devices_are_claimed() -> None:
+    resources = {"claims": [{"name": "gpus"}], "requests": {"cpu": 96}}
+    found = convert_object(trainjob(command=["torchrun", "a.py"], resourcesPerNode=resources))
+    assert "nprocPerNode" not in spec_of(found)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["torchrun"], ["/usr/local/bin/torchrun"], ["python", "-mtorch.distributed.run"]),
+        *(["env", "A=b", "torchrun"], ["/opt/conda/bin/python3.11", "-m", "torch.distributed.run"]),
+        *(["uv", "run", "torchrun"], ["tini", "--", "torchrun"]),
+    ],
+)
+def test_flags_for_the_place_are_taken_out_of_any_torchrun(command: list[str]) -> None:
+    trainer = container("pytorch", *command, "--nnodes=3", "--node_rank", "0", "a.py", "--x")
+    found = convert_object(pytorchjob(pod(trainer | {"resources": gpus()})))
+    assert trainer_of(found)["command"] == [*command, "a.py", "--x"]
+    assert "nprocPerNode" not in spec_of(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "processes"),
+    [
+        ("torchrun --nproc_per_node=4 --node_rank=$(cat /rank) train.py", 4),
+        ("cd /src && exec torchrun --nproc-per-node 2 train.py | tee log", 2),
+        ("torchrun --nproc_per_node=$GPUS train.py", None),
+    ],
+)
+def test_processes_are_read_of_a_shells_line(line: str, processes: int | None) -> None:
+    trainer = container("pytorch", "bash", "-c", line, resources=gpus())
+    found = convert_object(pytorchjob(pod(trainer)))
+    assert spec_of(found).get("nprocPerNode") == processes
+    assert "torchrun's flags win over the variables" in told(found)
+
+
+def test_an_entrypoint_may_start_a_process_for_each_gpu() -> None:
+    found = convert_object(pytorchjob(pod(container("pytorch", args=["--x"], resources=gpus()))))
+    assert "nprocPerNode" not in spec_of(found)
+    assert "set spec.nprocPerNode: 1 if it starts one" in told(found)
+
+
+def test_another_launcher_is_told_that_it_has_flags_of_its_own() -> None:
+    line = "accelerate launch --num_machines $WORLD_SIZE --machine_rank $RANK a.py"
+    found = convert_object(pytorchjob(pod(container("pytorch", "sh", "-c", line))))
+    assert "accelerate has processes and pods from its own flags" in told(found)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        pod(container("log"), container("main", "torchrun", "a.py", resources=gpus())),
+        pod(
+            container("log"),
+            container("main", "torchrun", "a.py"),
+            annotations={"kubectl.kubernetes.io/default-container": "main"},
+        ),
+    ],
+)
+def test_the_trainer_is_found_behind_a_side_car(template: Json) -> None:
+    found = convert_object(jobset(template))
+    assert trainer_of(found)["name"] == "main"
+    assert "main is taken for the trainer" in told(found)
+
+
+def test_a_container_that_only_its_controller_knew_is_called_trainer() -> None:
+    side_car = container("viz", resources=gpus(count=1))
+    found = convert_object(pytorchjob(pod(side_car, container("pytorch", "python", "a.py"))))
+    assert trainer_of(found)["name"] == "trainer"
+    assert "pytorch is called trainer now" in told(found)
+
+
+def test_hosts_of_all_pods_are_renamed() -> None:
+    peers = "job-master-0:1,job-worker-0:2,job-worker-1.ns.svc:3"
+    template = pod(container("pytorch", "python", "a.py", peers, "job-worker-$(I)"))
+    found = convert_object(pytorchjob(template, master=template))
+    first, second = "job-$(DDP_ATTEMPT)-1.job", "job-$(DDP_ATTEMPT)-2.job"
+    assert trainer_of(found)["command"][2:] == [
+        f"$(MASTER_ADDR):1,{first}:2,{second}.ns.svc:3",
+        "job-worker-$(I)",
+    ]
+    assert "puts names of hosts together (job-worker-)" in told(found)
+
+
+def test_hosts_of_a_jobset_are_renamed_by_job_and_pod() -> None:
+    trainer = container("t", "python", "a.py", "set-w-1-1.set:80", "set-w-0-0.set", "set-w-1-1")
+    found = convert_object(jobset(pod(trainer), replicas=2, pods=2))
+    assert trainer_of(found)["command"][2:] == [
+        "set-$(DDP_ATTEMPT)-3.set:80",
+        "$(MASTER_ADDR)",
+        "set-w-1-1",  # no host without the Service's name
+    ]
+
+
+def test_another_container_that_speaks_of_any_pod_is_told_of() -> None:
+    wait = container("wait", "sh", "-c", "nslookup job-worker-2")
+    found = convert_object(
+        pytorchjob(pod(container("pytorch", "python", "a.py"), initContainers=[wait]))
+    )
+    assert "another container than the trainer speaks of the group's hosts" in told(found)
+
+
+def test_references_to_labels_of_the_old_project_are_renamed_or_told_of() -> None:
+    domain = "training.kubeflow.org"
+    volume = {"path": "role", "fieldRef": {"fieldPath": f"metadata.labels['{domain}/job-role']"}}
+    template = pod(
+        container(
+            "pytorch", "python", "a.py", env=[{"name": "J", **of_label(f"{domain}/job-name")}]
+        ),
+        container("log", env=[{"name": "T", **of_label(f"{domain}/replica-type")}]),
+        volumes=[{"name": "info", "downwardAPI": {"items": [volume]}}],
+    )
+    found = convert_object(pytorchjob(template))
+    field = trainer_of(found)["env"][0]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert field == "metadata.labels['ddp-operator.io/job-name']"
+    where = "spec.pytorchReplicaSpecs.Worker.template.spec"
+    assert f"{where}.containers[log].env[T]: is empty: the pods have no {domain}/r" in told(found)
+    assert f"{where}.volumes[info].downwardAPI.items[0]: is empty" in told(found)
+
+
+@pytest.mark.parametrize("kind", ["matchLabels", "matchExpressions"])
+def test_selectors_of_the_old_projects_labels_are_renamed(kind: str) -> None:
+    name = "jobset.sigs.k8s.io/jobset-name"
+    selector: Json = {"matchLabels": {name: "set"}}
+    if kind == "matchExpressions":
+        selector = {kind: [{"key": name, "operator": "In", "values": ["set"]}]}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    spread = {"topologyKey": "zone", "maxSkew": 1, "labelSelector": {"matchLabels": {name: "set"}}}
+    found = convert_object(
+        jobset(
+            pod(
+                container("t", "torchrun", "a.py"),
+                affinity=affinity,
+                topologySpreadConstraints=[spread],
+            )
+        )
+    )
+    text = str(spec_of(found)["template"])
+    assert name not in text
+    assert text.count("ddp-operator.io/job-name") == 2
+    assert "topologySpreadConstraints[0].labelSelector: is of the label" in told(found)
+
+
+def test_a_selector_that_finds_no_pod_any_more_is_told_of() -> None:
+    labels = {"training.kubeflow.org/replica-type": "worker", "app": "mine"}
+    spread = {"topologyKey": "zone", "labelSelector": {"matchLabels": labels}}
+    template = pod(container("pytorch", "python", "a.py"), topologySpreadConstraints=[spread])
+    found = convert_object(pytorchjob(template))
+    assert "selects no pod: they have no label training.kubeflow.org/replica-type" in told(found)
+    template["metadata"] = {"labels": {"role": "x"}}
+    template["spec"]["topologySpreadConstraints"] = [
+        {"topologyKey": "zone", "labelSelector": {"matchLabels": {"role": "x"}}}
+    ]
+    assert "labelSelector" not in told(convert_object(pytorchjob(template)))
+
+
+def test_an_autoscalers_bound_asks_for_no_pods() -> None:
+    policy = {"minReplicas": 1, "maxReplicas": 96}
+    found = convert_object(
+        pytorchjob(pod(container("pytorch", "torchrun", "a.py")), elasticPolicy=policy)
+    )
+    assert spec_of(found)["elastic"] == {"minReplicas": 1}
+    assert "not carried over: spec.elasticPolicy.maxReplicas" in told(found)
+
+
+def test_a_range_of_nodes_is_an_elastic_group() -> None:
+    found = of_command_line(["torchrun", "--nnodes=1:3", "train.py"])
+    assert spec_of(found)["replicas"] == 3
+    assert spec_of(found)["elastic"] == {"minReplicas": 1}
+    assert "set spec.launcher: inject" in told(found)
+    found = convert_object(
+        pytorchjob(pod(container("pytorch", "torchrun", "--nnodes=1:3", "a.py")))
+    )
+    assert "--nnodes=1:3: the group changes under this project's launcher alone" in told(found)
+
+
+def test_a_field_that_a_ddpjob_has_elsewhere_is_named() -> None:
+    document = pytorchjob(pod(container("pytorch", "python", "a.py")), ttlSecondsAfterFinished=9)
+    assert "set spec.ttlSecondsAfterFinished of the DDPJob" in told(convert_object(document))
+    document = jobset(pod(container("t", "torchrun", "a.py")))
+    document["spec"]["replicatedJobs"][0]["template"]["spec"]["ttlSecondsAfterFinished"] = 9
+    assert "spec.ttlSecondsAfterFinished deletes the DDPJob" in told(convert_object(document))
+
+
+@pytest.mark.parametrize("where", ["labels", "annotations"])
+def test_an_app_wrapper_is_unwrapped_and_told_of(where: str) -> None:
+    inner = pytorchjob(pod(container("pytorch", "torchrun", "a.py")), name="inner")
+    wrapper = {
+        "apiVersion": "workload.codeflare.dev/v1beta2",
+        "kind": "AppWrapper",
+        "metadata": {"name": "outer", where: {"kueue.x-k8s.io/queue-name": "team"}},
+        "spec": {"components": [{"template": inner}]},
+    }
+    found = convert_object(wrapper)
+    assert found.source == "PyTorchJob inner"
+    assert spec_of(found)["scheduling"] == {"queueName": "team"}
+    [about, _] = of_manifests(str(wrapper))
+    assert about.source == "AppWrapper outer"
+    assert "what it holds is converted" in told(about)
+
+
+def test_an_indexed_job_is_a_group() -> None:
+    trainer = container(
+        *("t", "torchrun", "--nnodes=4", "--node-rank=$(JOB_COMPLETION_INDEX)"),
+        *("--rdzv-endpoint=idx-0.svc:29500", "a.py", "--peer", "idx-2.svc", "--run", "idx-2"),
+    )
+    found = convert_object(
+        batch_job(
+            pod(trainer | {"resources": gpus()}, subdomain="svc", restartPolicy="Never"),
+            backoffLimit=2,
+            ttlSecondsAfterFinished=7,
+        )
+    )
+    spec = spec_of(found)
+    assert (spec["replicas"], spec["restart"]) == (4, {"maxRestarts": 2})
+    assert spec["ttlSecondsAfterFinished"] == 7
+    command = ["torchrun", "a.py", "--peer", "idx-$(DDP_ATTEMPT)-2.idx", "--run", "idx-2"]
+    assert trainer_of(found)["command"] == command
+    assert trainer_of(found)["env"] == [{"name": "JOB_COMPLETION_INDEX", "value": "$(NODE_RANK)"}]
+
+
+def test_a_job_that_prepares_data_stays_a_job() -> None:
+    document = batch_job(pod(container("get", "python", "fetch.py")), pods=1)
+    [found] = of_manifests(str(document))
+    assert (found.manifest, found.problem) == (None, "")
+    assert "apply it as it is" in told(found)
+
+
+def test_a_stateful_set_that_trains_is_a_group() -> None:
+    line = "torchrun --nnodes=2 --node_rank=${HOSTNAME##*-} --master_addr=sts-0.sts a.py"
+    document = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": "sts"},
+        "spec": {
+            "serviceName": "sts",
+            "replicas": 2,
+            "selector": {"matchLabels": {"app": "sts"}},
+            "volumeClaimTemplates": [{"metadata": {"name": "scratch"}}],
+            "template": pod(container("t", "bash", "-c", line, resources=gpus())),
+        },
+    }
+    found = convert_object(document)
+    assert spec_of(found)["replicas"] == 2
+    assert "--master_addr=$(MASTER_ADDR) a.py" in trainer_of(found)["command"][2]
+    assert "volumeClaimTemplates: pods get no claims of their own" in told(found)
+    assert "a StatefulSet starts containers anew for ever" in told(found)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "spec"),
+    [
+        ("v1", "Pod", {"containers": [container("t", "torchrun", "a.py")]}),
+        ("apps/v1", "Deployment", {"template": pod(container("t", "torchrun", "a.py"))}),
+        (
+            "leaderworkerset.x-k8s.io/v1",
+            "LeaderWorkerSet",
+            {"leaderWorkerTemplate": {"workerTemplate": pod(container("t", resources=gpus()))}},
+        ),
+        ("sagemaker.amazonaws.com/v1", "HyperPodPyTorchJob", {"nprocPerNode": "8"}),
+    ],
+)
+def test_what_trains_and_cannot_be_converted_is_a_problem(
+    version: str, kind: str, spec: Json
+) -> None:
+    found = convert_object(
+        {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, "spec": spec}
+    )
+    assert found.problem.startswith(f"{version} {kind}: cannot be converted; ")
+
+
+def test_what_trains_nothing_is_left_alone() -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {}}
+    [found] = of_manifests(str(service))
+    assert found.problem == ""
+    assert "the operator makes one of the job's name" in told(found)
