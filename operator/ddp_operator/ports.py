@@ -138,6 +138,10 @@ class UnavailableError(ClusterError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class OutOfFilesError(Exception):
+    """This process can open no more connections for now: nobody was asked, whoever that was."""
+
+
 class Cluster(Protocol[PodT]):
     """Where a job's Service and Pods live.
 
@@ -228,7 +232,8 @@ class Told(NamedTuple):
 class Trainers(Protocol):
     """The trainers in pods, asked over HTTP; an address is `ip:port`.
 
-    Whatever they do, or fail to do, is an answer here: no method raises.
+    Whatever they do, or fail to do, is an answer here: no method raises, but for
+    `OutOfFilesError` where that says so.
     """
 
     async def status(self, address: str) -> bytes | str:
@@ -251,13 +256,18 @@ class Trainers(Protocol):
     ) -> Told | None:
         """PUT /world, with the job's token. The answer waits for processes of an earlier generation
         to end, but not longer than that; None where there is none.
+
+        Raises `OutOfFilesError`.
         """
 
     async def hear_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
         """GET /world: the content of the answer, which comes once its number is beyond `after` or
-        the time is over; or in words why there is none.
+        the time is over; or in words why there is none. It may ask for an earlier one, where it
+        can have fewer connections than are wanted.
+
+        Raises `OutOfFilesError`.
         """
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_operator import startup
+from ddp_operator import open_files, startup
 from ddp_operator.api.nodes.signals import DEFAULT_RULES, Rules
 from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
@@ -74,6 +74,7 @@ def run(options: Options) -> int:
     it had begun can linger.
     """
     sys.setrecursionlimit(RECURSION)
+    open_files.raise_limit()
     try:
         asyncio.run(_serve(options))
     except (

@@ -5,16 +5,22 @@ never come: its size and its time are bounded here, it is not followed to anothe
 proxy stands between.
 """
 
+import errno
+import logging
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import aiohttp
 import orjson
 
 from ddp_operator import __version__
-from ddp_operator.ports import Told
+from ddp_operator.open_files import Share, own_share
+from ddp_operator.ports import OutOfFilesError, Told
+from ddp_operator.slots import FairSlots
+
+logger = logging.getLogger(__name__)
 
 _SECONDS: Final = 2.0
 """An answer of a few hundred bytes from within the cluster takes milliseconds."""
@@ -23,19 +29,30 @@ _RECEIVE_BYTES: Final = 8 * 1024
 """That the kernel holds of an answer, and so what is read of it at once: of the smallest chunks, or
 of `100 Continue` over and over, parsing a quarter of a megabyte takes a good part of a second."""
 _CONNECTIONS: Final = 64
-_WAITING: Final = 4096
-"""Answers that are waited for at a time, one for each job that has something to tell, and those of
-launchers that are told something; a process may have some more files open as a rule."""
+_FEWEST: Final = 8
+"""Launchers that are listened to at a time, however few files are left."""
+_OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
 
 
-class HttpTrainers:
-    """Implements `ports.Trainers`; the first question opens it, and `close` ends it."""
+_For = Literal["questions", "polls", "tellings"]
 
-    def __init__(self, *, timeout_seconds: float = _SECONDS) -> None:
+
+class HttpTrainers:
+    """Implements `ports.Trainers`; the first question opens it, and `close` ends it.
+
+    `connections`: to launchers, as many as this process may open files for, unless said otherwise.
+    """
+
+    def __init__(
+        self, *, timeout_seconds: float = _SECONDS, connections: Share | None = None
+    ) -> None:
         self._timeout_seconds = timeout_seconds
-        self._session: aiohttp.ClientSession | None = None
-        self._waiting: aiohttp.ClientSession | None = None
+        self._share = connections or own_share()
+        self._polls: FairSlots[str] = FairSlots(self._share.polls)
+        self._in_turns = False
+        self._sessions: dict[_For, aiohttp.ClientSession] = {}
+        """None takes the connections of another."""
 
     async def status(self, address: str) -> bytes | str:
         """See `ports.Trainers`."""
@@ -49,7 +66,12 @@ class HttpTrainers:
         seconds = wait_seconds + self._timeout_seconds
         try:
             async with self._request(
-                "PUT", url, headers=_bearer(token), data=body, seconds=seconds, waits=True
+                "PUT",
+                url,
+                headers=_bearer(token),
+                data=body,
+                seconds=seconds,
+                for_="tellings",
             ) as response:
                 if response.status not in (200, 409):
                     return None
@@ -59,16 +81,45 @@ class HttpTrainers:
                     return None
                 led = response.status == 409 and answer.get("led") is True
                 return Told(known, answer.get("ended") is True, led)
-        except (TimeoutError, *_FAILURES):
+        except (TimeoutError, *_FAILURES) as error:
+            _raise_if_out_of_files(error)
             return None
 
     async def hear_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
         """See `ports.Trainers`."""
-        path = f"/world?after={after}&wait={wait_seconds}"
-        seconds = wait_seconds + self._timeout_seconds
-        return await self._get(address, path, seconds=seconds, headers=_bearer(token), waits=True)
+        async with self._polls.of(address):
+            wait_seconds = self._time_of_turn(wait_seconds)
+            path = f"/world?after={after}&wait={wait_seconds}"
+            seconds = wait_seconds + self._timeout_seconds
+            try:
+                answer = await self._get(
+                    address, path, seconds=seconds, headers=_bearer(token), for_="polls"
+                )
+            except OutOfFilesError:
+                # What others have opened since leaves less: a probe has to be accepted, too.
+                self._polls.resize(max(self._polls.in_use * 3 // 4, _FEWEST))
+                raise
+            if self._polls.total < self._share.polls:
+                self._polls.resize(self._polls.total + 1)
+            return answer
+
+    def _time_of_turn(self, wait_seconds: int) -> int:
+        """How long a launcher may wait for something to tell: less where more of them want to be
+        listened to than can be, so that each has its turn as often as it would answer by itself.
+        """
+        wanted, most = self._polls.wanted, self._polls.total
+        if (wanted > most) is not self._in_turns:
+            self._in_turns = wanted > most
+            if self._in_turns:
+                logger.warning(
+                    "the launchers of %d jobs are listened to in turns, %d at a time: raise the "
+                    "limit of open files (LimitNOFILE of the container runtime)",
+                    wanted,
+                    most,
+                )
+        return max(wait_seconds * most // wanted, 1) if wanted > most else wait_seconds
 
     async def dump_stacks(self, address: str, *, token: str) -> bool:
         """See `ports.Trainers`."""
@@ -80,10 +131,9 @@ class HttpTrainers:
 
     async def close(self) -> None:
         """See `ports.Trainers`."""
-        for session in (self._session, self._waiting):
-            if session is not None:
-                await session.close()
-        self._session = self._waiting = None
+        while self._sessions:
+            _, session = self._sessions.popitem()
+            await session.close()
 
     async def _get(
         self,
@@ -92,16 +142,21 @@ class HttpTrainers:
         *,
         seconds: float,
         headers: Mapping[str, str] | None = None,
-        waits: bool = False,
+        for_: _For = "questions",
     ) -> bytes | str:
+        """The content of an answer, or in words why there is none; `OutOfFilesError` where it is
+        for more than a question.
+        """
         try:
             async with self._request(
-                "GET", f"http://{address}{path}", headers=headers, seconds=seconds, waits=waits
+                "GET", f"http://{address}{path}", headers=headers, seconds=seconds, for_=for_
             ) as response:
                 if response.status != 200:
                     return f"HTTP status {response.status}"
                 return await _content(response)
         except aiohttp.ClientConnectorError as error:
+            if for_ != "questions":
+                _raise_if_out_of_files(error)
             code = error.os_error.errno
             return f"{address}: {os.strerror(code) if code else error.os_error}"
         except TimeoutError:
@@ -125,20 +180,24 @@ class HttpTrainers:
         headers: Mapping[str, str] | None = None,
         data: bytes | None = None,
         seconds: float | None = None,
-        waits: bool = False,
+        for_: _For = "questions",
     ) -> "aiohttp.client._RequestContextManager":
-        """`waits`: the answer may take as long as nothing happens, and no place from others."""
         # Where nobody may connect, no place is held for as long as an answer may take.
         timeout = aiohttp.ClientTimeout(
             total=seconds or self._timeout_seconds, sock_connect=self._timeout_seconds
         )
-        if waits:
-            self._waiting = session = self._waiting or _session(_WAITING)
-        else:
-            self._session = session = self._session or _session(_CONNECTIONS)
+        session = self._sessions.get(for_)
+        if session is None:
+            most = {"questions": _CONNECTIONS, **self._share._asdict()}
+            session = self._sessions[for_] = _session(most[for_])
         return session.request(
             method, url, headers=headers, data=data, timeout=timeout, allow_redirects=False
         )
+
+
+def _raise_if_out_of_files(error: BaseException) -> None:
+    if isinstance(error, OSError) and error.errno in _OUT_OF_FILES:
+        raise OutOfFilesError(os.strerror(error.errno)) from None
 
 
 def _session(connections: int) -> aiohttp.ClientSession:

@@ -15,6 +15,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.jobs import JobCache
 from ddp_operator.job.membership.launchers import (
+    FIRST_PAUSE_SECONDS,
     NOTHING,
     Heard,
     InvalidAnswerError,
@@ -27,13 +28,12 @@ from ddp_operator.job.membership.order import follows_topology
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.observed import member_names, with_own_address
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Cluster, Key, Told, Trainers
+from ddp_operator.open_files import own_share
+from ddp_operator.ports import Cluster, Key, OutOfFilesError, Told, Trainers
+from ddp_operator.slots import FairSlots
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 512
-"""Launchers told at the same time, of all jobs. Most of that they wait for processes to end, which
-must not keep the news from others; each takes some 20 kB here."""
 _ENDED_SECONDS: Final = 5
 """How long a launcher that is told may wait for processes of before to end: more than those take
 that do not save, and short enough for others to have their turn."""
@@ -96,7 +96,9 @@ class Launchers:
         self._known: dict[Key, _Known] = {}
         self._runs = False
         self._telling: set[asyncio.Task[None]] = set()
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        # Most of the time launchers wait for processes to end, or never answer, which must not keep
+        # the news from other jobs.
+        self._slots: FairSlots[Key] = FairSlots(own_share().tellings)
 
     def of(self, job: DDPJob) -> Heard:
         """What is known of a job's launchers."""
@@ -185,7 +187,7 @@ class Launchers:
     async def _tell(self, key: Key, known: _Known, telling: Telling) -> None:
         token = self._access.token_of(known.uid)
         try:
-            async with self._slots:
+            async with self._slots.of(key):
                 told_at = self._clock()
                 said = await self._trainers.tell_world(
                     telling.address,
@@ -193,6 +195,9 @@ class Launchers:
                     wait_seconds=_ENDED_SECONDS,
                     token=token,
                 )
+        except OutOfFilesError as error:  # says nothing of the launcher; the plan looks again
+            logger.warning("%s: %s is not told yet: %s", key, telling.pod, error)
+            return
         finally:
             known.under_way.discard((telling.pod, telling.generation, telling.start))
         knows, ended, led = said or Told(0, ended=False)
@@ -214,11 +219,15 @@ class Launchers:
         now = asyncio.get_running_loop().time
         while True:
             asked_at = now()
-            if await self._hear(key, known):
-                pause = max(asked_at + _LEAST_SECONDS - now(), 0.0)
-            else:
-                known.silent += 1
-                pause = pause_seconds(known.silent, has_answered=known.status is not None)
+            try:
+                if await self._hear(key, known):
+                    pause = max(asked_at + _LEAST_SECONDS - now(), 0.0)
+                else:
+                    known.silent += 1
+                    pause = pause_seconds(known.silent, has_answered=known.status is not None)
+            except OutOfFilesError as error:
+                logger.debug("%s: its launcher is not asked: %s", key, error)
+                pause = FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause * random.uniform(1, 1 + _JITTER))
 
     async def _hear(self, key: Key, known: _Known) -> bool:

@@ -18,7 +18,7 @@ from ddp_operator.job.membership.launchers import (
     parse,
     pause_seconds,
 )
-from ddp_operator.ports import Key, Told
+from ddp_operator.ports import Key, OutOfFilesError, Told
 
 from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
@@ -230,6 +230,78 @@ async def test_launchers_whose_processes_take_time_keep_the_news_from_nobody() -
     await eventually(lambda: waiting == {*all_of_them.values()}, describe=lambda: len(waiting))
     may_answer.set()
     await eventually(lambda: told.of(of).told == dict.fromkeys(all_of_them, (1, False)))
+
+
+class Silent(FakeLaunchers):
+    """All accept, and those of network 10.1 never answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = 0
+
+    async def tell_world(
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
+    ) -> Told | None:
+        if address.startswith("10.1."):
+            self.waiting += 1
+            await asyncio.Event().wait()
+        return await super().tell_world(address, document, wait_seconds=wait_seconds, token=token)
+
+
+def named(name: str) -> DDPJob:
+    manifest = job()
+    manifest["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+    return DDPJob.parse(manifest)
+
+
+@pytest.mark.parametrize(("jobs", "pods"), [(1, 10_000), (20, 500), (200, 50)])
+async def test_pods_that_never_answer_delay_no_other_job(jobs: int, pods: int) -> None:
+    silent = Silent()
+    told = Launchers(
+        FakeCluster(),
+        JobCache(),
+        silent,
+        access=ACCESS,
+        clock=lambda: datetime.now(UTC),
+        on_news=lambda _: None,
+    )
+    document = {"generation": 1, "start": False}
+    for number in range(jobs):
+        addresses = (f"10.1.{pod // 250}.{pod % 250}:29501" for pod in range(pods))
+        tellings = [Telling(at, at, 1, False, document) for at in addresses]
+        told.tell(named(f"silent-{number}"), tellings)
+    await eventually(lambda: silent.waiting >= min(jobs * 40, 500))
+    for number in range(10):
+        other = named(f"other-{number}")
+        told.tell(other, [Telling("pod", f"10.2.0.{number}:29501", 1, False, document)])
+    await eventually(lambda: len(silent.told) == 10, describe=lambda: silent.waiting)
+    for task in told._telling:
+        task.cancel()
+    await asyncio.gather(*told._telling, return_exceptions=True)
+
+
+async def test_who_could_not_be_told_for_want_of_files_is_not_called_silent() -> None:
+    class WithoutFiles(FakeLaunchers):
+        async def tell_world(self, *_: object, **__: object) -> Told | None:
+            self.in_vain += 1
+            raise OutOfFilesError("Too many open files")
+
+    launchers_ = WithoutFiles()
+    told = Launchers(
+        FakeCluster(),
+        JobCache(),
+        launchers_,
+        access=ACCESS,
+        clock=lambda: datetime.now(UTC),
+        on_news=lambda _: None,
+    )
+    of = DDPJob.parse(job())
+    telling = Telling("train-0-0", "10.0.0.1:29501", 1, False, {"generation": 1})
+    for times in (1, 2):
+        told.tell(of, [telling])
+        await eventually(lambda: launchers_.in_vain == times)  # noqa: B023
+    assert told.of(of).unreached_since == {}
+    assert told.of(of).told == {}
 
 
 async def test_a_new_pod_is_asked_at_once_however_long_the_one_before_was_silent(
