@@ -20,6 +20,7 @@ from ddp_operator.api.values.bounded import read_time
 from ddp_operator.api.values.printable import printable
 from ddp_operator.job.pods.address import is_the_nodes, trainer_address
 from ddp_operator.job.pods.state import (
+    CONTAINER_LOST,
     CRASH_LOOP,
     UNSTARTABLE_REASONS,
     ContainerExit,
@@ -43,6 +44,8 @@ pods that it evicts before it deletes them.
 """
 _DELETION_CODES: Final = (137, 143)
 """Of processes that SIGKILL or SIGTERM ended."""
+_LOST_BY_RUNTIME: Final = (255, "Unknown")
+"""What containerd says of a container that ran when its machine was started again."""
 
 _UNREACHABLE: Final = "node.kubernetes.io/unreachable"
 _MANAGED_LABEL: Final = "kueue.x-k8s.io/managed"
@@ -299,10 +302,11 @@ def _earliest(*moments: datetime | None) -> datetime | None:
 def _exit(terminated: Manifest | None) -> ContainerExit | None:
     if not terminated:
         return None
+    code, reason = int(terminated.get("exitCode", 0)), _word(terminated.get("reason"))
     return ContainerExit(
-        code=int(terminated.get("exitCode", 0)),
+        code=code,
         signal=int(terminated.get("signal") or 0),
-        reason=_word(terminated.get("reason")),
+        reason=CONTAINER_LOST if (code, reason) == _LOST_BY_RUNTIME else reason,
         message=_text(terminated.get("message")),
         finished=read_time(terminated.get("finishedAt")),
     )

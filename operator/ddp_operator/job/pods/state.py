@@ -209,6 +209,8 @@ class PodState:
             return True
         if not (self.lost_to_cluster or self.over_storage_limit):
             return False
+        if not self.disruption:
+            return True  # the kubelet ended it, and a deletion may have come long after that
         finished, told = self.exit.finished, self.disrupted_at
         return finished is None or told is None or finished >= told
 

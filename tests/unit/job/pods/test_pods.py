@@ -397,6 +397,15 @@ class TestDisruption:
         read = project(manifest(status=status, metadata=metadata))
         assert (read.failed, read.disrupted) == (True, deleted)
 
+    def test_containers_that_did_not_survive_their_machine_are_lost_with_it(self) -> None:
+        """Containerd knows no more of them than that."""
+        lost = terminated(255, reason="Unknown")
+        read = project(manifest(status={"phase": "Failed", "containerStatuses": [lost]}))
+        assert classes.of_pod(read) == "Disruption"
+        own = terminated(255, reason="Error")
+        read = project(manifest(status={"phase": "Failed", "containerStatuses": [own]}))
+        assert classes.of_pod(read) == "Application"
+
     OWN_FAULT = (
         'Usage of EmptyDir volume "scratch" exceeds the limit "64Mi". ',
         'Container trainer exceeded its local ephemeral storage limit "1Gi". ',
@@ -470,6 +479,14 @@ class TestDisruption:
     def test_a_pod_that_had_completed_was_not_disrupted(self, how: str) -> None:
         read = self.read_taken(self.TAKEN[how], finished="2026-03-01T12:00:34Z")
         assert (read.succeeded, read.failed, read.disrupted) == (True, False, False)
+
+    @pytest.mark.parametrize("message", ["", *OWN_FAULT])
+    def test_an_evicted_pod_that_is_deleted_later_has_not_completed(self, message: str) -> None:
+        ended = terminated(0, finishedAt="2026-03-01T12:00:34Z")
+        status = {"phase": "Failed", "reason": "Evicted", "containerStatuses": [ended]}
+        metadata = self.ASKED_AT_35
+        read = project(manifest(status={**status, "message": message}, metadata=metadata))
+        assert (read.succeeded, read.failed, read.disrupted) == (False, True, not message)
 
 
 UNREADABLE = ["x", "-1", "\u0663", "", "9" * 5000, None]
