@@ -68,6 +68,15 @@ def test_what_is_known_to_mean_a_broken_node(node: dict[str, Any], words: str) -
             {"labels": {"cloud.google.com/active-node-maintenance": "ONGOING"}},
             "label cloud.google.com/active-node-maintenance=ONGOING",
         ),
+        *(
+            ({"conditions": [{"type": type_, "status": "True"}]}, f"condition {type_}")
+            for type_ in (
+                "DrainInProgress",
+                "MaintenancePlanned",
+                "MaintenanceInProgress",
+                "GracefulNodeShutdownInProgress",
+            )
+        ),
     ],
 )
 def test_what_is_known_to_mean_a_node_that_goes(node: dict[str, Any], words: str) -> None:

@@ -112,6 +112,14 @@ DEFAULT_BAD: Final = (
 )
 
 DEFAULT_LEAVING: Final = (
+    # Kubernetes' own from 1.37 on, which administrators and their controllers set.
+    *_rules(
+        "condition",
+        "DrainInProgress",
+        "MaintenancePlanned",
+        "MaintenanceInProgress",
+        "GracefulNodeShutdownInProgress",
+    ),
     # GKE's: the machine is being preempted or maintained, and ends within its time of grace.
     *_rules("taint", "cloud.google.com/impending-node-termination"),
     *_rules("label", "cloud.google.com/active-node-maintenance=ONGOING"),
