@@ -1,7 +1,6 @@
 """The way from an operator to the API server, on which everything can be lost."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,7 +9,6 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube.view.cache import ObjectCache
 from ddp_operator.ports import (
     AlreadyExistsError,
-    ClusterError,
     ConflictError,
     Event,
     Key,
@@ -19,39 +17,30 @@ from ddp_operator.ports import (
     NotFoundError,
 )
 
-from tests.manners import faults, without_testimony
-from tests.simulation.server import ApiServer
+from tests.manners import faults
+from tests.simulation.refusals import LATENCY_SECONDS, Refusal, Refusals
+from tests.simulation.server import JOB, ApiServer
+from tests.simulation.testimony import own_words
 
 T = TypeVar("T")
 
-LATENCY_SECONDS = 0.01
-"""One way of a request."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens to one write: it takes long, and then, maybe, fails, although it was done."""
-
-    error: ClusterError | None = None
-    done: bool = False
-    seconds: float = LATENCY_SECONDS
+_NONE = Refusal(None)
 
 
 @dataclass
 class Weather:
-    """Faults that wait for the next writes, and the write at which the operator dies."""
+    """What befalls an operator's requests, and the write at which it dies."""
 
-    faults: deque[Fault] = field(default_factory=deque)
+    refusals: Refusals = field(default_factory=Refusals)
     writes_until_crash: int | None = None
     crash_after_effect: bool = False
+    told: list[str] = field(default_factory=list)
+    """Messages of Events, none of which is ever lost."""
 
     def clear(self) -> None:
         """Let everything go well from now on."""
-        self.faults.clear()
+        self.refusals.clear()
         self.writes_until_crash = None
-
-    def next_fault(self) -> Fault:
-        return self.faults.popleft() if self.faults else _NONE
 
     def next_is_last(self) -> bool:
         """Whether the operator dies of the write that it is about to make."""
@@ -59,9 +48,6 @@ class Weather:
             return False
         self.writes_until_crash -= 1
         return self.writes_until_crash < 0
-
-
-_NONE = Fault()
 
 
 class SimulatedCluster:
@@ -100,7 +86,8 @@ class SimulatedCluster:
                 _require_same_controller(existing, manifest)
                 return existing
 
-        self._notify(self._cache.offer(await self._write(create)))
+        name = manifest["metadata"]["name"]
+        self._notify(self._cache.offer(await self._write("create_pod", create, name=name)))
 
     async def create_service(self, manifest: Manifest) -> None:
         def create() -> None:
@@ -110,14 +97,16 @@ class SimulatedCluster:
                 assert self._server.service is not None
                 _require_same_controller(self._server.service, manifest)
 
-        await self._write(create)
+        await self._write("create_service", create)
 
     async def apply(self, manifest: Manifest) -> None:
-        await self._write(lambda: self._server.apply(manifest))
+        await self._write(f"apply {manifest['kind']}", lambda: self._server.apply(manifest))
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         del policy
-        await self._write(lambda: self._server.delete_network_policy(owner_uid))
+        await self._write(
+            "delete NetworkPolicy", lambda: self._server.delete_network_policy(owner_uid)
+        )
 
     def uid_of(self, pod: Key) -> str | None:
         known = self._cache.get(pod)
@@ -126,27 +115,32 @@ class SimulatedCluster:
     async def delete_pod(
         self, pod: Key, *, grace_seconds: int | None, uid: str | None = None
     ) -> None:
-        await self._write_to_pod(
-            pod, uid, lambda: self._server.delete_pod(pod, grace_seconds=grace_seconds)
-        )
+        def delete() -> Manifest:
+            return self._server.delete_pod(pod, grace_seconds=grace_seconds)
+
+        await self._write_to_pod("delete_pod", pod, uid, delete)
 
     async def patch_pod_labels(
         self, pod: Key, labels: Mapping[str, str | None], *, uid: str | None = None
     ) -> None:
-        await self._write_to_pod(pod, uid, lambda: self._server.patch_pod_labels(pod, labels))
+        def patch() -> Manifest:
+            return self._server.patch_pod_labels(pod, labels)
+
+        await self._write_to_pod("patch_pod_labels", pod, uid, patch)
 
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
     ) -> Manifest:
         del job
         return await self._write(
-            lambda: self._server.patch_status(status, resource_version=resource_version)
+            "patch_status",
+            lambda: self._server.patch_status(status, resource_version=resource_version),
         )
 
     async def delete_job(self, job: Key, *, uid: str) -> None:
         del job
         try:
-            await self._write(lambda: self._server.delete_job_of(uid))
+            await self._write("delete_job", lambda: self._server.delete_job_of(uid))
         except (NotFoundError, ConflictError):
             return
 
@@ -157,10 +151,12 @@ class SimulatedCluster:
     async def emit_event(self, job: Manifest, event: Event) -> None:
         del job
         assert event.reason
-        assert not list(faults(without_testimony(event.message))), event.message
+        own = own_words(event.message)
+        assert not (own and list(faults(own))), event.message
+        self._weather.told.append(event.message)
 
     async def _write_to_pod(
-        self, key: Key, uid: str | None, effect: Callable[[], Manifest]
+        self, request: str, key: Key, uid: str | None, effect: Callable[[], Manifest]
     ) -> None:
         uid = uid or self.uid_of(key)
 
@@ -170,28 +166,30 @@ class SimulatedCluster:
             return effect()
 
         try:
-            answer = await self._write(effect_on_that_one)
+            answer = await self._write(request, effect_on_that_one, name=key.name)
         except NotFoundError:
             if uid is not None:
                 self._notify(self._cache.forget(key, uid=uid))
         else:
             self._notify(self._cache.offer(answer))
 
-    async def _write(self, effect: Callable[[], T]) -> T:
+    async def _write(self, request: str, effect: Callable[[], T], *, name: str = JOB.name) -> T:
         """Make a request; its effect comes between the way there and the way back."""
         self.writes += 1
-        fault, last = self._weather.next_fault(), self._weather.next_is_last()
-        await asyncio.sleep(fault.seconds)
+        now = asyncio.get_running_loop().time()
+        refusals, last = self._weather.refusals, self._weather.next_is_last()
+        met = refusals.meet(request, now) or _NONE
+        await asyncio.sleep(met.seconds)
         if last and not self._weather.crash_after_effect:
             await self._die()
-        if fault.error is not None and not fault.done:
-            raise fault.error
+        if met.error and not met.done:
+            raise refusals.refused(met.error(name))
         result = effect()
         if last:
             await self._die()
         await asyncio.sleep(LATENCY_SECONDS)
-        if fault.error is not None:
-            raise fault.error
+        if met.error:
+            raise refusals.refused(met.error(name))
         return result
 
     async def _die(self) -> None:

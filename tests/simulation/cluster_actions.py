@@ -1,16 +1,15 @@
-"""What happens to time, to nodes, to the operator, and on its way to the API server."""
+"""What happens to time, to the operator, and on its way to the API server."""
 
 from dataclasses import replace
-from functools import partial
 
-from ddp_operator.ports import ConflictError, ForbiddenError, InvalidError, UnavailableError
-
-from tests.simulation import kubelet
-from tests.simulation.cluster import Fault
+from tests.simulation import refusals as answers
+from tests.simulation.finales import refuse_beyond
 from tests.simulation.history import Choices
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.refusals import CREATIONS, WRITES, Refusal
 from tests.simulation.simulation import Simulation
 
-_REFUSED_SECONDS = (5.0, 30.0, 100.0)
+_REFUSED_SECONDS = (5.0, 30.0, 100.0, 400.0)
 
 
 def time_passes(simulation: Simulation, choices: Choices) -> None:
@@ -27,34 +26,6 @@ def the_operators_clock_jumps(simulation: Simulation, choices: Choices) -> None:
     simulation.tell(f"the operator's clock is {skew:g} s ahead")
 
 
-def a_node_dies(simulation: Simulation, choices: Choices) -> None:
-    """Its pods are told to go, and nobody is there to tell that they did."""
-    node = choices.of(("node-a", "node-b", "node-c"))
-    simulation.dead_nodes.add(node)
-    for pod in simulation.pods(live=False):
-        if kubelet.node_of(pod) == node and not kubelet.is_over(pod):
-            simulation.take_away(pod)
-            simulation.server.end_pod(simulation.key_of(pod))
-    simulation.tell(f"{node} dies")
-
-
-def dead_nodes_come_back(simulation: Simulation, choices: Choices) -> None:
-    del choices
-    if simulation.dead_nodes:
-        simulation.tell("dead nodes come back")
-        simulation.dead_nodes.clear()
-
-
-def a_node_says_something(simulation: Simulation, choices: Choices) -> None:
-    """That it is about to go, or broken, or that all is well; or it is started anew."""
-    node = simulation.server.nodes[choices.of(("node-a", "node-b", "node-c"))]
-    what = choices.of(("leaving", "well", "bad", "started anew"))
-    leaving, bad = "a taint" * (what == "leaving"), "a condition" * (what == "bad")
-    boot_id = node.boot_id + "+" * (what == "started anew")
-    simulation.server.put_node(replace(node, leaving=leaving, bad=bad, boot_id=boot_id))
-    simulation.tell(f"{node.name} is {what}")
-
-
 def the_operator_crashes(simulation: Simulation, choices: Choices) -> None:
     """Now, or at one of its next writes, before or after that took effect."""
     writes = choices.upto(6)
@@ -68,38 +39,67 @@ def the_operator_crashes(simulation: Simulation, choices: Choices) -> None:
     simulation.tell(f"the operator is about to crash {when} its write number {writes}")
 
 
-def writes_fail(simulation: Simulation, choices: Choices) -> None:
-    fault = choices.of(
-        (
-            Fault(UnavailableError("500", status=500)),
-            Fault(ConflictError("409", status=409)),
-            Fault(UnavailableError("429", status=429, retry_after_seconds=7)),
-            Fault(UnavailableError("timeout"), done=True, seconds=30),
-            Fault(UnavailableError("timeout"), seconds=30),
-            Fault(seconds=6),
-        )
-    )
-    writes_before, times = choices.upto(2), 1 + choices.upto(3)
-    faults = [Fault()] * writes_before + [fault] * times
-    simulation.weather.faults.extend(faults)
-    simulation.tell(f"{times} writes, after {writes_before} others, meet {fault}")
+_LOST = answers.network("timeout")
+_ANSWERS: tuple[tuple[str, Refusal], ...] = (
+    ("a server error", Refusal(answers.webhook_down)),
+    ("409", Refusal(answers.conflict)),
+    ("429", Refusal(answers.too_many)),
+    ("no answer, although it was done", Refusal(_LOST, done=True, seconds=30)),
+    ("no answer", Refusal(_LOST, seconds=30)),
+    ("time", Refusal(None, seconds=6)),
+    ("403 of a webhook", Refusal(answers.webhook_denies(403))),
+    ("400 of a webhook", Refusal(answers.webhook_denies(400))),
+    ("422 of a webhook", Refusal(answers.webhook_denies(422))),
+    ("a LimitRange", Refusal(answers.over_limit_range)),
+    ("a webhook that takes its time", Refusal(answers.over_time, seconds=30)),
+    ("no descriptors", Refusal(answers.out_of_descriptors)),
+)
+_REQUESTS = (WRITES, CREATIONS, ("create_pod",), *((one,) for one in WRITES))
+
+
+def requests_fail(simulation: Simulation, choices: Choices) -> None:
+    """Some kinds, for a while or a few times."""
+    what, refusal = choices.of(_ANSWERS)
+    requests = choices.of(_REQUESTS)
+    if choices.upto(1):
+        skip, times = choices.upto(2), 1 + choices.upto(3)
+        refusal = replace(refusal, requests=requests, skip=skip, times=times)
+        how_long = f"{times} times, after {skip} others"
+    else:
+        seconds = choices.of(_REFUSED_SECONDS)
+        refusal = replace(refusal, requests=requests, until=simulation.clock.seconds + seconds)
+        how_long = f"for {seconds:g} s"
+    simulation.weather.refusals.add(refusal)
+    simulation.tell(f"{', '.join(requests)} meet {what} {how_long}")
 
 
 def quota_is_used_up(simulation: Simulation, choices: Choices) -> None:
-    seconds = choices.of(_REFUSED_SECONDS)
-    exceeded = partial(ForbiddenError, "exceeded quota: pods", status=403)
-    simulation.server.refuse("create_pod", exceeded, seconds=seconds)
-    simulation.tell(f"quota is used up for {seconds:g} s")
+    seconds, pods = choices.of(_REFUSED_SECONDS), choices.upto(3)
+    refuse_beyond(simulation, pods, simulation.clock.seconds + seconds)
+    simulation.tell(f"there is quota for {pods} pods, for {seconds:g} s")
 
 
-def a_webhook_denies(simulation: Simulation, choices: Choices) -> None:
-    requests = ("create_pod", "delete_pod", "create_service", "patch_pod_labels", "apply PodGroup")
-    request = choices.of(requests)
-    status, seconds = choices.of((403, 400, 422)), choices.of(_REFUSED_SECONDS)
-    kind = ForbiddenError if status == 403 else InvalidError
-    denial = partial(kind, 'admission webhook "policy.example.com" denied it', status=status)
-    simulation.server.refuse(request, denial, seconds=seconds)
-    simulation.tell(f"a webhook answers {request} with {status} for {seconds:g} s")
+def webhooks_change_pods(simulation: Simulation, choices: Choices) -> None:
+    """Those that are created from now on; or no longer."""
+    what, simulation.server.mutate = choices.of(MUTATIONS)
+    simulation.tell(f"webhooks give pods {what}")
+
+
+def the_namespace_goes_away(simulation: Simulation, choices: Choices) -> None:
+    """Nothing can be created any more; what there is goes, the job first or last."""
+    seconds = choices.of((10.0, 60.0))
+    until = simulation.clock.seconds + seconds
+    simulation.weather.refusals.add(Refusal(answers.going_away, CREATIONS, until=until))
+    job_first = choices.upto(1)
+    if job_first and simulation.server.job is not None:
+        simulation.server.remove_job()
+    for pod in simulation.pods(live=False):
+        simulation.take_away(pod)
+        simulation.server.end_pod(simulation.key_of(pod))
+    simulation.tell(f"the namespace is going away, for {seconds:g} s")
+    simulation.advance(seconds / 2)
+    if simulation.server.job is not None:
+        simulation.server.remove_job()
 
 
 def a_watch_has_trouble(simulation: Simulation, choices: Choices) -> None:

@@ -6,7 +6,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 STEP_BYTES = 3
-SPEC_BYTES = 6
+SPEC_BYTES = 8
+LEAST_STEPS, MOST_STEPS = 30, 34
 
 
 class Choices:

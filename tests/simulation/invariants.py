@@ -1,6 +1,6 @@
 """What must hold at every moment, whatever happens: judged when a write takes effect."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -9,22 +9,27 @@ from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB_NAM
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.failure.records import NODE_LEAVING
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Manifest
 
-from tests.manners import faults, without_testimony
+from tests.manners import faults
+from tests.simulation.accounts import Accounts
 from tests.simulation.clock import Clock
-from tests.simulation.kubelet import is_deleting, is_over, is_running
+from tests.simulation.kubelet import is_deleting, is_over, is_running, trainer_of
 from tests.simulation.launchers import generation_at_birth
 from tests.simulation.order import judge_order
 from tests.simulation.server import JOB, ApiServer, owner_of
-from tests.simulation.verdicts import Truth, Verdicts
+from tests.simulation.testimony import own_words
+from tests.simulation.truth import Class, Ledger, Truth
+from tests.simulation.verdicts import Require, Verdicts
 
 _UNHEARD_OF: Final = timedelta(seconds=10)
 """How long after its time a pod that does not end is to be waited for."""
+
+_MOST_PODS: Final = 14
+"""No job of a history wants more than 7; others are strangers', or of an attempt before."""
 
 
 class World(NamedTuple):
@@ -44,8 +49,7 @@ def wanted_by(spec: DDPJobSpec) -> World:
 
 def told_of(pod: Manifest) -> World | None:
     """The world that a pod is told of; None: it has no place in any."""
-    [trainer] = pod["spec"]["containers"]
-    told = {entry["name"]: entry.get("value") for entry in trainer["env"]}
+    told = {entry["name"]: entry.get("value") for entry in trainer_of(pod)["env"]}
     if "WORLD_SIZE" not in told:
         return None
     return World(
@@ -70,16 +74,29 @@ class Invariants:
         self.violation: str | None = None
         self.clock_is_right = True
         self._truth: dict[str, Truth] = {}
+        self.ledgers: dict[str, Ledger] = defaultdict(Ledger)
+        """By the UIDs of jobs."""
+        self._accounts: dict[str, Accounts] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
         self._recorded: set[tuple[str, str]] = set()
         self._spares: set[str] = set()
-        self._left: Counter[tuple[str, str]] = Counter()
         self.judge_place: Callable[[Manifest], None] = lambda _: None
         """Asked of each pod that is made."""
+        self.judge_group: Callable[[DDPJob, DDPJob, Require], None] = lambda *_: None
+        """Asked of each change of a job's status."""
 
     def truth_of(self, pod: Manifest) -> Truth:
         """What is known of a pod, to be told by whoever does something to it."""
         return self._truth.setdefault(pod["metadata"]["uid"], Truth())
+
+    def _accounts_of(self, job: str) -> Accounts:
+        known = self._accounts.get(job)
+        return known or self._accounts.setdefault(job, Accounts(self.require, self.ledgers[job]))
+
+    def blow(self, pod: Manifest, class_: Class) -> None:
+        """Take note of what befalls a pod, and is not what follows of something else."""
+        self.truth_of(pod).blows.add(class_)
+        self.ledgers[owner_of(pod)].blows[class_] += 1
 
     def require(self, holds: object, claim: str) -> None:
         """Keep it on record when a claim does not hold."""
@@ -92,6 +109,7 @@ class Invariants:
         state = project(pod)
         name = (state.owner_uid, state.key.name)
         self._uid_of[name] = pod["metadata"]["uid"]
+        self.ledgers[state.owner_uid].pods += 1
         recorded = name in self._recorded
         self.require(not recorded, f"{state.key.name} is made anew although it was on record")
         job = self._server.job
@@ -104,6 +122,8 @@ class Invariants:
             self._judge_spare(pod, self._parse(job))
         self.judge_place(pod)
         self.pod_changed()
+        live = [one for one in self._server.pods.values() if not (is_over(one) or is_deleting(one))]
+        self.require(len(live) <= _MOST_PODS, f"there are {len(live)} pods")
 
     def _judge_creation(self, identity: Identity, status: DDPJobStatus) -> None:
         """No pod without its counters, and none that nobody wants."""
@@ -171,20 +191,9 @@ class Invariants:
         self.require(said != "Job" or exists, "said to be isolated, and is not")
         self.require(said != "" or not exists, "isolated, and not said to be")
 
-    def _judge_departure(self, old: DDPJob, new: DDPJob) -> None:
-        """No node is left but when it says that it goes, nor more often than that."""
-        if new.status.failures[-1:] == old.status.failures[-1:]:
-            return
-        last = new.status.failures[-1]
-        if last.reason == NODE_LEAVING:
-            self._left[new.uid, last.node] += 1
-            times, starts = self._left[new.uid, last.node], self._server.leaving[last.node]
-            claim = f"{last.node} is left {times} times, and was about to go {len(starts)} times"
-            self.require(times <= len(starts), claim)
-
     def _judge_words(self, status: DDPJobStatus) -> None:
         for condition in status.conditions:
-            said = without_testimony(condition.message)
+            said = own_words(condition.message)
             wrong = list(faults(said)) if said else []
             self.require(not wrong, f"{condition.type} says {said!r}, which {wrong}")
 
@@ -209,6 +218,10 @@ class Invariants:
         self.require(owner.startswith("job-"), f"deleted a pod of {owner!r}")
         self.truth_of(pod).given_up = True
 
+    def pod_removed(self, pod: Manifest) -> None:
+        """Whoever has not seen it before sees no more than that it is gone."""
+        self.truth_of(pod).blows.add("Disruption")
+
     # The job
 
     def job_deleted(self, job: Manifest) -> None:
@@ -219,13 +232,15 @@ class Invariants:
         verdicts = Verdicts(
             require=self.require,
             truth_of=lambda pod: self._truth.get(self._uid_of.get((new.uid, pod), ""), Truth()),
+            ledger=self.ledgers[new.uid],
             clock_is_right=self.clock_is_right,
             seconds=self._clock.seconds,
         )
         verdicts.judge(old, new)
+        self._accounts_of(new.uid).judge(old, new)
         status = new.status
         self._judge_words(status)
-        self._judge_departure(old, new)
+        self.judge_group(old, new, self.require)
         judge_order(self._server, old, new, self.require, now=self._true_now())
         self._judge_isolation(new)
         notes = status.bookkeeping

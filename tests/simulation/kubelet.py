@@ -9,6 +9,8 @@ from ddp_operator.api.constants import ANNOTATION_TRAINER
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.ports import Manifest
 
+from tests.simulation.holds import Stage
+
 _STARTED = "Running"
 
 
@@ -39,50 +41,87 @@ def node_of(pod: Manifest) -> str:
     return node
 
 
+def name_of_trainer(pod: Manifest) -> str:
+    """Name of the container that trains; others may have come before it by a webhook."""
+    name: str = pod["metadata"]["annotations"][ANNOTATION_TRAINER]
+    return name
+
+
+def trainer_of(pod: Manifest) -> Manifest:
+    """The container that trains, as it is in the pod's spec."""
+    containers: list[Manifest] = pod["spec"]["containers"]
+    return next(one for one in containers if one["name"] == name_of_trainer(pod))
+
+
+def side_cars_of(pod: Manifest) -> list[str]:
+    """Ordinary containers beside it, which keep the pod from ending."""
+    names: list[str] = [one["name"] for one in pod["spec"]["containers"]]
+    return [name for name in names if name != name_of_trainer(pod)]
+
+
 def trainer_exit(pod: Manifest) -> Mapping[str, Any] | None:
     """How its trainer ended, None while it has not."""
-    for container in pod["status"].get("containerStatuses") or ():
-        terminated: Mapping[str, Any] | None = container["state"].get("terminated")
-        return terminated
-    return None
+    terminated: Mapping[str, Any] | None = _state_of_trainer(pod).get("terminated")
+    return terminated
+
+
+def stage_of(pod: Manifest) -> Stage:
+    """How far a pod has come that has not ended."""
+    conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions") or ()}
+    if not node_of(pod):
+        return Stage.CREATED
+    if is_running(pod):
+        return Stage.READY if conditions.get("Ready") == "True" else Stage.STARTED
+    if not _state_of_trainer(pod):
+        return Stage.SCHEDULED
+    has_network = conditions.get("PodReadyToStartContainers") == "True"
+    return Stage.CONTAINER if has_network else Stage.SANDBOX
 
 
 def scheduled(pod: Manifest, node: str) -> Manifest:
     """The scheduler has found a node."""
     placed = {**pod, "spec": {**pod["spec"], "nodeName": node}}
-    return _with_status(placed, conditions=[_condition("PodScheduled", "True")])
+    return _with(placed, {"PodScheduled": {"status": "True"}})
 
 
 def unschedulable(pod: Manifest) -> Manifest:
     """The scheduler finds no node."""
-    waiting = _condition(
-        "PodScheduled",
-        "False",
-        reason="Unschedulable",
-        message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
-    )
-    return _with_status(pod, conditions=[waiting])
+    message = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    waiting = {"status": "False", "reason": "Unschedulable", "message": message}
+    return _with(pod, {"PodScheduled": waiting})
 
 
-def not_starting(pod: Manifest, reason: str) -> Manifest:
-    """The kubelet cannot start the trainer's container."""
-    state = {"waiting": {"reason": reason, "message": "in words"}}
-    return _with_status(pod, containerStatuses=[_container(pod, state)])
+def waiting(pod: Manifest, told: tuple[str, str], *, sandbox: bool) -> Manifest:
+    """The kubelet has the pod and no container of it runs. `told`: why, by reason and message,
+    where the kubelet says; `sandbox`: whether its network is set up.
+    """
+    reason, message = told
+    waits = {"reason": reason, "message": message} if reason else {"reason": "ContainerCreating"}
+    conditions = {
+        "PodReadyToStartContainers": {"status": str(sandbox)},
+        "Initialized": {"status": "True"},
+        **_not_ready("ContainersNotReady"),
+    }
+    return _with(pod, conditions, containerStatuses=_containers(pod, {"waiting": waits}))
 
 
 def started(pod: Manifest, *, ready: bool, now: datetime) -> Manifest:
     """The trainer runs, at an address of its own."""
-    known = [one["state"].get("running") for one in pod["status"].get("containerStatuses") or ()]
-    running = next(filter(None, known), {"startedAt": format_time(now)})
-    conditions = [_condition("PodScheduled", "True")]
+    running = _state_of_trainer(pod).get("running") or {"startedAt": format_time(now)}
+    conditions: dict[str, Mapping[str, str]] = {
+        "PodReadyToStartContainers": {"status": "True"},
+        "Initialized": {"status": "True"},
+        **_not_ready("ContainersNotReady"),
+    }
     if ready:
-        conditions.append(_condition("Ready", "True"))
-    return _with_status(
+        conditions |= {"ContainersReady": {"status": "True"}, "Ready": {"status": "True"}}
+    return _with(
         pod,
+        conditions,
         phase=_STARTED,
         podIP=_ip_of(pod),
-        conditions=conditions,
-        containerStatuses=[_container(pod, {"running": running})],
+        containerStatuses=_containers(pod, {"running": running}, runs=True),
+        **_init_containers(pod, {"running": {}}),
     )
 
 
@@ -92,38 +131,48 @@ def exited(
     *,
     reason: str,
     message: str,
-    finished: datetime,
+    finished: datetime | None,
     side_car_runs: bool = False,
 ) -> Manifest:
-    """The trainer has ended; the pod ends with it unless a side car runs on."""
+    """The trainer has ended; the pod ends with it unless a side car runs on.
+
+    `finished`: None where the kubelet does not know.
+    """
     terminated = {
         "exitCode": code,
         "reason": reason,
         "message": message,
-        "finishedAt": format_time(finished),
+        "finishedAt": format_time(finished) if finished else None,
     }
-    ended = {"phase": "Failed" if code else "Succeeded"} if not side_car_runs else {}
-    side_cars = [{"name": "side-car", "state": {"running": {}}}] if side_car_runs else []
-    return _with_status(
+    phase = "Failed" if code else "Succeeded"
+    ended = {} if side_car_runs else {"phase": phase} | _init_containers(pod, {"terminated": {}})
+    return _with(
         pod,
-        conditions=[c for c in pod["status"].get("conditions") or () if c["type"] != "Ready"],
-        containerStatuses=[_container(pod, {"terminated": terminated}), *side_cars],
+        _not_ready("ContainersNotReady" if side_car_runs else f"Pod{phase}"),
+        containerStatuses=_containers(pod, {"terminated": terminated}, runs=side_car_runs),
         **ended,
     )
 
 
-def failed(pod: Manifest, reason: str) -> Manifest:
-    """The kubelet ended the pod for a reason of its own."""
-    return _with_status(pod, phase="Failed", reason=reason, message="in words")
+def failed(pod: Manifest, reason: str, message: str = "") -> Manifest:
+    """The kubelet, or a controller, ended the pod for a reason of its own."""
+    told = {"reason": reason} if reason else {}
+    if message:
+        told["message"] = message
+    return _with(pod, _not_ready("PodFailed"), phase="Failed", **told)
 
 
-def targeted(pod: Manifest, reason: str, now: datetime) -> Manifest:
+def not_ready(pod: Manifest) -> Manifest:
+    """The node lifecycle controller has not heard of the pod's kubelet."""
+    conditions = pod["status"].get("conditions") or ()
+    known = next((one for one in conditions if one["type"] == "Ready"), None)
+    return _with(pod, {"Ready": {**known, "status": "False"}}) if known else pod
+
+
+def targeted(pod: Manifest, reason: str, message: str, now: datetime) -> Manifest:
     """The cluster announces that it takes the pod away."""
-    conditions = [*(pod["status"].get("conditions") or ())]
-    since = format_time(now)
-    target = _condition("DisruptionTarget", "True", reason=reason, lastTransitionTime=since)
-    conditions.append(target)
-    return _with_status(pod, conditions=conditions)
+    target = {"status": "True", "reason": reason, "message": message}
+    return _with(pod, {"DisruptionTarget": target | {"lastTransitionTime": format_time(now)}})
 
 
 def _ip_of(pod: Manifest) -> str:
@@ -131,13 +180,39 @@ def _ip_of(pod: Manifest) -> str:
     return str(ip_address("10.0.0.0") + number)
 
 
-def _with_status(pod: Manifest, **changes: object) -> Manifest:
-    return {**pod, "status": {**pod["status"], **changes}}
+def _with(
+    pod: Manifest, conditions: Mapping[str, Mapping[str, str]], **changes: object
+) -> Manifest:
+    known = {one["type"]: one for one in pod["status"].get("conditions") or ()}
+    known |= {type_: {"type": type_, **texts} for type_, texts in conditions.items()}
+    return {**pod, "status": {**pod["status"], "conditions": [*known.values()], **changes}}
 
 
-def _condition(type_: str, status: str, **texts: str) -> Manifest:
-    return {"type": type_, "status": status, **texts}
+def _not_ready(reason: str) -> dict[str, Mapping[str, str]]:
+    said = {"status": "False", "reason": reason}
+    return {"ContainersReady": said, "Ready": said}
 
 
-def _container(pod: Manifest, state: Manifest) -> Manifest:
-    return {"name": pod["metadata"]["annotations"][ANNOTATION_TRAINER], "state": state}
+def _state_of_trainer(pod: Manifest) -> Manifest:
+    name = name_of_trainer(pod)
+    statuses = pod["status"].get("containerStatuses") or ()
+    return next((one["state"] for one in statuses if one["name"] == name), {})
+
+
+def _containers(pod: Manifest, state: Manifest, *, runs: bool = False) -> list[Manifest]:
+    others: Manifest = {"running": {}} if runs else {"terminated": {"exitCode": 0}}
+    if "waiting" in state:
+        others = {"waiting": {"reason": "ContainerCreating"}}
+    beside = side_cars_of(pod) or (["side-car"] if runs and "terminated" in state else [])
+    statuses = [{"name": name, "state": others} for name in beside]
+    return [*statuses, {"name": name_of_trainer(pod), "state": state}]
+
+
+def _init_containers(pod: Manifest, state: Manifest) -> dict[str, object]:
+    """Of side cars among the init containers, which the kubelet ends itself."""
+    runs = "running" in state
+    statuses = [
+        {"name": one["name"], "state": state, "started": runs, "ready": runs}
+        for one in pod["spec"].get("initContainers") or ()
+    ]
+    return {"initContainerStatuses": statuses} if statuses else {}

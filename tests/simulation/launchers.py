@@ -1,6 +1,6 @@
 """The launchers in pods of jobs whose processes start anew in place, and the way to them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,11 +20,12 @@ from ddp_operator.job.pods.projection import project
 from ddp_operator.ports import Manifest
 
 from tests.simulation.clock import Clock
-from tests.simulation.kubelet import is_deleting, is_running
+from tests.simulation.kubelet import is_deleting, is_running, node_of, trainer_of
 from tests.simulation.server import ApiServer, owner_of
 
 WITHOUT_LAUNCHER = "registry.example/script:1"
 """An image in which nobody listens, and processes begin at once."""
+ANSWER_SECONDS = 0.01
 PATIENCE_SECONDS = 60.0
 """How long a launcher waits for what the operator decides about a failure."""
 
@@ -48,8 +49,7 @@ def has_launcher(pod: Manifest) -> bool:
     """Whether somebody listens in a pod: not in an image without, nor where all pods of some jobs
     start anew.
     """
-    [trainer] = pod["spec"]["containers"]
-    if trainer["image"] == WITHOUT_LAUNCHER:
+    if trainer_of(pod)["image"] == WITHOUT_LAUNCHER:
         return False
     return _told(pod, ENV_SCOPE) != "Gang" or int(owner_of(pod).removeprefix("job-") or 0) % 4 != 2
 
@@ -65,8 +65,7 @@ def _joins(pod: Manifest) -> bool:
 
 
 def _told(pod: Manifest, name: str) -> str | None:
-    [trainer] = pod["spec"]["containers"]
-    told = {entry["name"]: entry.get("value") for entry in trainer["env"]}
+    told = {entry["name"]: entry.get("value") for entry in trainer_of(pod)["env"]}
     return told.get(name)
 
 
@@ -126,6 +125,7 @@ class Launchers:
     require: Require
     clock_is_right: Callable[[], bool]
     """Whether the operator's clock always was."""
+    dead_nodes: Set[str]
     cut_off: set[str] = field(default_factory=set)
     """UIDs of pods that the operator does not reach."""
     apart: set[str] = field(default_factory=set)
@@ -134,6 +134,10 @@ class Launchers:
     """Whether what it is told takes effect, and it never hears so."""
     processes_linger: bool = False
     """Whether processes that are to end take some time."""
+    answer_seconds: float = ANSWER_SECONDS
+    """How long they take."""
+    heard_at: dict[str, float] = field(default_factory=dict)
+    """When the operator last heard from a pod, by its UID, that it is in the group as asked."""
     late: list[Mapping[str, Any]] = field(default_factory=list)
     """Requests that were sent and come again later."""
     _known: dict[str, Launcher] = field(default_factory=dict)
@@ -144,6 +148,13 @@ class Launchers:
     _places: dict[tuple[str, str, int, int], str] = field(default_factory=dict)
     """Who has been told, or made, to have a place: UID of the job, attempt, generation and node
     rank, and the host name of the pod."""
+
+    def clear(self) -> None:
+        """Let all be reached, and answer at once."""
+        self.cut_off.clear()
+        self.apart.clear()
+        self.loses_answers = self.processes_linger = False
+        self.answer_seconds = ANSWER_SECONDS
 
     def of(self, pod: Manifest) -> Launcher:
         """The launcher of a pod."""
@@ -196,8 +207,8 @@ class Launchers:
         ip = address.partition(":")[0]
         for pod in self.server.pods.values():
             if pod["status"].get("podIP") == ip and is_running(pod):
-                reached = has_launcher(pod) and pod["metadata"]["uid"] not in self.cut_off
-                return pod if reached else None
+                away = node_of(pod) in self.dead_nodes or pod["metadata"]["uid"] in self.cut_off
+                return pod if has_launcher(pod) and not away else None
         return None
 
     def take(self, pod: Manifest, document: Mapping[str, Any]) -> tuple[int, bool]:

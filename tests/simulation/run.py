@@ -8,8 +8,11 @@ import logging
 from collections.abc import Callable
 
 from tests.simulation import cluster_actions as cluster
+from tests.simulation import evictions, finales
+from tests.simulation import node_actions as nodes
 from tests.simulation import pod_actions as pods
 from tests.simulation import user_actions as user
+from tests.simulation.calm import calm
 from tests.simulation.history import Choices, spec_choices, steps
 from tests.simulation.invariants import Invariants
 from tests.simulation.simulation import Simulation
@@ -20,30 +23,33 @@ _PAUSES = (0.05, 1.0, 0.0, 4.0, 15.0, 0.01)
 """Seconds between two steps; short ones leave the operator's writes under way."""
 
 _WEIGHTS: tuple[tuple[Action, int], ...] = (
-    (cluster.time_passes, 10),
-    (cluster.the_operators_clock_jumps, 5),
+    (cluster.time_passes, 7),
+    (cluster.the_operators_clock_jumps, 4),
     (pods.pods_progress, 30),
-    (cluster.a_node_says_something, 6),
+    (nodes.a_node_says_something, 6),
     (pods.training_proceeds, 14),
-    (pods.training_hangs, 6),
-    (pods.a_trainer_exits, 14),
+    (pods.training_hangs, 5),
+    (pods.checkpoints_are_wiped, 1),
+    (pods.a_trainer_exits, 12),
+    (pods.a_container_cannot_start, 2),
     (pods.processes_end_in_their_pod, 16),
     (pods.launchers_are_cut_off, 6),
     (pods.what_launchers_were_told_comes_again, 3),
     (pods.launchers_run_out_of_patience, 3),
-    (pods.a_trainer_takes_its_peers_along, 10),
+    (pods.a_trainer_takes_its_peers_along, 8),
     (pods.training_ends_well, 4),
-    (pods.a_pod_is_evicted, 8),
-    (pods.a_person_deletes_a_pod, 7),
-    (pods.finished_pods_are_collected, 4),
-    (pods.terminating_pods_go, 14),
-    (pods.a_pod_cannot_start, 6),
-    (cluster.a_node_dies, 5),
-    (cluster.dead_nodes_come_back, 8),
+    (evictions.a_pod_is_evicted, 12),
+    (evictions.a_person_deletes_a_pod, 7),
+    (evictions.finished_pods_are_collected, 4),
+    (evictions.terminating_pods_go, 13),
+    (nodes.pods_do_not_start, 6),
+    (nodes.a_node_dies, 6),
+    (nodes.dead_nodes_come_back, 8),
     (cluster.the_operator_crashes, 11),
-    (cluster.writes_fail, 10),
+    (cluster.requests_fail, 13),
     (cluster.quota_is_used_up, 4),
-    (cluster.a_webhook_denies, 4),
+    (cluster.webhooks_change_pods, 2),
+    (cluster.the_namespace_goes_away, 1),
     (cluster.a_watch_has_trouble, 8),
     (user.the_job_is_suspended, 4),
     (user.the_job_is_resumed, 8),
@@ -55,6 +61,9 @@ _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (user.a_stranger_takes_a_name, 2),
     (user.a_job_is_applied, 8),
 )
+
+_FINALES = (*[finales.NOTHING_LASTS] * len(finales.FINALES), *finales.FINALES)
+"""After half of all histories nothing lasts."""
 
 _TABLE: tuple[Action, ...] = tuple(action for action, weight in _WEIGHTS for _ in range(weight))
 """The action of each byte; more bytes for what happens more often."""
@@ -83,13 +92,15 @@ def run(history: bytes) -> Simulation:
     logger.setLevel(logging.ERROR)
     logger.addHandler(reports)
     try:
-        user.a_job_is_applied(simulation, spec_choices(history))
+        choices = spec_choices(history)
+        user.a_job_is_applied(simulation, choices)
+        simulation.finale = choices.of(_FINALES)
         for number, choices in steps(history):
             simulation.steps += 1
             _TABLE[number](simulation, choices)
             simulation.advance(choices.of(_PAUSES))
             simulation.check()
-        simulation.calm()
+        calm(simulation)
     finally:
         logger.removeHandler(reports)
         logger.setLevel(level)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
-from ddp_operator.api.constants import GKE_TOPOLOGY_LABELS, LABEL_JOB_NAME
+from ddp_operator.api.constants import LABEL_JOB_NAME
+from ddp_operator.api.nodes.signals import DEFAULT_RULES
 from ddp_operator.api.values.bounded import format_time
+from ddp_operator.kube.view.nodes import node_of
 from ddp_operator.ports import (
     AlreadyExistsError,
-    ClusterError,
     ConflictError,
     InvalidError,
     Key,
@@ -23,24 +24,10 @@ from ddp_operator.ports import (
 from tests.good_manifests import job as job_manifest
 from tests.mergepatch import merged
 from tests.simulation.clock import Clock
+from tests.simulation.kubelet import trainer_of
+from tests.simulation.nodes import NODES, boot_id_of, is_leaving
 
 JOB = Key("research", "digits")
-
-_STANDS = {
-    letter: ("12"[number % 2], "12"[number // 2 % 2]) for number, letter in enumerate("abcdefgh")
-}
-"""In which block, and which of its sub-blocks."""
-
-
-def _node(letter: str) -> Node:
-    block, sub_block = _STANDS[letter]
-    places = {"block": block, "sub-block": sub_block, "host": letter}
-    labels = {label: places[level] for level, label in GKE_TOPOLOGY_LABELS.items()}
-    return Node(f"node-{letter}", labels=labels, boot_id=letter)
-
-
-NODES = [_node(letter) for letter in _STANDS]
-"""Enough of them that a job may avoid two; whose neighbours by name stand far from each other."""
 
 POD_GRACE_SECONDS = 30
 
@@ -54,6 +41,7 @@ class Judge(Protocol):
     def pod_created(self, pod: Manifest) -> None: ...
     def pod_changed(self) -> None: ...
     def pod_deleted(self, pod: Manifest) -> None: ...
+    def pod_removed(self, pod: Manifest) -> None: ...
     def status_written(self, before: Manifest, after: Manifest) -> None: ...
     def job_deleted(self, job: Manifest) -> None: ...
 
@@ -67,8 +55,12 @@ class ApiServer:
         self.judge: Judge
         self.job: Manifest | None = None
         self.pods: dict[Key, Manifest] = {}
-        self.nodes = {node.name: node for node in NODES}
-        self.leaving: dict[str, set[str]] = {node.name: set() for node in NODES}
+        self.node_manifests: dict[str, Manifest] = {}
+        self.nodes: dict[str, Node] = {}
+        """The same as the operator keeps them."""
+        self.said_at: dict[str, float] = {}
+        """When each node last said something else."""
+        self.leaving: dict[str, set[str]] = {name: set() for name in NODES}
         """By node: the boot IDs with which it ever said that it is about to go."""
         self.service: Manifest | None = None
         self.policy: Manifest | None = None
@@ -76,7 +68,10 @@ class ApiServer:
         self.on_job: Callable[[str, Manifest], None] = _nobody
         self.on_pod: Callable[[str, Manifest], None] = _nobody
         self.on_nodes: Callable[[], object] = lambda: None
-        self._refusals: dict[str, tuple[float, Callable[[], ClusterError]]] = {}
+        self.mutate: Callable[[Manifest], Manifest] = lambda pod: pod
+        """Mutating webhooks and LimitRanges."""
+        for node in NODES.values():
+            self.put_node(node)
 
     @property
     def version(self) -> int:
@@ -91,22 +86,25 @@ class ApiServer:
 
     # The operator's requests
 
-    def put_node(self, node: Node) -> None:
+    def put_node(self, manifest: Manifest) -> None:
         """Have a node say something else of itself."""
-        if node.leaving:
-            self.leaving[node.name].add(node.boot_id)
-        self.nodes[node.name] = node
+        name = manifest["metadata"]["name"]
+        if is_leaving(manifest):
+            self.leaving[name].add(boot_id_of(manifest))
+        if manifest != self.node_manifests.get(name):
+            self.said_at[name] = self._clock.seconds
+        self.node_manifests[name] = manifest
+        self.nodes[name] = node_of(manifest, DEFAULT_RULES)
         self.on_nodes()
 
     def create_pod(self, manifest: Manifest) -> Manifest:
         key = _key(manifest)
         if key in self.pods:
             raise AlreadyExistsError(f"pods {key.name} already exists", status=409)
-        self._admit("create_pod")
-        if manifest["spec"]["containers"][0]["image"] == REFUSED_IMAGE:
+        if trainer_of(manifest)["image"] == REFUSED_IMAGE:
             text = "spec.containers[0].image: Required value"
             raise InvalidError(text, status=422, for_good=True)
-        created = self.store_pod({**manifest, "status": {"phase": "Pending"}})
+        created = self.store_pod(self.mutate({**manifest, "status": {"phase": "Pending"}}))
         self.judge.pod_created(created)
         return created
 
@@ -123,7 +121,6 @@ class ApiServer:
 
     def delete_pod(self, key: Key, *, grace_seconds: int | None) -> Manifest:
         self.found_pod(key)
-        self._admit("delete_pod")
         deleted = self.end_pod(key, grace_seconds=grace_seconds)
         self.judge.pod_deleted(deleted)
         return deleted
@@ -146,7 +143,6 @@ class ApiServer:
 
     def patch_pod_labels(self, key: Key, labels: Mapping[str, str | None]) -> Manifest:
         pod = self.found_pod(key)
-        self._admit("patch_pod_labels")
         metadata = {**pod["metadata"], "labels": merged(pod["metadata"]["labels"], labels)}
         changed = self.change_pod(key, {**pod, "metadata": metadata})
         self.judge.pod_changed()
@@ -155,7 +151,6 @@ class ApiServer:
     def create_service(self, manifest: Manifest) -> Manifest:
         if self.service is not None:
             raise AlreadyExistsError(f"services {JOB.name} already exists", status=409)
-        self._admit("create_service")
         self.service = manifest
         return manifest
 
@@ -164,7 +159,6 @@ class ApiServer:
         stored = {"NetworkPolicy": self.policy, "PodGroup": self.gang}[kind]
         if stored is not None and owner_of(stored) != owner_of(manifest):
             raise AlreadyExistsError(f"{kind} {JOB.name} already exists", status=409)
-        self._admit(f"apply {kind}")
         if kind == "PodGroup":
             self.gang = manifest
         else:
@@ -192,21 +186,7 @@ class ApiServer:
         self.judge.job_deleted(job)
         self.remove_job()
 
-    def _admit(self, request: str) -> None:
-        if request in self._refusals:
-            until, error = self._refusals[request]
-            if self._clock.seconds < until:
-                raise error()
-
     # Users, kubelets and controllers
-
-    def refuse(self, request: str, error: Callable[[], ClusterError], *, seconds: float) -> None:
-        """Let quota, a webhook or a policy refuse a kind of the operator's requests for a while."""
-        self._refusals[request] = self._clock.seconds + seconds, error
-
-    def refuse_nothing(self) -> None:
-        """Let everything in again."""
-        self._refusals.clear()
 
     def create_job(self, spec: Mapping[str, Any]) -> None:
         """A user applies a job."""
@@ -266,6 +246,7 @@ class ApiServer:
         """A pod's object goes."""
         gone = self._versioned(self.pods.pop(key), self._next_version())
         self._tell_pod("DELETED", gone)
+        self.judge.pod_removed(gone)
 
     def _put_job(self, kind: str, manifest: Manifest) -> Manifest:
         self.job = self._versioned(manifest, self._next_version())

@@ -1,30 +1,25 @@
-"""One history: the world, the operator in it, and the calm after the storm."""
+"""One history: the world, and the operator in it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_REPLACEMENT
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.pods.projection import project
 from ddp_operator.ports import Key, Manifest
 
 from tests.simulation import kubelet
 from tests.simulation.clock import Clock
 from tests.simulation.cluster import Weather
-from tests.simulation.invariants import Invariants, told_of, wanted_by
+from tests.simulation.finales import NOTHING_LASTS
+from tests.simulation.group import GroupJudge
+from tests.simulation.holds import HOLDS, Hold, Holds, Stage
+from tests.simulation.invariants import Invariants
 from tests.simulation.launchers import Launchers, starts_anew
+from tests.simulation.nodes import fitting
 from tests.simulation.process import OperatorProcess
-from tests.simulation.server import NODES, ApiServer
+from tests.simulation.server import ApiServer, owner_of
 from tests.simulation.training import SimulatedTrainers, Training
-
-_CALM_ROUNDS = 12
-_CALM_ROUND_SECONDS = 330
-"""Longer than any pause that the operator makes by itself."""
-
-_IDLE_SECONDS = 1000
-_MOST_IDLE_PLANS = 4
-_MOST_PLANS_PER_STEP = 6
-_MOST_WRITES_PER_STEP = 6
+from tests.simulation.truth import TOGETHER_SECONDS, Class, Death, class_of
 
 
 class Simulation:
@@ -38,15 +33,22 @@ class Simulation:
         self.invariants = Invariants(self.server, self.clock, parse=self._parsed)
         self.server.judge = self.invariants
         self.training = Training()
+        self.holds = Holds()
+        self.dead_nodes: set[str] = set()
+        """Nobody on them answers, or tells that anything has ended."""
+        self.finale = NOTHING_LASTS
+        self.evicted: dict[str, tuple[str, str]] = {}
+        """Reason and message that pods get once they have ended, by UID."""
         self.launchers = Launchers(
             self.server,
             self.clock,
             self.invariants.require,
             clock_is_right=lambda: self.invariants.clock_is_right,
+            dead_nodes=self.dead_nodes,
         )
         self.invariants.judge_place = self.launchers.born
+        self.invariants.judge_group = GroupJudge(self.server, self.clock, self.launchers).judge
         self._trainers = SimulatedTrainers(self.training, self.pods, self.launchers)
-        self.dead_nodes: set[str] = set()
         self.tale: list[str] = []
         self.steps = self.plans = self.writes = 0
         self.down_seconds = 0.0
@@ -117,158 +119,144 @@ class Simulation:
         """Store a pod's next state."""
         self.server.change_pod(self.key_of(pod), changed)
 
+    def bring_further(
+        self, pod: Manifest, *, most: Stage = Stage.READY, nodes: Sequence[str] = ()
+    ) -> None:
+        """Bring a pod as far as it comes, but not beyond `most`, on the first of the nodes that
+        take it, else on any.
+        """
+        now = self.clock.seconds
+        hold = self.holds.of(pod, now)
+        placed = pod
+        if not kubelet.node_of(pod):
+            fit = fitting(pod, self.server.node_manifests.values())
+            chosen = next((name for name in (*nodes, *fit) if name in fit), None)
+            if chosen is None or (hold and hold.stage is Stage.CREATED):
+                self.change(pod, kubelet.unschedulable(pod))
+                return
+            placed = kubelet.scheduled(pod, chosen)
+            hold = self.holds.of(placed, now)
+        stage = min(most, hold.stage) if hold else most
+        if kubelet.node_of(placed) in self.dead_nodes:
+            stage = Stage.SCHEDULED
+        if stage >= Stage.STARTED:
+            self.start_trainer(placed, ready=stage is Stage.READY)
+        elif stage >= Stage.SANDBOX and not kubelet.is_running(placed):
+            told = (hold.reason, hold.message) if hold and hold.stage is stage else ("", "")
+            sandbox = stage is Stage.CONTAINER
+            self.change(placed, kubelet.waiting(placed, told, sandbox=sandbox))
+        elif placed is not pod:
+            self.change(pod, placed)
+        if hold and hold.stage is stage:
+            self._note_hold(pod, hold)
+
+    def _note_hold(self, pod: Manifest, hold: Hold) -> None:
+        """What has run once is not wrong, whatever becomes of it later."""
+        wrong = hold.fault == "spec" and not self.has_run(pod)
+        deserved: set[Class] = {"Configuration"} if wrong else {"Infrastructure", "Disruption"}
+        self.invariants.truth_of(pod).blows |= deserved
+
+    def has_run(self, pod: Manifest) -> bool:
+        """Whether any pod of its job ever ran with its image."""
+        return kubelet.trainer_of(pod)["image"] in self.invariants.ledgers[owner_of(pod)].started
+
     def start_trainer(self, pod: Manifest, *, ready: bool) -> None:
         """The trainer of a pod runs."""
         if not kubelet.is_running(pod):
             self.invariants.truth_of(pod).move(self.clock.seconds)
+            self.invariants.ledgers[owner_of(pod)].started.add(kubelet.trainer_of(pod)["image"])
         self.change(pod, kubelet.started(pod, ready=ready, now=self.clock.now()))
 
+    def die(self, pod: Manifest, death: Death, *, side_car_runs: bool = False) -> None:
+        """The trainer of a pod ends by itself, and not well; a launcher whose processes have ended
+        ends as they did.
+        """
+        code, reason, words, _ = death
+        if starts_anew(pod) and (failure := self.launchers.of(pod).failure):
+            code, reason, words = failure["exitCode"], "Error", failure["message"]
+        elif not self.is_ending(pod):
+            self.invariants.blow(pod, class_of(death, pod))
+        self.end_trainer(pod, code, reason=reason, message=words, side_car_runs=side_car_runs)
+
     def end_trainer(
-        self, pod: Manifest, code: int, *, message: str = "", side_car_runs: bool = False
+        self,
+        pod: Manifest,
+        code: int,
+        *,
+        reason: str = "",
+        message: str = "",
+        side_car_runs: bool = False,
     ) -> None:
         """The trainer of a pod exits; well only if its processes run."""
         if code == 0 and not self.trains(pod):
             return
         truth = self.invariants.truth_of(pod)
-        truth.exit_code = code
-        truth.completed = code == 0 and not kubelet.is_told_to_end(pod)
-        reason = "OOMKilled" if code == 137 else "Error" if code else "Completed"
-        self.change(
+        truth.exit_code, truth.ended_at = code, self.clock.seconds
+        told = self.evicted.pop(pod["metadata"]["uid"], None)
+        ends = told or kubelet.is_told_to_end(pod)
+        truth.completed = code == 0 and not ends
+        ended = kubelet.exited(
             pod,
-            kubelet.exited(
-                pod,
-                code,
-                reason=reason,
-                message=message,
-                finished=self.clock.now(),
-                side_car_runs=side_car_runs,
-            ),
+            code,
+            reason=reason or ("Error" if code else "Completed"),
+            message=message,
+            finished=self.clock.now(),
+            side_car_runs=not ends and (side_car_runs or bool(kubelet.side_cars_of(pod))),
         )
+        self.change(pod, kubelet.failed(ended, *told) if told else ended)
 
     def trains(self, pod: Manifest) -> bool:
         """Whether a pod's processes run."""
         return kubelet.is_running(pod) and self.launchers.works(pod)
 
+    def possible_holds(self) -> Mapping[str, Hold]:
+        """What may keep pods back now: an image's name that has once been right stays so."""
+        job = self.job()
+        has_run = job is not None and bool(self.invariants.ledgers[job.uid].started)
+        return {what: hold for what, hold in HOLDS.items() if what != "no such name" or not has_run}
+
+    def lose_containers(self, pod: Manifest) -> None:
+        """Containers that ran when their machine was started again: containerd knows no more of
+        them than that they are gone.
+        """
+        if kubelet.is_over(pod) or kubelet.trainer_exit(pod) or not kubelet.is_running(pod):
+            return
+        if not kubelet.is_told_to_end(pod):
+            self.invariants.blow(pod, "Infrastructure")
+            self.invariants.truth_of(pod).blows.add("Disruption")
+        self.end_trainer(pod, 255, reason="Unknown")
+
+    def overflow(self, pod: Manifest) -> None:
+        """A pod writes more than it may: its own fault, unless its processes had failed before."""
+        if not (starts_anew(pod) and self.launchers.of(pod).failure):
+            self.invariants.blow(pod, "Application")
+            self.invariants.truth_of(pod).exit_code = 137
+
+    def is_ending(self, pod: Manifest) -> bool:
+        """Whether its kubelet is told to end it, or about to be."""
+        return kubelet.is_told_to_end(pod) or pod["metadata"]["uid"] in self.evicted
+
     def take_away(self, pod: Manifest) -> None:
         """The cluster or a person takes a pod: no fault of its own, unless it had failed."""
         failed = starts_anew(pod) and self.launchers.of(pod).failure
+        truth = self.invariants.truth_of(pod)
+        ended_long_ago = self.clock.seconds - truth.ended_at > TOGETHER_SECONDS
+        if not (kubelet.is_over(pod) and ended_long_ago):
+            self.invariants.blow(pod, "Disruption")
         if not (kubelet.trainer_exit(pod) or failed):
-            self.invariants.truth_of(pod).taken_away = True
+            truth.taken_away = True
 
     def finish_termination(self, pod: Manifest, code: int) -> None:
-        """The kubelet has ended a pod that was to go; its object goes."""
+        """The kubelet has ended a pod that was to go, deleted or evicted; one that was deleted has
+        its object go, too.
+        """
+        key = self.key_of(pod)
         if kubelet.is_running(pod):
             self.end_trainer(pod, code)
-        self.server.remove_pod(self.key_of(pod))
-
-    # The end
-
-    def calm(self) -> None:
-        """All faults end; then everything must come to where its user wants it."""
-        self.tell("the weather is let clear")
-        self.weather.clear()
-        self.launchers.cut_off.clear()
-        self.launchers.apart.clear()
-        self.launchers.loses_answers = self.launchers.processes_linger = False
-        self.dead_nodes.clear()
-        for node in NODES:
-            self.server.put_node(node)
-        self.clock.operator_skew_seconds = 0.0
-        self.server.refuse_nothing()
-        self.down_seconds = 0.0  # a write under way may still be its last
-        self.server.remove_strangers()
-        if self.operator is None:
-            self.start_operator()
-        for _ in range(_CALM_ROUNDS):
-            self.advance(0.1)
-            assert self.operator is not None
-            self.operator.heal()
-            self.operator.listen()
-            self.advance(_CALM_ROUND_SECONDS)
-            self._require_only_current_pods()
-            if self._at_rest():
-                break
-            self._kubelets_catch_up()
-        self.require(self._at_rest(), f"not at rest in the end: {self._status_in_words()}")
-        self._idle()
-
-    def _require_only_current_pods(self) -> None:
-        """Nothing of the past runs on, and nothing of a suspended job."""
-        job = self.job()
-        if job is None:
-            return
-        status = job.status
-        for pod in self.pods(live=False):
-            owned = pod["metadata"]["ownerReferences"][0]["uid"] == job.uid
-            if not owned or kubelet.is_deleting(pod) or kubelet.is_over(pod):
-                continue
-            name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
-            index, attempt = labels[LABEL_INDEX], int(labels[LABEL_ATTEMPT])
-            replacement = int(labels.get(LABEL_REPLACEMENT, 0))
-            wanted = (status.attempt, status.bookkeeping.replacements.get(index, 0))
-            self.require((attempt, replacement) == wanted, f"{name} was left running")
-            world = (told_of(pod), wanted_by(job.spec))
-            # Edits of a finished job do nothing, and an elastic one is of any size.
-            fixed = not (status.finished or job.spec.elastic)
-            agree = not fixed or world[0] is None or world[0] == world[1]
-            self.require(agree, f"{name} is told of {world[0]}, not {world[1]}")
-            self.require(not status.is_true("Suspended"), f"{name} outlived the suspension")
-
-    def _kubelets_catch_up(self) -> None:
-        self.server.collect_garbage()
-        job = self.job()
-        running = job is not None and job.status.phase == "Running"
-        for pod in self.pods(live=False):
-            if kubelet.is_deleting(pod):
-                self.finish_termination(pod, 143)
-            elif kubelet.is_running(pod) and self._waits_in_vain(pod):
-                continue
-            elif kubelet.is_running(pod) and running:
-                self.end_trainer(pod, 0)
-            elif not kubelet.is_over(pod) and not kubelet.trainer_exit(pod):
-                placed = pod if kubelet.node_of(pod) else kubelet.scheduled(pod, NODES[0].name)
-                self.start_trainer(placed, ready=True)
-
-    def _waits_in_vain(self, pod: Manifest) -> bool:
-        """Whether its processes have ended or not begun; what waited too long ends with them."""
-        if self.launchers.works(pod):
-            return False
-        code = self.launchers.out_of_patience(pod)
-        if code is not None:
-            self.end_trainer(pod, code)
-        return True
-
-    def _at_rest(self) -> bool:
-        """Whether nothing is left to do: no job, a finished one, or a suspended one."""
-        job = self.job()
-        pods = self.pods(live=False)
-        if job is None:
-            return not pods
-        live = [pod for pod in pods if not kubelet.is_over(pod)]
-        if job.status.finished:
-            policy_left_them = job.spec.clean_pod_policy == "None"
-            return not any(map(kubelet.is_deleting, pods)) and (policy_left_them or not live)
-        return job.status.is_true("Suspended") and job.spec.suspend and not live
-
-    def _status_in_words(self) -> str:
-        job = self.job()
-        pods = [project(pod) for pod in self.pods(live=False)]
-        return f"{job.status if job else 'no job'}, {pods}"
-
-    def _idle(self) -> None:
-        """An operator that has nothing to do does nothing."""
-        assert self.operator is not None
-        cluster = self.operator.cluster
-        plans, writes = cluster.plans, cluster.writes
-        job_was_there = self.server.job is not None
-        self.advance(_IDLE_SECONDS)
-        if job_was_there == (self.server.job is not None):  # else its time to live was over
-            self.require(cluster.writes == writes, "it writes although nothing has changed")
-        self.require(cluster.plans - plans <= _MOST_IDLE_PLANS, "it plans without end")
-        steps = self.steps + _CALM_ROUNDS
-        plans, writes = self.plans + cluster.plans, self.writes + cluster.writes
-        self.require(plans <= _MOST_PLANS_PER_STEP * steps, f"{plans} plans in {steps} steps")
-        self.require(writes <= _MOST_WRITES_PER_STEP * steps, f"{writes} writes in {steps} steps")
+        if told := self.evicted.pop(pod["metadata"]["uid"], None):
+            self.change(pod, kubelet.failed(self.server.found_pod(key), *told))
+        if kubelet.is_deleting(pod):
+            self.server.remove_pod(key)
 
     def require(self, holds: object, claim: str) -> None:
         """Raise `AssertionError` when this claim, or any before it, does not hold."""

@@ -8,10 +8,11 @@ from typing import Any
 from ddp_operator.ports import Manifest, Told
 
 from tests.simulation.kubelet import is_running
-from tests.simulation.launchers import Launchers
+from tests.simulation.launchers import ANSWER_SECONDS, Launchers
 from tests.simulation.server import owner_of
 
-_ANSWER_SECONDS = 0.01
+_TIMEOUT_SECONDS = 2.0
+"""How long the operator waits for an answer, beyond what it lets a launcher wait for."""
 
 
 class Training:
@@ -29,6 +30,11 @@ class Training:
         if save:
             self._checkpoints[job] = step
         return step
+
+    def wipe(self, job: str) -> None:
+        """The checkpoints of a job are deleted, or it trains something else from now on."""
+        self._checkpoints.pop(job, None)
+        self._steps = dict.fromkeys(self._steps, 0)
 
     def report(self, pod: Manifest) -> bytes:
         """What a pod's trainer answers to GET /status."""
@@ -49,7 +55,7 @@ class SimulatedTrainers:
         self._launchers = launchers
 
     async def status(self, address: str) -> bytes | str:
-        await asyncio.sleep(_ANSWER_SECONDS)
+        await self._answers()
         ip = address.partition(":")[0]
         for pod in self._pods():
             if pod["status"].get("podIP") == ip and is_running(pod):
@@ -57,34 +63,43 @@ class SimulatedTrainers:
         return "nobody listens"
 
     async def dump_stacks(self, address: str, *, token: str) -> bool:
-        await asyncio.sleep(_ANSWER_SECONDS)
-        return bool(address and token)
+        return await self._answers() and bool(address and token)
 
     async def checkpoint(self, address: str, *, token: str) -> bool:
-        await asyncio.sleep(_ANSWER_SECONDS)
-        return bool(address and token)
+        return await self._answers() and bool(address and token)
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> Told | None:
-        await asyncio.sleep(_ANSWER_SECONDS)
+        await asyncio.sleep(ANSWER_SECONDS)
         self._launchers.judge_telling(address)
         self._launchers.late.append({"address": address, "document": document})
         pod = self._launchers.at(address)
         if pod is None or not (token and wait_seconds):
             return None
         said = self._launchers.take(pod, document)
-        await asyncio.sleep(_ANSWER_SECONDS)
-        return None if self._launchers.loses_answers else Told(*said)
+        in_time = await self._answers(wait_seconds)
+        if not in_time or self._launchers.loses_answers:
+            return None
+        if said == (document["generation"], True):
+            heard_at = self._launchers.heard_at
+            heard_at[pod["metadata"]["uid"]] = asyncio.get_running_loop().time()
+        return Told(*said)
 
     async def hear_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
-        await asyncio.sleep(_ANSWER_SECONDS)
+        in_time = await self._answers(wait_seconds)
         pod = self._launchers.at(address)
-        if pod is None or not token:
+        if pod is None or not (token and in_time):
             return f"nobody listens, after {after} and {wait_seconds} s"
         return self._launchers.say(pod)
+
+    async def _answers(self, wait_seconds: float = 0.0) -> bool:
+        """Whether an answer comes before the operator gives it up."""
+        seconds, most = self._launchers.answer_seconds, wait_seconds + _TIMEOUT_SECONDS
+        await asyncio.sleep(min(seconds, most))
+        return seconds < most
 
     async def close(self) -> None:
         """Nothing is open."""

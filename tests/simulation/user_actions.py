@@ -50,7 +50,8 @@ def new_spec(choices: Choices) -> dict[str, Any]:
         spec["schedulingTimeoutSeconds"] = 30
     fields: dict[str, Any] = {"resources": {"limits": {"memory": "1Gi"}}} if choices.upto(1) else {}
     image = choices.of((_PLAIN_IMAGE, _PLAIN_IMAGE, _PLAIN_IMAGE, WITHOUT_LAUNCHER))
-    spec["template"] = template(container(**fields, image=image))
+    tolerations = [{"operator": "Exists"}] if choices.upto(1) else []
+    spec["template"] = template(container(**fields, image=image), tolerations=tolerations)
     if choices.upto(1):
         spec["isolation"] = "Job"
     if choices.upto(1):

@@ -6,62 +6,39 @@ from datetime import timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, Goodput
-from ddp_operator.job.failure.nodes import MAX_SHARE
-from ddp_operator.job.failure.records import LAUNCHER_UNREACHABLE, NO_PROGRESS
+from ddp_operator.job.failure.records import LAUNCHER_UNREACHABLE, NO_PROGRESS, NODE_LEAVING
 from ddp_operator.job.membership.world import least_size, members, slots_of, wanted_size
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import Identity
 
-from tests.simulation.server import NODES
+from tests.simulation.nodes import NODES
+from tests.simulation.server import REFUSED_IMAGE
+from tests.simulation.truth import Ledger, Truth
 
 _OBSERVED = frozenset({"observed_generation", "ready_replicas", "ready", "completed_indexes"})
 """What is simply seen, and may differ after a job has finished."""
 
+_MAX_SHARE = 4
+"""One in so many nodes may be avoided."""
+_OF_NO_POD = (NO_PROGRESS, LAUNCHER_UNREACHABLE)
+"""Reasons of failures that consist in nothing being heard."""
+
 MOST_NODE_FAILURES = 3
 """Of pods that cannot be reached, before one counts."""
-LATE_SECONDS = 30.0
-"""By how much a write may be late that is done in the end."""
-
 Require = Callable[[object, str], None]
-
-
-@dataclass
-class Truth:
-    """What became of one pod, as only the simulation knows."""
-
-    exit_code: int | None = None
-    completed: bool = False
-    """It ended with 0 before anybody told it to end."""
-    taken_away: bool = False
-    """By the cluster or a person, before it ended."""
-    given_up: bool = False
-    """Deleted by the operator."""
-    moved_at: float = 0.0
-    """When its training began or came a step further, in seconds of the history."""
-    stood_seconds: float = 0.0
-    """How long it stood before that, or before an earlier step that came as late: an answer is old
-    by the time when it is acted upon, and further steps may have been made meanwhile.
-    """
-    stood_until: float = 0.0
-
-    def move(self, now: float) -> None:
-        """Training begins, or comes a step further."""
-        stood = now - self.moved_at if self.moved_at else 0.0
-        if stood >= self.stood_seconds or now - self.stood_until > LATE_SECONDS:
-            self.stood_seconds, self.stood_until = stood, now
-        self.moved_at = now
 
 
 @dataclass(frozen=True)
 class Verdicts:
     """Judges one change of a job's status.
 
-    `truth_of` tells by a pod's name what became of it, `clock_is_right` whether the operator's
-    clock never was wrong, `seconds` the time.
+    `truth_of` tells by a pod's name what became of it, `ledger` what became of the job,
+    `clock_is_right` whether the operator's clock never was wrong, `seconds` the time.
     """
 
     require: Require
     truth_of: Callable[[str], Truth]
+    ledger: Ledger
     clock_is_right: bool
     seconds: float
 
@@ -79,10 +56,10 @@ class Verdicts:
         self._goodput(new, after)
         if new.is_true("Succeeded"):
             self._ended_well(after, range(size))
-        if new.is_true("Failed") and new.reason == "MaxRestartsExceeded":
-            self.require(_used(after) >= after.spec.restart.max_restarts, "failed within budget")
+        if new.is_true("Failed"):
+            self._failed(after)
         excluded = len(new.excluded_nodes)
-        self.require(excluded <= len(NODES) // MAX_SHARE, f"avoids {excluded} nodes")
+        self.require(excluded <= len(NODES) // _MAX_SHARE, f"avoids {excluded} nodes")
 
     def _counters(self, old: DDPJobStatus, after: DDPJob) -> None:
         """Each restart is counted once, on record, and charged only where it must be."""
@@ -126,11 +103,6 @@ class Verdicts:
         if charged:
             limit = after.spec.restart.max_restarts
             self.require(_used(after) <= limit, "more restarts than allowed")
-            noted, notes = old.bookkeeping, new.bookkeeping
-            without = notes.restarts_without_progress - noted.restarts_without_progress
-            saved = new.checkpoint.step if new.checkpoint else 0
-            refilled = without != 1 and saved > noted.checkpoint_step_at_restart
-            self.require(without == 1 or refilled, "the budget was refilled without progress")
 
     def _same_group(self, old: DDPJobStatus, new: DDPJobStatus) -> None:
         """A generation has one group for ever, and each pod has one place in it."""
@@ -183,16 +155,54 @@ class Verdicts:
             hung = still >= deadline - 1 or not self.clock_is_right
             self.require(hung, f"taken for hung although {failure.pod} stood for {still:.1f} s")
         elif charged:
-            by_itself = truth.exit_code not in (None, 0) and not truth.taken_away
-            # A job whose every node seems to be broken is a job that is broken.
-            of_nodes = sum(known.class_ == "Infrastructure" for known in job.status.failures)
-            is_cut_off = failure.reason == LAUNCHER_UNREACHABLE and of_nodes > MOST_NODE_FAILURES
-            due = by_rule or by_itself or is_cut_off
+            due = by_rule or self._is_chargeable(job, failure)
             self.require(due, f"{failure.pod} was charged, but in truth: {truth}")
             self.require(by_rule or not failure.disruption, "a disruption was charged")
+        self._called_rightly(failure, truth)
+        if charged and (by_rule or failure.reason in _OF_NO_POD or failure.class_ != "Application"):
+            self.ledger.excuses += 1
         if failure.disruption:
             own_doing = truth.given_up and not truth.taken_away
             self.require(not own_doing, f"{failure.pod}, which was given up, counts as disrupted")
+
+    def _called_rightly(self, failure: Failure, truth: Truth) -> None:
+        """A failure is of the class that what befell its pod deserves."""
+        if failure.reason in (*_OF_NO_POD, NODE_LEAVING) or not truth.blows:
+            return
+        claim = f"{failure.pod} is called {failure.class_}, and deserved {sorted(truth.blows)}"
+        self.require(failure.class_ in truth.blows, claim)
+
+    def _is_chargeable(self, job: DDPJob, failure: Failure) -> bool:
+        if failure.class_ == "Infrastructure":
+            # A job whose every node seems to be broken is a job that is broken.
+            of_nodes = sum(known.class_ == "Infrastructure" for known in job.status.failures)
+            return of_nodes > MOST_NODE_FAILURES
+        own = "Application" in self.truth_of(failure.pod).blows
+        return own or failure.reason == NO_PROGRESS
+
+    def _failed(self, job: DDPJob) -> None:
+        """A job has failed for a reason that there is in truth."""
+        reason, spec = job.status.reason, job.spec
+        last = job.status.failures[-1] if job.status.failures else None
+        truth = self.truth_of(last.pod) if last else Truth()
+        if reason == "MaxRestartsExceeded" and last:
+            self.require(_used(job) >= spec.restart.max_restarts, "failed within budget")
+            by_rule = any(rule.charged for rule in spec.restart.rules)
+            due = by_rule or self._is_chargeable(job, last)
+            self.require(due, f"failed because of {last.pod}, but in truth: {truth}")
+        elif reason == "DeadlineExceeded":
+            age = self.seconds - self.ledger.created
+            due = age >= (spec.active_deadline_seconds or age + 1) or not self.clock_is_right
+            self.require(due, f"the deadline is over after {age} s")
+        elif reason == "FailedByRule":
+            ruled = any(rule.action == "FailJob" for rule in spec.restart.rules)
+            self.require(ruled, "failed by a rule that is none")
+        elif reason == "InvalidPodTemplate":
+            image = spec.template["spec"]["containers"][0]["image"]
+            self.require(image == REFUSED_IMAGE, f"the template with {image!r} is called invalid")
+        else:
+            wrong = "Configuration" in truth.blows and last is not None
+            self.require(wrong, f"failed with {reason} because of {last}, but in truth: {truth}")
 
     def _ended_well(self, job: DDPJob, indices: Iterable[int]) -> None:
         ignored = [

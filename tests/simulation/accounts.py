@@ -1,0 +1,58 @@
+"""What must hold of a job's budget, its lost steps and its pauses, by what truly happened."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
+
+from tests.simulation.truth import Ledger
+
+Require = Callable[[object, str], None]
+
+_SLACK_SECONDS = 40.0
+"""A write may take 30 s, and a plan comes before it."""
+
+
+@dataclass
+class Accounts:
+    """Follows one job from write to write."""
+
+    require: Require
+    ledger: Ledger
+    progressed: bool | None = False
+    """Whether a later checkpoint is known than at the last restart that was counted; None: one of
+    another training, which began again behind it.
+    """
+    paused_until: float = field(default=0.0)
+    """Until when the operator kept pods from starting, in seconds of the history."""
+
+    def judge(self, old: DDPJob, new: DDPJob) -> None:
+        """Judge one change of a job's status."""
+        self._note_progress(old.status, new.status)
+        before, after = old.status, new.status
+        counted = (after.restarts, after.disruptions) != (before.restarts, before.disruptions)
+        if not counted or after.restarts < before.restarts:
+            return
+        if after.restarts > before.restarts:
+            self._judge_budget(before, new)
+        self.progressed = False
+
+    def _note_progress(self, before: DDPJobStatus, after: DDPJobStatus) -> None:
+        known = before.checkpoint.step if before.checkpoint else 0
+        step = after.checkpoint.step if after.checkpoint else 0
+        if step > known:
+            self.progressed = True
+        elif step < known and not self.progressed:
+            self.progressed = None
+
+    def _judge_budget(self, before: DDPJobStatus, after: DDPJob) -> None:
+        """The budget is refilled by progress, and by nothing else."""
+        known = before.bookkeeping.restarts_without_progress
+        counted = after.status.bookkeeping.restarts_without_progress
+        expected = {False: (known + 1,), True: (1,), None: (1, known + 1)}[self.progressed]
+        claim = f"{counted} restarts without progress, not {expected}: {self.progressed}"
+        self.require(counted in expected, claim)
+        granted = self.ledger.blows["Application"] + self.ledger.excuses
+        claim = f"{after.status.restarts} restarts are charged, of which {granted} were deserved"
+        self.require(after.status.restarts <= granted, claim)

@@ -1,0 +1,172 @@
+"""The calm after the storm: all troubles end, but for one that may last; then everything must come
+to where its user wants it.
+"""
+
+from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_REPLACEMENT
+from ddp_operator.ports import Manifest
+
+from tests.simulation import finales, kubelet
+from tests.simulation.invariants import told_of, wanted_by
+from tests.simulation.simulation import Simulation
+
+_ROUNDS = 12
+_LASTING_ROUNDS = 8
+_ROUND_SECONDS = 330
+"""Longer than any pause that the operator makes by itself."""
+_FIRST_CHOICE = ("node-a",)
+
+_IDLE_SECONDS = 1000
+_MOST_IDLE_PLANS = 4
+_MOST_PLANS_PER_STEP = 6
+_MOST_WRITES_PER_STEP = 6
+
+
+def calm(simulation: Simulation) -> None:
+    """All faults end; then everything must come to where its user wants it."""
+    finale = simulation.finale
+    simulation.tell(f"the weather is let clear; what lasts: {finale.name}")
+    _clear(simulation)
+    told_before = len(simulation.weather.told)
+    finale.begin(simulation)
+    lasting = finale is not finales.NOTHING_LASTS
+    if lasting:
+        if not _come_to_rest(simulation, _LASTING_ROUNDS):
+            may_wait = finale.may_wait(simulation)
+            simulation.require(may_wait, f"not at rest in spite of it: {_in_words(simulation)}")
+            _require_told(simulation, told_before)
+        finales.end(simulation)
+        simulation.tell("nothing lasts any longer")
+    _come_to_rest(simulation, _ROUNDS)
+    at_rest = _at_rest(simulation)
+    simulation.require(at_rest, f"not at rest in the end: {_in_words(simulation)}")
+    _idle(simulation)
+
+
+def _clear(simulation: Simulation) -> None:
+    simulation.weather.clear()
+    simulation.launchers.clear()
+    finales.end(simulation)
+    simulation.clock.operator_skew_seconds = 0.0
+    simulation.down_seconds = 0.0  # a write under way may still be its last
+    simulation.server.remove_strangers()
+    if simulation.operator is None:
+        simulation.start_operator()
+
+
+def _come_to_rest(simulation: Simulation, rounds: int) -> bool:
+    for _ in range(rounds):
+        simulation.steps += 1
+        simulation.advance(0.1)
+        assert simulation.operator is not None
+        simulation.operator.heal()
+        simulation.operator.listen()
+        simulation.advance(_ROUND_SECONDS)
+        _require_only_current_pods(simulation)
+        if _at_rest(simulation):
+            return True
+        _kubelets_catch_up(simulation)
+    return _at_rest(simulation)
+
+
+def _require_told(simulation: Simulation, told_before: int) -> None:
+    """A job that waits says what for, in the words of who keeps it waiting."""
+    words, job = simulation.finale.last_words(simulation), simulation.job()
+    if job is None or not words:
+        return
+    said = [condition.message for condition in job.status.conditions]
+    said += simulation.weather.told[told_before:]
+    heard = any(words in message for message in said)
+    simulation.require(heard, f"nobody hears of {words!r}: {_in_words(simulation)}")
+
+
+def _require_only_current_pods(simulation: Simulation) -> None:
+    """Nothing of the past runs on, and nothing of a suspended job."""
+    job = simulation.job()
+    if job is None:
+        return
+    status = job.status
+    for pod in simulation.pods(live=False):
+        owned = pod["metadata"]["ownerReferences"][0]["uid"] == job.uid
+        if not owned or kubelet.is_deleting(pod) or kubelet.is_over(pod):
+            continue
+        name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
+        index, attempt = labels[LABEL_INDEX], int(labels[LABEL_ATTEMPT])
+        replacement = int(labels.get(LABEL_REPLACEMENT, 0))
+        wanted = (status.attempt, status.bookkeeping.replacements.get(index, 0))
+        simulation.require((attempt, replacement) == wanted, f"{name} was left running")
+        world = (told_of(pod), wanted_by(job.spec))
+        # Edits of a finished job do nothing, and an elastic one is of any size.
+        fixed = not (status.finished or job.spec.elastic)
+        agree = not fixed or world[0] is None or world[0] == world[1]
+        simulation.require(agree, f"{name} is told of {world[0]}, not {world[1]}")
+        simulation.require(not status.is_true("Suspended"), f"{name} outlived the suspension")
+
+
+def _kubelets_catch_up(simulation: Simulation) -> None:
+    simulation.server.collect_garbage()
+    job = simulation.job()
+    running = job is not None and job.status.phase == "Running"
+    for pod in simulation.pods(live=False):
+        if kubelet.node_of(pod) in simulation.dead_nodes:
+            continue
+        if kubelet.is_deleting(pod) or pod["metadata"]["uid"] in simulation.evicted:
+            simulation.finish_termination(pod, 143)
+        elif kubelet.is_running(pod) and _waits_in_vain(simulation, pod):
+            continue
+        elif kubelet.is_running(pod) and running:
+            simulation.end_trainer(pod, 0)
+        elif not kubelet.is_over(pod) and not kubelet.trainer_exit(pod):
+            simulation.bring_further(pod, nodes=_FIRST_CHOICE)
+
+
+def _waits_in_vain(simulation: Simulation, pod: Manifest) -> bool:
+    """Whether its processes have ended or not begun; what waited too long ends with them."""
+    if simulation.launchers.works(pod):
+        return False
+    code = simulation.launchers.out_of_patience(pod)
+    if code is not None:
+        simulation.end_trainer(pod, code)
+    return True
+
+
+def _at_rest(simulation: Simulation) -> bool:
+    """Whether nothing is left to do: no job, a finished one, or a suspended one."""
+    job = simulation.job()
+    pods = [
+        pod
+        for pod in simulation.pods(live=False)
+        if kubelet.node_of(pod) not in simulation.dead_nodes or not kubelet.is_deleting(pod)
+    ]
+    if job is None:
+        return not pods
+    live = [pod for pod in pods if not kubelet.is_over(pod)]
+    if job.status.finished:
+        policy_left_them = job.spec.clean_pod_policy == "None"
+        return not any(map(kubelet.is_deleting, pods)) and (policy_left_them or not live)
+    return job.status.is_true("Suspended") and job.spec.suspend and not live
+
+
+def _in_words(simulation: Simulation) -> str:
+    job = simulation.job()
+    pods = [
+        (pod["metadata"]["name"], kubelet.node_of(pod), pod["status"])
+        for pod in simulation.pods(live=False)
+    ]
+    return f"{job.status if job else 'no job'}, {pods}"
+
+
+def _idle(simulation: Simulation) -> None:
+    """An operator that has nothing to do does nothing."""
+    assert simulation.operator is not None
+    cluster = simulation.operator.cluster
+    plans, writes = cluster.plans, cluster.writes
+    job_was_there = simulation.server.job is not None
+    simulation.advance(_IDLE_SECONDS)
+    if job_was_there == (simulation.server.job is not None):  # else its time to live was over
+        simulation.require(cluster.writes == writes, "it writes although nothing has changed")
+    simulation.require(cluster.plans - plans <= _MOST_IDLE_PLANS, "it plans without end")
+    steps = simulation.steps + _ROUNDS
+    plans, writes = simulation.plans + cluster.plans, simulation.writes + cluster.writes
+    claim = f"{plans} plans and {writes} writes in {steps} steps"
+    simulation.require(plans <= _MOST_PLANS_PER_STEP * steps, claim)
+    simulation.require(writes <= _MOST_WRITES_PER_STEP * steps, claim)

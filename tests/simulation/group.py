@@ -1,0 +1,92 @@
+"""What must hold when a job's group changes, or is called incomplete, by what truly happened."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Failure
+from ddp_operator.job.failure.records import LAUNCHER_UNREACHABLE, NODE_LEAVING
+from ddp_operator.job.membership.world import members
+from ddp_operator.job.planning.group.elasticity import GROUP_SHRUNK
+from ddp_operator.ports import Key, Manifest
+
+from tests.simulation.clock import Clock
+from tests.simulation.kubelet import is_deleting, node_of
+from tests.simulation.launchers import Launchers
+from tests.simulation.nodes import is_leaving
+from tests.simulation.server import JOB, ApiServer, owner_of
+
+Require = Callable[[object, str], None]
+
+_LATE = timedelta(seconds=40)
+"""A write may take 30 s, and a plan comes before it."""
+_HEARD_SECONDS = 20.0
+"""A launcher that answered this short a time ago is not called unreachable."""
+
+
+class GroupJudge:
+    """Judges each change of a job's status."""
+
+    def __init__(self, server: ApiServer, clock: Clock, launchers: Launchers) -> None:
+        self._server = server
+        self._clock = clock
+        self._launchers = launchers
+        self._left: Counter[tuple[str, str]] = Counter()
+
+    def judge(self, old: DDPJob, new: DDPJob, require: Require) -> None:
+        """Judge one of them."""
+        failure = new.status.failures[-1] if new.status.failures else None
+        if failure is not None and new.status.failures[-1:] != old.status.failures[-1:]:
+            if failure.reason == NODE_LEAVING:
+                self._judge_departure(old, new, failure, require)
+            if failure.reason == LAUNCHER_UNREACHABLE:
+                self._judge_silence(failure, require)
+        self._judge_shrinking(old, new, require)
+
+    def _judge_silence(self, failure: Failure, require: Require) -> None:
+        """Who has answered just now is not out of reach."""
+        pod = self._server.pods.get(Key(JOB.namespace, failure.pod))
+        if pod is not None:
+            heard_at = self._launchers.heard_at.get(pod["metadata"]["uid"], -_HEARD_SECONDS)
+            ago = self._clock.seconds - heard_at
+            require(ago >= _HEARD_SECONDS, f"{failure.pod} is out of reach; heard {ago} s ago")
+
+    def _judge_departure(
+        self, old: DDPJob, new: DDPJob, failure: Failure, require: Require
+    ) -> None:
+        """No node is left but when it says that it goes, nor more often than that; and nobody moves
+        from there to another such node.
+        """
+        node = failure.node
+        self._left[new.uid, node] += 1
+        times, starts = self._left[new.uid, node], self._server.leaving[node]
+        claim = f"{node} is left {times} times, and was about to go {len(starts)} times"
+        require(times <= len(starts), claim)
+        heirs = {*members(new)} - {*members(old)}
+        for pod in self._pods_of(new):
+            is_heir = int(pod["metadata"]["labels"]["ddp-operator.io/replica-index"]) in heirs
+            where = node_of(pod)
+            if is_heir and where and not is_deleting(pod):
+                goes = self._says_for_long_that_it_goes(where)
+                require(not goes, f"{node} is left for {where}, which is about to go, too")
+
+    def _says_for_long_that_it_goes(self, node: str) -> bool:
+        known = self._clock.seconds - self._server.said_at[node] > _LATE.total_seconds()
+        return known and is_leaving(self._server.node_manifests[node])
+
+    def _judge_shrinking(self, old: DDPJob, new: DDPJob, require: Require) -> None:
+        """A pause of the operator's own is nobody's absence."""
+        elastic, restarting = new.spec.elastic, new.status.condition("Restarting")
+        until = old.status.next_start_time
+        if elastic is None or restarting is None or until is None:
+            return
+        shrinks = restarting.reason == GROUP_SHRUNK and restarting != old.status.condition(
+            "Restarting"
+        )
+        patience = timedelta(seconds=elastic.shrink_after_seconds)
+        early = shrinks and self._clock.operators_now() + _LATE < until + patience
+        require(not early, f"the group shrinks while the operator pauses until {until}")
+
+    def _pods_of(self, job: DDPJob) -> Iterator[Manifest]:
+        return (pod for pod in self._server.pods.values() if owner_of(pod) == job.uid)

@@ -1,0 +1,89 @@
+"""What happens to nodes, and to the pods on them."""
+
+from tests.simulation import kubelet
+from tests.simulation.finales import evict_by_taint, lose_node
+from tests.simulation.history import Choices
+from tests.simulation.nodes import BAD, LEAVING, WELL, rebooted, saying
+from tests.simulation.simulation import Simulation
+
+_NODES = ("node-a", "node-b", "node-c")
+
+
+def a_node_dies(simulation: Simulation, choices: Choices) -> None:
+    """It is noticed after a while: its pods are told to go, or their objects go with the node."""
+    node, how = choices.of(_NODES), choices.upto(2)
+    if node in simulation.dead_nodes:
+        return
+    simulation.dead_nodes.add(node)
+    simulation.tell(f"{node} dies")
+    if choices.upto(1):
+        simulation.advance(choices.of((2.0, 50.0)))
+    if how == 2:
+        _collect_orphans(simulation, node)
+        simulation.tell(f"{node} is removed, and its pods with it")
+        return
+    lose_node(simulation, node)
+    if how == 1:
+        _leave_nobody(simulation, node)
+        simulation.tell(f"{node} is given up, and what tolerates everything is told to go")
+
+
+def _leave_nobody(simulation: Simulation, node: str) -> None:
+    for pod in simulation.pods(live=False):
+        if kubelet.node_of(pod) == node and not kubelet.is_told_to_end(pod):
+            evict_by_taint(simulation, pod)
+
+
+def _collect_orphans(simulation: Simulation, node: str) -> None:
+    """As the pod garbage collector does: the phase is the last that anybody hears of them, and
+    their containers never ended.
+    """
+    text, now = "PodGC: node no longer exists", simulation.clock.now()
+    for pod in simulation.pods(live=False):
+        if kubelet.node_of(pod) != node:
+            continue
+        simulation.take_away(pod)
+        if not kubelet.is_over(pod):
+            told = kubelet.targeted(pod, "DeletionByPodGC", text, now)
+            simulation.change(pod, kubelet.failed(told, ""))
+        simulation.server.remove_pod(simulation.key_of(pod))
+
+
+def dead_nodes_come_back(simulation: Simulation, choices: Choices) -> None:
+    """After another start, which no container has survived, or with all that ran there."""
+    if not simulation.dead_nodes:
+        return
+    has_started = choices.upto(1)
+    for node in sorted(simulation.dead_nodes):
+        manifest = saying(simulation.server.node_manifests[node], WELL)
+        simulation.server.put_node(rebooted(manifest) if has_started else manifest)
+        for pod in simulation.pods(live=False):
+            if kubelet.node_of(pod) == node and has_started:
+                simulation.lose_containers(pod)
+    simulation.tell("dead nodes come back" + has_started * ", started again")
+    simulation.dead_nodes.clear()
+
+
+def a_node_says_something(simulation: Simulation, choices: Choices) -> None:
+    """That it is about to go, or broken, or that all is well; or it is started again."""
+    name = choices.of(_NODES)
+    node = simulation.server.node_manifests[name]
+    if name in simulation.dead_nodes:
+        return
+    whats = (*LEAVING, WELL, *BAD, WELL, "rebooted")
+    what = choices.of(whats)
+    changed = rebooted(saying(node, WELL)) if what == "rebooted" else saying(node, what)
+    simulation.server.put_node(changed)
+    simulation.tell(f"{name} says: {what}")
+
+
+def pods_do_not_start(simulation: Simulation, choices: Choices) -> None:
+    """On a node, one of them, or all of them: for a while, or for good."""
+    what, hold = choices.of(tuple(simulation.possible_holds().items()))
+    pods = simulation.pods()
+    uid = choices.of(pods)["metadata"]["uid"] if pods else ""
+    everywhere = hold.fault in ("registry", "spec")
+    where = "" if everywhere else choices.of((choices.of(_NODES), uid, ""))
+    seconds = choices.of((30.0, 100.0, 400.0, 1000.0))
+    simulation.holds.put(where, hold, until=simulation.clock.seconds + seconds)
+    simulation.tell(f"pods ({where or 'all'}) meet this: {what}, for {seconds:g} s")

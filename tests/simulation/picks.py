@@ -1,0 +1,25 @@
+"""Which pod something happens to."""
+
+from ddp_operator.ports import Manifest
+
+from tests.simulation import kubelet
+from tests.simulation.history import Choices
+from tests.simulation.simulation import Simulation
+
+
+def pick(simulation: Simulation, choices: Choices, *, live: bool = True) -> Manifest | None:
+    """Any, if there is one."""
+    pods = simulation.pods(live=live)
+    return choices.of(pods) if pods else None
+
+
+def pick_running(simulation: Simulation, choices: Choices) -> Manifest | None:
+    """One whose trainer runs, if there is one."""
+    running = [pod for pod in simulation.pods() if kubelet.is_running(pod)]
+    return choices.of(running) if running else None
+
+
+def name_of(pod: Manifest) -> str:
+    """Its name."""
+    name: str = pod["metadata"]["name"]
+    return name

@@ -1,0 +1,39 @@
+"""The words of API servers, kubelets and trainers that the operator may repeat."""
+
+from typing import Final
+
+from tests.manners import without_testimony
+
+_OPENINGS: Final = (
+    "Operation cannot be fulfilled",
+    "too many requests",
+    "Timeout: request did not",
+    "Internal error occurred",
+    'admission webhook "',
+    'pods "',
+    "Cannot connect to host",
+    "failed to pull and unpack",
+    "Back-off pulling image",
+    "Failed to apply default image tag",
+    'secret "',
+    "failed to create containerd",
+    "The node was low on",
+    "Pod was terminated in response",
+    "Pod was rejected",
+    "Usage of EmptyDir",
+    "Container trainer exceeded",
+    "Pod ephemeral local storage",
+    "Preempted by pod",
+    "Eviction API: evicting",
+    "Taint manager: deleting",
+    "PodGC: node no longer",
+    "The container could not be located",
+    "timeout",
+)
+
+
+def own_words(message: str) -> str:
+    """What the operator says of its own, up to the first words of somebody else."""
+    own = without_testimony(message)
+    cuts = [at for opening in _OPENINGS if (at := own.find(opening)) >= 0]
+    return own[: min(cuts, default=len(own))].rstrip(": ")

@@ -1,0 +1,122 @@
+"""What became of pods and of jobs, as only the world knows that did it: no expectation asks the
+operator.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from ddp_operator.ports import Manifest
+
+from tests.simulation.kubelet import trainer_of
+
+Class = Literal["Application", "Configuration", "Disruption", "Infrastructure"]
+
+LATE_SECONDS: Final = 30.0
+"""By how much a write may be late that is done in the end."""
+
+
+class Death(NamedTuple):
+    """How a container ends by itself, in the words of its kubelet, and whose fault that is."""
+
+    code: int
+    reason: str
+    words: str
+    class_: Class
+
+
+_START = "failed to create containerd task: failed to create shim task: OCI runtime create failed"
+
+DEATHS: Final = (
+    Death(1, "Error", "", "Application"),
+    Death(137, "OOMKilled", "", "Application"),
+    Death(75, "Error", "", "Application"),
+    Death(143, "Error", "", "Application"),
+    Death(2, "Error", "", "Application"),
+    Death(139, "Error", "", "Application"),
+    Death(1, "Error", "CUDA error: out of memory", "Application"),
+    Death(1, "Error", "Connection closed by peer", "Application"),
+    Death(1, "Error", "CUDA error: uncorrectable ECC error encountered", "Infrastructure"),
+    Death(137, "Error", '{"step": 77, "rank": 0, "error": "loss is nan"}', "Application"),
+    # What people make up: of wrong types, without end, not for a terminal.
+    Death(
+        1,
+        "Error",
+        '{"step": 1e999, "rank": -1, "error": {"checkpoint": NaN}, "checkpoint": "\\ud800"}',
+        "Application",
+    ),
+    Death(1, "Error", '{"error":' * 400, "Application"),
+    Death(1, "Error", "\x1b[2J\x00\r" + "CUDA error " * 300, "Application"),
+    Death(64, "Error", "", "Configuration"),
+)
+"""The last one ends a job, whatever runs."""
+START_ERRORS: Final = (
+    Death(
+        128,
+        "StartError",
+        f"{_START}: nvidia-container-cli: initialization error: driver rpc error",
+        "Infrastructure",
+    ),
+    Death(
+        128,
+        "StartError",
+        f'{_START}: exec: "python": executable file not found in $PATH',
+        "Configuration",
+    ),
+)
+"""Of containers that were made and never ran; the last one only of images that never did."""
+TOGETHER_SECONDS: Final = 2.0
+"""Times in pods are in whole seconds: nobody can say which of two things came first."""
+
+
+def class_of(death: Death, pod: Manifest) -> Class:
+    """Whose fault it is in this pod: without a limit of its own, memory was the node's."""
+    limits = (trainer_of(pod).get("resources") or {}).get("limits") or {}
+    if death.reason == "OOMKilled" and "memory" not in limits:
+        return "Infrastructure"
+    return death.class_
+
+
+@dataclass
+class Truth:
+    """What became of one pod."""
+
+    exit_code: int | None = None
+    ended_at: float = 0.0
+    completed: bool = False
+    """It ended with 0 before anybody told it to end."""
+    taken_away: bool = False
+    """By the cluster or a person, before it ended."""
+    given_up: bool = False
+    """Deleted by the operator."""
+    blows: set[Class] = field(default_factory=set)
+    """What has befallen it, as it is to be called."""
+    moved_at: float = 0.0
+    """When its training began or came a step further, in seconds of the history."""
+    stood_seconds: float = 0.0
+    """How long it stood before that, or before an earlier step that came as late: an answer is old
+    by the time when it is acted upon, and further steps may have been made meanwhile.
+    """
+    stood_until: float = 0.0
+
+    def move(self, now: float) -> None:
+        """Training begins, or comes a step further."""
+        stood = now - self.moved_at if self.moved_at else 0.0
+        if stood >= self.stood_seconds or now - self.stood_until > LATE_SECONDS:
+            self.stood_seconds, self.stood_until = stood, now
+        self.moved_at = now
+
+
+@dataclass
+class Ledger:
+    """What became of one job."""
+
+    blows: Counter[Class] = field(default_factory=Counter)
+    """How often each kind has befallen its pods; what follows of a blow is none."""
+    excuses: int = 0
+    """Charges for what no blow to a pod was: hangs, launchers out of reach, a user's rules."""
+    started: set[str] = field(default_factory=set)
+    """The images with which a pod of it ever ran."""
+    created: float = 0.0
+    pods: int = 0
+    """How many were created for it."""
