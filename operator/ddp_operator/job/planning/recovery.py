@@ -126,7 +126,7 @@ def failed(
         )
     cost = f"restart {budget.used(job, status)} of {limit}" if charged else "not charged"
     if continued:
-        cost += ": part of the failure before"
+        cost += ": same failure"
     wait = f" after {int(pause.total_seconds())} s" if pause else ""
     what = _what(job, status, action, heirs, awaited, without)
     message = f"{what}{wait} ({cost}{by_rule}{why_gang}): {words}"
