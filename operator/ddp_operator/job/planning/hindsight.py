@@ -55,6 +55,8 @@ def absolve(job: DDPJob, pods: Observed, cause: Failure) -> Plan | None:
     charged = next((failure for failure in event if failure.charged), None)
     if charged is None or classes.is_consequence(cause) or _is_charged(job, cause):
         return None
+    if cause.class_ == "Configuration":
+        return None  # which ends the job, and excuses nothing
     if not (classes.is_consequence(charged) or _came_first(pods, cause, charged)):
         return None
     status = budget.refund(_replaced(job.status, charged, _in_place_of(charged, cause)))
