@@ -195,8 +195,8 @@ def accuracy(status: DDPJobStatus) -> float:
 def kill_rank(job: Job, pod: str) -> None:
     """`kill -9` of the training process in a pod; its launcher, process 1, lives on to tell.
 
-    A launcher that may not restart the process ends with it, and the kernel then kills whatever else
-    runs in the container: the command that killed the process may end with code 137.
+    A launcher that may not restart the process ends with it, and the kernel then kills whatever
+    else runs in the container: the command that killed the process may end with code 137.
     """
     script = """
 import os, pathlib
@@ -205,7 +205,8 @@ ranks = [int(p.parent.name) for p in pathlib.Path("/proc").glob("[0-9]*/comm")
 print(*ranks)
 """
     (rank,) = job.kubectl.run("exec", pod, "--", "python", "-c", script).split()
-    killed = job.kubectl.attempt("exec", pod, "--", "python", "-c", f"import os; os.kill({rank}, 9)")
+    kill = f"import os; os.kill({rank}, 9)"
+    killed = job.kubectl.attempt("exec", pod, "--", "python", "-c", kill)
     assert killed.returncode in (0, 137), f"{pod}: {killed}"
 
 
