@@ -61,7 +61,10 @@ class FakeCluster:
         return deepcopy(job)
 
     def set_pod_status(self, name: str, status: Mapping[str, Any]) -> None:
-        self.pods[Key("default", name)]["status"] = dict(status)
+        """Report on a pod as its kubelet does: that of its node."""
+        pod = self.pods[Key("default", name)]
+        pod["spec"].setdefault("nodeName", "node-a")
+        pod["status"] = dict(status)
 
     def pods_of(self, job: Key) -> list[PodState]:
         return [project(pod) for pod in self.pods.values() if job_of(pod) == job]
