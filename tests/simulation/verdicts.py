@@ -77,7 +77,7 @@ class Verdicts:
         anew = generations == 1 and not started
         ordered = new.bookkeeping.ordered != old.bookkeeping.ordered
         if charged < 0:
-            self._correction(old, new)
+            self._correction(old, after)
             return
         counts = (charged, disrupted, retried, started)
         self.require(all(count in (0, 1) for count in counts), f"counters jumped by {counts}")
@@ -128,8 +128,9 @@ class Verdicts:
         elif len(now) == len(kept):
             self.require(list(now) == kept, f"{before} became {now}")
 
-    def _correction(self, old: DDPJobStatus, new: DDPJobStatus) -> None:
+    def _correction(self, old: DDPJobStatus, job: DDPJob) -> None:
         """A charge is taken back when its cause is seen late, and nothing else happens."""
+        new = job.status
         counts = (new.restarts - old.restarts, new.disruptions - old.disruptions)
         self.require(counts == (-1, 1), f"a correction counted {counts}")
         self.require(old.attempt == new.attempt, "a correction started pods")
@@ -141,7 +142,8 @@ class Verdicts:
         before, after = corrected[0]
         self.require(before.charged and not after.charged, "nothing was to be taken back")
         self.require(before.attempt == after.attempt, "the cause is of another attempt")
-        excuses = after.class_ in ("Disruption", "Infrastructure")
+        by_rule = any(rule.charged is False for rule in job.spec.restart.rules)
+        excuses = by_rule or after.class_ in ("Disruption", "Infrastructure")
         self.require(excuses, "a charge was taken back for nothing")
 
     def _cause(self, job: DDPJob, failure: Failure, *, charged: bool) -> None:
