@@ -39,6 +39,14 @@ def victim() -> Iterator[Victim]:
 
 
 @pytest.fixture
+def namespace(victim: Victim) -> Iterator[Kubectl]:
+    """kubectl in a fresh namespace."""
+    kubectl = victim.environment.new_namespace()
+    yield kubectl
+    victim.environment.delete_namespace(kubectl)
+
+
+@pytest.fixture
 def journal(request: pytest.FixtureRequest, seed: int) -> Journal:
     """What is done, in order; its summary is printed at the end of the run."""
     made = Journal(seed)

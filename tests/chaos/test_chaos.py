@@ -67,14 +67,6 @@ def seed() -> int:
     return int(os.environ.get("CHAOS_SEED") or random.randrange(10**6))
 
 
-@pytest.fixture
-def namespace(victim: Victim) -> Iterator[Kubectl]:
-    """kubectl in a fresh namespace."""
-    kubectl = victim.environment.new_namespace()
-    yield kubectl
-    victim.environment.delete_namespace(kubectl)
-
-
 def test_all_jobs_come_through_a_bad_day(
     victim: Victim, namespace: Kubectl, journal: Journal
 ) -> None:

@@ -21,7 +21,7 @@ from tests.cluster.cache import cache_dir
 from tests.cluster.cgroups import cgroup_path, make_cgroups
 from tests.cluster.client import ApiClient, wait_until
 from tests.cluster.components import START_DEADLINE_S, admin_client, last_words
-from tests.cluster.control_plane_config import ControlPlaneConfig, apiserver_argv
+from tests.cluster.control_plane_config import ControlPlaneConfig, apiserver_argv, etcd_argv
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.node_config import SANDBOX_IMAGE, NodeConfig
 from tests.cluster.preparation import binaries, packages
@@ -173,25 +173,39 @@ class Node:
 
     def stop_apiserver(self) -> None:
         """Kill the API server without warning; connections to it break."""
-        program = str(self._config.control_plane.binaries.path("kube-apiserver"))
-        running = {p for p in marked(self._instance.folder) if p.command().startswith(program)}
-        if not running:
-            raise ClusterError("no API server runs")
-        if left := stop(running):
-            raise ClusterError(f"the API server survived SIGKILL: {left}")
+        self._kill("kube-apiserver")
 
     def start_apiserver(self) -> None:
-        """Start the API server again, in the node's namespaces, and wait until it is ready."""
+        """Start the API server again, and wait until it is ready."""
+        self._start_again("kube-apiserver", apiserver_argv(self._config.control_plane))
+        wait_until(self.client.ready, what="API server", deadline_s=START_DEADLINE_S)
+
+    def stop_control_plane(self) -> None:
+        """Kill the API server and etcd without warning."""
+        self._kill("kube-apiserver")
+        self._kill("etcd")
+
+    def start_control_plane(self) -> None:
+        """Start etcd again, with what it had stored, and the API server."""
+        self._start_again("etcd", etcd_argv(self._config.control_plane))
+        self.start_apiserver()
+
+    def _kill(self, name: str) -> None:
+        program = str(self._config.control_plane.binaries.path(name))
+        running = {p for p in marked(self._instance.folder) if p.command().startswith(program)}
+        if not running:
+            raise ClusterError(f"no {name} runs")
+        if left := stop(running):
+            raise ClusterError(f"{name} survived SIGKILL: {left}")
+
+    def _start_again(self, name: str, argv: Sequence[str | Path]) -> None:
+        """Start a component in the node's namespaces."""
         init = self._instance.processes["node-init"]
         spawn(
-            [
-                *("nsenter", "--target", str(init.pid), "--mount", "--net", "--pid"),
-                *apiserver_argv(self._config.control_plane),
-            ],
-            log=self._instance.logs / "kube-apiserver.log",
+            ["nsenter", "--target", str(init.pid), "--mount", "--net", "--pid", *argv],
+            log=self._instance.logs / f"{name}.log",
             marker=self._instance.folder,
         )
-        wait_until(self.client.ready, what="API server", deadline_s=START_DEADLINE_S)
 
     def wait_until_ready(self) -> None:
         """Wait until pods can run: the images' base is there, and so is the default account."""
