@@ -159,6 +159,11 @@ OWN: Final = {
         "training goes on with them at the next step",
         NOTHING,
     ),
+    "LedWithoutOperator": Reason(
+        "while no operator was there, rank 0's launcher had processes start again",
+        "each restart is counted as if the operator had decided it, but none ends the job",
+        "kubectl ddp why has the failures; look why the operator or the API server was away",
+    ),
     "NodeLeaving": Reason(
         "a pod's node is about to go, and there is another place for the pod",
         _UNCHARGED,

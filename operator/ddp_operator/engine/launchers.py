@@ -25,6 +25,7 @@ from ddp_operator.job.membership.launchers import (
     pause_seconds,
 )
 from ddp_operator.job.membership.order import follows_topology
+from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.observed import member_names, with_own_address
 from ddp_operator.job.pods.state import PodState
@@ -64,8 +65,9 @@ class _Known:
     """Where its launcher listens."""
     silent: int = 0
     """How often it has not answered in a row."""
-    ahead: int = 0
-    """The highest generation that launchers know, and not from the operator."""
+    refused: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By the name of a pod: the generation that its launcher refused last, and the one that it
+    knows instead, which was led."""
     listening: asyncio.Task[None] | None = None
     under_way: set[tuple[str, int, bool]] = field(default_factory=set)
 
@@ -105,14 +107,17 @@ class Launchers:
         known = self._known.get(job.key)
         if known is None or known.uid != job.uid:  # an earlier job of that name
             return NOTHING
+        # That of another pod says nothing of one that may be of another image, or attempt.
+        status = known.status if known.leader in _asked(job) else None
+        present = world_of(job).generation
+        refused = known.refused.values()
         return Heard(
             told=known.told,
             unreached_since=known.unreached_since,
             failures=known.status.failures if known.status else (),
-            # That of another pod says nothing of one that may be of another image.
-            scope=known.status.scope if known.status and known.leader in _asked(job) else "",
-            said=known.status,
-            ahead=known.ahead,
+            scope=status.scope if status else "",
+            said=status,
+            ahead=max((knows for told, knows in refused if told == present), default=0),
         )
 
     def tell(self, job: DDPJob, tellings: Iterable[Telling]) -> None:
@@ -201,8 +206,9 @@ class Launchers:
         finally:
             known.under_way.discard((telling.pod, telling.generation, telling.start))
         knows, ended, led = said or Told(0, ended=False)
-        if led and knows > known.ahead:
-            known.ahead = knows
+        refused = (telling.generation, knows)
+        if led and known.refused.get(telling.pod) != refused:
+            known.refused[telling.pod] = refused
             self._on_news(key)
         if knows < telling.generation or led or not ended:
             # The earlier one, but not a time to come: clocks are set back.
@@ -210,6 +216,7 @@ class Launchers:
             known.unreached_since[telling.pod] = min(since, told_at)
             return  # the plan looks again
         known.unreached_since.pop(telling.pod, None)
+        known.refused.pop(telling.pod, None)
         told = (telling.generation, telling.start)
         known.told[telling.pod] = max(told, known.told.get(telling.pod, told))
         self._on_news(key)
@@ -291,6 +298,7 @@ def _forget_gone(known: _Known, pods: Sequence[PodState]) -> None:
         del known.told[gone]
     for gone in known.unreached_since.keys() - names:
         del known.unreached_since[gone]
+        known.refused.pop(gone, None)
 
 
 def _end_listening(known: _Known) -> None:

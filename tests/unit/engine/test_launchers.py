@@ -3,11 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.world import World as Group
 from ddp_operator.engine import launchers
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.jobs import JobCache
@@ -363,12 +366,15 @@ async def test_a_launcher_that_knows_a_led_generation_has_not_heard_of_ours() ->
         on_news=news.append,
     )
     of = DDPJob.parse(job())
+    of = replace(of, status=DDPJobStatus(world=Group(generation=3)))
     trainers.led["10.0.0.1:29501"] = 3
     telling = Telling("train-0-0", "10.0.0.1:29501", 3, False, {"generation": 3, "start": False})
     told.tell(of, [telling])
     await eventually(lambda: told.of(of).ahead == 3)
     assert told.of(of).told == {}
     assert news == [of.key]
+    later = replace(of, status=DDPJobStatus(world=Group(generation=4)))
+    assert told.of(later).ahead == 0, "nobody has refused that yet"
 
 
 def test_who_has_never_answered_is_asked_ever_more_rarely() -> None:

@@ -124,8 +124,8 @@ class Heard:
     said: LauncherStatus | None = None
     """All that it has said; None: it has not answered."""
     ahead: int = 0
-    """The highest generation that a launcher has refused to be told of, as it knows one that was
-    led by this number or a higher one."""
+    """The highest generation that was led and for which a launcher refuses the present one; 0: none
+    does."""
 
     def knows(self, pod: str, generation: int, *, start: bool = False) -> bool:
         """Whether a pod has been told of a generation and, where it may `start`, of that, too."""

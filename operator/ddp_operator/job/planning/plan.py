@@ -29,7 +29,7 @@ from ddp_operator.job.planning import (
     watchdog,
 )
 from ddp_operator.job.planning.gaps import in_present_group
-from ddp_operator.job.planning.group import elasticity, spares, telling, topology
+from ddp_operator.job.planning.group import elasticity, leading, spares, telling, topology
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.scheduling import release_half_placed
 from ddp_operator.job.pods import completion
@@ -109,7 +109,8 @@ def _decide(
     if job.spec.suspend:
         return decisions.suspend(job, now)
     return (
-        decisions.end_at_deadline(job, now)
+        leading.accept(job, pods, heard, now)
+        or decisions.end_at_deadline(job, now)
         or elasticity.begin(job)
         or decisions.restart_as_requested(job, now)
         or hindsight.correct(job, pods, now)

@@ -10,7 +10,7 @@ from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import wants_host_network
 from ddp_operator.api.status import Failure, GapReason
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launchers import NOTHING, Heard
+from ddp_operator.job.membership.launchers import NOTHING, Heard, PodFailure
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 from ddp_operator.ports import Key, Nodes
@@ -150,20 +150,24 @@ def member_names(job: DDPJob, most: int | None = None) -> Sequence[str]:
     ]
 
 
-def _ended(job: DDPJob, heard: Heard) -> dict[str, ContainerExit]:
+def _ended(job: DDPJob, heard: Heard) -> dict[str, PodFailure]:
     """By the name of a pod: how its processes ended in the present generation."""
     generation = world.world_of(job).generation
-    return {
-        one.pod: ContainerExit(one.exit_code, 0, "Error", one.message, one.time)
-        for one in heard.failures
-        if one.generation == generation
-    }
+    if heard.said is not None and heard.said.led and heard.said.generation > generation:
+        return {}  # launchers have started them again
+    return {one.pod: one for one in heard.failures if one.generation == generation}
 
 
-def _as_its_launcher_says(pod: PodState, ended: ContainerExit | None) -> PodState:
+def _as_its_launcher_says(pod: PodState, ended: PodFailure | None) -> PodState:
     # What happens to the pod itself counts more.
     if ended is None or pod.started is None or pod.exit or pod.deleting or pod.lost_to_cluster:
         return pod
+    return with_failure(pod, ended)
+
+
+def with_failure(pod: PodState, failed: PodFailure) -> PodState:
+    """Return the pod as one whose processes have ended, and which has not."""
+    ended = ContainerExit(failed.exit_code, 0, "Error", failed.message, failed.time)
     return replace(pod, exit=ended, kept=True)
 
 

@@ -17,6 +17,7 @@ future, whatever that clock says.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
@@ -65,7 +66,7 @@ def account(
     """
     if before.finished:
         return after
-    books = before.goodput or Goodput(accounted_until=created)
+    books = after.goodput or before.goodput or Goodput(accounted_until=created)
     ended = _ended(books, before, after, started=started, now=now)
     books = ended or books
     if _is_another(after, before) or _failed_again(books, after, before):
@@ -79,6 +80,19 @@ def account(
         steps = books.steps_lost + reached.step - resumed
         after = after.model_copy(update={"goodput": books.model_copy(update={"steps_lost": steps})})
     return after
+
+
+def with_downtimes(
+    status: DDPJobStatus, downtimes: Iterable[tuple[datetime, datetime]], *, created: datetime
+) -> DDPJobStatus:
+    """Return the status with restarts booked that nobody has seen, each from the failure until its
+    processes could start again.
+    """
+    books = status.goodput or Goodput(accounted_until=created)
+    for failed, started in downtimes:
+        books = _booked(books, _booked_to(status.phase, books), failed)
+        books = _booked(books, "lost_seconds", started).model_copy(update={"outage": None})
+    return status.model_copy(update={"goodput": books})
 
 
 def _booked_to(phase: Phase, books: Goodput | None) -> str:

@@ -1,0 +1,125 @@
+"""Accepts what launchers led while no operator was there, and accounts for it.
+
+Rank 0's launcher had all processes start again in the pods that they were in, once or many times.
+Had the operator been there, it would have decided the same: each restart has a record, a class and
+perhaps a charge. But a job that trains is not ended for failures that it has got over.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.job.failure import budget, causes, records, restart_rules
+from ddp_operator.job.membership.launchers import Heard, LauncherStatus, PodFailure
+from ddp_operator.job.membership.world import in_words, members, world_of
+from ddp_operator.job.planning.decisions import decided, restarting
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.pods.observed import Observed, with_failure
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.status import goodput
+from ddp_operator.ports import Event
+
+LED: Final = "LedWithoutOperator"
+_LARGEST: Final = 2**30
+"""No launcher leads that often; what claims to is not believed."""
+
+
+def accept(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
+    """Decide that the group is in the generation that launchers led; None where none did.
+
+    Where it is of other pods than are on record, or launchers know another generation by the number
+    of the present one, all processes start again in a generation above both.
+    """
+    said, known = heard.said, world_of(job).generation
+    led = said.generation if said is not None and said.led else 0
+    if max(led, heard.ahead) > _LARGEST:
+        return None
+    own = in_words(members(job))
+    is_led = said is not None and led > known
+    if said is None or not is_led:
+        if said is None and _may_answer(pods):
+            return None
+        differs = said is not None and led == known > 0 and said.members not in ("", own)
+        if not (differs or heard.ahead >= known > 0):
+            return None
+        return _above(job, job.status, max(led, heard.ahead, known), now)
+    status, failures = _accounted(job, pods, said, now)
+    if said.members != own:
+        return _above(job, status, max(led, heard.ahead), now)
+    charged = sum(failure.charged for failure in failures)
+    message = (
+        f"generation {led} was led while no operator was there: {len(failures)} failures since "
+        f"generation {known}, {charged} of them charged"
+    )
+    world = world_of(job).model_copy(
+        update={"generation": led, "lost": 0, "changed_at": min(said.led[-1].time, now)}
+    )
+    status = status.model_copy(update={"world": world})
+    return Plan(status, decided=True, events=(Event(LED, message, warning=bool(charged)),))
+
+
+def _may_answer(pods: Observed) -> bool:
+    leader = pods.current.get(0)
+    return leader is not None and leader.started is not None and not leader.exit
+
+
+def _above(job: DDPJob, status: DDPJobStatus, known: int, now: datetime) -> Plan:
+    """Decide that the group on record is told again, under a generation that nobody knows."""
+    world = world_of(job).model_copy(update={"generation": known + 1, "changed_at": now})
+    status = status.model_copy(update={"world": world})
+    message = (
+        f"all processes start again in place: launchers led generation {known} of another group "
+        "while no operator was there"
+    )
+    if not status.is_true("Running"):
+        return decided(status, Event(LED, message))
+    return restarting(status, LED, message, now, event=LED, creates=False)
+
+
+def _accounted(
+    job: DDPJob, pods: Observed, said: LauncherStatus, now: datetime
+) -> tuple[DDPJobStatus, Sequence[Failure]]:
+    """Return the status with what launchers led for, and the failures of it."""
+    known, status = world_of(job).generation, job.status
+    starts = {led.generation: min(led.time, now) for led in said.led}
+    failures: list[Failure] = []
+    downtimes: list[tuple[datetime, datetime]] = []
+    for generation in sorted({one.generation for one in said.failures}):
+        if not known <= generation < said.generation:
+            continue
+        told = [one for one in said.failures if one.generation == generation]
+        failure = _first(job, pods, told, now)
+        saved = status.checkpoint.time if status.checkpoint else None
+        if saved is not None and saved < failure.time:
+            status = budget.after_progress(status)
+        charged = restart_rules.judge(job, failure).charged
+        if charged is None:
+            charged = budget.is_charged(job, status, failure.class_)
+        failure = failure.model_copy(update={"action": "RestartInPlace", "charged": charged})
+        failures.append(failure)
+        status = budget.count(records.remember(status, failure), failure)
+        failed = min(failure.time, now)
+        downtimes.append((failed, max(starts.get(generation + 1, failed), failed)))
+    return goodput.with_downtimes(status, downtimes, created=job.created), failures
+
+
+def _first(job: DDPJob, pods: Observed, told: Sequence[PodFailure], now: datetime) -> Failure:
+    """What came first of the failures of one generation."""
+    by_name = {pod.key.name: pod for pod in (*pods.current.values(), *pods.old)}
+    states: list[PodState] = [
+        with_failure(by_name[one.pod], one) for one in told if one.pod in by_name
+    ]
+    if states:
+        return records.of_pod(job, causes.primary(states), now)
+    return Failure(
+        time=told[0].time,
+        attempt=job.status.attempt,
+        index=0,
+        pod=told[0].pod,
+        exit_code=told[0].exit_code,
+        reason="Error",
+        message=told[0].message,
+        class_="Application",
+    )
