@@ -229,8 +229,15 @@ class Told(NamedTuple):
     """Whether a launcher has begun that generation, not the operator: it is not what was told."""
 
 
+class SentToken(str):
+    """A job's token that a request carries: launchers of earlier versions know no signature."""
+
+    __slots__ = ()
+
+
 class Trainers(Protocol):
-    """The trainers in pods, asked over HTTP; an address is `ip:port`.
+    """The trainers in pods, asked over HTTP; an address is `ip:port`. With a job's token a request
+    is signed, and does not carry it, unless it is a `SentToken`.
 
     Whatever they do, or fail to do, is an answer here: no method raises, but for
     `OutOfFilesError` where that says so.

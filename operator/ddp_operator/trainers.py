@@ -6,9 +6,12 @@ proxy stands between.
 """
 
 import errno
+import hashlib
+import hmac
 import logging
 import os
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -17,7 +20,7 @@ import orjson
 
 from ddp_operator import __version__
 from ddp_operator.open_files import Share, own_share
-from ddp_operator.ports import OutOfFilesError, Told
+from ddp_operator.ports import OutOfFilesError, SentToken, Told
 from ddp_operator.slots import FairSlots
 
 logger = logging.getLogger(__name__)
@@ -62,13 +65,14 @@ class HttpTrainers:
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> Told | None:
         """See `ports.Trainers`."""
-        url, body = f"http://{address}/world?wait={wait_seconds}", orjson.dumps(document)
+        target, body = f"/world?wait={wait_seconds}", orjson.dumps(document)
+        headers = _signed(token, "PUT", target, body)
         seconds = wait_seconds + self._timeout_seconds
         try:
             async with self._request(
                 "PUT",
-                url,
-                headers=_bearer(token),
+                f"http://{address}{target}",
+                headers=headers,
                 data=body,
                 seconds=seconds,
                 for_="tellings",
@@ -94,8 +98,9 @@ class HttpTrainers:
             path = f"/world?after={after}&wait={wait_seconds}"
             seconds = wait_seconds + self._timeout_seconds
             try:
+                headers = _signed(token, "GET", path)
                 answer = await self._get(
-                    address, path, seconds=seconds, headers=_bearer(token), for_="polls"
+                    address, path, seconds=seconds, headers=headers, for_="polls"
                 )
             except OutOfFilesError:
                 # What others have opened since leaves less: a probe has to be accepted, too.
@@ -123,11 +128,11 @@ class HttpTrainers:
 
     async def dump_stacks(self, address: str, *, token: str) -> bool:
         """See `ports.Trainers`."""
-        return await self._tell(f"http://{address}/dump-stacks", token=token)
+        return await self._tell(address, "/dump-stacks", token=token)
 
     async def checkpoint(self, address: str, *, token: str) -> bool:
         """See `ports.Trainers`."""
-        return await self._tell(f"http://{address}/checkpoint", token=token)
+        return await self._tell(address, "/checkpoint", token=token)
 
     async def close(self) -> None:
         """See `ports.Trainers`."""
@@ -164,10 +169,11 @@ class HttpTrainers:
         except _FAILURES as error:
             return f"{address}: {error}"
 
-    async def _tell(self, url: str, *, token: str) -> bool:
+    async def _tell(self, address: str, path: str, *, token: str) -> bool:
         """POST; whether that was accepted."""
+        url, headers = f"http://{address}{path}", _signed(token, "POST", path)
         try:
-            async with self._request("POST", url, headers=_bearer(token)) as response:
+            async with self._request("POST", url, headers=headers) as response:
                 return response.status == 202
         except (TimeoutError, *_FAILURES):
             return False
@@ -225,8 +231,18 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     return bytes(content)
 
 
-def _bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
+def _signed(token: str, method: str, target: str, body: bytes = b"") -> dict[str, str]:
+    """The header by which a launcher knows the operator.
+
+    The token signs method, path with query, body and time, and is not sent: an address may be
+    another pod's by now.
+    """
+    if isinstance(token, SentToken):
+        return {"Authorization": f"Bearer {token}"}
+    at, digest = int(time.time()), hashlib.sha256(body).hexdigest()
+    text = f"{method}\n{target}\n{at}\n{digest}"
+    signature = hmac.digest(token.encode(), text.encode(), "sha256").hex()
+    return {"Authorization": f"DDP-HMAC-SHA256 {at}:{signature}"}
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -20,6 +20,9 @@ LABEL_SERVING = f"{GROUP}/serving"
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_GENERATION = f"{GROUP}/generation"
 """Of the job's group, when the pod was made."""
+ANNOTATION_SIGNS = f"{GROUP}/signed-requests"
+"""Says that a pod was made by an operator that signs its requests, and so has a launcher, if any,
+that knows signatures."""
 ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
 """Name of the pod's container that trains: admission webhooks may put side cars before it."""
 

@@ -63,6 +63,8 @@ class _Known:
     """The pod of node rank 0, by its name; empty while it does not run."""
     address: str = ""
     """Where its launcher listens."""
+    signs: bool = True
+    """Whether it knows signed requests."""
     silent: int = 0
     """How often it has not answered in a row."""
     refused: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -176,6 +178,7 @@ class Launchers:
         if (name, address) != (known.leader, known.address):
             _end_listening(known)
             known.leader, known.address, known.status, known.silent = name, address, None, 0
+            known.signs = leader is None or leader.signs
         return known
 
     def _forget(self, key: Key) -> None:
@@ -190,7 +193,7 @@ class Launchers:
         return known
 
     async def _tell(self, key: Key, known: _Known, telling: Telling) -> None:
-        token = self._access.token_of(known.uid)
+        token = self._access.token_for(known.uid, signs=telling.signs)
         try:
             async with self._slots.of(key):
                 told_at = self._clock()
@@ -244,7 +247,7 @@ class Launchers:
             known.address,
             after=known.status.number if known.status else 0,
             wait_seconds=_WAIT_SECONDS,
-            token=self._access.token_of(known.uid),
+            token=self._access.token_for(known.uid, signs=known.signs),
         )
         try:
             said = answer if isinstance(answer, str) else parse(answer)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from ddp_trainer.launcher.server import serve_status
+from ddp_trainer.membership.admission import REFUSAL
 from ddp_trainer.membership.finding.announcement import MAX_BYTES, AnnouncedAddress, Announcer
 from ddp_trainer.settings.environment import Placement
 
@@ -90,7 +91,7 @@ def test_a_neighbour_is_not_believed(
     port, seen = other
     true = {"jobUid": "7d1f", "attempt": 0, "address": "10.0.0.1"}
     code, text = post(port, true, token=token)
-    assert (code, text) == (403, "only with this job's token: Authorization: Bearer $DDP_TOKEN\n")
+    assert (code, text) == (403, f"{REFUSAL}\n")
     assert post(port, {}, token=token, path="/dump-stacks")[0] == 403
     assert post(port, {}, token=token, path="/checkpoint")[0] == 403
     assert seen.read(generation=0) is None

@@ -21,7 +21,7 @@ from ddp_operator.job.membership.launchers import (
     parse,
     pause_seconds,
 )
-from ddp_operator.ports import Key, OutOfFilesError, Told
+from ddp_operator.ports import Key, OutOfFilesError, SentToken, Told
 
 from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
@@ -375,6 +375,29 @@ async def test_a_launcher_that_knows_a_led_generation_has_not_heard_of_ours() ->
     assert news == [of.key]
     later = replace(of, status=DDPJobStatus(world=Group(generation=4)))
     assert told.of(later).ahead == 0, "nobody has refused that yet"
+
+
+async def test_pods_of_an_earlier_operator_are_sent_the_token_that_others_are_not(
+    world: World,
+) -> None:
+    tokens: list[str] = []
+    tell = world.launchers.tell_world
+
+    async def note(address: str, document: Mapping[str, Any], **options: Any) -> Told | None:
+        tokens.append(options["token"])
+        return await tell(address, document, **options)
+
+    world.launchers.tell_world = note  # type: ignore[method-assign]
+    world.launchers.say()
+    await world.run()
+    of_before = world.cluster.pods[Key("default", "train-0-0")]
+    del of_before["metadata"]["annotations"]["ddp-operator.io/signed-requests"]
+    world.launchers.say({**FAILURE, "exitCode": 3}, number=2)
+    await world.until(lambda: len(world.launchers.told) >= 4)
+    addresses = [address for address, *_ in world.launchers.told]
+    told = dict(zip(addresses, tokens, strict=True))
+    assert isinstance(told["10.0.0.1:29501"], SentToken)
+    assert not isinstance(told["10.0.0.2:29501"], SentToken)
 
 
 def test_who_has_never_answered_is_asked_ever_more_rarely() -> None:

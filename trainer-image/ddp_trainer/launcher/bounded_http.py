@@ -92,6 +92,9 @@ class BoundedHandler(BaseHTTPRequestHandler):
     wbufsize = io.DEFAULT_BUFFER_SIZE
     """An answer's head and body go out together: between two writes, a request's time may end."""
 
+    _content: bytes | None = None
+    """The body, once it has been read."""
+
     def setup(self) -> None:
         """Give the request its time."""
         super().setup()
@@ -100,11 +103,14 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
     def content(self, *, most: int) -> bytes | None:
         """The body of at most so many bytes; None for another, which is refused."""
+        if self._content is not None and len(self._content) <= most:
+            return self._content
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > most:
             self.refuse(HTTPStatus.BAD_REQUEST, f"at most {most} bytes of JSON")
             return None
-        return self.rfile.read(int(length))
+        self._content = self.rfile.read(int(length))
+        return self._content
 
     def refuse(self, code: HTTPStatus, reason: str) -> None:
         """Answer with words for whoever asked."""

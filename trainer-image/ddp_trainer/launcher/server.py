@@ -39,6 +39,7 @@ from ddp_trainer.telemetry.asked.stacks import ask_for_stacks, listening, read_s
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.wire import to_json
 
+_MAX_SIGNED_BYTES = max(place.MAX_BYTES, letters.MAX_BYTES, announcement.MAX_BYTES)
 _POLL_SECONDS = 3600.0
 """How often to look whether somebody wants the server to end, which nobody does: a pod that waits
 for its place shall sleep."""
@@ -171,9 +172,16 @@ class _Handler(BoundedHandler):
         return self.path.partition("?")[0]
 
     def _if_admitted(self, do: Callable[[], None]) -> None:
+        authorization, body = self.headers.get("Authorization"), b""
+        if admission.is_signed(authorization) and "Content-Length" in self.headers:
+            content = self.content(most=_MAX_SIGNED_BYTES)
+            if content is None:
+                return
+            body = content
         if admission.admits(
             self.server.placement,
-            authorization=self.headers.get("Authorization"),
+            admission.Request(method=self.command, target=self.path, body=body),
+            authorization=authorization,
             client=self.client_address[0],
         ):
             do()

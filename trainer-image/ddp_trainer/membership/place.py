@@ -54,6 +54,8 @@ class Place:
     """The name of node rank 0's pod; empty: not known."""
     led: bool = False
     """Whether that pod's launcher began this generation, since the operator was away."""
+    host: str = ""
+    """The host name of the pod that is told: another one of the job refuses it. Empty: not said."""
     members: str = ""
     """The slots of all pods of the group, in the order of their node ranks, such as `0-2,5`: for
     node rank 0 alone, which may have to lead. Empty: it may not."""
@@ -72,6 +74,8 @@ class Place:
             raise ValueError("masterAddr: the name of a host")
         if place.master_address:
             ip_address(place.master_address)
+        if len(place.host) > _LONGEST_NAME:
+            raise ValueError("host: the host name of the pod")
         if len(place.leader) > _LONGEST_NAME:
             raise ValueError("leader: the name of a pod")
         if len(place.members) > LONGEST_MEMBERS:

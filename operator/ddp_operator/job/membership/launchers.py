@@ -147,3 +147,5 @@ class Telling:
     generation: int
     start: bool
     document: Mapping[str, Any]
+    signs: bool = True
+    """Whether it knows signed requests."""

@@ -3,6 +3,8 @@
 import hmac
 from dataclasses import dataclass, field
 
+from ddp_operator.ports import SentToken
+
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
@@ -19,3 +21,10 @@ class Access:
     def token_of(self, job_uid: str) -> str:
         """Return the token of all pods and attempts of a job: 64 hexadecimal digits."""
         return hmac.digest(self.secret, job_uid.encode(), "sha256").hex()
+
+    def token_for(self, job_uid: str, *, signs: bool) -> str:
+        """Return the same, to sign requests to a pod with; or to send, if its launcher knows no
+        signatures.
+        """
+        token = self.token_of(job_uid)
+        return token if signs else SentToken(token)

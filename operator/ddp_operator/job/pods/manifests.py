@@ -6,6 +6,7 @@ from typing import Any
 from ddp_operator.api.accelerator import Accelerator, Reservation
 from ddp_operator.api.constants import (
     ANNOTATION_GENERATION,
+    ANNOTATION_SIGNS,
     ANNOTATION_SPEC_HASH,
     ANNOTATION_TRAINER,
     API_VERSION,
@@ -236,6 +237,7 @@ def pod(
     annotations = {
         **_users(metadata.get("annotations")),
         ANNOTATION_SPEC_HASH: job.spec_hash,
+        ANNOTATION_SIGNS: "true",
         ANNOTATION_TRAINER: trainer["name"],
     }
     if generation := world_of(job).generation:

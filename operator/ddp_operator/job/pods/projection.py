@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from ddp_operator.api.constants import (
     ANNOTATION_GENERATION,
+    ANNOTATION_SIGNS,
     ANNOTATION_SPEC_HASH,
     ANNOTATION_TRAINER,
     KIND,
@@ -86,6 +87,7 @@ def project(manifest: Manifest) -> PodState:
         owner_uid=owner.get("uid", ""),
         identity=_identity(manifest, is_controlled=bool(owner)),
         spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
+        signs=ANNOTATION_SIGNS in annotations,
         generation=_number(annotations.get(ANNOTATION_GENERATION)) or 0,
         phase=status.get("phase", "Pending"),
         ready=ready,

@@ -153,6 +153,8 @@ class PodState:
     """Kueue has taken it in."""
     generation: int = 0
     """Of the job's group, when it was made."""
+    signs: bool = True
+    """Its launcher knows signed requests."""
     kept: bool = False
     """Its processes have ended, as its launcher says, but it has not: they can start anew in it."""
     silent: bool = False

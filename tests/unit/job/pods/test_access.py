@@ -6,6 +6,7 @@ import hmac
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.state import Identity
+from ddp_operator.ports import SentToken
 
 from tests.unit.job.builders import fresh_job
 
@@ -18,6 +19,13 @@ def test_a_token_is_the_jobs_and_the_operators() -> None:
     assert token == Access(secret=b"s" * 32).token_of("7d1c"), "another replica, another life"
     assert token != ACCESS.token_of("7d1d")
     assert token != Access(secret=b"t" * 32).token_of("7d1c")
+
+
+def test_who_knows_no_signature_is_sent_the_token() -> None:
+    token = ACCESS.token_of("7d1c")
+    assert not isinstance(ACCESS.token_for("7d1c", signs=True), SentToken)
+    assert isinstance(ACCESS.token_for("7d1c", signs=False), SentToken)
+    assert {ACCESS.token_for("7d1c", signs=signs) for signs in (True, False)} == {token}
 
 
 def test_the_secret_is_not_printed() -> None:

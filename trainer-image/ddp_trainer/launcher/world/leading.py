@@ -23,7 +23,7 @@ from http import HTTPStatus
 
 from ddp_trainer.launcher.world.state import World
 from ddp_trainer.membership import place
-from ddp_trainer.membership.admission import credentials
+from ddp_trainer.membership.admission import Request, credentials
 from ddp_trainer.membership.place import Place
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.wire import to_json
@@ -59,6 +59,12 @@ def host_of(master_addr: str, slot: int) -> str | None:
     return f"{master['stem']}{slot}{master['domain']}" if master else None
 
 
+def _label(host: str) -> str:
+    """A pod's own host name, where it is reached by a name."""
+    label = host.partition(".")[0]
+    return "" if label.isdecimal() else label
+
+
 def slots_of(members: str) -> list[int]:
     """The slots that the operator has written so: `0-2,5`.
 
@@ -80,7 +86,8 @@ def call(host: str, placement: Placement, told: Place, *, wait_seconds: int) -> 
     connection = http.client.HTTPConnection(host, placement.status_port, timeout=seconds)
     try:
         path, body = f"{place.PATH}?wait={wait_seconds}", to_json(told).encode()
-        connection.request("PUT", path, body, credentials(placement))
+        request = Request(method="PUT", target=path, body=body)
+        connection.request("PUT", path, body, credentials(placement, request))
         response = connection.getresponse()
         answer = json.loads(response.read(place.MAX_BYTES))
         if response.status == HTTPStatus.CONFLICT:
@@ -197,7 +204,9 @@ class Leader:
                     return False
                 answers = pool.map(
                     lambda each: self._call(
-                        each[1], replace(what, node_rank=each[0], members=""), wait_seconds
+                        each[1],
+                        replace(what, node_rank=each[0], members="", host=_label(each[1])),
+                        wait_seconds,
                     ),
                     left.items(),
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ddp_trainer.exit_codes import ConfigurationError
@@ -20,6 +21,8 @@ MEMBERS = "DDP_MEMBERS"
 """The pods of the group, for that of node rank 0: an operator that accepts what its launcher leads
 sets it."""
 _HOLD_DIGITS = 5
+_REPLACEMENT = re.compile(r"-r\d+$")
+"""What a pod's name has more than its host name."""
 _ALONE = {"MASTER_ADDR": "localhost", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1"}
 
 
@@ -43,6 +46,7 @@ class Placing:
         self.hold_seconds = _hold_seconds(env) if can_change else 0
         """How long to wait for another place before ranks start in the first one."""
         self._sizes_are_fixed = bool(env.get(SIZES))
+        self._host = _REPLACEMENT.sub("", env.get("DDP_POD", ""))
         self.born = Place(
             job_uid=self.placement.job_uid,
             attempt=self.placement.attempt,
@@ -57,6 +61,8 @@ class Placing:
 
     def misfit(self, place: Place) -> str:
         """Why the pod cannot have a place; empty: it can."""
+        if place.host and self._host and place.host != self._host:
+            return f"host: this is {self._host}"
         sizes = self.placement.pod_sizes.sizes
         if place.node_rank is None or not self._sizes_are_fixed:
             return ""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from ddp_trainer.membership.admission import credentials
+from ddp_trainer.membership.admission import Request, credentials
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, replace_file
 from ddp_trainer.telemetry.wire import from_json, to_json
@@ -126,8 +126,10 @@ class Announcer:
                     address=connection.sock.getsockname()[0],
                     generation=self._placement.generation,
                 )
-                headers = credentials(self._placement)
-                connection.request("POST", PATH, to_json(announcement), headers)
+                body = to_json(announcement).encode()
+                request = Request(method="POST", target=PATH, body=body)
+                headers = credentials(self._placement, request)
+                connection.request("POST", PATH, body, headers)
                 connection.getresponse().read()
             except (OSError, http.client.HTTPException) as error:
                 _logger.debug("cannot tell %s where rank 0 is: %s", host, error)

@@ -47,12 +47,12 @@ def _tellings(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Itera
     for index, pod in pods.current.items():
         if _listens(pod) and not in_present_group(job, pod, heard, started=start):
             document = _document(job, pods, index, start=start)
-            yield Telling(pod.key.name, pod.address, generation, start, document)
+            yield Telling(pod.key.name, pod.address, generation, start, document, pod.signs)
     # Who has lost its place leaves; and who never had one says whether it could have one.
     for pod in pods.spares if job.status.bookkeeping.launcher else ():
         if _listens(pod) and not heard.knows(pod.key.name, generation):
             document = _document(job, pods, None, start=False)
-            yield Telling(pod.key.name, pod.address, generation, False, document)
+            yield Telling(pod.key.name, pod.address, generation, False, document, pod.signs)
 
 
 def _listens(pod: PodState) -> bool:
@@ -102,6 +102,7 @@ def _document(job: DDPJob, pods: Observed, index: int | None, *, start: bool) ->
         "start": start,
         "graceSeconds": world.grace_seconds,
         "broken": world.lost > 0,
+        "host": pods.current[index].identity.host_name(job.name) if index is not None else "",
         "leader": leader.key.name if leader else "",
         "members": members_to_lead(job) if index == 0 else "",
     }

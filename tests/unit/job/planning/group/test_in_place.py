@@ -89,6 +89,7 @@ def test_processes_start_anew_and_no_pod_is_touched() -> None:
         "start": True,
         "graceSeconds": 15,
         "broken": False,
+        "host": "digits-0-2",
         "leader": "digits-0-0",
         "members": "",
     }
