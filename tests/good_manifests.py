@@ -48,6 +48,7 @@ GOOD_MANIFESTS: dict[str, Json] = {
         masterPort=23456,
         suspend=False,
         cleanPodPolicy="None",
+        successPolicy="Rank0",
         activeDeadlineSeconds=3600,
         ttlSecondsAfterFinished=0,
         restart={"scope": "Pod", "maxRestarts": 0},
@@ -363,6 +364,7 @@ DEFAULTS: Json = {
         "backoff": {"initialSeconds": 5, "maxSeconds": 300},
         "nodeFailureLimit": 2,
     },
+    "successPolicy": "AllPods",
     "suspend": False,
     "cleanPodPolicy": "Running",
 }

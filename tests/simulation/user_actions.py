@@ -38,6 +38,7 @@ def new_spec(choices: Choices) -> dict[str, Any]:
             "rules": choices.of(_RULES),
         },
         "cleanPodPolicy": choices.of(("Running", "All", "None")),
+        "successPolicy": choices.of(("AllPods", "Rank0")),
         "suspend": choices.upto(7) == 7,
     }
     if choices.upto(3) == 3:

@@ -55,7 +55,8 @@ class Verdicts:
         self._counters(old, after)
         self._goodput(new, after)
         if new.is_true("Succeeded"):
-            self._ended_well(after, range(size))
+            asked_for = range(1 if after.spec.success_policy == "Rank0" else size)
+            self._ended_well(after, asked_for)
         if new.is_true("Failed"):
             self._failed(after)
         excluded = len(new.excluded_nodes)

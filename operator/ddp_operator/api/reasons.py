@@ -22,6 +22,7 @@ NOTHING: Final = "nothing"
 _LOG: Final = "read kubectl ddp why, and the end of the pod's log"
 _LOOK_AT_NODE: Final = "have the node looked at; after spec.restart.nodeFailureLimit it is avoided"
 _ANEW: Final = "correct the job, delete it, and apply it again"
+_DONE: Final = "the pods that spec.successPolicy asks for have ended well"
 _OVER: Final = "the job is over, and its pods go as spec.cleanPodPolicy says"
 _PODS_START: Final = "the job runs once all pods are ready"
 _UNCHARGED: Final = "new pods start, and no restart is charged"
@@ -234,8 +235,8 @@ OWN: Final = {
         "it is left as it is, pods and all, until there is one",
         "upgrade the operator",
     ),
-    "Completed": Reason("all pods ended well", _OVER, NOTHING),
-    "Succeeded": Reason("all pods ended well", _OVER, NOTHING),
+    "Completed": Reason(_DONE, _OVER, NOTHING),
+    "Succeeded": Reason(_DONE, _OVER, NOTHING),
     "Suspended": Reason(
         "spec.suspend is true", "pods are told to save and go; state is kept", "kubectl ddp resume"
     ),

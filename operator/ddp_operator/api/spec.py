@@ -262,6 +262,13 @@ class DDPJobSpec(ApiModel):
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, json_schema_extra={"default": {}})
     restart: Restart = Field(default_factory=Restart, json_schema_extra={"default": {}})
+    success_policy: Literal["AllPods", "Rank0"] = Field(
+        default="AllPods",
+        description=(
+            "When the job has succeeded. AllPods: all pods have completed. Rank0: the pod of rank "
+            "0 has; the others are deleted as cleanPodPolicy says, whatever they do."
+        ),
+    )
     spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = Field(
         default=0,
         description=(

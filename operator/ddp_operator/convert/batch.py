@@ -43,6 +43,7 @@ def convert_job(source: Source, notes: Notes) -> dict[str, Any]:
         )
     result: dict[str, Any] = {"replicas": replicas}
     result["restart"] = jobset.pods_replaced(batch, notes)
+    jobset.successful_indexes(batch, result, notes)
     for name in ("ttlSecondsAfterFinished", "activeDeadlineSeconds"):
         if (seconds := batch.integer(name)) is not None:
             result[name] = seconds

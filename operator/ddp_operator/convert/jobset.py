@@ -17,6 +17,10 @@ _COMPLETION_LABELS: Final = (_COMPLETION_INDEX, "apps.kubernetes.io/pod-index")
 _JOB_INDEXES: Final = ("jobset.sigs.k8s.io/job-index", "jobset.sigs.k8s.io/job-global-index")
 _COORDINATOR: Final = "jobset.sigs.k8s.io/coordinator"
 _INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
+_INDEX_0_SUCCEEDS: Final = (
+    [{"succeededIndexes": "0"}],
+    [{"succeededIndexes": "0", "succeededCount": 1}],
+)
 HINTS: Final = {
     "rules": "say in spec.restart.rules what to do about which failures",
     "podFailurePolicy": "say in spec.restart.rules what to do about which exit codes",
@@ -76,7 +80,7 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
     found = group(jobs[0], notes)
     origin = _origin(found, jobs[0], spec, meta.fields["name"], notes)
     result: dict[str, Any] = {"replicas": found.jobs * found.pods_of_job}
-    limits(spec, jobs[0], result, notes)
+    limits(spec, jobs[0], result, notes, jobs=found.jobs)
     queue = job.with_metadata(found.template, meta, found.path, notes)
     one = pods(found.template, found.path, notes, trainer=None, origin=origin)
     give_index(one.template, found.path, notes, is_index=found.jobs == 1)
@@ -136,7 +140,9 @@ def pods_replaced(batch: Source, notes: Notes) -> dict[str, Any]:
     return job.restarts(often, batch.field("backoffLimit"), notes)
 
 
-def limits(spec: Source, replicated: Source, result: dict[str, Any], notes: Notes) -> None:
+def limits(
+    spec: Source, replicated: Source, result: dict[str, Any], notes: Notes, *, jobs: int
+) -> None:
     """Take what says when a JobSet ends, restarts, or goes."""
     batch = replicated.at("template").at("spec")
     failure = spec.at("failurePolicy")
@@ -151,9 +157,11 @@ def limits(spec: Source, replicated: Source, result: dict[str, Any], notes: Note
                 f"single pods are not started anew; all pods are, {whole} times (maxRestarts)",
             )
     success = spec.at("successPolicy")
-    if success.word("operator") == "Any":
-        notes.changed(success.field("operator"), "a DDPJob has succeeded when all its pods have")
     success.forget("targetReplicatedJobs")  # there is one
+    if success.word("operator") == "Any" and jobs > 1:
+        result["successPolicy"] = "Rank0"
+        notes.changed(success.field("operator"), "any Job's completion was enough; here pod 0's is")
+    successful_indexes(batch, result, notes, jobs=jobs)
     network = spec.at("network")
     network.forget("publishNotReadyAddresses")  # as here
     if network.flag("enableDNSHostnames") is False:
@@ -169,6 +177,20 @@ def limits(spec: Source, replicated: Source, result: dict[str, Any], notes: Note
     if spec.flag("suspend"):
         result["suspend"] = True
     job.managed(spec, "jobset.sigs.k8s.io/jobset-controller", notes)
+
+
+def successful_indexes(
+    batch: Source, result: dict[str, Any], notes: Notes, *, jobs: int = 1
+) -> None:
+    """Take which pods of an Indexed Job make it succeed: all, or that of index 0."""
+    policy = batch.at("successPolicy")
+    rules = policy.elements("rules")
+    if jobs == 1 and rules in _INDEX_0_SUCCEEDS:
+        result["successPolicy"] = "Rank0"
+    elif rules:
+        notes.dropped(
+            policy.field("rules"), "set spec.successPolicy: Rank0 where pod 0 alone is to decide"
+        )
 
 
 def finish(

@@ -46,6 +46,8 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
     result: dict[str, Any] = {"replicas": sum(counts.values())}
     if result["replicas"] > MAX_REPLICAS:
         raise ConversionError(f"{spec.field('pytorchReplicaSpecs')}: more than {MAX_REPLICAS} pods")
+    if len(kinds) > 1:
+        result["successPolicy"] = "Rank0"  # its master's; without one it waits for all workers
     run = spec.at("runPolicy")
     if restart := _restart(run, [replicas[kind] for kind in kinds], spec, notes):
         result["restart"] = restart

@@ -52,7 +52,8 @@ def convert(source: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) ->
         replicated.at("template").at("spec").forget("parallelism", "completions")
     found = jobset.group(replicated, notes)
     result: dict[str, Any] = {"replicas": nodes or found.jobs * found.pods_of_job}
-    jobset.limits(runtime.at("template").at("spec"), replicated, result, notes)
+    whole = runtime.at("template").at("spec")
+    jobset.limits(whole, replicated, result, notes, jobs=found.jobs)
     _limits(spec, result, notes)
     check(found.template, found.path)
     template = _patched(found.template, spec, name, notes)

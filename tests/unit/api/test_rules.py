@@ -232,6 +232,7 @@ def test_what_shapes_no_pod_may_change_at_any_time() -> None:
         "isolation": "Job",
         "spares": 2,
         "sparesPriorityClassName": "low",
+        "successPolicy": "Rank0",
         "cleanPodPolicy": "All",
         "activeDeadlineSeconds": 60,
         "progressDeadlineSeconds": 60,

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from tests.unit.convert.examples import JOBSET, convert, convert_object, fields, load, spec_of
 
 
@@ -43,6 +45,20 @@ def test_jobs_of_single_pods_are_one_group() -> None:
     document = jobset(parallelism=1, completions=1)
     document["spec"]["replicatedJobs"][0]["replicas"] = 6
     assert spec_of(convert_object(document))["replicas"] == 6
+
+
+@pytest.mark.parametrize(
+    ("jobs", "operator", "policy"), [(6, "Any", "Rank0"), (6, "All", None), (1, "Any", None)]
+)
+def test_any_job_that_succeeds_is_that_of_pod_0(
+    jobs: int, operator: str, policy: str | None
+) -> None:
+    document = jobset(parallelism=1, completions=1)
+    document["spec"]["replicatedJobs"][0]["replicas"] = jobs
+    document["spec"]["successPolicy"] = {"operator": operator}
+    found = convert_object(document)
+    assert spec_of(found).get("successPolicy") == policy
+    assert ("spec.successPolicy.operator" in fields(found)) == (policy is not None)
 
 
 def test_pods_that_run_one_after_the_other_are_no_group() -> None:

@@ -42,6 +42,8 @@ MEANINGLESS: dict[str, tuple[Path, ...]] = {
         (0, "spec", "pytorchReplicaSpecs", "Master", "replicas"),
     ),
     "JobSet": (
+        # Any one of one Job is all of it.
+        (0, "spec", "successPolicy"),
         # One group starts at once, and has indexes.
         (0, "spec", "startupPolicy"),
         (0, "spec", "replicatedJobs", 0, "template", "spec", "completionMode"),

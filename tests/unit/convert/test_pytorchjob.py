@@ -62,6 +62,14 @@ def test_equal_master_and_workers_are_equal_pods() -> None:
     assert "overrides" not in spec
 
 
+@pytest.mark.parametrize(
+    ("kinds", "policy"), [("Master Worker", "Rank0"), ("Worker", None), ("Master", None)]
+)
+def test_a_job_with_a_master_succeeds_with_it(kinds: str, policy: str | None) -> None:
+    found = convert_object(job(pytorchReplicaSpecs={kind: replica() for kind in kinds.split()}))
+    assert spec_of(found).get("successPolicy") == policy
+
+
 def elastic(**policy: object) -> Conversion:
     return convert_object(job(pytorchReplicaSpecs={"Worker": replica(2)}, elasticPolicy=policy))
 

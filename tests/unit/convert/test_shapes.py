@@ -324,6 +324,23 @@ def test_an_indexed_job_is_a_group() -> None:
     assert trainer_of(found)["env"] == [{"name": "JOB_COMPLETION_INDEX", "value": "$(NODE_RANK)"}]
 
 
+@pytest.mark.parametrize(
+    ("rules", "policy"),
+    [
+        ([{"succeededIndexes": "0"}], "Rank0"),
+        ([{"succeededIndexes": "0", "succeededCount": 1}], "Rank0"),
+        ([{"succeededIndexes": "1"}], None),
+        ([{"succeededCount": 2}], None),
+        ([{"succeededIndexes": "0"}, {"succeededCount": 2}], None),
+    ],
+)
+def test_success_of_index_0_is_success_of_rank_0(rules: list[Json], policy: str | None) -> None:
+    trains = container("t", "torchrun", "a.py")
+    found = convert_object(batch_job(pod(trains), successPolicy={"rules": rules}))
+    assert spec_of(found).get("successPolicy") == policy
+    assert ("spec.successPolicy.rules" in told(found)) == (policy is None)
+
+
 def test_a_job_that_prepares_data_stays_a_job() -> None:
     document = batch_job(pod(container("get", "python", "fetch.py")), pods=1)
     [found] = of_manifests(str(document))

@@ -67,11 +67,17 @@ def end_at_deadline(job: DDPJob, now: datetime) -> Plan | None:
 
 
 def succeed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that a job is done; None while any pod is not."""
-    if pods.missing or not all(pod.succeeded for pod in pods.current.values()):
+    """Decide that a job is done; None while a pod that `spec.successPolicy` asks for is not."""
+    first = pods.current.get(0)
+    if job.spec.success_policy == "Rank0":
+        done = first.succeeded if first else 0 in pods.completed
+        message = "rank 0's pod ended well (spec.successPolicy)"
+    else:
+        done = not pods.missing and all(pod.succeeded for pod in pods.current.values())
+        message = f"all {len(members(job))} pods ended well"
+    if not done:
         return None
-    said = pods.current[0].exit if 0 in pods.current else None
-    message = f"all {len(members(job))} pods ended well"
+    said = first.exit if first else None
     if pods.ignored:
         message += f", {len(pods.ignored)} of them by spec.restart.rules"
     if said and said.message:

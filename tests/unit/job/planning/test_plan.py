@@ -207,6 +207,29 @@ class TestSuccess:
         assert does_nothing(planned)
         assert planned.status.phase == "Running"
 
+    def test_rank_0_alone_is_enough_where_the_policy_says_so(self) -> None:
+        job, pods = running_job(successPolicy="Rank0", replicas=3)
+        pods = [pods[0], pods[1], ended(job, 2, code=0)]
+        assert does_nothing(plan(job, pods, later(60)))
+        for worker in (pods[1], ended(job, 1, code=1)):
+            over = [ended(job, 0, code=0, message="loss 0.1"), worker, pods[2]]
+            planned = plan(job, over, later(60))
+            assert planned.status.phase == "Succeeded"
+            said = "rank 0's pod ended well (spec.successPolicy); rank 0 says: loss 0.1"
+            assert planned.status.message == said
+        done = stored(job, plan(job, [over[0], pods[1], pods[2]], later(60)))
+        assert plan(done, [over[0], pods[1], pods[2]], later(61)).delete == (pods[1].key,)
+
+    def test_rank_0_that_is_gone_after_a_good_end_has_succeeded(self) -> None:
+        job, pods = running_job(successPolicy="Rank0")
+        job = with_status(job, completed_indexes="0")
+        assert plan(job, pods[1:], later(60)).status.phase == "Succeeded"
+
+    def test_a_worker_that_fails_before_rank_0_is_done_is_a_failure(self) -> None:
+        job, pods = running_job(successPolicy="Rank0")
+        planned = plan(job, [pods[0], ended(job, 1, code=1)], later(60))
+        assert planned.status.phase == "Restarting"
+
     def test_success_found_after_the_deadline_is_success(self) -> None:
         job, _ = running_job(activeDeadlineSeconds=100)
         planned = plan(job, [ended(job, i, code=0, at=90) for i in (0, 1)], later(500))

@@ -38,6 +38,7 @@ _specs = st.fixed_dictionaries(
             {"scope": st.sampled_from(["Gang", "Pod"]), "maxRestarts": st.integers(0, 3)}
         ),
         "cleanPodPolicy": st.sampled_from(["Running", "All", "None"]),
+        "successPolicy": st.sampled_from(["AllPods", "Rank0"]),
         "suspend": st.booleans(),
     },
     optional={
