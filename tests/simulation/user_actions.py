@@ -38,9 +38,10 @@ def new_spec(choices: Choices) -> dict[str, Any]:
             "rules": choices.of(_RULES),
         },
         "cleanPodPolicy": choices.of(("Running", "All", "None")),
-        "successPolicy": choices.of(("AllPods", "Rank0")),
-        "suspend": choices.upto(7) == 7,
     }
+    one_of_eight = choices.upto(7)
+    spec["suspend"] = one_of_eight == 7
+    spec["successPolicy"] = "Rank0" if one_of_eight in (1, 3, 5) else "AllPods"
     if choices.upto(3) == 3:
         spec["activeDeadlineSeconds"] = 1500
     if choices.upto(3) == 3:
