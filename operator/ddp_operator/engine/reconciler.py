@@ -135,10 +135,12 @@ class Reconciler:
         began = self._clock()
         try:
             look_again_at = await self._reconcile(key)
-        except (ConflictError, NotLeaderError):
+        except NotLeaderError:
             raise
         except ClusterError as error:
-            await self._show_lasting(key, error, began)
+            # Of a status that has changed there will be news; quota may conflict for long.
+            if not (isinstance(error, ConflictError) and self._jobs.is_doubtful(key)):
+                await self._show_lasting(key, error, began)
             raise
         else:
             self._forget_failures(key)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from ddp_operator.ports import (
     ClusterError,
+    ConflictError,
     ForbiddenError,
     InvalidError,
     NotFoundError,
@@ -25,6 +26,11 @@ ERRORS = (
     UnavailableError("POST /api/v1/namespaces/default/pods: no answer in 30 s"),
     NotFoundError('namespaces "default" not found', status=404),
     ClusterError("the server does not allow this method on the requested resource", status=405),
+)
+CONTENDED_QUOTA = ConflictError(
+    'Operation cannot be fulfilled on resourcequotas "compute": the object has been modified; '
+    "please apply your changes to the latest version and try again",
+    status=409,
 )
 
 
@@ -54,7 +60,7 @@ async def fail_for(world: World, seconds: int, error: ClusterError) -> None:
             await world.reconcile()
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{error.status}")
+@pytest.mark.parametrize("error", [*ERRORS, CONTENDED_QUOTA], ids=lambda error: f"{error.status}")
 @pytest.mark.parametrize(
     "call", ["create_pod", "create_service", "apply NetworkPolicy", "apply PodGroup"]
 )

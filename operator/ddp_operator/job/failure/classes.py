@@ -86,6 +86,12 @@ def tells_nothing(pod: PodState) -> bool:
     return bool(_BARE.fullmatch(pod.waiting_message))
 
 
+def has_begun(pod: PodState) -> bool:
+    """Whether its trainer runs, or has run."""
+    ended = pod.exit
+    return pod.started is not None or (ended is not None and ended.reason not in _START_FAILED)
+
+
 def lacks_command(pod: PodState) -> bool:
     """Whether it could not be started because its image does not have the command."""
     ended = pod.exit

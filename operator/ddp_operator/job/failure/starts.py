@@ -26,7 +26,7 @@ def seen(job: DDPJob, pods: Observed) -> str:
     began = {
         pod.identity.index
         for pod in pods.current.values()
-        if pod.started and pod.spec_hash == job.spec_hash
+        if classes.has_begun(pod) and pod.spec_hash == job.spec_hash
     }
     ran = began and all(
         any(index in some for index in began for some in where) for _, where in kinds(job.spec)

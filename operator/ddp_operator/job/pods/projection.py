@@ -282,6 +282,8 @@ def _stage(
     if any("running" in (each.get("state") or {}) for each in before):
         return ""
     sandbox = conditions.get("PodReadyToStartContainers")
+    if sandbox is None and not status.get("startTime"):
+        return "sandbox"  # the kubelet has not taken note of it at all
     return "image" if sandbox is None or _is_true(sandbox) else "sandbox"
 
 

@@ -72,6 +72,15 @@ class TestImages:
         job = stored(job, plan(job, [], later(70)))
         return job, [replace(ready(job, index), started=later(71)) for index in (0, 1)]
 
+    @pytest.mark.parametrize(("reason", "ran"), [("Error", True), ("StartError", False)])
+    def test_what_has_ended_has_run_though_nobody_saw_it_run(
+        self, reason: str, *, ran: bool
+    ) -> None:
+        job = fresh_job(replicas=1)
+        pods = [ended(job, 0, code=1, at=60, reason=reason)]
+        status = plan(job, pods, later(61)).status
+        assert bool(status.bookkeeping.ran_spec_hash) is ran
+
     @pytest.mark.parametrize("message", [UNAVAILABLE, "not found", "unauthorized"])
     def test_after_a_first_run_the_pod_alone_is_tried_elsewhere(self, message: str) -> None:
         job, others = self.evicted()
@@ -229,9 +238,16 @@ class TestStart:
         [
             ({"conditions": [{"type": "PodReadyToStartContainers", "status": "False"}]}, "sandbox"),
             ({"conditions": [{"type": "PodReadyToStartContainers", "status": "True"}]}, "image"),
-            ({}, "image"),
+            ({}, "sandbox"),
+            ({"startTime": "2026-03-01T12:00:00Z"}, "image"),
             ({"initContainerStatuses": [{"name": "copy", "state": {"running": {}}}]}, ""),
-            ({"initContainerStatuses": [{"name": "car", "state": {"running": {}}}]}, "image"),
+            (
+                {
+                    "startTime": "2026-03-01T12:00:00Z",
+                    "initContainerStatuses": [{"name": "car", "state": {"running": {}}}],
+                },
+                "image",
+            ),
             ({"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}, ""),
         ],
     )
