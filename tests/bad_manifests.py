@@ -272,7 +272,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _schema(
         "an override of a field that all pods have in common",
-        "nprocPerNode in body should match '^auto$'",
+        'overrides[0].nprocPerNode: Invalid value: "all": write a number without quotes, or auto',
         "spec.overrides[0].nprocPerNode: input should be 'auto'",
         overrides=[{"indexes": ["0"], "nprocPerNode": "all"}],
     ),

@@ -364,6 +364,7 @@ DEFAULTS: Json = {
         "backoff": {"initialSeconds": 5, "maxSeconds": 300},
         "nodeFailureLimit": 2,
     },
+    "startTimeoutSeconds": 600,
     "successPolicy": "AllPods",
     "suspend": False,
     "cleanPodPolicy": "Running",

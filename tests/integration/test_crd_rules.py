@@ -310,6 +310,7 @@ FULL_STATUS: Json = {
             "class": "Application",
             "action": "RestartGang",
             "charged": True,
+            "continued": True,
         }
     ],
     "progress": {
@@ -321,6 +322,8 @@ FULL_STATUS: Json = {
         "slowestRank": 3,
         "updatedAt": _TIME,
         "lastStepTime": _TIME,
+        "resumedStep": 60,
+        "resumedAt": _TIME,
     },
     "checkpoint": {"step": 100, "path": "/checkpoints/step-100", "time": _TIME},
     "goodput": {
@@ -361,6 +364,10 @@ FULL_STATUS: Json = {
         "restartsWithoutProgress": 1,
         "checkpointStepAtRestart": 100,
         "nodeFailuresWithoutProgress": 1,
+        "lostCheckpoints": 1,
+        "farthestLostStep": 100,
+        "brokenSince": _TIME,
+        "renewed": [1],
         "queuedSince": _TIME,
         "suspendedSeconds": 60,
         "signalledNodes": ["node-2"],
