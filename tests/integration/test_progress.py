@@ -3,6 +3,7 @@ on loopback, where all pods of these tests seem to be.
 """
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 
 import pytest
 from ddp_operator.api.status import DDPJobStatus
@@ -84,8 +85,15 @@ async def test_progress_is_told_and_a_hang_is_ended(
     assert len(trainer.tokens) >= 2
     told = await jobs.until_told("Restarting")
     assert "step 120 has not moved" in told
-    # Training is back at its checkpoint, and every second is accounted for.
-    assert reported_step(status) == 100
+    assert status.goodput is not None
+    assert status.goodput.steps_lost == 0
+    # Training resumes from its checkpoint: steps are lost once they are trained again, and every
+    # second is accounted for.
+    resumed = {"step": 100, "time": datetime.now(UTC).isoformat()}
+    trainer.answer = {**trainer.answer, "step": 101, "resumed": resumed}
+    for pod in ("job-1-0", "job-1-1"):
+        await kubelet.run(pod, ip="127.0.0.1")
+    status = await jobs.until(lambda status: reported_step(status) == 101)
     goodput = status.goodput
     assert goodput is not None
     assert goodput.steps_lost == 20
