@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddp_trainer.exit_codes import ExitCode, of_signal
 from ddp_trainer.launcher.forkserver import STARTED_SIGNAL
@@ -20,6 +20,7 @@ from ddp_trainer.launcher.frozen import Frozen, RankProcess
 from ddp_trainer.launcher.last_words import last_words
 from ddp_trainer.launcher.output import Output, RankOutput
 from ddp_trainer.launcher.starters import Starter
+from ddp_trainer.launcher.stopping import LOOK_SECONDS, Stopping, end_group
 from ddp_trainer.launcher.verdict import ComesBack, RankEnd, RestartBudget, settled
 from ddp_trainer.system.deathsignal import adopt_orphans
 from ddp_trainer.telemetry.termination import open_report_file, read_report_file
@@ -85,6 +86,9 @@ class Supervisor:
         self._start_by = math.inf
         self._running: dict[int, RankProcess] = {}
         """By process ID."""
+        self._stopping = Stopping()
+        self._left: dict[int, int] = {}
+        """Exit codes by process ID, of ranks that have ended before what they have started."""
         self._ends: dict[int, RankEnd] = {}
         """By local rank, in the order in which they happened."""
         self._restarts = 0
@@ -133,7 +137,7 @@ class Supervisor:
                         self._kill_at = time.monotonic() + self._kill_after_seconds
                         self._signal_all(signal.SIGTERM)
                 self._kill_the_late()
-                self._frozen.kill(self._running)
+                self._frozen.kill({k: v for k, v in self._running.items() if k not in self._left})
                 if self._starting and time.monotonic() > self._start_by:
                     _logger.warning("a rank has not started in %.0f s: trying anew", _START_SECONDS)
                     self._start_by = math.inf
@@ -251,6 +255,8 @@ class Supervisor:
         seconds = _LOOK_EVERY_SECONDS
         if self._running:
             seconds = min(seconds, self._frozen.every_seconds)
+        if self._stopping.is_busy:
+            seconds = min(seconds, LOOK_SECONDS)
         if until is not None:
             seconds = max(0.0, min(seconds, until - time.monotonic()))
         arrived = signal.sigtimedwait(_WATCHED, seconds)
@@ -265,25 +271,20 @@ class Supervisor:
     def _reap(self) -> list[tuple[int, RankEnd]]:
         """Collect every dead child, orphans that came to us included; local ranks that ended."""
         ends: list[tuple[int, RankEnd]] = []
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return ends
-            if pid == 0:
-                return ends
+        for pid, exit_code in _dead_children():
             self._take_in_the_started()  # told before it can die, and perhaps only just now
-            code = os.waitstatus_to_exitcode(status)
-            exit_code = of_signal(-code) if code < 0 else code
             if pid in self._running:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)  # whatever the rank itself had started
-                process = self._running.pop(pid)
-                ends.append((process.local_rank, self._end(process, exit_code)))
+                self._left[pid] = exit_code
             elif self._starter.own_child_ended(pid):
                 lost, self._starting = self._starting, {}
                 ends += [(one.local_rank, self._end(one, exit_code or 1)) for one in lost.values()]
             # Anything else was an orphan: it is reaped, and nobody waits for it.
+        self._stopping.look()
+        for pid in [each for each in self._left if not self._stopping.waits_for(each)]:
+            end_group(pid, signal.SIGKILL)  # whatever the rank itself had started
+            process = self._running.pop(pid)
+            ends.append((process.local_rank, self._end(process, self._left.pop(pid))))
+        return ends
 
     def _end(self, process: RankProcess, exit_code: int) -> RankEnd:
         process.output.finish()  # before anything is said about its end
@@ -325,10 +326,20 @@ class Supervisor:
 
     def _signal_running(self, number: signal.Signals) -> None:
         for pid in self._running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+            if number == signal.SIGTERM:
+                self._stopping.tell(pid)
+            else:
+                end_group(pid, number)
 
     def _signal_all(self, number: signal.Signals) -> None:
         self._signal_running(number)
         if self._starting:  # for minutes perhaps, where torch has to be imported from a slow disk
             self._starter.send_signal(number)
+
+
+def _dead_children() -> Iterator[tuple[int, int]]:
+    """Reap them: process ID and exit code of each."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            code = os.waitstatus_to_exitcode(ended[1])
+            yield ended[0], of_signal(-code) if code < 0 else code

@@ -1,0 +1,146 @@
+"""Processes below one of ours, and who listens on a port, as proc(5) shows them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MOST: Final = 4096
+"""Processes that are looked at: more than a pod of eight GPUs with its data loaders has."""
+_PROC: Final = Path("/proc")
+_LOCAL, _STATE, _INODE = 1, 3, 9
+"""Columns of /proc/net/tcp: local address and port, state, inode."""
+_LISTENS: Final = "0A"
+"""TCP_LISTEN of linux/net/tcp_states.h, as /proc/net/tcp has it."""
+_SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
+_MOST_WORDS: Final = 80
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, by what does not change while it runs one program."""
+
+    pid: int
+    parent: int
+    name: str
+    """Of its program, cut to 15 letters by the kernel."""
+    began: int
+    """Ticks since the boot: another process of the same number has another time."""
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether it runs what others wrote in its language."""
+        return self.name in _SHELLS
+
+    def handles(self, number: signal.Signals) -> bool:
+        """Whether it does something of its own about a signal."""
+        for line in _lines(_PROC / str(self.pid) / "status"):
+            field, _, mask = line.partition(":")
+            if field == "SigCgt":
+                return bool(int(mask, 16) >> (number - 1) & 1)
+        return False
+
+    def is_there(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        found = read_process(self.pid)
+        return found is not None and found.began == self.began
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.is_there():
+                os.kill(self.pid, number)
+
+    @property
+    def words(self) -> str:
+        """Its command line; its name where it has none."""
+        with contextlib.suppress(OSError):
+            words = (_PROC / str(self.pid) / "cmdline").read_bytes().replace(b"\0", b" ")
+            return words.decode(errors="replace").strip() or self.name
+        return self.name
+
+    def __str__(self) -> str:
+        words = self.words
+        shown = words if len(words) <= _MOST_WORDS else f"{words[: _MOST_WORDS - 1]}…"
+        return f"process {self.pid} ({shown})"
+
+    def has_any(self, sockets: Collection[str]) -> bool:
+        """Whether it has one of these sockets open, as `tcp_sockets` names them."""
+        with contextlib.suppress(OSError):
+            files = (_PROC / str(self.pid) / "fd").iterdir()
+            return any(os.readlink(file) in sockets for file in files)
+        return False
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that it was started with."""
+        with contextlib.suppress(OSError):
+            text = (_PROC / str(self.pid) / "environ").read_bytes().decode(errors="replace")
+            return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
+        return {}
+
+
+def below(root: int) -> dict[int, list[Process]]:
+    """Return the children of a process, and theirs, by their parent's process ID."""
+    children: dict[int, list[Process]] = {}
+    for pid in _pids():
+        if (found := read_process(pid)) is not None:
+            children.setdefault(found.parent, []).append(found)
+    tree: dict[int, list[Process]] = {}
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        if (found := children.pop(pid, None)) is not None:
+            tree[pid] = found
+            waiting += [child.pid for child in found]
+    return tree
+
+
+def tcp_sockets(*, listening_on: int | None = None) -> set[str]:
+    """Return the TCP sockets of this pod's network; `listening_on`: of those on this port."""
+    return {
+        f"socket:[{fields[_INODE]}]"
+        for table in ("tcp", "tcp6")
+        for fields in map(str.split, _lines(_PROC / "net" / table))
+        if len(fields) > _INODE
+        and (
+            listening_on is None
+            or (
+                fields[_STATE] == _LISTENS
+                and fields[_LOCAL].rpartition(":")[2] == f"{listening_on:04X}"
+            )
+        )
+    }
+
+
+def listener(port: int) -> Process | None:
+    """Return who listens on a TCP port; None: nobody that this process may see."""
+    sockets = tcp_sockets(listening_on=port)
+    found = (read_process(pid) for pid in (_pids() if sockets else ()))
+    return next((one for one in found if one is not None and one.has_any(sockets)), None)
+
+
+def _pids() -> Sequence[int]:
+    found = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdecimal()]
+    return found[:MOST]
+
+
+def read_process(pid: int) -> Process | None:
+    """Return a process that runs; None: there is none of this number."""
+    with contextlib.suppress(OSError):
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        # The name may hold spaces and parentheses.
+        name, _, rest = text.partition("(")[2].rpartition(")")
+        fields = rest.split()
+        if fields[0] not in "ZX":
+            return Process(pid, int(fields[1]), name, int(fields[19]))
+    return None
+
+
+def _lines(file: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        yield from file.read_text(errors="replace").splitlines()
