@@ -4,7 +4,7 @@ server's own check of the pods that come of them.
 
 from typing import Any
 
-from ddp_operator.api.constants import API_VERSION, KIND, MAX_NAME_LENGTH
+from ddp_operator.api.constants import API_VERSION, DEFAULT_STATUS_PORT, KIND, MAX_NAME_LENGTH
 
 Json = dict[str, Any]
 
@@ -355,7 +355,7 @@ DEFAULTS: Json = {
     "launcher": "auto",
     "masterPort": 29500,
     "checkpoint": {"path": "/checkpoints"},
-    "statusPort": 29501,
+    "statusPort": DEFAULT_STATUS_PORT,
     "isolation": "None",
     "restart": {
         "scope": "Auto",

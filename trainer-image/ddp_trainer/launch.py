@@ -32,7 +32,9 @@ from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launcher.lifetime import Lifetime, Standing
 from ddp_trainer.launcher.node_environment import NodeEnvironmentError, with_node_environment
 from ddp_trainer.launcher.output import Output
+from ddp_trainer.launcher.own_ranks import OwnRanks
 from ddp_trainer.launcher.plan import LaunchPlan
+from ddp_trainer.launcher.port_conflicts import who_has_port
 from ddp_trainer.launcher.scripts import Script
 from ddp_trainer.launcher.starters import SCRIPTS, CommandStarter, ForkserverStarter, Starter
 from ddp_trainer.launcher.supervisor import Supervisor, wake
@@ -121,6 +123,7 @@ def _supervise(
     may_hold_rank_0 = placing.can_change or placement.node_rank == 0
     if plan.is_script and may_hold_rank_0 and status_path is not None:
         found, trainjob_token = _trainjob(placement, environment, status_path)
+    own_ranks = OwnRanks() if plan.is_script else None
     supervisor = Supervisor(
         _starter(plan, environment),
         output,
@@ -129,6 +132,7 @@ def _supervise(
         silence_seconds=plan.silence_seconds,
         can_come_back=ComesBack(is_script=plan.is_script),
         script_has_finished=lambda: plan.is_script and _says_finished(status_path),
+        own_ranks=own_ranks,
     )
     world = World(placing.born, wake=wake)
     served = False
@@ -148,12 +152,18 @@ def _supervise(
         )
     if placing.born.node_rank is None and not served:
         return _failed(
-            f"a pod without a place cannot be told of one on port {placement.status_port}"
+            f"a pod without a place cannot be told of one on port {placement.status_port}: set "
+            "spec.statusPort to a port that is free in all pods"
         )
 
     def verdict_on(ends: Sequence[RankEnd]) -> Verdict:
         own_affair = plan.is_script and not any(end.joined for end in ends)
-        return judge_script(ends) if own_affair else judge(ends)
+        verdict = judge_script(ends) if own_affair else judge(ends)
+        port = placement.status_port if served else None
+        if verdict.report.error is None:
+            return verdict
+        found = who_has_port(verdict.report.error, own=port)
+        return verdict.noting(found).noting(own_ranks.remark if own_ranks else "")
 
     lifetime = Lifetime(
         supervisor,

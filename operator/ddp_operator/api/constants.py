@@ -80,6 +80,10 @@ MAX_NAME_LENGTH = 50
 MAX_REPLICAS = 10_000
 MAX_SPARES = 100
 
+DEFAULT_STATUS_PORT = 28737
+"""Neither near 29500, from where people count on for stores of their own, nor a default of tools
+that run in pods of trainings; below the ports of nodes (30000) and those of outgoing connections
+(32768), and above those that Ray gives its workers (10002 to 19999)."""
 ENV_STATUS_PORT = "DDP_STATUS_PORT"
 """Tells the trainer on which port it may serve its progress."""
 ENV_POD_SIZES = "DDP_POD_SIZES"

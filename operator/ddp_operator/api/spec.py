@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from ddp_operator.api.accelerator import Accelerator
 from ddp_operator.api.base import ApiModel, Processes, ResourceName
-from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
+from ddp_operator.api.constants import DEFAULT_STATUS_PORT, MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.elastic import Elastic
 from ddp_operator.api.scheduling import Scheduling
 from ddp_operator.api.values.expressions import group_names, valid
@@ -226,7 +226,7 @@ class DDPJobSpec(ApiModel):
         default=29500, description="Port of rank 0's rendezvous store."
     )
     status_port: Annotated[int, Field(ge=1024, le=65535)] = Field(
-        default=29501,
+        default=DEFAULT_STATUS_PORT,
         description="Port of each pod on which a trainer may report its progress (GET /status).",
     )
     template: dict[str, Any] = Field(

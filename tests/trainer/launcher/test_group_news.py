@@ -245,13 +245,18 @@ def spare(**variables: str) -> dict[str, str]:
     return {name: value for name, value in member(**variables).items() if name not in place}
 
 
+def for_torchrun(rank: int, *, of: int) -> dict[str, str]:
+    """A rank as a node of one process."""
+    return {"PET_NODE_RANK": str(rank), "PET_NNODES": str(of), "PET_NPROC_PER_NODE": "1"}
+
+
 def test_the_place_that_a_pod_is_made_with_leaves_its_environment_alone() -> None:
     placing = Placing(member())
     assert placing.can_change
     assert placing.born == replace(BORN, master_addr="localhost")
     assert placing.ranks(placing.born, by_name=True) == {
-        2: {"RANK": "2", "LOCAL_RANK": "0"},
-        3: {"RANK": "3", "LOCAL_RANK": "1"},
+        2: {"RANK": "2", "LOCAL_RANK": "0", **for_torchrun(2, of=4)},
+        3: {"RANK": "3", "LOCAL_RANK": "1", **for_torchrun(3, of=4)},
     }
 
 
@@ -265,14 +270,12 @@ def test_another_place_gives_its_ranks_all_variables(made: dict[str, str]) -> No
         "WORLD_SIZE": "6",
         "NODE_RANK": "2",
         "GROUP_RANK": "2",
-        "PET_NODE_RANK": "2",
         "GROUP_WORLD_SIZE": "3",
-        "PET_NNODES": "3",
         "DDP_GENERATION": "9",
     }
     assert placing.ranks(place, by_name=False) == {
-        4: {**common, "RANK": "4", "LOCAL_RANK": "0"},
-        5: {**common, "RANK": "5", "LOCAL_RANK": "1"},
+        4: {**common, "RANK": "4", "LOCAL_RANK": "0", **for_torchrun(4, of=6)},
+        5: {**common, "RANK": "5", "LOCAL_RANK": "1", **for_torchrun(5, of=6)},
     }
     for by_name, known in [(True, place), (False, replace(place, master_address=""))]:
         assert placing.ranks(known, by_name=by_name)[4]["MASTER_ADDR"] == "j-0-0.j"

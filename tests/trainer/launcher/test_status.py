@@ -127,7 +127,8 @@ def test_a_port_that_is_taken_ends_nothing(tmp_path: Path, server: Server) -> No
     ):
         pod = scripts.start(0, "--", "true")
         assert pod.wait() == 0
-        assert f"cannot serve /status on port {server.port}" in pod.log
+        assert f"process {os.getpid()} (" in pod.log
+        assert f") has port {server.port}; set spec.statusPort to a free one" in pod.log
 
 
 def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server) -> None:
@@ -136,7 +137,7 @@ def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server)
         pod = digits.start(0, *endless)
         until(lambda: server.ask("/metrics")[0] == 200, "the first launcher to serve")
         other = digits.start(1, *endless, "--step-delay-seconds", "0.2")
-        other.wait_for_log(f"cannot serve /status on port {server.port}")  # one machine, one port
+        other.wait_for_log(f"has port {server.port}; set spec.statusPort")  # one machine, one port
 
         until(lambda: server.status().get("slowestRank") == 1, "the slow rank to be named")
         pod.wait_for_log("rank 1 holds the others up")

@@ -74,13 +74,13 @@ async def test_a_pod_that_does_not_run(ddp: Ddp, server: FakeApiServer, pods: li
 async def forwarding(
     server: FakeApiServer, pods: list[str], kubeconfig: Path
 ) -> AsyncIterator[int]:
-    """A port here that is port 29501 of rank 1's pod."""
-    server.ports[pods[1], 29501] = FakePort()
+    """A port here that is port 28737 of rank 1's pod."""
+    server.ports[pods[1], 28737] = FakePort()
     server.resource_lists["/apis/ddp-operator.io/v1alpha1"] = ["ddpjobs"]
     # A process of its own: only a signal ends it.
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ddp_operator.cli", "--kubeconfig", str(kubeconfig)),
-        *("port-forward", NAME, "--rank", "1", ":29501"),
+        *("port-forward", NAME, "--rank", "1", ":28737"),
         stdout=asyncio.subprocess.PIPE,
         env=os.environ,
     )
@@ -88,7 +88,7 @@ async def forwarding(
     try:
         async with asyncio.timeout(60):
             line = (await program.stdout.readline()).decode()
-        match = re.fullmatch(r"127\.0\.0\.1:(\d+) is port 29501 of rank 1's pod\n", line)
+        match = re.fullmatch(r"127\.0\.0\.1:(\d+) is port 28737 of rank 1's pod\n", line)
         assert match, line
         yield int(match[1])
     finally:
@@ -112,9 +112,9 @@ async def test_a_port_here_is_one_of_the_pod(
     answers = await asyncio.gather(*(ask(forwarding, b"%d bye" % n) for n in range(40)))
     assert answers == [b"%d BYE" % n for n in range(40)]
     # A connection that finds nobody ends alone; the next one finds the pod that is there then.
-    del server.ports[pods[1], 29501]
+    del server.ports[pods[1], 28737]
     assert await ask(forwarding, b"bye") == b""
-    server.ports[pods[1], 29501] = FakePort()
+    server.ports[pods[1], 28737] = FakePort()
     assert await ask(forwarding, b"bye") == b"BYE"
 
 

@@ -4,7 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_operator.local.machine.container import Surroundings, container_process, image_name
+from ddp_operator.local.machine.container import (
+    Surroundings,
+    container_process,
+    image_name,
+    status_port_like,
+)
 from ddp_operator.local.machine.errors import ContainerConfigError
 from ddp_operator.local.machine.expansion import expand
 
@@ -55,6 +60,17 @@ def test_in_place_of_a_launcher_that_a_pod_is_given_that_of_this_machine_runs() 
     process = container_process(fields, AROUND)
     launcher = ("/venv/bin/python3.11", "-m", "ddp_trainer.launch")
     assert process.command == (*launcher, "--", "sh", "-c", "true")
+
+
+@pytest.mark.parametrize(
+    ("rank", "port", "like"),
+    [("0", "29501", 12346), ("0", "29499", 12344), ("0", "28737", None), ("1", "29501", None)],
+)
+def test_a_status_port_that_scripts_count_on_to_is_as_near_here(
+    rank: str, port: str, like: int | None
+) -> None:
+    variables = env(MASTER_PORT="29500", DDP_STATUS_PORT=port, NODE_RANK=rank)
+    assert status_port_like(container(env=variables), 12345) == like
 
 
 def test_without_a_command_another_image_is_refused() -> None:

@@ -29,6 +29,14 @@ def test_a_port_is_free_and_outside_the_kernels_range() -> None:
     assert port < lowest
 
 
+def test_a_pod_has_the_status_port_it_is_told_where_that_is_free() -> None:
+    ports = LoopbackPorts()
+    near = ports.rendezvous(JOB, attempt="0") + 1
+    assert ports.status(Key("default", "a-0-0"), like=near) == near
+    assert ports.status(Key("default", "a-0-0"), like=near + 1) == near
+    assert ports.status(Key("default", "a-0-1"), like=near) != near
+
+
 async def test_gpus_are_lent_apart_and_waited_for() -> None:
     pool = GpuPool(("0", "1", "2"))
     async with pool.lend(2) as first:

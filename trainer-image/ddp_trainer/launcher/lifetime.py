@@ -138,7 +138,9 @@ class Lifetime:
             if not self._goes_on(ends, verdict):
                 why = self._ask_for_restart(ends, verdict)
                 if why is not None:
-                    return _with_reason(verdict, why)
+                    return verdict.noting(
+                        f"not restarted in place: {why[:_MAX_REASON]}" if why else ""
+                    )
 
     def _wait_for_place(self) -> Place | None:
         """The place to start ranks in; None: this pod was told to stop."""
@@ -281,11 +283,3 @@ def _stopped(report: TerminationReport) -> Verdict:
     """Of a pod without a place, which has nothing else to say."""
     code = int(ExitCode.STOPPED)
     return Verdict(exit_code=code, report=replace(report, exit_code=code))
-
-
-def _with_reason(verdict: Verdict, why: str) -> Verdict:
-    if not why:
-        return verdict
-    first, *words = (verdict.report.error or "the ranks have stopped").split("\n")
-    error = "\n".join([f"{first}; not restarted in place: {why[:_MAX_REASON]}", *words])
-    return replace(verdict, report=replace(verdict.report, error=error))

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs
 
 from ddp_trainer.launcher import trainjob
 from ddp_trainer.launcher.bounded_http import BoundedHandler, BoundedServer
+from ddp_trainer.launcher.port_conflicts import taken
 from ddp_trainer.launcher.trainjob import TrainJobStatus
 from ddp_trainer.launcher.world import letters
 from ddp_trainer.launcher.world.requests import WorldRequests
@@ -75,7 +76,7 @@ def serve_status(
     try:
         server = _listen(port, path, pod, placement, trainjob_token)
     except OSError as error:
-        _logger.warning("cannot serve /status on port %d: %s", port, error)
+        _logger.warning("cannot serve /status: %s", taken(port, error))
         return False
     server.world = world
     if admission.placed_by_earlier_operator(placement):

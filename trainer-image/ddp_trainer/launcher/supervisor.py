@@ -19,6 +19,7 @@ from ddp_trainer.launcher.forkserver import STARTED_SIGNAL
 from ddp_trainer.launcher.frozen import Frozen, RankProcess
 from ddp_trainer.launcher.last_words import last_words
 from ddp_trainer.launcher.output import Output, RankOutput
+from ddp_trainer.launcher.own_ranks import OwnRanks
 from ddp_trainer.launcher.starters import Starter
 from ddp_trainer.launcher.stopping import LOOK_SECONDS, Stopping, end_group
 from ddp_trainer.launcher.verdict import ComesBack, RankEnd, RestartBudget, settled
@@ -60,6 +61,7 @@ class Supervisor:
         silence_seconds: float,
         can_come_back: ComesBack,
         script_has_finished: Callable[[], bool] = lambda: False,
+        own_ranks: OwnRanks | None = None,
     ) -> None:
         """`output`: where ranks print to; it must have begun before any rank is started.
 
@@ -70,6 +72,7 @@ class Supervisor:
         `can_come_back`: whether another process may take the place of a rank that ended so.
         `script_has_finished`: whether a script said, for all ranks, that nothing is left to do;
         ranks of the bundled trainer each say so in their report.
+        `own_ranks`: looks for ranks that a script starts by itself; None: nobody does.
         """
         self._starter = starter
         self._output = output
@@ -86,6 +89,7 @@ class Supervisor:
         self._start_by = math.inf
         self._running: dict[int, RankProcess] = {}
         """By process ID."""
+        self._own_ranks = own_ranks
         self._stopping = Stopping()
         self._left: dict[int, int] = {}
         """Exit codes by process ID, of ranks that have ended before what they have started."""
@@ -125,8 +129,11 @@ class Supervisor:
         try:
             for local_rank in range(len(self._ranks)):
                 self._start(local_rank)
+            if self._own_ranks is not None:
+                self._own_ranks.begin()
             while self._running or self._starting:
                 self._wait(until=self._kill_at)
+                self._look_for_own_ranks()
                 heed()
                 for local_rank, end in self._reap():
                     if self._start_again(local_rank, end):
@@ -255,6 +262,8 @@ class Supervisor:
         seconds = _LOOK_EVERY_SECONDS
         if self._running:
             seconds = min(seconds, self._frozen.every_seconds)
+        if self._own_ranks is not None and self._own_ranks.due_in_seconds is not None:
+            seconds = min(seconds, self._own_ranks.due_in_seconds)
         if self._stopping.is_busy:
             seconds = min(seconds, LOOK_SECONDS)
         if until is not None:
@@ -267,6 +276,11 @@ class Supervisor:
                 _logger.info("got %s: telling the ranks to save and stop", name)
             self.told_to_stop = True
             self._signal_all(signal.SIGTERM)
+
+    def _look_for_own_ranks(self) -> None:
+        seen = self._own_ranks
+        if seen is not None and seen.look(self.rank_processes(), dict(self._ranks)):
+            _logger.warning("%s", seen.remark)
 
     def _reap(self) -> list[tuple[int, RankEnd]]:
         """Collect every dead child, orphans that came to us included; local ranks that ended."""

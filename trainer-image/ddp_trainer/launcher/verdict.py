@@ -139,6 +139,14 @@ class Verdict:
     report: TerminationReport
     """The report of the rank that decided: the first failure that is no other rank's fault."""
 
+    def noting(self, remark: str) -> Verdict:
+        """Return it with a remark on the failure, behind the sentence that tells of it."""
+        if not remark:
+            return self
+        first, *words = (self.report.error or "the ranks have stopped").split("\n")
+        error = "\n".join([f"{first}; {remark}", *words])
+        return replace(self, report=replace(self.report, error=error))
+
 
 def judge(ends: Sequence[RankEnd]) -> Verdict:
     """Find the primary failure among `ends`, which are in the order in which they happened."""

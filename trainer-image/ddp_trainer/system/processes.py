@@ -94,9 +94,9 @@ def below(root: int) -> dict[int, list[Process]]:
     waiting = [root]
     while waiting:
         pid = waiting.pop()
-        if (found := children.pop(pid, None)) is not None:
-            tree[pid] = found
-            waiting += [child.pid for child in found]
+        if pid in children:
+            tree[pid] = children.pop(pid)
+            waiting += [child.pid for child in tree[pid]]
     return tree
 
 

@@ -25,6 +25,10 @@ TRAINER_ENTRYPOINT = ("python", "-m", "ddp_trainer.launch")
 _FOREIGN = re.compile(r"(MASTER|PET|DDP|TORCHELASTIC)_")
 
 
+_NEAR = 100
+"""Ports from MASTER_PORT that scripts take for stores and servers of their own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ContainerProcess:
     """What to run for a container."""
@@ -72,6 +76,18 @@ def container_process(container: Manifest, around: Surroundings) -> ContainerPro
         environment={**_inherited(around), **variables},
         working_directory=Path(translate(directory, around.directories)) if directory else None,
     )
+
+
+def status_port_like(container: Manifest, master_port: int) -> int | None:
+    """Return the status port of rank 0's pod that is as near to the master port as in a cluster:
+    a script that counts on from MASTER_PORT meets it here, too. None: it is nowhere near.
+    """
+    told = {entry.get("name"): str(entry.get("value")) for entry in container.get("env") or ()}
+    ports = [told.get(name, "") for name in (ENV_STATUS_PORT, "MASTER_PORT")]
+    if told.get("NODE_RANK") != "0" or not all(port.isdecimal() for port in ports):
+        return None
+    distance = int(ports[0]) - int(ports[1])
+    return master_port + distance if abs(distance) <= _NEAR else None
 
 
 def image_name(image: str) -> str:

@@ -30,18 +30,23 @@ class LoopbackPorts:
         """
         return self._of((job, attempt))
 
-    def status(self, pod: Key) -> int:
-        """Return the pod's port, choosing a free one the first time.
+    def status(self, pod: Key, *, like: int | None = None) -> int:
+        """Return the pod's port, choosing a free one the first time; `like`: rather this one.
 
         Raises:
             OSError: no port is free.
         """
+        if like is not None and (pod, "status") not in self._ports and self._may_be(like):
+            self._ports[pod, "status"] = like
         return self._of((pod, "status"))
 
     def _of(self, purpose: tuple[Key, str]) -> int:
         if purpose not in self._ports:
             self._ports[purpose] = self._choose()
         return self._ports[purpose]
+
+    def _may_be(self, port: int) -> bool:
+        return port < _ephemeral_start() and port not in self._ports.values() and _is_free(port)
 
     def _choose(self) -> int:
         # Below the kernel's own range: what it hands to outgoing connections (those between ranks

@@ -15,7 +15,12 @@ from uuid import uuid4
 from ddp_operator.api.constants import ENV_STATUS_PORT, LABEL_ATTEMPT, LABEL_JOB_NAME
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.local.machine import status
-from ddp_operator.local.machine.container import ContainerProcess, Surroundings, container_process
+from ddp_operator.local.machine.container import (
+    ContainerProcess,
+    Surroundings,
+    container_process,
+    status_port_like,
+)
 from ddp_operator.local.machine.errors import ContainerConfigError
 from ddp_operator.local.machine.gpus import GpuPool, gpus_of
 from ddp_operator.local.machine.loopback import LoopbackPorts
@@ -134,12 +139,14 @@ class LocalPod:
         metadata = self.manifest["metadata"]
         attempt = (metadata.get("labels") or {}).get(LABEL_ATTEMPT, "")
         workdir = self._machine.workdir
-        status_port = self._machine.ports.status(self.key)
+        master_port = self._machine.ports.rendezvous(self.job, attempt=attempt)
+        like = status_port_like(self._container, master_port)
+        status_port = self._machine.ports.status(self.key, like=like)
         self._tell_status_port(status_port)
         around = Surroundings(
             environment=os.environ,
             python=sys.executable,
-            master_port=self._machine.ports.rendezvous(self.job, attempt=attempt),
+            master_port=master_port,
             status_port=status_port,
             termination_log=directory / "termination-log",
             gpus=gpus,

@@ -63,7 +63,7 @@ class TestPolicy:
         policy = network_policy(fresh_job(isolation="Job"), operator_namespace=None)
         assert len(policy["spec"]["ingress"]) == 1
 
-    @pytest.mark.parametrize(("value", "port"), [("8080", 8080), ("80", 29501), (None, 29501)])
+    @pytest.mark.parametrize(("value", "port"), [("8080", 8080), ("80", 28737), (None, 28737)])
     def test_the_operator_is_let_in_where_it_asks(self, value: str | None, port: int) -> None:
         env = [{"name": "DDP_STATUS_PORT", "value": value}]
         job = fresh_job(template=template(container("logs"), container(env=env)))
@@ -75,7 +75,7 @@ class TestPolicy:
         own = {"indexes": ["1"], "template": template(container(env=ports))}
         job = fresh_job(isolation="Job", overrides=[own])
         _, operator = network_policy(job, operator_namespace="o")["spec"]["ingress"]
-        assert [port["port"] for port in operator["ports"]] == [8080, 29501]
+        assert [port["port"] for port in operator["ports"]] == [8080, 28737]
 
     def test_the_operator_is_installed_as_who_it_is_known_as(self) -> None:
         deployment = yaml.safe_load((INSTALL / "deployment.yaml").read_text())

@@ -27,8 +27,8 @@ def read(status: Json, *, port: Any = None, **pod_spec: Any) -> PodState:
 @pytest.mark.parametrize(
     ("ip", "address"),
     [
-        ("10.8.0.7", "10.8.0.7:29501"),
-        ("fd00::7", "[fd00::7]:29501"),
+        ("10.8.0.7", "10.8.0.7:28737"),
+        ("fd00::7", "[fd00::7]:28737"),
         ("", ""),
         (None, ""),
         ("169.254.169.254", ""),
@@ -76,7 +76,7 @@ def test_a_node_is_asked_only_for_a_job_that_wants_its_pods_there(status: Json, 
         ({}, ""),
         ({"hostNetwork": False}, ""),
         ({"hostNetwork": None}, ""),
-        (HOST_NETWORK, f"{NODE}:29501"),
+        (HOST_NETWORK, f"{NODE}:28737"),
     ):
         job = fresh_job(template=template(**pod_spec))
         assert observe(job, [pod]).current[0].address == address
@@ -86,7 +86,7 @@ def test_a_node_is_asked_only_for_a_job_that_wants_its_pods_there(status: Json, 
 def test_a_pod_with_an_address_of_its_own_is_on_no_nodes(status: Json) -> None:
     pod = read({"podIP": "10.8.0.7", **status})
     assert not pod.has_nodes_ip
-    assert observe(fresh_job(), [pod]).current[0].address == "10.8.0.7:29501"
+    assert observe(fresh_job(), [pod]).current[0].address == "10.8.0.7:28737"
 
 
 def test_a_pod_without_an_address_is_on_no_nodes() -> None:
@@ -96,5 +96,5 @@ def test_a_pod_without_an_address_is_on_no_nodes() -> None:
 def test_nodes_are_not_asked_for_stacks_either() -> None:
     job = fresh_job(replicas=1, progressDeadlineSeconds=60)
     job = stored(job, plan(job, [], later(0)))
-    pod = ready(job, address=f"{NODE}:29501", has_nodes_ip=True)
+    pod = ready(job, address=f"{NODE}:28737", has_nodes_ip=True)
     assert observe(with_status(job, attempt=1), [pod]).old[0].address == ""

@@ -67,7 +67,7 @@ class TestEnvironment:
             "DDP_JOB_UID": job.uid,
             "DDP_ATTEMPT": "2",
             "DDP_CHECKPOINT_DIR": "/ckpt",
-            "DDP_STATUS_PORT": "29501",
+            "DDP_STATUS_PORT": "28737",
             "PYTHONUNBUFFERED": "1",
             "PET_NNODES": "4",
             "PET_NPROC_PER_NODE": "1",
@@ -187,9 +187,9 @@ def test_a_pod_is_made_of_its_own_template() -> None:
 def test_pods_that_differ_in_their_network_are_reached_alike() -> None:
     overrides = [{"indexes": ["1"], "template": {"spec": {"hostNetwork": True}}}]
     job = fresh_job(overrides=overrides)
-    pods = [pod_state(job, i, address="10.0.0.1:29501", has_nodes_ip=True) for i in range(2)]
+    pods = [pod_state(job, i, address="10.0.0.1:28737", has_nodes_ip=True) for i in range(2)]
     seen = observe(job, pods).current
-    assert [seen[i].address for i in range(2)] == ["", "10.0.0.1:29501"]
+    assert [seen[i].address for i in range(2)] == ["", "10.0.0.1:28737"]
 
 
 class TestIdentity:

@@ -95,6 +95,11 @@ class Placing:
                 **common,
                 "RANK": str(first_rank + local_rank),
                 "LOCAL_RANK": str(local_rank),
+                # To torchrun, below the launcher, each rank is a node of one process: whatever
+                # starts it in several ranks of a pod, they are as many as there should be.
+                "PET_NODE_RANK": str(first_rank + local_rank),
+                "PET_NNODES": str(world_size),
+                "PET_NPROC_PER_NODE": "1",
             }
             for local_rank in range(own)
         }
@@ -118,7 +123,5 @@ def _variables(place: Place, *, world_size: int, by_name: bool) -> Mapping[str, 
         "GROUP_RANK": node_rank,
         "GROUP_WORLD_SIZE": nodes,
         "PET_MASTER_ADDR": master_addr,
-        "PET_NODE_RANK": node_rank,
-        "PET_NNODES": nodes,
         GENERATION: str(place.generation),
     }
