@@ -74,7 +74,6 @@ def run(options: Options) -> int:
     it had begun can linger.
     """
     sys.setrecursionlimit(RECURSION)
-    open_files.raise_limit()
     try:
         asyncio.run(_serve(options))
     except (
@@ -116,6 +115,7 @@ async def _serve(options: Options) -> None:
                 return access, side_cars, image, await startup.may_see_nodes(client), crd
 
         access, side_cars, launcher_image, may_see_nodes, crd = await startup.when_reachable(look)
+        open_files.raise_limit()  # logs: a process that may not start logs one line, its error
         ready = asyncio.Event()
         client = ApiClient(credentials, before_write=lease.check if lease else None)
         replica = Replica(

@@ -9,7 +9,7 @@ from ddp_operator.api.constants import (
     LABEL_SERVING,
 )
 
-from tests.good_manifests import container, template
+from tests.good_manifests import container, job, template
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import NODE, FakeKubelet, run_all, start
 
@@ -79,10 +79,9 @@ async def test_a_wrong_configuration_is_not_tried_again(jobs: Jobs, kubelet: Fak
 
 
 async def test_an_image_name_that_cannot_be_fails_the_job(jobs: Jobs, kubelet: FakeKubelet) -> None:
-    await start(jobs, kubelet, replicas=1)
-    await kubelet.fail("job-0-0")
-    await jobs.until_pods("job-1-0")
-    await kubelet.cannot_start("job-1-0", reason="InvalidImageName", message="bad reference")
+    await jobs.create(job())
+    await jobs.until_pods("job-0-0")
+    await kubelet.cannot_start("job-0-0", reason="InvalidImageName", message="bad reference")
     status = await jobs.until_phase("Failed")
     assert status.reason == "InvalidImageName"
     assert "bad reference" in status.message
