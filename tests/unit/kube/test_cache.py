@@ -51,6 +51,32 @@ def test_an_offered_object_is_visible_at_once_and_its_echo_changes_nothing(
     assert cache.members(JOB) == [12]
 
 
+def test_an_echo_is_not_projected_again() -> None:
+    projected: list[int] = []
+
+    def counted(manifest: Any) -> int:
+        projected.append(project(manifest))
+        return projected[-1]
+
+    cache = ObjectCache(project=counted, group=group)
+    cache.offer(pod(11))
+    cache.changed(pod(11))
+    cache.changed(pod(10))
+    assert projected == [11]
+    assert cache.version == 11
+
+
+def test_a_change_of_nothing_that_is_kept_touches_no_group() -> None:
+    cache = ObjectCache(project=lambda manifest: manifest["metadata"]["labels"], group=group)
+    cache.changed(pod(11))
+    assert cache.changed(pod(12)) == set()
+    assert cache.changed(pod(13, job="other")) == {JOB, OTHER}
+    assert cache.changed(pod(14, job="other", uid="u2")) == {OTHER}, "it was another object"
+    assert cache.offer(pod(13, job="other", uid="u2")) == set()
+    cache.deleted(pod(15, job="other", uid="u2"))
+    assert cache.members(OTHER) == []
+
+
 def test_older_events_never_undo_an_offered_state(cache: ObjectCache[int]) -> None:
     cache.changed(pod(10))
     cache.offer(pod(15))

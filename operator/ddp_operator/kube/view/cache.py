@@ -35,7 +35,7 @@ class ObjectCache(Generic[T]):
     `project` makes of a manifest what is kept of it; `group` names the object's owner, so that
     `members` costs as much as there are members. Both may raise on a malformed object: the methods
     that take a manifest let that pass and change nothing. Every method that changes objects returns
-    the groups that are touched.
+    the groups in which what is kept has changed.
     """
 
     def __init__(
@@ -93,6 +93,11 @@ class ObjectCache(Generic[T]):
     def changed(self, manifest: Manifest) -> set[Key]:
         """Apply a watch's ADDED or MODIFIED."""
         self._advance(manifest)
+        metadata = manifest["metadata"]
+        known = self._entries.get(Key(metadata.get("namespace", ""), metadata["name"]))
+        is_echo = known is not None and known.uid == metadata["uid"]
+        if known is not None and is_echo and int(metadata["resourceVersion"]) <= known.version:
+            return set()  # of our own write: not worth a projection
         return self._store_if_newer(self.entry_of(manifest))
 
     def deleted(self, manifest: Manifest) -> set[Key]:
@@ -153,12 +158,13 @@ class ObjectCache(Generic[T]):
             self._gone[earlier.uid] = earlier.version
         if old is not None and entry.version <= old.version:
             return set()
-        touched = self._remove(old) if old is not None else set()
+        is_same = old is not None and (old.uid, old.group) == (entry.uid, entry.group)
+        touched = self._remove(old) if old is not None and not is_same else set()
         self._entries[entry.key] = entry
         if entry.group is not None:
             self._members.setdefault(entry.group, {})[entry.key] = entry
             touched.add(entry.group)
-        return touched
+        return set() if is_same and old is not None and old.value == entry.value else touched
 
     def _remove(self, entry: Entry[T]) -> set[Key]:
         del self._entries[entry.key]
