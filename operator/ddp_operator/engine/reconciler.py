@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -263,7 +263,7 @@ class Reconciler:
         if planned.tell and self._launchers and isinstance(entry.job, DDPJob):
             self._launchers.tell(entry.job, planned.tell)
         status, events, look_again_at = planned.status, planned.events, planned.look_again_at
-        overtaken = self._glances(key, entry)
+        overtaken = self._glances(key, entry, planned)
         try:
             no_spares = await self._execution.act(entry, planned, overtaken=overtaken)
         except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
@@ -290,23 +290,43 @@ class Reconciler:
         await self._record(key, entry, status, events)
         return look_again_at
 
-    def _glances(self, key: Key, entry: Entry) -> Callable[[], bool]:
+    def _glances(self, key: Key, entry: Entry, planned: Plan) -> Callable[[], bool]:
         """Return what says, between the many writes of one plan, whether something has happened
         that has to be decided about first: a change of the job, its deletion, a failure.
         """
         now = asyncio.get_running_loop().time
         glanced_at, overtaken = now(), False
+        alive: Set[Key] | None = None
+        said: object = None
 
         def is_overtaken() -> bool:
-            nonlocal glanced_at, overtaken
+            nonlocal glanced_at, overtaken, alive, said
             if self._jobs.get(key) is not entry:
                 overtaken = True
             elif not overtaken and now() - glanced_at >= _GLANCE_SECONDS:
-                overtaken = self._plan(key, entry).decided
+                alive_before, said_before = alive, said
+                alive, said = self._alive(key, planned), self._said(entry)
+                due = planned.look_again_at is not None and planned.look_again_at <= self._clock()
+                # Most news tell that pods are created and come up, which changes no decision.
+                if due or alive_before is None or alive_before - alive or said != said_before:
+                    overtaken = self._plan(key, entry).decided
                 glanced_at = now()
             return overtaken
 
         return is_overtaken
+
+    def _alive(self, key: Key, planned: Plan) -> Set[Key]:
+        """Return the pods that are to stay, and have not ended nor been told to."""
+        pods = self._cluster.pods_of(key)
+        alive = {p.key for p in pods if not (p.failed or p.disrupted or p.succeeded)}
+        return alive.difference(planned.delete)
+
+    def _said(self, entry: Entry) -> object:
+        """Return what launchers and nodes say that pods do not show."""
+        heard = NOTHING
+        if self._launchers and isinstance(entry.job, DDPJob):
+            heard = self._launchers.of(entry.job)
+        return heard.failures, self._cluster.nodes().signalled
 
     def _may_wait_until(self, entry: Entry, status: DDPJobStatus) -> datetime | None:
         """Until when news may wait; None for news that may not, or may no longer, or for none."""

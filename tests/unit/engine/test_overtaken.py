@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from ddp_operator.engine import reconciler
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
 
 from tests.unit.engine.test_reconciler import CRASHED, KEY, World, job
 
@@ -128,3 +130,24 @@ async def test_a_resumption_ends_a_deletion_under_way(
     assert world.status["attempt"] == 1
     assert {pod.name for pod in world.cluster.pods} == {f"train-1-{i}" for i in range(REPLICAS)}
     assert world.status["reason"] == "PodsStarting"
+
+
+@pytest.mark.parametrize("call", ["create_pod", "delete_pod"])
+async def test_a_plan_is_made_again_for_news_of_failures_alone_however_many_writes_it_makes(
+    world: World, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    plans = 0
+
+    def counted(*args: Any, **options: Any) -> Plan:
+        nonlocal plans
+        plans += 1
+        return plan(*args, **options)
+
+    world.apply(job(replicas=REPLICAS))
+    if call == "delete_pod":
+        await world.reconcile_until_quiet()
+        world.apply(suspended(world))
+    monkeypatch.setattr(reconciler, "plan", counted)
+    calls = await world.reconcile()
+    assert sum(made.startswith(call) for made in calls) == REPLICAS
+    assert plans <= 4
