@@ -6,11 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.engine import Engine
-from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.projection import project
+from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Key, Manifest, Node, Told, UnavailableError
 
-from tests.simulation.clock import Clock, VirtualLoop
+from tests.simulation.clock import BEGINNING, Clock, VirtualLoop
+from tests.unit.cpu_budget import LOOP_SECONDS, loops
 from tests.unit.engine.fakes import ACCESS, FakeCluster
 from tests.unit.engine.test_reconciler import CRASHED, READY, job
 
@@ -183,6 +188,26 @@ def test_pods_that_come_up_within_a_second_cost_a_handful_of_looks(world: Virtua
     world.loop.run_until(102.0)
     assert world.status["phase"] == "Running", "the last one is seen too"
     assert world.cluster.looks - before <= 25
+
+
+@pytest.mark.parametrize("replicas", [500, 5000])
+def test_looks_at_pods_that_come_up_take_a_small_share_of_the_time(replicas: int) -> None:
+    cluster = FakeCluster()
+    engine = Engine(cluster, access=ACCESS)
+    engine.job_changed(cluster.store_job(job(replicas=replicas)))
+    key = Key("default", "train")
+    entry = engine.jobs.get(key)
+    assert entry is not None
+    assert isinstance(entry.job, DDPJob)
+    stored, now = entry.job, BEGINNING
+    stored = replace(stored, status=plan(stored, [], now).status)
+    pods = [
+        project(manifests.pod(stored, Identity(index, 0)) | {"status": (READY, {})[index % 2]})
+        for index in range(replicas)
+    ]
+    pods = [replace(pod, owner_uid=stored.uid, node="node") for pod in pods]
+    look_seconds = loops(lambda: plan(stored, pods, now)) * LOOP_SECONDS
+    assert look_seconds <= 0.06 * engine._rest_seconds(key)
 
 
 def test_a_failure_in_a_job_at_rest_is_acted_upon_at_once(world: VirtualEngine) -> None:

@@ -165,8 +165,13 @@ def in_words(slots: Sequence[int]) -> str:
 
 def first_world(spec: DDPJobSpec) -> World:
     """The group as it begins."""
-    last = spec.replicas - 1
-    return World(size=spec.replicas, members=f"0-{last}" if last else "0")
+    return _first_world(spec.replicas)
+
+
+@lru_cache(maxsize=256)
+def _first_world(size: int) -> World:
+    last = size - 1
+    return World(size=size, members=f"0-{last}" if last else "0")
 
 
 @lru_cache(maxsize=256)

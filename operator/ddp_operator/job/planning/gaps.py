@@ -8,6 +8,7 @@ that never start reads both.
 import heapq
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
@@ -48,6 +49,9 @@ POLICY: Final[dict[GapReason, Policy]] = {
     "Lost": Policy(lost=True),
 }
 
+_TIMED: Final = frozenset[GapReason](("Silent", "CannotStart", "NotStarted"))
+"""Reasons that end a wait by themselves, `_due` says when."""
+
 UNSTARTABLE_SECONDS: Final = 300
 """How long a pod may lack its image, Secret or ConfigMap: time for a person to create it, and for a
 registry to come back."""
@@ -67,18 +71,24 @@ def find(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> tuple[Gap,
     """
     known = {gap.node_rank: gap for gap in job.status.gaps}
     found: list[Gap] = []
-    for node_rank, reason, since in _reasons(job, pods, heard, known, now):
-        before, pod = known.get(node_rank), pods.current.get(node_rank)
-        if before is not None and before.reason == reason:
-            since = min(since, before.since)  # noqa: PLW2901
-        found.append(Gap(node_rank, reason, since, pod.node if pod else ""))
+    for gap in _reasons(job, pods, heard, known, now):
+        before = known.get(gap.node_rank)
+        if before is not None and before.reason == gap.reason and before.since < gap.since:
+            gap = gap._replace(since=before.since)  # noqa: PLW2901
+        found.append(gap)
     return tuple(found)
 
 
 def record(gaps: Sequence[Gap]) -> tuple[GapRecord, ...]:
     """Return what is stored of them: of more than there is room for, the oldest."""
     kept = heapq.nsmallest(MAX_GAPS, gaps, key=lambda gap: (gap.since, gap.node_rank))
-    return tuple(GapRecord(**gap._asdict()) for gap in sorted(kept))
+    return tuple(map(_record, sorted(kept)))
+
+
+@lru_cache(maxsize=4096)
+def _record(gap: Gap) -> GapRecord:
+    """Return what is stored of one: each look makes the same ones again, and checks are dear."""
+    return GapRecord(**gap._asdict())
 
 
 def stored(status: DDPJobStatus) -> tuple[Gap, ...]:
@@ -92,6 +102,8 @@ def with_reason(
     """Return the status in which these places have this reason: their pods were created or
     refused.
     """
+    if not node_ranks:
+        return status
     known = {gap.node_rank: gap for gap in stored(status)}
     for node_rank in node_ranks:
         if node_rank not in known or known[node_rank].reason != reason:
@@ -118,6 +130,8 @@ def next_due(job: DDPJob, pods: Observed) -> datetime | None:
 
 
 def _due(job: DDPJob, pods: Observed, gap: Gap) -> datetime | None:
+    if gap.reason not in _TIMED:  # spares most of thousands of places the rest
+        return None
     pod = pods.current.get(gap.node_rank)
     if pod is None:
         return None
@@ -148,16 +162,16 @@ def in_present_group(job: DDPJob, pod: PodState, heard: Heard, *, started: bool 
 
 def _reasons(
     job: DDPJob, pods: Observed, heard: Heard, known: dict[int, GapRecord], now: datetime
-) -> Iterator[tuple[int, GapReason, datetime]]:
+) -> Iterator[Gap]:
     # All of a group that runs have said that they know it, if to an operator that is gone.
     unreached = {} if job.status.is_true("Running") else heard.unreached_since
     for node_rank, pod in pods.current.items():
         reason = None if pod.succeeded else _reason(pod)
         told = unreached.get(pod.key.name) if reason in (None, "Starting") else None
         if told is not None and not (pod.succeeded or in_present_group(job, pod, heard)):
-            yield node_rank, "Silent", told
+            yield Gap(node_rank, "Silent", told, pod.node)
         elif reason:
-            yield node_rank, reason, now
+            yield Gap(node_rank, reason, now, pod.node)
     paused_until = job.status.next_start_time
     paused = paused_until is not None and now < paused_until
     lost = {gone.index for gone in vanished(job, pods)} if pods.missing else ()
@@ -165,7 +179,7 @@ def _reasons(
         before = known.get(gone.index)
         refused = before is not None and before.reason == "Refused"
         why: GapReason = "Lost" if gone.index in lost else "Refused" if refused else "Unscheduled"
-        yield gone.index, "Paused" if paused else why, now
+        yield Gap(gone.index, "Paused" if paused else why, now)
 
 
 def _reason(pod: PodState) -> GapReason | None:

@@ -1,6 +1,6 @@
 """A job's pods, sorted by what they mean to it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ from ddp_operator.job.membership import world
 from ddp_operator.job.membership.launchers import NOTHING, Heard, PodFailure
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
-from ddp_operator.ports import Key, Nodes
+from ddp_operator.ports import Nodes
 
 NO_NODES: Final = Nodes()
 
@@ -75,7 +75,8 @@ def observe(
     old: list[PodState] = []
     strangers: list[PodState] = []
     for pod in pods:
-        pod = with_own_address(job, pod)  # noqa: PLW2901
+        if pod.has_nodes_ip:
+            pod = with_own_address(job, pod)  # noqa: PLW2901
         if unready and pod.node in unready and pod.stays_on_lost_node:
             pod = replace(pod, silent=True)  # noqa: PLW2901
         identity = pod.identity
@@ -89,7 +90,7 @@ def observe(
             if index != slot:
                 identity = Identity.at(slot, *wanted, index=index)
                 pod = replace(pod, identity=identity)  # noqa: PLW2901
-            current[index] = _as_its_launcher_says(pod, ended.get(pod.key.name))
+            current[index] = _as_its_launcher_says(pod, ended) if ended else pod
         elif slot in free:
             unheard = pod.key.name in heard.unreached_since
             spares[slot] = replace(pod, silent=pod.silent or unheard)
@@ -112,21 +113,14 @@ def observe(
     def bearer(i: Identity) -> PodState | None:
         return by_name.get(i.pod_name(job.name)) or by_host_name.get(i.host_name(job.name))
 
-    blocking: dict[Key, PodState] = {}
-    creatable: list[Identity] = []
-    for i in missing:
-        other = bearer(i)
-        if other is None:
-            creatable.append(i)
-        else:
-            blocking[other.key] = other
+    borne = {i: other for i in missing if strangers and (other := bearer(i))}
     return Observed(
         current=current,
         old=tuple(old),
         strangers=tuple(strangers),
-        blocking=tuple(blocking.values()),
+        blocking=tuple({other.key: other for other in borne.values()}.values()),
         missing=missing,
-        creatable=tuple(creatable),
+        creatable=tuple(i for i in missing if i not in borne) if borne else missing,
         spares=tuple(spares[slot] for slot in sorted(spares)),
         spares_missing=tuple(i for i in spares_missing if bearer(i) is None),
         completed=done.difference(current),
@@ -158,7 +152,8 @@ def _ended(job: DDPJob, heard: Heard) -> dict[str, PodFailure]:
     return {one.pod: one for one in heard.failures if one.generation == generation}
 
 
-def _as_its_launcher_says(pod: PodState, ended: PodFailure | None) -> PodState:
+def _as_its_launcher_says(pod: PodState, ends: Mapping[str, PodFailure]) -> PodState:
+    ended = ends.get(pod.key.name)
     # What happens to the pod itself counts more.
     if ended is None or pod.started is None or pod.exit or pod.deleting or pod.lost_to_cluster:
         return pod
