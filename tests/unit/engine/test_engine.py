@@ -319,6 +319,6 @@ async def test_a_trainer_that_cannot_leave_its_node_is_asked_to_save_once() -> N
     for _ in range(3):
         engine.look_at(key)
         await asyncio.sleep(0.01)
-    assert trainers.asked == [("10.0.0.1:29501", ACCESS.token_of("u1"))]
+    assert trainers.asked == [("10.0.0.1:28737", ACCESS.token_of("u1"))]
     assert cluster.events[-1].reason == "CheckpointRequested"
     await engine.stop()
