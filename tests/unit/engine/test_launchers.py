@@ -158,7 +158,7 @@ async def test_a_failure_that_is_told_has_all_launchers_begin_anew(world: World)
     await world.until(lambda: world.generation == 1)
     await world.until(lambda: world.status["phase"] == "Running")
     token = ACCESS.token_of("u1")
-    both = ("10.0.0.1:29501", "10.0.0.2:29501")
+    both = ("10.0.0.1:28737", "10.0.0.2:28737")
     first, then = world.launchers.told[:2], world.launchers.told[2:]
     assert sorted(first) == [(address, 1, False, token) for address in both]
     assert sorted(then) == [(address, 1, True, token) for address in both]
@@ -171,7 +171,7 @@ async def test_a_pod_whose_launcher_stays_deaf_is_replaced(
     world: World, set_back: timedelta
 ) -> None:
     world.launchers.say()
-    world.launchers.deaf.add("10.0.0.2:29501")
+    world.launchers.deaf.add("10.0.0.2:28737")
     await world.run()
     await world.until(lambda: world.status["bookkeeping"].get("launcher") == "InPlace")
     world.launchers.say(FAILURE, number=2)
@@ -187,16 +187,16 @@ async def test_a_pod_whose_launcher_stays_deaf_is_replaced(
     world.start("train-0-1-r1", "10.0.0.3")
     await world.until(lambda: world.status["phase"] == "Running")
     started = {address for address, *what, _ in world.launchers.told if what == [2, True]}
-    assert started == {"10.0.0.1:29501", "10.0.0.3:29501"}
+    assert started == {"10.0.0.1:28737", "10.0.0.3:28737"}
 
 
 async def test_nothing_starts_before_all_of_before_has_ended(world: World) -> None:
     world.launchers.say()
-    world.launchers.lingering.add("10.0.0.2:29501")
+    world.launchers.lingering.add("10.0.0.2:28737")
     await world.run()
     await world.until(lambda: world.status["bookkeeping"].get("launcher") == "InPlace")
     world.launchers.say(FAILURE, number=2)
-    asked = [("10.0.0.2:29501", 1, False)] * 2
+    asked = [("10.0.0.2:28737", 1, False)] * 2
     await world.until(lambda: [t[:3] for t in world.launchers.told].count(asked[0]) == len(asked))
     assert not any(start for _, _, start, _ in world.launchers.told)
     world.launchers.lingering.clear()
@@ -228,7 +228,7 @@ async def test_launchers_whose_processes_take_time_keep_the_news_from_nobody() -
     )
     of = DDPJob.parse(job())
     document = {"generation": 1, "start": False}
-    all_of_them = {f"pod-{number}": f"10.0.{number}.1:29501" for number in range(500)}
+    all_of_them = {f"pod-{number}": f"10.0.{number}.1:28737" for number in range(500)}
     told.tell(of, [Telling(pod, at, 1, False, document) for pod, at in all_of_them.items()])
     await eventually(lambda: waiting == {*all_of_them.values()}, describe=lambda: len(waiting))
     may_answer.set()
@@ -270,13 +270,13 @@ async def test_pods_that_never_answer_delay_no_other_job(jobs: int, pods: int) -
     )
     document = {"generation": 1, "start": False}
     for number in range(jobs):
-        addresses = (f"10.1.{pod // 250}.{pod % 250}:29501" for pod in range(pods))
+        addresses = (f"10.1.{pod // 250}.{pod % 250}:28737" for pod in range(pods))
         tellings = [Telling(at, at, 1, False, document) for at in addresses]
         told.tell(named(f"silent-{number}"), tellings)
     await eventually(lambda: silent.waiting >= min(jobs * 40, 500))
     for number in range(10):
         other = named(f"other-{number}")
-        told.tell(other, [Telling("pod", f"10.2.0.{number}:29501", 1, False, document)])
+        told.tell(other, [Telling("pod", f"10.2.0.{number}:28737", 1, False, document)])
     await eventually(lambda: len(silent.told) == 10, describe=lambda: silent.waiting)
     for task in told._telling:
         task.cancel()
@@ -299,7 +299,7 @@ async def test_who_could_not_be_told_for_want_of_files_is_not_called_silent() ->
         on_news=lambda _: None,
     )
     of = DDPJob.parse(job())
-    telling = Telling("train-0-0", "10.0.0.1:29501", 1, False, {"generation": 1})
+    telling = Telling("train-0-0", "10.0.0.1:28737", 1, False, {"generation": 1})
     for times in (1, 2):
         told.tell(of, [telling])
         await eventually(lambda: launchers_.in_vain == times)  # noqa: B023
@@ -312,21 +312,21 @@ async def test_a_new_pod_is_asked_at_once_however_long_the_one_before_was_silent
 ) -> None:
     monkeypatch.setattr(launchers, "pause_seconds", lambda *_, **__: 3600.0)
     await world.run()
-    await world.until(lambda: world.launchers.asked == ["10.0.0.1:29501"])
+    await world.until(lambda: world.launchers.asked == ["10.0.0.1:28737"])
     await world.cluster.delete_pod(Key("default", "train-0-0"), grace_seconds=0)
     await world.until(lambda: Key("default", "train-1-0") in world.cluster.pods)
     assert any("no launcher answers" in event.message for event in world.cluster.events)
     world.start("train-1-0", "10.0.0.9")
-    await world.until(lambda: world.launchers.asked == ["10.0.0.1:29501", "10.0.0.9:29501"])
+    await world.until(lambda: world.launchers.asked == ["10.0.0.1:28737", "10.0.0.9:28737"])
 
 
 async def test_an_elastic_job_goes_on_without_rank_0_that_never_came(world: World) -> None:
     world.launchers.say()
     await world.run(without="train-0-0", elastic={"minReplicas": 1, "shrinkAfterSeconds": 0})
     await world.until(lambda: world.generation == 2)
-    assert world.launchers.asked[0] == "10.0.0.2:29501"
+    assert world.launchers.asked[0] == "10.0.0.2:28737"
     assert world.status["world"]["members"] == "1"
-    told = ("10.0.0.2:29501", 2, True)
+    told = ("10.0.0.2:28737", 2, True)
     await world.until(lambda: told in [each[:3] for each in world.launchers.told])
     await world.until(lambda: world.status["phase"] == "Running")
 
@@ -367,8 +367,8 @@ async def test_a_launcher_that_knows_a_led_generation_has_not_heard_of_ours() ->
     )
     of = DDPJob.parse(job())
     of = replace(of, status=DDPJobStatus(world=Group(generation=3)))
-    trainers.led["10.0.0.1:29501"] = 3
-    telling = Telling("train-0-0", "10.0.0.1:29501", 3, False, {"generation": 3, "start": False})
+    trainers.led["10.0.0.1:28737"] = 3
+    telling = Telling("train-0-0", "10.0.0.1:28737", 3, False, {"generation": 3, "start": False})
     told.tell(of, [telling])
     await eventually(lambda: told.of(of).ahead == 3)
     assert told.of(of).told == {}
@@ -396,8 +396,8 @@ async def test_pods_of_an_earlier_operator_are_sent_the_token_that_others_are_no
     await world.until(lambda: len(world.launchers.told) >= 4)
     addresses = [address for address, *_ in world.launchers.told]
     told = dict(zip(addresses, tokens, strict=True))
-    assert isinstance(told["10.0.0.1:29501"], SentToken)
-    assert not isinstance(told["10.0.0.2:29501"], SentToken)
+    assert isinstance(told["10.0.0.1:28737"], SentToken)
+    assert not isinstance(told["10.0.0.2:28737"], SentToken)
 
 
 def test_who_has_never_answered_is_asked_ever_more_rarely() -> None:
