@@ -1,7 +1,7 @@
 """What must hold of a job's budget, its lost steps and its pauses, by what truly happened."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
@@ -9,9 +9,6 @@ from ddp_operator.api.status import DDPJobStatus
 from tests.simulation.truth import Ledger
 
 Require = Callable[[object, str], None]
-
-_SLACK_SECONDS = 40.0
-"""A write may take 30 s, and a plan comes before it."""
 
 
 @dataclass
@@ -24,8 +21,8 @@ class Accounts:
     """Whether a later checkpoint is known than at the last restart that was counted; None: one of
     another training, which began again behind it.
     """
-    paused_until: float = field(default=0.0)
-    """Until when the operator kept pods from starting, in seconds of the history."""
+    lost: int = 0
+    """How often checkpoints were lost: so many restarts stay counted, whatever comes later."""
 
     def judge(self, old: DDPJob, new: DDPJob) -> None:
         """Judge one change of a job's status."""
@@ -43,14 +40,18 @@ class Accounts:
         step = after.checkpoint.step if after.checkpoint else 0
         if step > known:
             self.progressed = True
-        elif step < known and not self.progressed:
-            self.progressed = None
+        elif step < known:
+            self.lost += 1
+            self.progressed = self.progressed or None
 
     def _judge_budget(self, before: DDPJobStatus, after: DDPJob) -> None:
         """The budget is refilled by progress, and by nothing else."""
         known = before.bookkeeping.restarts_without_progress
         counted = after.status.bookkeeping.restarts_without_progress
-        expected = {False: (known + 1,), True: (1,), None: (1, known + 1)}[self.progressed]
+        refilled = range(1, 2 + min(self.lost, known))
+        expected = {True: refilled, False: (known + 1,), None: (*refilled, known + 1)}[
+            self.progressed
+        ]
         claim = f"{counted} restarts without progress, not {expected}: {self.progressed}"
         self.require(counted in expected, claim)
         granted = self.ledger.blows["Application"] + self.ledger.excuses

@@ -9,11 +9,17 @@ from ddp_operator.ports import Manifest
 
 from tests.simulation import kubelet
 from tests.simulation import refusals as answers
+from tests.simulation.holds import HOLDS
+from tests.simulation.launchers import WITHOUT_LAUNCHER
 from tests.simulation.nodes import NODES, UNREACHABLE, saying, tolerates_everything
 from tests.simulation.refusals import CREATIONS, Error, Refusal
+from tests.simulation.server import owner_of, shape_of
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
+
+_BAD_NODE: Final = "node-a"
+"""The scheduler likes it best: nothing runs there."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,14 @@ def end(simulation: "Simulation") -> None:
         simulation.server.put_node(node)
 
 
+def _a_node_never_starts_a_pod(what: str, simulation: "Simulation") -> None:
+    simulation.holds.put(_BAD_NODE, HOLDS[what])
+
+
+def _nobody_hears_of_a_node(simulation: "Simulation") -> None:
+    lose_node(simulation, _BAD_NODE)
+
+
 def lose_node(simulation: "Simulation", node: str) -> None:
     """A node and all on it are gone, as far as anybody can tell; what does not tolerate that is
     told to go.
@@ -56,6 +70,9 @@ def lose_node(simulation: "Simulation", node: str) -> None:
 
 def evict_by_taint(simulation: "Simulation", pod: Manifest) -> None:
     """As the taint manager does."""
+    simulation.take_away(pod)
+    # Of one that had failed, too, this says that its node was about to be lost.
+    simulation.invariants.truth_of(pod).blows.add("Disruption")
     key = simulation.key_of(pod)
     text = "Taint manager: deleting due to NoExecute taint"
     now = simulation.clock.now()
@@ -64,8 +81,22 @@ def evict_by_taint(simulation: "Simulation", pod: Manifest) -> None:
     simulation.server.end_pod(key)
 
 
+def _names_are_taken(simulation: "Simulation") -> bool:
+    """Pods of an earlier job of that name may hang on such a node."""
+    job = simulation.job()
+    return any(job and owner_of(pod) != job.uid for pod in simulation.pods(live=False))
+
+
+def _pods_meet(what: str, simulation: "Simulation") -> None:
+    simulation.holds.put("", HOLDS[what])
+
+
 def _creations_meet(error: Error, simulation: "Simulation") -> None:
     simulation.weather.refusals.add(Refusal(error, CREATIONS))
+
+
+def _quota_is_short(simulation: "Simulation") -> None:
+    refuse_beyond(simulation, _quota(simulation))
 
 
 def refuse_beyond(simulation: "Simulation", pods: int, until: float = float("inf")) -> None:
@@ -80,12 +111,39 @@ def refuse_beyond(simulation: "Simulation", pods: int, until: float = float("inf
     simulation.weather.refusals.add(refusal)
 
 
+def _quota(simulation: "Simulation") -> int:
+    job = simulation.job()
+    return max(job.spec.replicas - 1, 1) if job else 1
+
+
 def _has_no_deadline(simulation: "Simulation") -> bool:
     """A deadline counts from the first pod on."""
     job = simulation.job()
     if job is None or job.spec.active_deadline_seconds is None:
         return True
     return not simulation.invariants.ledgers[job.uid].pods
+
+
+def _may_wait_for_quota(simulation: "Simulation") -> bool:
+    job = simulation.job()
+    if job is None or not _has_no_deadline(simulation):
+        return False
+    if job.spec.scheduling_timeout_seconds is not None:
+        return True  # it gives up what it has, again and again
+    elastic, quota = job.spec.elastic, _quota(simulation)
+    image = job.spec.template["spec"]["containers"][0]["image"]
+    shrinks = elastic and (elastic.min_replicas or 1) <= quota and image != WITHOUT_LAUNCHER
+    return not shrinks
+
+
+def _has_run(simulation: "Simulation") -> bool:
+    """A job whose pods never ran with this spec has a wrong one, unless its rules say otherwise."""
+    job = simulation.job()
+    if job is None or job.spec.restart.rules:
+        return True
+    assert simulation.server.job is not None
+    wanted = shape_of(simulation.server.job)
+    return any(wanted == ran for ran, _ in simulation.invariants.ledgers[job.uid].ran)
 
 
 def _refused(simulation: "Simulation") -> str:
@@ -97,13 +155,31 @@ NOTHING_LASTS: Final = Finale("nothing", lambda _: None)
 
 _REFUSALS: Final[tuple[tuple[str, Error], ...]] = (
     ("a webhook that denies", answers.webhook_denies(403)),
+    ("a webhook that is down", answers.webhook_down),
     ("a webhook that denies with 422", answers.webhook_denies(422)),
     ("a LimitRange", answers.over_limit_range),
+    ("quota that is contended", answers.conflict),
+    ("429", answers.too_many),
+    ("requests that take too long", answers.over_time),
 )
 
 FINALES: Final = (
     *(
+        Finale(f"a node with this: {what}", partial(_a_node_never_starts_a_pod, what))
+        for what in ("dead kubelet", "volume does not mount", "no network")
+    ),
+    Finale("a node that nobody hears of", _nobody_hears_of_a_node, _names_are_taken),
+    Finale("too little quota", _quota_is_short, _may_wait_for_quota, _refused),
+    *(
         Finale(name, partial(_creations_meet, error), _has_no_deadline, _refused)
         for name, error in _REFUSALS
+    ),
+    *(
+        Finale(what, partial(_pods_meet, what), _has_no_deadline, lambda _: "failed to pull")
+        for what in ("registry answers 503", "registry is away")
+    ),
+    *(
+        Finale(what, partial(_pods_meet, what), _has_run, lambda _: "not found")
+        for what in ("no such image", "no such Secret")
     ),
 )

@@ -12,7 +12,8 @@ from ddp_operator.job.planning.group.elasticity import GROUP_SHRUNK
 from ddp_operator.ports import Key, Manifest
 
 from tests.simulation.clock import Clock
-from tests.simulation.kubelet import is_deleting, node_of
+from tests.simulation.holds import Stage
+from tests.simulation.kubelet import is_deleting, node_of, stage_of
 from tests.simulation.launchers import Launchers
 from tests.simulation.nodes import is_leaving
 from tests.simulation.server import JOB, ApiServer, owner_of
@@ -43,6 +44,7 @@ class GroupJudge:
             if failure.reason == LAUNCHER_UNREACHABLE:
                 self._judge_silence(failure, require)
         self._judge_shrinking(old, new, require)
+        self._judge_readiness(old, new, require)
 
     def _judge_silence(self, failure: Failure, require: Require) -> None:
         """Who has answered just now is not out of reach."""
@@ -87,6 +89,24 @@ class GroupJudge:
         patience = timedelta(seconds=elastic.shrink_after_seconds)
         early = shrinks and self._clock.operators_now() + _LATE < until + patience
         require(not early, f"the group shrinks while the operator pauses until {until}")
+
+    def _judge_readiness(self, old: DDPJob, new: DDPJob, require: Require) -> None:
+        """A group whose pods all train is not called empty."""
+        if not old.status.is_true("Running") or new.status.finished or new.status.ready_replicas:
+            return
+        if old.status.incarnation != new.status.incarnation or old.status.world != new.status.world:
+            return
+        pods = list(self._pods_of(new))
+        wanted = len(members(new))
+        well = [
+            pod
+            for pod in pods
+            if not is_deleting(pod)
+            and stage_of(pod) is Stage.READY
+            and pod["status"]["phase"] == "Running"
+            and self._launchers.works(pod)
+        ]
+        require(len(well) < wanted or len(pods) > wanted, f"all {wanted} pods train, 0 are ready")
 
     def _pods_of(self, job: DDPJob) -> Iterator[Manifest]:
         return (pod for pod in self._server.pods.values() if owner_of(pod) == job.uid)

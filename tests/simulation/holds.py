@@ -42,12 +42,34 @@ class Hold:
     message: str = ""
 
 
+_PULL = f'failed to pull and unpack image "{IMAGE_OF_TRAINER}": failed to resolve reference'
+_STATUS = "unexpected status from HEAD request to https://registry.example/v2/trainer/manifests/1"
+
 HOLDS: Final = {
     "no room": Hold(Stage.CREATED, "cluster"),
     "dead kubelet": Hold(Stage.SCHEDULED, "node"),
     "volume does not mount": Hold(Stage.SANDBOX, "node"),
     "no network": Hold(Stage.SANDBOX, "node"),
+    "registry answers 503": Hold(
+        Stage.CONTAINER, "registry", "ErrImagePull", f"{_PULL}: {_STATUS}: 503 Service Unavailable"
+    ),
+    "registry answers 429": Hold(
+        Stage.CONTAINER, "registry", "ErrImagePull", f"{_PULL}: {_STATUS}: 429 Too Many Requests"
+    ),
+    "registry is away": Hold(
+        Stage.CONTAINER,
+        "registry",
+        "ImagePullBackOff",
+        f'Back-off pulling image "{IMAGE_OF_TRAINER}": ErrImagePull: {_PULL}: dial tcp '
+        "192.0.2.7:443: i/o timeout",
+    ),
     "never gets ready": Hold(Stage.STARTED, "node"),
+    "no such image": Hold(
+        Stage.CONTAINER, "spec", "ErrImagePull", f"{_PULL}: {IMAGE_OF_TRAINER}: not found"
+    ),
+    "no such Secret": Hold(
+        Stage.CONTAINER, "spec", "CreateContainerConfigError", 'secret "token" not found'
+    ),
     "no such name": Hold(
         Stage.CONTAINER,
         "spec",

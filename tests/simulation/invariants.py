@@ -17,12 +17,14 @@ from ddp_operator.ports import Manifest
 from tests.manners import faults
 from tests.simulation.accounts import Accounts
 from tests.simulation.clock import Clock
-from tests.simulation.kubelet import is_deleting, is_over, is_running, trainer_of
+from tests.simulation.holds import Stage
+from tests.simulation.kubelet import is_deleting, is_over, is_running, stage_of, trainer_of
 from tests.simulation.launchers import generation_at_birth
+from tests.simulation.nodes import is_unreachable
 from tests.simulation.order import judge_order
-from tests.simulation.server import JOB, ApiServer, owner_of
+from tests.simulation.server import JOB, ApiServer, owner_of, shape_of
 from tests.simulation.testimony import own_words
-from tests.simulation.truth import Class, Ledger, Truth
+from tests.simulation.truth import LATE_TO_SEE_SECONDS, Class, Ledger, Truth
 from tests.simulation.verdicts import Require, Verdicts
 
 _UNHEARD_OF: Final = timedelta(seconds=10)
@@ -76,6 +78,8 @@ class Invariants:
         self._truth: dict[str, Truth] = {}
         self.ledgers: dict[str, Ledger] = defaultdict(Ledger)
         """By the UIDs of jobs."""
+        self.templates: dict[str, str] = {}
+        """Of what each pod was made, by its UID."""
         self._accounts: dict[str, Accounts] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
         self._recorded: set[tuple[str, str]] = set()
@@ -92,6 +96,20 @@ class Invariants:
     def _accounts_of(self, job: str) -> Accounts:
         known = self._accounts.get(job)
         return known or self._accounts.setdefault(job, Accounts(self.require, self.ledgers[job]))
+
+    def kind_of(self, pod: Manifest) -> tuple[str, bool]:
+        """What a pod was made of, and whether it is the first one, which may be unlike others."""
+        template = self.templates.get(pod["metadata"]["uid"], "")
+        return template, pod["metadata"]["labels"].get(LABEL_INDEX) == "0"
+
+    def _silent_nodes(self) -> list[str]:
+        """Nodes on which nothing runs, or lately did not."""
+        lately = self._clock.seconds - LATE_TO_SEE_SECONDS
+        return [
+            name
+            for name, node in self._server.node_manifests.items()
+            if is_unreachable(node) or self._server.said_at[name] > lately
+        ]
 
     def blow(self, pod: Manifest, class_: Class) -> None:
         """Take note of what befalls a pod, and is not what follows of something else."""
@@ -120,6 +138,7 @@ class Invariants:
             self._judge_world(pod)
             self._judge_gang(pod)
             self._judge_spare(pod, self._parse(job))
+            self.templates[pod["metadata"]["uid"]] = shape_of(job)
         self.judge_place(pod)
         self.pod_changed()
         live = [one for one in self._server.pods.values() if not (is_over(one) or is_deleting(one))]
@@ -233,10 +252,17 @@ class Invariants:
             require=self.require,
             truth_of=lambda pod: self._truth.get(self._uid_of.get((new.uid, pod), ""), Truth()),
             ledger=self.ledgers[new.uid],
+            silent_nodes=len(self._silent_nodes()),
             clock_is_right=self.clock_is_right,
             seconds=self._clock.seconds,
         )
         verdicts.judge(old, new)
+        kinds = (
+            self.kind_of(pod)
+            for pod in self._server.pods.values()
+            if stage_of(pod) >= Stage.STARTED
+        )
+        self.ledgers[new.uid].note(kinds, self._clock.seconds)
         self._accounts_of(new.uid).judge(old, new)
         status = new.status
         self._judge_words(status)

@@ -102,7 +102,9 @@ def waiting(pod: Manifest, told: tuple[str, str], *, sandbox: bool) -> Manifest:
         "Initialized": {"status": "True"},
         **_not_ready("ContainersNotReady"),
     }
-    return _with(pod, conditions, containerStatuses=_containers(pod, {"waiting": waits}))
+    containers = _containers(pod, {"waiting": waits})
+    since = pod["metadata"]["creationTimestamp"]
+    return _with(pod, conditions, containerStatuses=containers, startTime=since)
 
 
 def started(pod: Manifest, *, ready: bool, now: datetime) -> Manifest:

@@ -71,21 +71,32 @@ def is_leaving(node: Manifest) -> bool:
     return any(signal.get(_TAINT) in keys or signal.get("condition") in types for signal in _GOING)
 
 
+def is_unreachable(node: Manifest) -> bool:
+    """Whether nobody hears of its kubelet."""
+    return any(one == _condition("Ready", "Unknown") for one in node["status"]["conditions"])
+
+
 def fitting(pod: Manifest, nodes: Iterable[Manifest]) -> Sequence[str]:
-    """The names of the nodes that the scheduler may bind a pod to."""
+    """The names of the nodes that the scheduler may bind a pod to; of these only those that the
+    pod prefers, where there are any.
+    """
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    terms = required.get("nodeSelectorTerms") or [{}]
-    avoided = [
-        {value for field in term.get("matchFields") or () for value in field["values"]}
-        for term in terms
-    ]
-    return [
+    terms = [_avoided(term) for term in required.get("nodeSelectorTerms") or [{}]]
+    preferred = affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+    disliked = set().union(*(_avoided(one["preference"]) for one in preferred))
+    names = [
         node["metadata"]["name"]
         for node in nodes
         if (tolerates_everything(pod) or not node["spec"].get("taints"))
-        and any(node["metadata"]["name"] not in names for names in avoided)
+        and any(node["metadata"]["name"] not in avoided for avoided in terms)
     ]
+    return [name for name in names if name not in disliked] or names
+
+
+def _avoided(term: Manifest) -> set[str]:
+    fields = term.get("matchFields") or ()
+    return {value for field in fields for value in field["values"]}
 
 
 def tolerates_everything(pod: Manifest) -> bool:

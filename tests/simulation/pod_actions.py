@@ -56,6 +56,8 @@ def a_container_cannot_start(simulation: Simulation, choices: Choices) -> None:
         errors = START_ERRORS[:1] if simulation.has_run(pod) else START_ERRORS
         death = choices.of(errors)
         simulation.die(pod, death)
+        # Where others of its kind run before anybody looks, it is a node that lacks the command.
+        simulation.invariants.truth_of(pod).blows.add("Infrastructure")
         simulation.tell(f"{name_of(pod)} cannot start: {death.words}")
 
 

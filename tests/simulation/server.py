@@ -284,3 +284,9 @@ def owner_of(manifest: Manifest) -> str:
     references = manifest["metadata"].get("ownerReferences") or [{"uid": ""}]
     uid: str = references[0]["uid"]
     return uid
+
+
+def shape_of(job: Manifest) -> str:
+    """What its pods are made of."""
+    spec = job["spec"]
+    return repr((spec["template"], spec["replicas"], spec.get("overrides")))

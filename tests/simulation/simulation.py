@@ -136,6 +136,8 @@ class Simulation:
                 return
             placed = kubelet.scheduled(pod, chosen)
             hold = self.holds.of(placed, now)
+        if hold and kubelet.stage_of(placed) > hold.stage:
+            hold = None  # it is beyond that
         stage = min(most, hold.stage) if hold else most
         if kubelet.node_of(placed) in self.dead_nodes:
             stage = Stage.SCHEDULED
@@ -152,29 +154,36 @@ class Simulation:
 
     def _note_hold(self, pod: Manifest, hold: Hold) -> None:
         """What has run once is not wrong, whatever becomes of it later."""
-        wrong = hold.fault == "spec" and not self.has_run(pod)
-        deserved: set[Class] = {"Configuration"} if wrong else {"Infrastructure", "Disruption"}
+        deserved: set[Class] = {"Infrastructure", "Disruption"}
+        if hold.fault == "spec" and not self.has_run(pod):
+            deserved.add("Configuration")
         self.invariants.truth_of(pod).blows |= deserved
 
     def has_run(self, pod: Manifest) -> bool:
-        """Whether any pod of its job ever ran with its image."""
-        return kubelet.trainer_of(pod)["image"] in self.invariants.ledgers[owner_of(pod)].started
+        """Whether pods like it ran, and the operator must know it."""
+        template, _ = self.invariants.kind_of(pod)
+        spec = self.server.job["spec"] if self.server.job else {}
+        ledger = self.invariants.ledgers[owner_of(pod)]
+        return ledger.has_run(template, alike=not spec.get("overrides"))
 
     def start_trainer(self, pod: Manifest, *, ready: bool) -> None:
         """The trainer of a pod runs."""
         if not kubelet.is_running(pod):
             self.invariants.truth_of(pod).move(self.clock.seconds)
-            self.invariants.ledgers[owner_of(pod)].started.add(kubelet.trainer_of(pod)["image"])
+            ran = self.invariants.ledgers[owner_of(pod)].ran
+            ran.setdefault(self.invariants.kind_of(pod), self.clock.seconds)
         self.change(pod, kubelet.started(pod, ready=ready, now=self.clock.now()))
 
     def die(self, pod: Manifest, death: Death, *, side_car_runs: bool = False) -> None:
         """The trainer of a pod ends by itself, and not well; a launcher whose processes have ended
-        ends as they did.
+        ends as they did, and what is told to end does not get as far.
         """
         code, reason, words, _ = death
         if starts_anew(pod) and (failure := self.launchers.of(pod).failure):
             code, reason, words = failure["exitCode"], "Error", failure["message"]
-        elif not self.is_ending(pod):
+        elif self.is_ending(pod):
+            code, reason, words = 143, "Error", ""
+        else:
             self.invariants.blow(pod, class_of(death, pod))
         self.end_trainer(pod, code, reason=reason, message=words, side_car_runs=side_car_runs)
 
@@ -212,7 +221,7 @@ class Simulation:
     def possible_holds(self) -> Mapping[str, Hold]:
         """What may keep pods back now: an image's name that has once been right stays so."""
         job = self.job()
-        has_run = job is not None and bool(self.invariants.ledgers[job.uid].started)
+        has_run = job is not None and bool(self.invariants.ledgers[job.uid].ran)
         return {what: hold for what, hold in HOLDS.items() if what != "no such name" or not has_run}
 
     def lose_containers(self, pod: Manifest) -> None:
@@ -252,7 +261,7 @@ class Simulation:
         """
         key = self.key_of(pod)
         if kubelet.is_running(pod):
-            self.end_trainer(pod, code)
+            self.end_trainer(pod, code if self.trains(pod) else code or 143)
         if told := self.evicted.pop(pod["metadata"]["uid"], None):
             self.change(pod, kubelet.failed(self.server.found_pod(key), *told))
         if kubelet.is_deleting(pod):

@@ -3,6 +3,7 @@ operator.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -65,6 +66,8 @@ START_ERRORS: Final = (
     ),
 )
 """Of containers that were made and never ran; the last one only of images that never did."""
+LATE_TO_SEE_SECONDS: Final = 60.0
+"""A watch may be broken for 45 s."""
 TOGETHER_SECONDS: Final = 2.0
 """Times in pods are in whole seconds: nobody can say which of two things came first."""
 
@@ -115,8 +118,22 @@ class Ledger:
     """How often each kind has befallen its pods; what follows of a blow is none."""
     excuses: int = 0
     """Charges for what no blow to a pod was: hangs, launchers out of reach, a user's rules."""
-    started: set[str] = field(default_factory=set)
-    """The images with which a pod of it ever ran."""
+    ran: dict[tuple[str, bool], float] = field(default_factory=dict)
+    """Since when pods have run, by what they were made of and whether they are the first one, which
+    may be unlike the others.
+    """
+    seen_to_run: set[tuple[str, bool]] = field(default_factory=set)
+    """Those of which the operator must know: its status was written long after they had begun."""
     created: float = 0.0
     pods: int = 0
     """How many were created for it."""
+
+    def note(self, kinds: Iterable[tuple[str, bool]], now: float) -> None:
+        """The operator has stored what it sees, while pods of these kinds run or have ended."""
+        long_ago = now - LATE_TO_SEE_SECONDS
+        self.seen_to_run.update(kind for kind in kinds if self.ran.get(kind, now) < long_ago)
+
+    def has_run(self, template: str, *, alike: bool) -> bool:
+        """Whether pods of each kind have, as the operator must know."""
+        kinds = [(template, is_first) in self.seen_to_run for is_first in (True, False)]
+        return any(kinds) if alike else all(kinds)

@@ -33,12 +33,14 @@ class Verdicts:
     """Judges one change of a job's status.
 
     `truth_of` tells by a pod's name what became of it, `ledger` what became of the job,
+    `silent_nodes` how many nodes may be avoided since nothing runs there,
     `clock_is_right` whether the operator's clock never was wrong, `seconds` the time.
     """
 
     require: Require
     truth_of: Callable[[str], Truth]
     ledger: Ledger
+    silent_nodes: int
     clock_is_right: bool
     seconds: float
 
@@ -60,7 +62,9 @@ class Verdicts:
         if new.is_true("Failed"):
             self._failed(after)
         excluded = len(new.excluded_nodes)
-        self.require(excluded <= len(NODES) // _MAX_SHARE, f"avoids {excluded} nodes")
+        most = len(NODES) // _MAX_SHARE + self.silent_nodes
+        same = new.excluded_nodes == old.excluded_nodes
+        self.require(same or excluded <= most, f"avoids {excluded} nodes")
 
     def _counters(self, old: DDPJobStatus, after: DDPJob) -> None:
         """Each restart is counted once, on record, and charged only where it must be."""
