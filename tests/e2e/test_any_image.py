@@ -78,8 +78,8 @@ def test_the_launcher_runs_in_an_image_that_was_built_without_it(jobs: dict[str,
     status = job.wait_until("Failed")
     [failure] = status.failures
     assert (failure.index, failure.rank, failure.exit_code) == (1, 3, 7)
-    said = ["rank 3 ended with exit code 7", "rank 3 1 4 any-image-0-0.any-image"]
-    assert failure.message.splitlines() == said, "the end, and what it printed last"
+    words = ["rank 3 ended with exit code 7", "rank 3 1 4 any-image-0-0.any-image"]
+    assert failure.message.splitlines() == words, "the end, and what it printed last"
 
 
 def test_a_job_whose_image_has_no_python_says_so(jobs: dict[str, Job]) -> None:
