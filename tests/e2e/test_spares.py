@@ -45,6 +45,7 @@ def test_a_training_loses_rank_0_and_a_worker_and_no_step(
                 name,
                 *SHORT_RUN,
                 *SLOW_STEPS,
+                "--epochs=8",  # a new spare must be ready before the training ends
                 f"--trace-samples=/checkpoints/{STEP_LOG}",
                 checkpoint={"persistentVolumeClaim": environment.make_claim(shared, name)},
                 **spec,
