@@ -39,11 +39,7 @@ class Process:
 
     def handles(self, number: signal.Signals) -> bool:
         """Whether it does something of its own about a signal."""
-        for line in _lines(_PROC / str(self.pid) / "status"):
-            field, _, mask = line.partition(":")
-            if field == "SigCgt":
-                return bool(int(mask, 16) >> (number - 1) & 1)
-        return False
+        return handles(self.pid, number)
 
     def is_there(self) -> bool:
         """Whether it still runs; a zombie does not."""
@@ -84,12 +80,27 @@ class Process:
         return {}
 
 
-def below(root: int) -> dict[int, list[Process]]:
-    """Return the children of a process, and theirs, by their parent's process ID."""
+def handles(pid: int, number: int) -> bool:
+    """Whether a process does something of its own about a signal."""
+    for line in _lines(_PROC / str(pid) / "status"):
+        field, _, mask = line.partition(":")
+        if field == "SigCgt":
+            return bool(int(mask, 16) >> (number - 1) & 1)
+    return False
+
+
+def all_children() -> dict[int, list[Process]]:
+    """Return the processes of this container by their parent's process ID."""
     children: dict[int, list[Process]] = {}
     for pid in _pids():
         if (found := read_process(pid)) is not None:
             children.setdefault(found.parent, []).append(found)
+    return children
+
+
+def below(root: int) -> dict[int, list[Process]]:
+    """Return the children of a process, and theirs, by their parent's process ID."""
+    children = all_children()
     tree: dict[int, list[Process]] = {}
     waiting = [root]
     while waiting:

@@ -13,10 +13,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ddp_trainer.system.processes import Process, all_children, handles
 from ddp_trainer.telemetry.hook import sitecustomize
 from ddp_trainer.telemetry.hook.sitecustomize import answer_with_stacks, stacks_file
 
@@ -31,8 +32,6 @@ _ANSWER_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
 _MOST_BYTES = 128 * 1024
 """Of a rank's stacks: about a thousand frames."""
-_MOST_PROCESSES = 4096
-"""That are looked through for the one that is a rank's Python."""
 
 _logger = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ def dump_on_signal() -> None:
 
 def listening(ranks: Mapping[int, int]) -> dict[int, int]:
     """Those of the processes, by rank, that the signal would not kill."""
-    return {rank: pid for rank, pid in sorted(ranks.items()) if _catches_signal(pid)}
+    return {rank: pid for rank, pid in sorted(ranks.items()) if handles(pid, SIGNAL)}
 
 
 def ask_for_stacks(ranks: Mapping[int, int]) -> None:
@@ -78,12 +77,12 @@ def read_stacks(ranks: Mapping[int, int], status_file: Path) -> list[RankStacks]
 
     A rank that is no Python process, such as a shell, is asked by the nearest one below it.
     """
-    parents = _parents()
+    children = all_children()
     asked: dict[int, tuple[int, Path]] = {}
     for rank, pid in sorted(ranks.items()):
-        for each in _tree(pid, parents):
+        for each in _tree(pid, children):
             path = Path(stacks_file(str(status_file), each))
-            if path.exists() and _catches_signal(each, sitecustomize.SIGNAL):
+            if path.exists() and handles(each, sitecustomize.SIGNAL):
                 asked[rank] = each, path
                 break
     told = []
@@ -130,31 +129,9 @@ def _answer(rank: int, pid: int, path: Path) -> RankStacks:
     return RankStacks(rank, pid, text)
 
 
-def _tree(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+def _tree(pid: int, children: Mapping[int, Sequence[Process]]) -> Iterator[int]:
     """A process and those below it, the nearest first."""
     level = [pid]
     while level:
         yield from level
-        above = {*level}
-        level = sorted(child for child, parent in parents.items() if parent in above)
-
-
-def _parents() -> dict[int, int]:
-    """The parent of each process of this container, as far as they can be seen."""
-    found: dict[int, int] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and len(found) < _MOST_PROCESSES:
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                # The name in brackets may hold anything, brackets included.
-                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                found[int(folder.name)] = int(fields[1])
-    return found
-
-
-def _catches_signal(pid: int, number: int = SIGNAL) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], base=16) >> (number - 1) & 1)
+        level = sorted(child.pid for parent in level for child in children.get(parent, ()))
