@@ -5,18 +5,15 @@ Pure: the launcher acts on it.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddp_trainer.exit_codes import ExitCode, of_signal
-from ddp_trainer.membership import messages
+from ddp_trainer.membership.lost_peers import tells_of_lost_peer
 from ddp_trainer.telemetry.termination import TerminationReport
 
-_PEER = re.compile("|".join(messages.PEER))
-_OWN = re.compile("|".join(messages.OWN))
 _ONE_FAILURE_SECONDS = 10.0
 """In which all ranks of a node notice what befell it: drivers and libraries take a few seconds to
 report a lost GPU, and Python as long to end."""
@@ -165,13 +162,9 @@ def judge_script(ends: Sequence[RankEnd]) -> Verdict:
     What its ranks print tells which of them only lost another one.
     """
     failures = [end for end in ends if end.exit_code != 0 and not end.consequence]
-    own = [end for end in failures if not _lost_another(end.words)]
+    own = [end for end in failures if not tells_of_lost_peer(end.words)]
     first = next(iter(own or failures), None)
     return _verdict(first or min(ends, key=lambda end: end.rank))
-
-
-def _lost_another(words: str) -> bool:
-    return bool(_PEER.search(words)) and not _OWN.search(words)
 
 
 def _verdict(end: RankEnd) -> Verdict:

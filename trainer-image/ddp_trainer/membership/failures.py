@@ -14,10 +14,9 @@ from torch import distributed as dist
 
 from ddp_trainer.exit_codes import LostDeviceError, LostPeerError
 from ddp_trainer.membership import messages
+from ddp_trainer.membership.lost_peers import tells_of_lost_peer
 
 _GLOO = re.compile("|".join(messages.GLOO))
-_PEER = re.compile("|".join(messages.PEER))
-_OWN = re.compile("|".join(messages.OWN))
 _CUDA = re.compile("|".join(messages.CUDA))
 _GLOO_NOISE = re.compile(r"^\[[^]]*gloo/[^]]*\] |\. This is typically caused by .*$")
 
@@ -45,7 +44,7 @@ def is_lost_peer(error: BaseException) -> bool:
     if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
         return True
     if isinstance(error, dist.DistBackendError):
-        return bool(_PEER.search(text)) and not _OWN.search(text)
+        return tells_of_lost_peer(text)
     return type(error) is RuntimeError and bool(_GLOO.search(text))
 
 
