@@ -11,6 +11,7 @@ import hmac
 import re
 import time
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from ipaddress import IPv6Address, ip_address
 
 from ddp_trainer.settings.environment import Placement
@@ -44,6 +45,12 @@ def credentials(placement: Placement, request: Request) -> dict[str, str]:
         return {}
     at = int(time.time())
     return {"Authorization": f"{SCHEME} {at}:{request.signature(placement.token, at)}"}
+
+
+def send(connection: HTTPConnection, placement: Placement, request: Request) -> None:
+    """Send a signed request from one of the job's pods to another."""
+    headers = credentials(placement, request)
+    connection.request(request.method, request.target, request.body, headers)
 
 
 def is_signed(authorization: str | None) -> bool:

@@ -23,7 +23,7 @@ from http import HTTPStatus
 
 from ddp_trainer.launcher.world.state import World
 from ddp_trainer.membership import place
-from ddp_trainer.membership.admission import Request, credentials
+from ddp_trainer.membership.admission import Request, send
 from ddp_trainer.membership.place import Place
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.wire import to_json
@@ -86,8 +86,7 @@ def call(host: str, placement: Placement, told: Place, *, wait_seconds: int) -> 
     connection = http.client.HTTPConnection(host, placement.status_port, timeout=seconds)
     try:
         path, body = f"{place.PATH}?wait={wait_seconds}", to_json(told).encode()
-        request = Request(method="PUT", target=path, body=body)
-        connection.request("PUT", path, body, credentials(placement, request))
+        send(connection, placement, Request(method="PUT", target=path, body=body))
         response = connection.getresponse()
         answer = json.loads(response.read(place.MAX_BYTES))
         if response.status == HTTPStatus.CONFLICT:

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import TypeVar
 
 from ddp_trainer.launcher.last_words import last_words
-from ddp_trainer.membership.admission import Request, credentials
+from ddp_trainer.membership.admission import Request, send
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.termination import TerminationReport
 from ddp_trainer.telemetry.wire import from_json, to_json
@@ -186,8 +186,7 @@ def deliver(letter: Letter, host: str, placement: Placement) -> Answer:
     connection = http.client.HTTPConnection(host, placement.status_port, timeout=_CALL_SECONDS)
     try:
         body = to_json(letter).encode(errors="replace")
-        request = Request(method="POST", target=PATH, body=body)
-        connection.request("POST", PATH, body, credentials(placement, request))
+        send(connection, placement, Request(method="POST", target=PATH, body=body))
         response = connection.getresponse()
         if response.status == HTTPStatus.ACCEPTED:
             return Answer()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from ddp_trainer.membership.admission import Request, credentials
+from ddp_trainer.membership.admission import Request, send
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, replace_file
 from ddp_trainer.telemetry.wire import from_json, to_json
@@ -128,8 +128,7 @@ class Announcer:
                 )
                 body = to_json(announcement).encode()
                 request = Request(method="POST", target=PATH, body=body)
-                headers = credentials(self._placement, request)
-                connection.request("POST", PATH, body, headers)
+                send(connection, self._placement, request)
                 connection.getresponse().read()
             except (OSError, http.client.HTTPException) as error:
                 _logger.debug("cannot tell %s where rank 0 is: %s", host, error)
