@@ -44,12 +44,7 @@ def convert_job(source: Source, notes: Notes) -> dict[str, Any]:
     result: dict[str, Any] = {"replicas": replicas}
     result["restart"] = jobset.pods_replaced(batch, notes)
     jobset.successful_indexes(batch, result, notes)
-    for name in ("ttlSecondsAfterFinished", "activeDeadlineSeconds"):
-        if (seconds := batch.integer(name)) is not None:
-            result[name] = seconds
-    if batch.flag("suspend"):
-        result["suspend"] = True
-    job.managed(batch, "kubernetes.io/job-controller", notes)
+    job.run_policy(batch, "kubernetes.io/job-controller", result, notes)
     template = batch.fields("template")
     name = meta.fields["name"]
     labels = ("job-name", "batch.kubernetes.io/job-name")

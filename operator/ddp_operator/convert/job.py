@@ -129,6 +129,16 @@ def managed(source: Source, own: str, notes: Notes) -> None:
         notes.dropped(source.field("managedBy"), f"{who} manages no DDPJobs")
 
 
+def run_policy(source: Source, own: str, result: dict[str, Any], notes: Notes) -> None:
+    """Take how long the job may run and stay, whether it waits, and who reconciles it."""
+    for name in ("ttlSecondsAfterFinished", "activeDeadlineSeconds"):
+        if (seconds := source.integer(name)) is not None:
+            result[name] = seconds
+    if source.flag("suspend"):
+        result["suspend"] = True
+    managed(source, own, notes)
+
+
 def processes(pods: Pods, asked: int | str | None, field: str, notes: Notes) -> int | str:
     """Return how many processes each pod has."""
     found = pods.processes if asked in (None, "auto") and pods.processes else asked

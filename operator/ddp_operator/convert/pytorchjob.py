@@ -152,12 +152,7 @@ def _restart(run: Source, replicas: list[Source], spec: Source, notes: Notes) ->
 def _run_policy(run: Source, result: dict[str, Any], notes: Notes) -> None:
     # There the default is to leave all pods.
     result["cleanPodPolicy"] = run.word("cleanPodPolicy") or "None"
-    for name in ("ttlSecondsAfterFinished", "activeDeadlineSeconds"):
-        if (seconds := run.integer(name)) is not None:
-            result[name] = seconds
-    if run.flag("suspend"):
-        result["suspend"] = True
-    job.managed(run, "kubeflow.org/training-operator", notes)
+    job.run_policy(run, "kubeflow.org/training-operator", result, notes)
 
 
 def _processes(spec: Source, found: dict[str, Pods], result: dict[str, Any], notes: Notes) -> None:
