@@ -18,6 +18,7 @@ from ddp_trainer.telemetry.status import CheckpointStatus
 from ddp_trainer.telemetry.termination import TerminationReport
 from ddp_trainer.telemetry.wire import to_json
 
+from tests.trainer.support.clock import Clock
 from tests.trainer.support.pods import DEADLINE_SECONDS, contract
 
 BORN = Place(job_uid="7d1f", attempt=0, generation=4, node_rank=1, nodes=2, master_addr="j-0-0.j")
@@ -31,15 +32,6 @@ LETTER = Letter(
     message='{"exitCode": 3}',
     time="2026-11-21T03:00:00Z",
 )
-
-
-class Clock:
-    """In seconds, as far as a test lets it."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def number(world: World) -> int:
@@ -125,7 +117,7 @@ def test_letters_are_bounded_and_those_of_a_generation_end_with_it() -> None:
 
 
 def test_letters_that_nobody_would_read_are_refused() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     world = World(BORN, clock=clock)
     deaf = Refusal(error="the operator does not ask node rank 0 for such news")
     assert world.note(LETTER) == deaf

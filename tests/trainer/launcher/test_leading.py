@@ -14,6 +14,7 @@ from ddp_trainer.launcher.world.state import LEAD_SECONDS, World
 from ddp_trainer.membership.place import Place
 from ddp_trainer.telemetry.wire import to_json
 
+from tests.trainer.support.clock import Clock
 from tests.trainer.support.pods import contract
 
 BORN = Place(
@@ -37,20 +38,11 @@ LETTER = Letter(
 )
 
 
-class Clock:
-    """In seconds, as far as a test lets it."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Job:
     """Three launchers; that of node rank 0 leads the other two."""
 
     def __init__(self, *, born: Place = BORN) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.first = World(born, clock=self.clock)
         self.others = {
             f"train-0-{slot}.train": World(replace(born, node_rank=rank, members=""))
@@ -120,7 +112,7 @@ def test_nobody_leads_where_the_operator_asks_or_nothing_has_failed() -> None:
 
 
 def test_who_was_never_asked_or_has_no_members_does_not_lead() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     never_asked = World(BORN, clock=clock)
     assert never_asked.note(LETTER) is not None
     not_first, too_old = (

@@ -143,6 +143,18 @@ class World:
         await eventually(condition, describe=lambda: self.cluster.jobs)
 
 
+def alone(trainers: FakeLaunchers, *, on_news: Callable[[Key], None] = lambda _: None) -> Launchers:
+    """The part that talks with launchers, without the rest of an engine."""
+    return Launchers(
+        FakeCluster(),
+        JobCache(),
+        trainers,
+        access=ACCESS,
+        clock=lambda: datetime.now(UTC),
+        on_news=on_news,
+    )
+
+
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     world = World()
@@ -218,14 +230,7 @@ async def test_launchers_whose_processes_take_time_keep_the_news_from_nobody() -
                 address, document, wait_seconds=wait_seconds, token=token
             )
 
-    told = Launchers(
-        FakeCluster(),
-        JobCache(),
-        Slow(),
-        access=ACCESS,
-        clock=lambda: datetime.now(UTC),
-        on_news=lambda _: None,
-    )
+    told = alone(Slow())
     of = DDPJob.parse(job())
     document = {"generation": 1, "start": False}
     all_of_them = {f"pod-{number}": f"10.0.{number}.1:28737" for number in range(500)}
@@ -260,14 +265,7 @@ def named(name: str) -> DDPJob:
 @pytest.mark.parametrize(("jobs", "pods"), [(1, 10_000), (20, 500), (200, 50)])
 async def test_pods_that_never_answer_delay_no_other_job(jobs: int, pods: int) -> None:
     silent = Silent()
-    told = Launchers(
-        FakeCluster(),
-        JobCache(),
-        silent,
-        access=ACCESS,
-        clock=lambda: datetime.now(UTC),
-        on_news=lambda _: None,
-    )
+    told = alone(silent)
     document = {"generation": 1, "start": False}
     for number in range(jobs):
         addresses = (f"10.1.{pod // 250}.{pod % 250}:28737" for pod in range(pods))
@@ -290,14 +288,7 @@ async def test_who_could_not_be_told_for_want_of_files_is_not_called_silent() ->
             raise OutOfFilesError("Too many open files")
 
     launchers_ = WithoutFiles()
-    told = Launchers(
-        FakeCluster(),
-        JobCache(),
-        launchers_,
-        access=ACCESS,
-        clock=lambda: datetime.now(UTC),
-        on_news=lambda _: None,
-    )
+    told = alone(launchers_)
     of = DDPJob.parse(job())
     telling = Telling("train-0-0", "10.0.0.1:28737", 1, False, {"generation": 1})
     for times in (1, 2):
@@ -357,14 +348,7 @@ def test_what_launchers_led_is_read() -> None:
 
 async def test_a_launcher_that_knows_a_led_generation_has_not_heard_of_ours() -> None:
     trainers, news = FakeLaunchers(), list[Key]()
-    told = Launchers(
-        FakeCluster(),
-        JobCache(),
-        trainers,
-        access=ACCESS,
-        clock=lambda: datetime.now(UTC),
-        on_news=news.append,
-    )
+    told = alone(trainers, on_news=news.append)
     of = DDPJob.parse(job())
     of = replace(of, status=DDPJobStatus(world=Group(generation=3)))
     trainers.led["10.0.0.1:28737"] = 3
