@@ -14,7 +14,7 @@ from tests.chaos.schedule import Kind
 from tests.cluster import ClusterError
 from tests.cluster.node import Node
 from tests.e2e.environment import OPERATOR_NAMESPACE, operator_pods
-from tests.e2e.jobs import Job, kill_rank
+from tests.e2e.jobs import Job, NothingTrainsError, kill_rank
 from tests.e2e.kubectl import Kubectl, KubectlError
 
 OUTAGE_SECONDS: Final = 60.0
@@ -73,7 +73,7 @@ class Chaos:
             job, name = _job_of(pod), pod["metadata"]["name"]
             try:
                 kill_rank(Job(self.kubectl, job), name)
-            except AssertionError as refused:  # no process trains there yet
+            except (NothingTrainsError, KubectlError) as refused:
                 self.journal.note(f"not in {name}: {refused}")
             else:
                 self.journal.did(Kind.KILL_RANK, job=job, pod=name)

@@ -192,6 +192,10 @@ def accuracy(status: DDPJobStatus) -> float:
     return float(last_words(status)["accuracy"])
 
 
+class NothingTrainsError(Exception):
+    """A pod has no training process that could be killed, not yet or not any more."""
+
+
 def kill_rank(job: Job, pod: str) -> None:
     """`kill -9` of the training process in a pod; its launcher, process 1, lives on to tell.
 
@@ -200,14 +204,20 @@ def kill_rank(job: Job, pod: str) -> None:
     """
     script = """
 import os, pathlib
-ranks = [int(p.parent.name) for p in pathlib.Path("/proc").glob("[0-9]*/comm")
-         if p.read_bytes().startswith(b"ddp-rank-")]
-print(*ranks)
+for path in pathlib.Path("/proc").glob("[0-9]*/comm"):
+    try:
+        if path.read_bytes().startswith(b"ddp-rank-"):
+            os.kill(int(path.parent.name), 9)
+            print(path.parent.name)
+            break
+    except (FileNotFoundError, ProcessLookupError):
+        pass
 """
-    (rank,) = job.kubectl.run("exec", pod, "--", "python", "-c", script).split()
-    kill = f"import os; os.kill({rank}, 9)"
-    killed = job.kubectl.attempt("exec", pod, "--", "python", "-c", kill)
-    assert killed.returncode in (0, 137), f"{pod}: {killed}"
+    killed = job.kubectl.attempt("exec", pod, "--", "python", "-c", script)
+    if killed.returncode not in (0, 137):
+        raise KubectlError(f"{pod}: {killed}")
+    if killed.returncode == 0 and not killed.stdout.strip():
+        raise NothingTrainsError(f"no process trains in {pod}")
 
 
 def force_delete(job: Job, *pods: str) -> None:
@@ -217,10 +227,20 @@ def force_delete(job: Job, *pods: str) -> None:
 
 def dump(kubectl: Kubectl, namespaces: Sequence[str], operator_namespace: str) -> str:
     """Everything that a person would look at first."""
+    operator = kubectl.within(operator_namespace)
     commands: list[tuple[str, ...]] = [
         ("--namespace", operator_namespace, "get", "pods", "--output", "wide"),
-        ("--namespace", operator_namespace, "logs", "deployment/ddp-operator"),
+        ("--namespace", operator_namespace, "get", "events"),
     ]
+    for pod in operator.items("pods"):
+        commands += [
+            ("--namespace", operator_namespace, "describe", "pod", pod["metadata"]["name"]),
+            ("--namespace", operator_namespace, "logs", pod["metadata"]["name"]),
+        ]
+        if any(status["restartCount"] for status in pod["status"].get("containerStatuses", ())):
+            commands += [
+                ("--namespace", operator_namespace, "logs", "--previous", pod["metadata"]["name"])
+            ]
     for namespace in namespaces:
         commands += [("--namespace", namespace, "describe", "ddpjobs,pods")]
         with suppress(KubectlError, ValueError):
