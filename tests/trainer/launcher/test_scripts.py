@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,17 +116,50 @@ def test_it_is_as_if_python_had_been_started_for_it(folder: Path, words: list[st
     assert "imported by a rank" not in said
 
 
-def test_ranks_share_what_is_imported_and_draw_numbers_of_their_own(folder: Path) -> None:
-    (folder / "code" / "draws.py").write_text(
-        "import os, random, sys\nimport torch\nimport numpy\n"
-        "print(f'drew {random.random()} {numpy.random.rand()}')\n"
-    )
-    (folder / "packages" / "torch" / "__init__.py").write_text("import numpy\nprint('imported')\n")
-    ended = run(folder, sys.executable, "draws.py", ranks=3)
+def test_ranks_share_what_is_imported(folder: Path) -> None:
+    (folder / "code" / "imports.py").write_text("import torch\n")
+    ended = run(folder, sys.executable, "imports.py", ranks=3)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("imported") == 1
-    drawn = [line.split()[1:] for line in ended.stdout.splitlines() if line.startswith("drew")]
-    assert [len(set(column)) for column in zip(*drawn, strict=True)] == [3, 3]
+    assert ended.stdout.count("imported by nobody") == 1
+    assert "imported by a rank" not in ended.stdout
+
+
+DRAWS = """
+import random, tempfile, uuid
+import numpy, torch
+from torch.utils.data import DataLoader
+
+class Drawn:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return torch.rand(1).item(), numpy.random.rand(), random.random()
+
+shuffled = DataLoader(range(10**6), batch_size=8, shuffle=True)
+(worker,) = DataLoader(Drawn(), num_workers=1, batch_size=None)
+print("drew", random.random(), numpy.random.rand(), numpy.random.default_rng().random(),
+      torch.initial_seed(), torch.rand(1).item(), torch.nn.Linear(1, 1).weight.item(),
+      torch.empty((), dtype=torch.int64).random_().item(), sum(next(iter(shuffled)).tolist()),
+      torch.Generator().seed(), *worker, uuid.uuid4(), next(tempfile._get_candidate_names()))
+"""
+
+
+def test_forked_ranks_draw_numbers_of_their_own_as_plain_pythons_do(folder: Path) -> None:
+    shutil.rmtree(folder / "packages")  # the real torch
+    (folder / "code" / "draws.py").write_text(DRAWS)
+
+    def drawn(launcher: tuple[str, ...] | None, ranks: int) -> list[list[str]]:
+        ended = run(folder, sys.executable, "draws.py", ranks=ranks, launcher=launcher)
+        assert ended.returncode == 0, ended.stderr
+        lines = [line.split() for line in ended.stdout.splitlines()]
+        return [words[1:] for words in lines if words[:1] == ["drew"]]
+
+    plain = [*drawn(None, 1), *drawn(None, 1)]
+    forked = drawn((), 3)
+    different = [len(set(column)) for column in zip(*plain, strict=True)]
+    assert different == [2] * len(different)
+    assert [len(set(column)) for column in zip(*forked, strict=True)] == [3] * len(different)
 
 
 def test_a_fresh_python_for_each_rank_where_that_is_wanted(folder: Path) -> None:

@@ -79,16 +79,20 @@ def serve(channel: socket.socket, program: Sequence[str]) -> None:
             importlib.import_module(module)
     if fork_ranks(channel):
         answer_with_stacks()
-        _draw_other_numbers()
+        _seed_generators()
         sys.path[:0] = here
         run(program)
 
 
-def _draw_other_numbers() -> None:
-    """Python reseeds itself in a fork; numpy would have all ranks draw the same."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+def _seed_generators() -> None:
+    """Seed anew what an import has seeded, as in a Python of its own, or all ranks draw the same.
+
+    Python's `random` does so itself in a fork; CUDA's generators are made in the rank.
+    """
+    if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
+    if (generator := getattr(sys.modules.get("torch"), "default_generator", None)) is not None:
+        generator.seed()
 
 
 def run(program: Sequence[str]) -> None:
