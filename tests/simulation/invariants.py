@@ -18,9 +18,16 @@ from tests.manners import faults
 from tests.simulation.accounts import Accounts
 from tests.simulation.clock import Clock
 from tests.simulation.holds import Stage
-from tests.simulation.kubelet import is_deleting, is_over, is_running, stage_of, trainer_of
+from tests.simulation.kubelet import (
+    is_deleting,
+    is_over,
+    is_running,
+    node_of,
+    stage_of,
+    trainer_of,
+)
 from tests.simulation.launchers import generation_at_birth
-from tests.simulation.nodes import is_unreachable
+from tests.simulation.nodes import avoided, is_unreachable, is_well
 from tests.simulation.order import judge_order
 from tests.simulation.server import JOB, ApiServer, owner_of, shape_of
 from tests.simulation.testimony import own_words
@@ -110,6 +117,14 @@ class Invariants:
             for name, node in self._server.node_manifests.items()
             if is_unreachable(node) or self._server.said_at[name] > lately
         ]
+
+    def _keeps_off_well_node(self, pod: Manifest) -> bool:
+        """Whether a pod without a node is barred from one that is well, or was until lately."""
+        lately = self._clock.seconds - LATE_TO_SEE_SECONDS
+        return not node_of(pod) and any(
+            is_well(self._server.node_manifests[name]) or self._server.said_at[name] > lately
+            for name in avoided(pod)
+        )
 
     def blow(self, pod: Manifest, class_: Class) -> None:
         """Take note of what befalls a pod, and is not what follows of something else."""
@@ -253,6 +268,7 @@ class Invariants:
             truth_of=lambda pod: self._truth.get(self._uid_of.get((new.uid, pod), ""), Truth()),
             ledger=self.ledgers[new.uid],
             silent_nodes=len(self._silent_nodes()),
+            keeps_off_well_node=any(map(self._keeps_off_well_node, self._server.pods.values())),
             clock_is_right=self.clock_is_right,
             seconds=self._clock.seconds,
         )

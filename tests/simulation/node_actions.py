@@ -3,7 +3,7 @@
 from tests.simulation import kubelet
 from tests.simulation.finales import evict_by_taint, lose_node
 from tests.simulation.history import Choices
-from tests.simulation.nodes import BAD, LEAVING, WELL, rebooted, saying
+from tests.simulation.nodes import BAD, LEAVING, UNREACHABLE, WELL, rebooted, saying
 from tests.simulation.simulation import Simulation
 
 _NODES = ("node-a", "node-b", "node-c")
@@ -75,6 +75,19 @@ def a_node_says_something(simulation: Simulation, choices: Choices) -> None:
     changed = rebooted(saying(node, WELL)) if what == "rebooted" else saying(node, what)
     simulation.server.put_node(changed)
     simulation.tell(f"{name} says: {what}")
+
+
+def nobody_hears_of_any_node(simulation: Simulation, choices: Choices) -> None:
+    """As after an outage of the control plane: all runs on, and the last heartbeats are old."""
+    before = dict(simulation.server.node_manifests)
+    for node in before.values():
+        simulation.server.put_node(saying(node, UNREACHABLE))
+    simulation.tell("nobody hears of any node")
+    simulation.advance(choices.of((2.0, 20.0, 60.0)))
+    for name, node in before.items():
+        if name not in simulation.dead_nodes:
+            simulation.server.put_node(node)
+    simulation.tell("the nodes are heard of again")
 
 
 def pods_do_not_start(simulation: Simulation, choices: Choices) -> None:

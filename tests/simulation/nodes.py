@@ -71,6 +71,12 @@ def is_leaving(node: Manifest) -> bool:
     return any(signal.get(_TAINT) in keys or signal.get("condition") in types for signal in _GOING)
 
 
+def is_well(node: Manifest) -> bool:
+    """Whether it says nothing that would keep pods off it."""
+    well = [_condition("Ready", "True")]
+    return not node["spec"].get("taints") and node["status"]["conditions"] == well
+
+
 def is_unreachable(node: Manifest) -> bool:
     """Whether nobody hears of its kubelet."""
     return any(one == _condition("Ready", "Unknown") for one in node["status"]["conditions"])
@@ -81,20 +87,26 @@ def fitting(pod: Manifest, nodes: Iterable[Manifest]) -> Sequence[str]:
     pod prefers, where there are any.
     """
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    terms = [_avoided(term) for term in required.get("nodeSelectorTerms") or [{}]]
     preferred = affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
-    disliked = set().union(*(_avoided(one["preference"]) for one in preferred))
+    disliked = set().union(*(_not_in(one["preference"]) for one in preferred))
+    barred = avoided(pod)
     names = [
         node["metadata"]["name"]
         for node in nodes
         if (tolerates_everything(pod) or not node["spec"].get("taints"))
-        and any(node["metadata"]["name"] not in avoided for avoided in terms)
+        and node["metadata"]["name"] not in barred
     ]
     return [name for name in names if name not in disliked] or names
 
 
-def _avoided(term: Manifest) -> set[str]:
+def avoided(pod: Manifest) -> set[str]:
+    """The names of the nodes that a pod may not be bound to, as all terms of its affinity say."""
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    return set.intersection(*map(_not_in, required.get("nodeSelectorTerms") or [{}]))
+
+
+def _not_in(term: Manifest) -> set[str]:
     fields = term.get("matchFields") or ()
     return {value for field in fields for value in field["values"]}
 

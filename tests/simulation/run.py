@@ -59,7 +59,8 @@ _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (user.the_job_is_deleted, 3),
     (user.garbage_is_collected, 6),
     (user.a_stranger_takes_a_name, 2),
-    (user.a_job_is_applied, 8),
+    (user.a_job_is_applied, 6),
+    (nodes.nobody_hears_of_any_node, 2),
 )
 
 _FINALES = (*[finales.NOTHING_LASTS] * len(finales.FINALES), *finales.FINALES)

@@ -33,7 +33,8 @@ class Verdicts:
     """Judges one change of a job's status.
 
     `truth_of` tells by a pod's name what became of it, `ledger` what became of the job,
-    `silent_nodes` how many nodes may be avoided since nothing runs there,
+    `silent_nodes` how many nodes may be avoided since nothing runs there, `keeps_off_well_node`
+    whether a pod without a node may not use one that is well,
     `clock_is_right` whether the operator's clock never was wrong, `seconds` the time.
     """
 
@@ -41,6 +42,7 @@ class Verdicts:
     truth_of: Callable[[str], Truth]
     ledger: Ledger
     silent_nodes: int
+    keeps_off_well_node: bool
     clock_is_right: bool
     seconds: float
 
@@ -85,6 +87,9 @@ class Verdicts:
             self._correction(old, after)
             return
         counts = (charged, disrupted, retried, started)
+        restarting = new.condition("Restarting")
+        reason = restarting.reason if restarting else ""
+        rescheduled = reason == "Rescheduled" and self.keeps_off_well_node
         self.require(all(count in (0, 1) for count in counts), f"counters jumped by {counts}")
         if charged or disrupted:
             self.require(charged + disrupted + retried == 1, "a restart was counted twice")
@@ -93,14 +98,13 @@ class Verdicts:
             self.require(new.failures != old.failures, "a restart without a record")
             self._cause(after, new.failures[-1], charged=bool(charged))
         elif started:
-            restarting = new.condition("Restarting")
-            edited = restarting is not None and restarting.reason == "SpecChanged"
-            reasons = edited + retried + old.is_true("Suspended")
+            edited = reason == "SpecChanged"
+            reasons = edited + retried + rescheduled + old.is_true("Suspended")
             self.require(reasons == 1, "the gang starts anew for nothing")
         elif anew and after.spec.elastic and not ordered:
             self._resized(old, after)
         else:
-            self.require(not replaced, "a pod was replaced uncounted")
+            self.require(not replaced or rescheduled, "a pod was replaced uncounted")
             # Until all run again, the loss that is on record has not been made good.
             groups = [slots_of(each.world, after.spec.replicas) for each in (old, new)]
             relieved = old.is_true("Restarting") and tuple(groups[0]) != tuple(groups[1])

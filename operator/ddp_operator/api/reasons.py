@@ -182,6 +182,9 @@ OWN: Final = {
         "they are given up for others to use; all try again after a pause",
         "free nodes or quota, or let a gang scheduler or a queue place the job as a whole",
     ),
+    "Rescheduled": Reason(
+        "pods that no node took were kept off a node which may be used again", _UNCHARGED, NOTHING
+    ),
     "Disrupted": Reason(
         "the cluster took pods away, as by preemption or a node's end", _UNCHARGED, NOTHING
     ),

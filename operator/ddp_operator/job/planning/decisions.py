@@ -22,7 +22,16 @@ RESTART_GRACE_SECONDS: Final = 15
 
 RESTART_REQUESTED: Final = "RestartRequested"
 """Reason of a restart that a person has asked for."""
-_NO_TROUBLE: Final = ("Disrupted", "SpecChanged", "GroupShrunk", "GroupGrown", RESTART_REQUESTED)
+RESCHEDULED: Final = "Rescheduled"
+"""Reason of pods that are made anew because they kept off nodes which are well again."""
+_NO_TROUBLE: Final = (
+    "Disrupted",
+    "SpecChanged",
+    "GroupShrunk",
+    "GroupGrown",
+    RESTART_REQUESTED,
+    RESCHEDULED,
+)
 """Reasons of restarts that nobody has to look into."""
 
 

@@ -14,7 +14,7 @@ from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure import budget, causes, restart_rules, starts
-from ddp_operator.job.failure.nodes import avoiding_signalled, with_bad_nodes
+from ddp_operator.job.failure.nodes import with_bad_nodes
 from ddp_operator.job.membership.launchers import NOTHING, Heard
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning import (
@@ -26,6 +26,7 @@ from ddp_operator.job.planning import (
     hindsight,
     isolation,
     recovery,
+    rescheduling,
     watchdog,
 )
 from ddp_operator.job.planning.gaps import in_present_group
@@ -124,18 +125,8 @@ def _decide(
         or spares.renew(job, pods, now)
         or topology.order(job, pods, nodes, now)
         or isolation.begin_change(job)
-        or _avoid_signalled(job, pods, nodes)
+        or rescheduling.reschedule(job, pods, nodes, now)
     )
-
-
-def _avoid_signalled(job: DDPJob, pods: Observed, nodes: Nodes) -> Plan | None:
-    """Decide that the pods which are about to be created avoid nodes by their signals of now."""
-    if not (pods.creatable or pods.spares_missing):
-        return None
-    status = avoiding_signalled(job, job.status, nodes)
-    if status.excluded_nodes == job.status.excluded_nodes:
-        return None
-    return Plan(status, decided=True)
 
 
 def _end_hang(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:

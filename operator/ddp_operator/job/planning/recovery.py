@@ -109,7 +109,7 @@ def failed(
     if action == "RestartGang":
         status = next_attempt(job, status)
     else:
-        status = _replacing(job, status, gone, awaited)
+        status = replacing(job, status, gone, awaited)
         status = _broken(job, status, gone, heirs, now, continued=continued)
     if action == "RestartInPlace" or heirs or without:
         # Who saves is rank 0, or nobody.
@@ -208,7 +208,7 @@ def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
     return pause
 
 
-def _replacing(
+def replacing(
     job: DDPJob, status: DDPJobStatus, gone: Sequence[int], awaited: Sequence[int]
 ) -> DDPJobStatus:
     """Return the status in which the pods of node ranks are others; `awaited`: of those that no
@@ -216,10 +216,10 @@ def _replacing(
     """
     slots = members(job)
     replacements = replaced(status, (slots[node_rank] for node_rank in gone))
-    replacing: set[int] = set()  # before all pods of the attempt existed, nobody knows which do
+    new: set[int] = set()  # before all pods of the attempt existed, nobody knows which do
     if status.bookkeeping.replacing or status.is_true("PodsCreated"):
-        replacing = {*status.bookkeeping.replacing, *(slots[node_rank] for node_rank in awaited)}
-    return status.noting(replacements=replacements, replacing=tuple(sorted(replacing)))
+        new = {*status.bookkeeping.replacing, *(slots[node_rank] for node_rank in awaited)}
+    return status.noting(replacements=replacements, replacing=tuple(sorted(new)))
 
 
 def _broken(

@@ -1,6 +1,6 @@
 """Builds a job's Service and Pods: names, distributed environment, GPU placement, volumes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ddp_operator.api.accelerator import Accelerator, Reservation
@@ -55,6 +55,7 @@ from ddp_operator.job.membership.world import (
     world_of,
 )
 from ddp_operator.job.pods import ranks
+from ddp_operator.job.pods.avoided_nodes import keep_off, prefer_others
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
 from ddp_operator.job.pods.injection import inject
 from ddp_operator.job.pods.schedulers import scheduled
@@ -74,8 +75,6 @@ _OF_A_PLACE = frozenset(
      "PET_NODE_RANK", "PET_MASTER_ADDR"}
 )  # fmt: skip
 """Variables that a pod without a place does not have."""
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _NEVER_BEGAN = UNSTARTABLE_REASONS | {START_TIMEOUT}
 
 
@@ -265,10 +264,10 @@ def pod(
     if own.accelerator:
         _add_accelerator(spec, trainer, own.accelerator)
     if job.status.excluded_nodes:
-        _avoid(spec, job.status.excluded_nodes)
+        keep_off(spec, job.status.excluded_nodes)
     late = [failure.node for failure in job.status.failures if failure.reason in _NEVER_BEGAN]
     if others := sorted({node for node in late if node}):
-        _rather_not(spec, others)
+        prefer_others(spec, others)
     made = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -399,29 +398,3 @@ def _reserved(reservation: Reservation) -> dict[str, str]:
 
 def _tolerating(key: str, value: str) -> dict[str, str]:
     return {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
-
-
-def _rather_not(spec: dict[str, Any], nodes: Sequence[str]) -> None:
-    """Have a pod go to nodes other than these, where there is room on any."""
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    term = {"weight": 100, "preference": {"matchFields": fields}}
-    affinity = spec.get("affinity") or {}
-    node_affinity = affinity.get("nodeAffinity") or {}
-    terms = [*(node_affinity.get(_PREFERRED) or ()), term]
-    spec["affinity"] = {**affinity, "nodeAffinity": {**node_affinity, _PREFERRED: terms}}
-
-
-def _avoid(spec: dict[str, Any], nodes: Sequence[str]) -> None:
-    """Keep a pod off nodes, on top of what its user asks of nodes."""
-    # By the node's own name: a field takes one value an expression, and all of them must hold.
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    affinity = spec.get("affinity") or {}
-    node_affinity = affinity.get("nodeAffinity") or {}
-    required = node_affinity.get(_REQUIRED) or {}
-    # A pod may run where any one of the terms holds.
-    terms = required.get("nodeSelectorTerms") or [{}]
-    terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *fields]} for term in terms]
-    spec["affinity"] = {
-        **affinity,
-        "nodeAffinity": {**node_affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}},
-    }

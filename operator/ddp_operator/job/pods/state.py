@@ -147,6 +147,8 @@ class PodState:
     waiting_message: str = ""
     stage: Literal["", "sandbox", "image"] = ""
     """What keeps a pod with a node from its first process: volumes and network, or an image."""
+    avoids: tuple[str, ...] = ()
+    """The nodes that its affinity keeps it off, while it has none."""
     stays_on_lost_node: bool = False
     """It tolerates a node that does not answer for ever: nobody evicts it."""
     managed: bool = False

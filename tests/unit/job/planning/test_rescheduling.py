@@ -1,0 +1,155 @@
+"""Pods that wait for a node keep off those that are to be avoided now, and off no others."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.projection import project
+from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.ports import Node
+
+from tests.good_manifests import template
+from tests.unit.job.builders import (
+    ended,
+    later,
+    pod,
+    running_job,
+    stored,
+)
+
+WELL = tuple(Node(f"node-{number}", {}, boot_id=f"boot-{number}") for number in range(8))
+NOWHERE = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
+
+
+def unready(*names: str) -> list[Node]:
+    return [replace(node, unready=node.name in names) for node in WELL]
+
+
+def waiting(job: DDPJob, identity: Identity, reason: str = "Unschedulable") -> PodState:
+    """A pod as it is created now, of which the scheduler says that it fits nowhere."""
+    manifest: Any = manifests.pod(job, identity)
+    manifest["metadata"]["uid"] = "p"
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": reason,
+        "message": NOWHERE,
+    }
+    manifest["status"] = {"phase": "Pending", "conditions": [condition]}
+    return project(manifest)
+
+
+def lost(nodes: Sequence[Node], **spec: Any) -> tuple[DDPJob, list[PodState]]:
+    """A job of three whose pod 2 was deleted while `nodes` was what was known; and its pods, of
+    which the new one waits.
+    """
+    job, pods = running_job(**{"replicas": 3, "restart": {"scope": "Pod"}, **spec})
+    pods = [replace(one, started=later(5), node=f"node-{one.identity.index}") for one in pods]
+    job = stored(job, plan(job, pods, later(20), nodes=WELL))
+    job = stored(job, plan(job, pods[:2], later(30), nodes=nodes))
+    assert job.status.bookkeeping.replacements == {"2": 1}
+    job = stored(job, plan(job, pods[:2], later(45), nodes=nodes))
+    return job, [*pods[:2], waiting(job, Identity(2, 0, 1))]
+
+
+def test_a_pod_that_keeps_off_a_node_which_is_well_again_is_made_anew() -> None:
+    job, pods = lost(unready("node-0", "node-2"))
+    assert job.status.excluded_nodes == ("node-0", "node-2")
+    assert pods[2].avoids == ("node-0", "node-2")
+    assert not plan(job, pods, later(50), nodes=unready("node-0", "node-2")).decided
+    before = job.status
+    planned = plan(job, pods, later(60), nodes=unready("node-0"))
+    assert planned.decided
+    [event] = planned.events
+    assert event.message == (
+        "creating digits-0-2-r1 again (not charged): no node took it while it kept off node-2, "
+        "which may be used again"
+    )
+    job = stored(job, planned)
+    assert job.status.bookkeeping.replacements == {"2": 2}
+    assert (job.status.restarts, job.status.disruptions) == (before.restarts, before.disruptions)
+    assert job.status.excluded_nodes == ("node-0",)
+    planned = plan(job, pods, later(61), nodes=unready("node-0"))
+    assert planned.delete == (pods[2].key,)
+    planned = plan(job, pods[:2], later(62), nodes=unready("node-0"))
+    [new] = planned.create
+    assert (new.slot, new.replacement) == (2, 2)
+    assert waiting(job, new).avoids == ("node-0",)
+
+
+def test_what_was_forgotten_meanwhile_does_not_matter() -> None:
+    job, pods = lost(unready("node-2"))
+    job = replace(job, status=job.status.model_copy(update={"excluded_nodes": ()}))
+    assert plan(job, pods, later(60), nodes=WELL).decided
+
+
+def test_all_pods_that_wait_start_as_a_gang() -> None:
+    job, pods = running_job(replicas=1)
+    job = stored(job, plan(job, [replace(pods[0], node="node-0")], later(20), nodes=WELL))
+    dead = ended(job, 0, code=137, node="node-0")
+    job = stored(job, plan(job, [dead], later(30), nodes=unready("node-0")))
+    job = stored(job, plan(job, [], later(90), nodes=unready("node-0")))
+    attempt, restarts = job.status.attempt, job.status.restarts
+    stuck = waiting(job, Identity(0, attempt))
+    assert stuck.avoids == ("node-0",)
+    job = stored(job, plan(job, [stuck], later(95), nodes=WELL))
+    assert (job.status.attempt, job.status.restarts) == (attempt + 1, restarts)
+    assert job.status.excluded_nodes == ()
+
+
+def test_a_node_that_failures_excluded_may_be_used_after_a_reboot() -> None:
+    job, pods = lost(WELL)
+    job = replace(
+        job,
+        status=job.status.model_copy(update={"excluded_nodes": ("node-2",)}).noting(
+            excluded_boot_ids={"node-2": "boot-2"}
+        ),
+    )
+    pods[2] = waiting(job, Identity(2, 0, 1))
+    assert not plan(job, pods, later(60), nodes=WELL).decided
+    rebooted = [replace(n, boot_id="again") if n.name == "node-2" else n for n in WELL]
+    assert plan(job, pods, later(60), nodes=rebooted).decided
+
+
+@pytest.mark.parametrize("reason", ["SchedulingGated", ""])
+def test_a_pod_that_the_scheduler_has_not_tried_is_let_wait(reason: str) -> None:
+    job, pods = lost(unready("node-2"))
+    pods[2] = waiting(job, Identity(2, 0, 1), reason)
+    assert not plan(job, pods, later(60), nodes=WELL).decided
+
+
+def test_a_node_that_the_user_keeps_off_stays_the_users_affair() -> None:
+    term = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-2"]}]}
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}
+        }
+    }
+    job, pods = lost(WELL, template=template(affinity=affinity))
+    assert pods[2].avoids == ("node-2",)
+    assert not plan(job, pods, later(60), nodes=WELL).decided
+
+
+def test_a_node_that_is_not_known_or_takes_no_pods_helps_nobody() -> None:
+    job, pods = lost(unready("node-2"))
+    cordoned = [replace(n, schedulable=n.name != "node-2") for n in WELL]
+    assert not plan(job, pods, later(60), nodes=cordoned).decided
+    assert not plan(job, pods, later(60), nodes=cordoned[:2]).decided
+    assert not plan(job, pods, later(60), nodes=()).decided
+
+
+def test_only_one_of_several_terms_is_no_obstacle() -> None:
+    job, _ = running_job(replicas=1)
+    manifest: Any = manifests.pod(job, Identity(0, 0))
+    terms = [
+        {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [name]}]}
+        for name in ("node-1", "node-2")
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    manifest["spec"]["affinity"] = {"nodeAffinity": required}
+    assert project(manifest).avoids == ()
+    assert pod(job, 0).avoids == ()
