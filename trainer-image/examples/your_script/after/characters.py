@@ -63,7 +63,7 @@ class GPT(nn.Module):
 
     def forward(self, letters):
         """Scores of what follows each letter."""
-        places = torch.arange(letters.shape[1])
+        places = torch.arange(letters.shape[1], device=letters.device)
         return self.head(self.norm(self.blocks(self.letters(letters) + self.places(places))))
 
 
@@ -95,11 +95,13 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20)
     with ddp_trainer.join(model=model, optimizer=optimizer, scheduler=scheduler) as job:
+        device = job.device
         net = job.wrap(model)
         for epoch in job.epochs(options.epochs):
             for letters, following in job.batches(loader):
-                scores = net(letters)
-                loss = functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+                scores = net(letters.to(device))
+                targets = following.flatten().to(device)
+                loss = functional.cross_entropy(scores.flatten(0, 1), targets)
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 job.step(loss)

@@ -50,17 +50,19 @@ def main():
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     with ddp_trainer.join(model=model, optimizer=optimizer) as job:
+        device = job.device
         net = job.wrap(model)
         for epoch in job.epochs(options.epochs):
             for images, targets in job.batches(loader):
-                loss = nn.functional.cross_entropy(net(images), targets)
+                loss = nn.functional.cross_entropy(net(images.to(device)), targets.to(device))
                 loss.backward()
                 job.step(loss)
             net.eval()
             right, total = 0, 0
             with torch.no_grad():
                 for images, targets in job.share(test_loader):
-                    right += (model(images).argmax(1) == targets).sum().item()
+                    found = model(images.to(device)).argmax(1)
+                    right += (found == targets.to(device)).sum().item()
                     total += len(targets)
             net.train()
             right, total = job.sum(right, total)

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 class Trainer:
     """Trains a model."""
 
-    def __init__(self, model, loader, optimizer, *, job):
+    def __init__(self, model, loader, optimizer, *, device, job):
+        self.device = device
         self.loader = loader
         self.optimizer = optimizer
         self.job = job
@@ -28,7 +29,7 @@ class Trainer:
     def run_epoch(self):
         """One pass over the samples."""
         for inputs, targets in self.job.batches(self.loader):
-            self.run_batch(inputs, targets)
+            self.run_batch(inputs.to(self.device), targets.to(self.device))
 
     def train(self, epochs):
         """Train to the end."""
@@ -56,7 +57,7 @@ def main():
     model = nn.Linear(20, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with ddp_trainer.join(model=model, optimizer=optimizer) as job:
-        trainer = Trainer(model, loader, optimizer, job=job)
+        trainer = Trainer(model, loader, optimizer, device=job.device, job=job)
         trainer.train(options.epochs)
 
 

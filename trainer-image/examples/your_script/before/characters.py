@@ -1,6 +1,7 @@
 """A small GPT that learns to write like a text."""
 
 import argparse
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +65,7 @@ class GPT(nn.Module):
 
     def forward(self, letters):
         """Scores of what follows each letter."""
-        places = torch.arange(letters.shape[1])
+        places = torch.arange(letters.shape[1], device=letters.device)
         return self.head(self.norm(self.blocks(self.letters(letters) + self.places(places))))
 
 
@@ -89,20 +90,24 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
-    dist.init_process_group("gloo")
+    dist.init_process_group()
+    has_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
     dataset = Characters(block=32)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=16, sampler=sampler, drop_last=True)
     torch.manual_seed(0)
     model = GPT(Shape(vocabulary=len(dataset.alphabet)))
+    model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20)
     net = DistributedDataParallel(model)
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
         for letters, following in loader:
-            scores = net(letters)
-            loss = functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+            scores = net(letters.to(device))
+            targets = following.flatten().to(device)
+            loss = functional.cross_entropy(scores.flatten(0, 1), targets)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -1,6 +1,7 @@
 """Digits by a convolutional network, augmented by workers of a DataLoader."""
 
 import argparse
+import os
 
 import torch
 from sklearn.datasets import load_digits
@@ -45,19 +46,22 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
-    dist.init_process_group("gloo")
+    dist.init_process_group()
+    has_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
     dataset = Digits(train=True)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=1)
     test_loader = DataLoader(Digits(train=False), batch_size=64)
     torch.manual_seed(0)
     model = network()
+    model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     net = DistributedDataParallel(model)
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
         for images, targets in loader:
-            loss = nn.functional.cross_entropy(net(images), targets)
+            loss = nn.functional.cross_entropy(net(images.to(device)), targets.to(device))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -65,7 +69,8 @@ def main():
         right, total = 0, 0
         with torch.no_grad():
             for images, targets in test_loader:
-                right += (model(images).argmax(1) == targets).sum().item()
+                found = model(images.to(device)).argmax(1)
+                right += (found == targets.to(device)).sum().item()
                 total += len(targets)
         net.train()
         if dist.get_rank() == 0:

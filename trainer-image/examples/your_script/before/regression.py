@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 class Trainer:
     """Trains a model."""
 
-    def __init__(self, model, loader, optimizer, *, save_every, snapshot):
+    def __init__(self, model, loader, optimizer, *, device, save_every, snapshot):
+        self.device = device
         self.loader = loader
         self.optimizer = optimizer
         self.save_every = save_every
@@ -22,7 +23,7 @@ class Trainer:
         self.first_epoch = 0
         self.loss = torch.tensor(0.0)
         if snapshot.exists():
-            state = torch.load(snapshot)
+            state = torch.load(snapshot, map_location=device)
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
             self.first_epoch = state["epoch"] + 1
@@ -38,7 +39,7 @@ class Trainer:
     def run_epoch(self):
         """One pass over the samples."""
         for inputs, targets in self.loader:
-            self.run_batch(inputs, targets)
+            self.run_batch(inputs.to(self.device), targets.to(self.device))
 
     def save(self, epoch):
         """Write down all that the next run needs."""
@@ -69,14 +70,18 @@ def main():
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--save-every", type=int, default=2)
     options = parser.parse_args()
-    dist.init_process_group("gloo")
+    dist.init_process_group()
+    has_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
     dataset = samples()
     loader = DataLoader(dataset, batch_size=32, sampler=DistributedSampler(dataset))
     torch.manual_seed(2)
     model = nn.Linear(20, 1)
+    model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     path = Path(os.environ.get("SNAPSHOT", "snapshot.pt"))
-    trainer = Trainer(model, loader, optimizer, save_every=options.save_every, snapshot=path)
+    kept = {"save_every": options.save_every, "snapshot": path}
+    trainer = Trainer(model, loader, optimizer, device=device, **kept)
     trainer.train(options.epochs)
     dist.destroy_process_group()
 
