@@ -13,7 +13,7 @@ from ddp_operator.job.pods.state import Identity
 
 from tests.simulation.nodes import NODES
 from tests.simulation.server import REFUSED_IMAGE
-from tests.simulation.truth import Ledger, Truth
+from tests.simulation.truth import LATE_TO_SEE_SECONDS, Ledger, Truth
 
 _OBSERVED = frozenset({"observed_generation", "ready_replicas", "ready", "completed_indexes"})
 """What is simply seen, and may differ after a job has finished."""
@@ -105,13 +105,26 @@ class Verdicts:
             self._resized(old, after)
         else:
             self.require(not replaced or rescheduled, "a pod was replaced uncounted")
-            # Until all run again, the loss that is on record has not been made good.
-            groups = [slots_of(each.world, after.spec.replicas) for each in (old, new)]
-            relieved = old.is_true("Restarting") and tuple(groups[0]) != tuple(groups[1])
+            relieved = self._is_relieved(old, after)
             self.require(not anew or relieved or ordered, "processes start anew uncounted")
         if charged:
             limit = after.spec.restart.max_restarts
             self.require(_used(after) <= limit, "more restarts than allowed")
+
+    def _is_relieved(self, old: DDPJobStatus, after: DDPJob) -> bool:
+        """Whether spares took the places of pods whose loss is on record until all run again, or
+        that have never run, as far as anybody could see: then no process starts anew.
+        """
+        before, now = (slots_of(each.world, after.spec.replicas) for each in (old, after.status))
+        gone = set(before).difference(now)
+        return bool(gone) and (
+            old.is_true("Restarting") or all(self._never_ran(after.name, old, slot) for slot in gone)
+        )
+
+    def _never_ran(self, job: str, status: DDPJobStatus, slot: int) -> bool:
+        replacement = status.bookkeeping.replacements.get(str(slot), 0)
+        truth = self.truth_of(Identity(slot, status.attempt, replacement).pod_name(job))
+        return not truth.moved_at or self.seconds - truth.moved_at < LATE_TO_SEE_SECONDS
 
     def _same_group(self, old: DDPJobStatus, new: DDPJobStatus) -> None:
         """A generation has one group for ever, and each pod has one place in it."""

@@ -184,6 +184,15 @@ def restarting(
     return decided(status, Event(event, message, warning=warning))
 
 
+def regrouped(
+    status: DDPJobStatus, reason: str, message: str, now: datetime, *, event: str
+) -> Plan:
+    """Decide that pods which exist form another group; a job that has not begun restarts nothing."""
+    if status.is_true("Running") or status.is_true("Restarting"):
+        return restarting(status, reason, message, now, event=event, creates=False)
+    return decided(status, Event(event, message))
+
+
 def decided(status: DDPJobStatus, *events: Event) -> Plan:
     """Return the plan to store a status, and to tell of it, before anything is done."""
     return Plan(with_phase(status, pods_scheduled=False), decided=True, events=events)

@@ -21,14 +21,13 @@ from ddp_operator.job.membership.world import (
     wanted_size,
     world_of,
 )
-from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, decided, restarting
+from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, regrouped
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some, train_on
 from ddp_operator.job.pods.observed import Observed, member_names
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Event
 
 GROUP_SHRUNK: Final = "GroupShrunk"
 GROUP_GROWN: Final = "GroupGrown"
@@ -94,12 +93,8 @@ def with_look(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan
 
 
 def _may_change(job: DDPJob, pods: Observed) -> bool:
-    """Whether its launchers can be told, and none of its pods has ended well, which comes to no
-    other group.
-    """
-    if pods.completed or any(pod.succeeded for pod in pods.current.values()):
-        return False
-    return scope_of(job) != "Gang" and bool(job.status.bookkeeping.launcher)
+    can_be_told = scope_of(job) != "Gang" and bool(job.status.bookkeeping.launcher)
+    return can_be_told and not pods.any_succeeded
 
 
 def _announces(pod: PodState | None) -> bool:
@@ -147,7 +142,7 @@ def _dismiss(job: DDPJob, now: datetime) -> Plan:
         job, job.status, now, grace_seconds=RESTART_GRACE_SECONDS, without=range(size, before)
     )
     message = f"{train_on(size)}, {before} did: no more are wanted"
-    return _resized(status, GROUP_SHRUNK, message, now)
+    return regrouped(status, GROUP_SHRUNK, message, now, event=GROUP_SHRUNK)
 
 
 def _grow(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
@@ -166,7 +161,7 @@ def _grow(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | No
     )
     more = "one more is there" if len(joining) == 1 else f"{len(joining)} more are there"
     message = f"{train_on(before + len(joining))}, {before} did: {more}"
-    return _resized(status, GROUP_GROWN, message, now)
+    return regrouped(status, GROUP_GROWN, message, now, event=GROUP_GROWN)
 
 
 def _room(job: DDPJob) -> int:
@@ -179,12 +174,6 @@ def _grow_due(job: DDPJob) -> datetime | None:
     if elastic is None or since is None:
         return None
     return since + timedelta(seconds=elastic.grow_after_seconds)
-
-
-def _resized(status: DDPJobStatus, reason: str, message: str, now: datetime) -> Plan:
-    if status.is_true("Running") or status.is_true("Restarting"):
-        return restarting(status, reason, message, now, event=reason, creates=False)
-    return decided(status, Event(reason, message))  # it has not begun yet
 
 
 def _is_first(job: DDPJob) -> bool:

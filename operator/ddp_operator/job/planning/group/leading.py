@@ -14,7 +14,7 @@ from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import budget, causes, records, restart_rules
 from ddp_operator.job.membership.launchers import Heard, LauncherStatus, PodFailure
 from ddp_operator.job.membership.world import in_words, members, world_of
-from ddp_operator.job.planning.decisions import decided, restarting
+from ddp_operator.job.planning.decisions import regrouped
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed, with_failure
 from ddp_operator.job.pods.state import PodState
@@ -73,9 +73,7 @@ def _above(job: DDPJob, status: DDPJobStatus, known: int, now: datetime) -> Plan
         f"all processes start again in place: launchers led generation {known} of another group "
         "while no operator was there"
     )
-    if not status.is_true("Running"):
-        return decided(status, Event(LED, message))
-    return restarting(status, LED, message, now, event=LED, creates=False)
+    return regrouped(status, LED, message, now, event=LED)
 
 
 def _accounted(

@@ -11,7 +11,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.membership.world import begun_anew, members, replaced, scope_of
-from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, restarting
+from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, regrouped
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
@@ -71,7 +71,7 @@ def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     status = begun_anew(job, status, now, grace_seconds=grace_seconds, heirs=taken, lost=len(heirs))
     said = some([f"{pod.key.name} becomes node rank {rank}" for rank, pod in heirs.items()])
     message = f"spares take the places of pods that cannot start or have no node: {said}"
-    return restarting(status, "Disrupted", message, now, creates=False)
+    return regrouped(status, "Disrupted", message, now, event="Restarting")
 
 
 def made_anew(status: DDPJobStatus, slots: Collection[int]) -> DDPJobStatus:

@@ -27,6 +27,7 @@ from tests.unit.job.builders import (
     stored,
     with_status,
 )
+from tests.unit.job.builders import pod as one_pod
 from tests.unit.job.planning.group.test_in_place import failure, knowing, listening
 
 
@@ -205,6 +206,20 @@ def test_a_later_spare_takes_the_place_of_a_pod_that_has_no_node(is_there: bool)
     told = replace(NOTHING, **knowing([pods[0], pods[2], pods[3]], 1))
     planned = plan(job, [pods[0], pods[2], pods[3]], later(67), heard=told)
     assert condition(planned, "Running")[0] == "True"
+
+
+def test_a_spare_that_takes_a_place_before_the_job_has_begun_restarts_nothing() -> None:
+    job = fresh_job(replicas=1, spares=1, restart={"scope": "Pod"})
+    job = stored(job, plan(job, [], later(0)))
+    image = {"node": "node-a", "stage": "image", "waiting": "ErrImagePull"}
+    pods = [one_pod(job, 0, **image), listening(ready(job, 1))]
+    planned = plan(job, pods, later(60))
+    job = recorded(job, planned)
+    assert world.members(job) == (1,)
+    assert (condition(planned, "Restarting"), job.status.phase) == (("", ""), "Pending")
+    assert (job.status.restarts, job.status.disruptions) == (0, 0)
+    [event] = planned.events
+    assert "digits-0-1 becomes node rank 0" in event.message
 
 
 def test_processes_of_others_start_anew_with_the_spare_in_place() -> None:
