@@ -287,6 +287,7 @@ def owner_of(manifest: Manifest) -> str:
 
 
 def shape_of(job: Manifest) -> str:
-    """What its pods are made of."""
+    """What its pods are made of; those of an elastic job are alike in a group of any size."""
     spec = job["spec"]
-    return repr((spec["template"], spec["replicas"], spec.get("overrides")))
+    replicas = None if spec.get("elastic") else spec["replicas"]
+    return repr((spec["template"], replicas, spec.get("overrides")))

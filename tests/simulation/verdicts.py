@@ -118,7 +118,8 @@ class Verdicts:
         before, now = (slots_of(each.world, after.spec.replicas) for each in (old, after.status))
         gone = set(before).difference(now)
         return bool(gone) and (
-            old.is_true("Restarting") or all(self._never_ran(after.name, old, slot) for slot in gone)
+            old.is_true("Restarting")
+            or all(self._never_ran(after.name, old, slot) for slot in gone)
         )
 
     def _never_ran(self, job: str, status: DDPJobStatus, slot: int) -> bool:
