@@ -18,6 +18,8 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.world import World
 from ddp_operator.job.membership.launchers import MAX_MEMBERS
 
+RESTART_GRACE_SECONDS: Final = 15
+"""How long the old processes of a group that restarts may save: as long as a spot node has."""
 _DIGITS: Final = 5
 """Of a slot: `MAX_REPLICAS` has as many."""
 
@@ -34,7 +36,7 @@ def scope_of(job: DDPJob) -> Literal["Gang", "InPlace", "Pod"]:
 
 def world_of(job: DDPJob) -> World:
     """The group as it is stored, else as it begins."""
-    return job.status.world or first_world(job.spec)
+    return job.status.world or first_world(job.spec.replicas)
 
 
 def members(job: DDPJob) -> Sequence[int]:
@@ -90,30 +92,34 @@ def members_to_lead(job: DDPJob) -> str:
     return text if len(text) <= MAX_MEMBERS else ""
 
 
+@lru_cache(maxsize=256)
 def by_slot(slots: Sequence[int]) -> Mapping[int, int]:
-    """The node rank of each of a group's slots."""
-    return _by_slot(tuple(slots))
+    """The node rank of each of a group's slots, which `slots_of` has found."""
+    return {slot: node_rank for node_rank, slot in enumerate(slots)}
 
 
-def begun_anew(
+def next_generation(
     job: DDPJob,
     status: DDPJobStatus,
     now: datetime,
     *,
-    grace_seconds: int,
     heirs: Mapping[int, int] | None = None,
     without: Collection[int] = (),
     joined_by: Sequence[int] = (),
     lost: int = 0,
+    grace_seconds: int | None = None,
 ) -> DDPJobStatus:
-    """Return the status of the group's next generation, in which what cannot join another group
-    while it lives starts anew.
+    """Return the status of the group's next generation, in which processes restart that cannot join
+    another group.
 
-    `grace_seconds`: what processes of before get to end. `heirs`: the slots of pods that take other
-    pods' places, by node rank. `without`: node ranks that nobody has any more; those after them
-    move up. `joined_by`: the slots of pods that come last. `lost`: pods that have gone.
+    `heirs`: the slots of pods that take other pods' places, by node rank. `without`: node ranks
+    that are given up; those after them move up. `joined_by`: the slots of pods that come last.
+    `lost`: how many pods are gone. `grace_seconds`: how long processes of before may save, unless
+    it follows from who leaves: rank 0 saves, or nobody.
     """
     taken = heirs or {}
+    if grace_seconds is None:
+        grace_seconds = 0 if 0 in taken or 0 in without else RESTART_GRACE_SECONDS
     kept = [
         taken.get(node_rank, slot)
         for node_rank, slot in enumerate(members(job))
@@ -140,7 +146,7 @@ def of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
     if status.world is None:
         return None
     generation = status.world.generation + 1
-    return first_world(spec).model_copy(update={"generation": generation})
+    return first_world(spec.replicas).model_copy(update={"generation": generation})
 
 
 def replaced(status: DDPJobStatus, slots: Iterable[int]) -> dict[str, int]:
@@ -163,13 +169,9 @@ def in_words(slots: Sequence[int]) -> str:
     return ",".join(parts)
 
 
-def first_world(spec: DDPJobSpec) -> World:
-    """The group as it begins."""
-    return _first_world(spec.replicas)
-
-
 @lru_cache(maxsize=256)
-def _first_world(size: int) -> World:
+def first_world(size: int) -> World:
+    """The group as it begins."""
     last = size - 1
     return World(size=size, members=f"0-{last}" if last else "0")
 
@@ -187,8 +189,3 @@ def _read(text: str) -> tuple[int, ...]:
             room = MAX_REPLICAS - len(found)
             found.update(dict.fromkeys(islice(range(int(first), int(last) + 1), room)))
     return tuple(found)
-
-
-@lru_cache(maxsize=256)
-def _by_slot(slots: tuple[int, ...]) -> Mapping[int, int]:
-    return {slot: node_rank for node_rank, slot in enumerate(slots)}

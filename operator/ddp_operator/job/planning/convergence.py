@@ -13,9 +13,9 @@ from ddp_operator.api.overrides import kinds, ranges, spec_of
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.failure.causes import cause_due
-from ddp_operator.job.membership.world import members
+from ddp_operator.job.membership.world import RESTART_GRACE_SECONDS, members
 from ddp_operator.job.planning import gaps
-from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, active_deadline, queued
+from ddp_operator.job.planning.decisions import active_deadline, queued
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.planning.succession import awaited, given_up_at
@@ -233,5 +233,4 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
             events.append(Event(reason, message, warning=warning))
         status = with_condition(status, "Running", False, reason, message, now)
     status = queued(status, now, waits=reason == QUEUED)
-    scheduled = not pods.missing and all(pod.scheduled for pod in pods.current.values())
-    return with_phase(status, pods_scheduled=scheduled), tuple(events)
+    return with_phase(status, pods_scheduled=pods.placed), tuple(events)

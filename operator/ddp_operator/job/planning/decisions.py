@@ -17,9 +17,6 @@ from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.conditions import with_condition, with_phase
 from ddp_operator.ports import Event
 
-RESTART_GRACE_SECONDS: Final = 15
-"""What a gang that starts anew leaves its old processes to save in: as long as a spot node has."""
-
 RESTART_REQUESTED: Final = "RestartRequested"
 """Reason of a restart that a person has asked for."""
 RESCHEDULED: Final = "Rescheduled"
@@ -187,7 +184,7 @@ def restarting(
 def regrouped(
     status: DDPJobStatus, reason: str, message: str, now: datetime, *, event: str
 ) -> Plan:
-    """Decide that pods which exist form another group; a job that has not begun restarts nothing."""
+    """Decide that existing pods form another group; a job that has not begun does not restart."""
     if status.is_true("Running") or status.is_true("Restarting"):
         return restarting(status, reason, message, now, event=event, creates=False)
     return decided(status, Event(event, message))

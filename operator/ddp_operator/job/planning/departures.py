@@ -89,9 +89,8 @@ def saved(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datetim
 
 def _is_at_work(job: DDPJob, pods: Observed) -> bool:
     """Whether all pods of the job train, as far as is known, and none has ended."""
-    over = pods.completed or any(pod.succeeded for pod in pods.current.values())
     waits = any(gap.reason != "Starting" for gap in pods.gaps)
-    return job.status.is_true("Running") and not over and not waits
+    return job.status.is_true("Running") and not (pods.any_succeeded or waits)
 
 
 def _doomed(job: DDPJob, pods: Observed, nodes: Nodes) -> list[tuple[PodState, Node]]:

@@ -160,8 +160,8 @@ def _without_late_losses(job: DDPJob, pods: Observed, report: Report | None) -> 
     What is on record may be of a run before: a pod that has completed, or the trainer, says that it
     is of this attempt.
     """
-    done = pods.completed or any(pod.succeeded for pod in pods.current.values())
-    if not progress.is_complete(job.status) or not (done or (report and report.concerns(job))):
+    is_known = pods.any_succeeded or (report and report.concerns(job))
+    if not (progress.is_complete(job.status) and is_known):
         return pods
     gone = {place.index for place in causes.vanished(job, pods)}
     current = {

@@ -11,10 +11,9 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Verdict
-from ddp_operator.job.membership.world import begun_anew, members, replaced
+from ddp_operator.job.membership.world import members, next_generation, replaced
 from ddp_operator.job.planning import gaps, hindsight
 from ddp_operator.job.planning.decisions import (
-    RESTART_GRACE_SECONDS,
     fail,
     next_attempt,
     restarting,
@@ -112,17 +111,14 @@ def failed(
         status = replacing(job, status, gone, awaited)
         status = _broken(job, status, gone, heirs, now, continued=continued)
     if action == "RestartInPlace" or heirs or without:
-        # Who saves is rank 0, or nobody.
-        grace_seconds = 0 if 0 in lost else RESTART_GRACE_SECONDS
-        slots = {node_rank: spare.identity.slot for node_rank, spare in heirs.items()}
-        status = begun_anew(
+        status = next_generation(
             job,
             status,
             now,
-            grace_seconds=grace_seconds,
-            heirs=slots,
+            heirs=spares.slots_of(heirs),
             without=without,
             lost=len(gone),
+            grace_seconds=0 if 0 in lost else None,
         )
     cost = f"restart {budget.used(job, status)} of {limit}" if charged else "not charged"
     if continued:
@@ -169,10 +165,8 @@ def _action(
     in_place = wanted == "RestartInPlace"
     kept = {index for index, pod in pods.current.items() if pod.kept} if in_place else set()
     gone = [index for index in lost if index not in kept]
-    # One that has ended well will not come back, and nobody forms a group with new pods alone.
-    over = bool(pods.completed) or any(pod.succeeded for pod in pods.current.values())
-    if over:
-        return "RestartGang", (), ""
+    if pods.any_succeeded:
+        return "RestartGang", (), ""  # it will not come back
     if not verdict.rule and _began_without(job, pods, failure, gone):
         return "RestartPod", gone, ""
     if not verdict.rule and _misses_launcher(job):

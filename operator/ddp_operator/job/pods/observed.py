@@ -58,6 +58,16 @@ class Observed:
     gaps: tuple[Gap, ...] = ()
     """Of the group's places those in which nothing trains."""
 
+    @property
+    def any_succeeded(self) -> bool:
+        """A pod has ended well: it comes to no other group."""
+        return bool(self.completed) or any(pod.succeeded for pod in self.current.values())
+
+    @property
+    def placed(self) -> bool:
+        """All pods of the group are there and have nodes."""
+        return not self.missing and all(pod.scheduled for pod in self.current.values())
+
 
 def observe(
     job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING, nodes: Nodes = NO_NODES

@@ -10,18 +10,17 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.membership.launchers import Heard
 from ddp_operator.job.membership.world import (
-    begun_anew,
     first_world,
     least_size,
     members,
+    next_generation,
     scope_of,
     wanted_size,
     world_of,
 )
-from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, regrouped
+from ddp_operator.job.planning.decisions import regrouped
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan
@@ -42,7 +41,7 @@ def begin(job: DDPJob) -> Plan | None:
     if not job.spec.elastic or job.status.world is not None:
         return None
     # Not in the generation that pods know who were told of none.
-    world = first_world(job.spec).model_copy(update={"generation": 1})
+    world = first_world(job.spec.replicas).model_copy(update={"generation": 1})
     return Plan(job.status.model_copy(update={"world": world}), decided=True)
 
 
@@ -120,27 +119,18 @@ def _shrink(job: DDPJob, pods: Observed, absent: Sequence[int], now: datetime) -
         return None
     slots = members(job)
     status = spares.made_anew(job.status, [slots[node_rank] for node_rank in absent])
-    status = begun_anew(
-        job,
-        status,
-        now,
-        grace_seconds=0 if 0 in absent else RESTART_GRACE_SECONDS,
-        without=absent,
-        lost=len(absent),
-    )
+    status = next_generation(job, status, now, without=absent, lost=len(absent))
     size, before = len(slots) - len(absent), len(slots)
     names = member_names(job)
     late = some([names[node_rank] for node_rank in absent])
     message = f"{train_on(size)}, {before} were to: not there in time: {late}"
-    return _resized(status, GROUP_SHRUNK, message, now)
+    return regrouped(status, GROUP_SHRUNK, message, now, event=GROUP_SHRUNK)
 
 
 def _dismiss(job: DDPJob, now: datetime) -> Plan:
     """The last ones go, so that rank 0 stays where it is."""
     before, size = len(members(job)), wanted_size(job.spec)
-    status = begun_anew(
-        job, job.status, now, grace_seconds=RESTART_GRACE_SECONDS, without=range(size, before)
-    )
+    status = next_generation(job, job.status, now, without=range(size, before))
     message = f"{train_on(size)}, {before} did: no more are wanted"
     return regrouped(status, GROUP_SHRUNK, message, now, event=GROUP_SHRUNK)
 
@@ -156,9 +146,7 @@ def _grow(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | No
     if not joining:
         return None
     before = len(members(job))
-    status = begun_anew(
-        job, job.status, now, grace_seconds=RESTART_GRACE_SECONDS, joined_by=joining
-    )
+    status = next_generation(job, job.status, now, joined_by=joining)
     more = "one more is there" if len(joining) == 1 else f"{len(joining)} more are there"
     message = f"{train_on(before + len(joining))}, {before} did: {more}"
     return regrouped(status, GROUP_GROWN, message, now, event=GROUP_GROWN)

@@ -10,8 +10,8 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.membership.world import begun_anew, members, replaced, scope_of
-from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS, regrouped
+from ddp_operator.job.membership.world import members, next_generation, replaced, scope_of
+from ddp_operator.job.planning.decisions import regrouped
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
@@ -53,6 +53,11 @@ def for_places(
     return dict(zip(node_ranks, heirs, strict=False)) if can_be_told else {}
 
 
+def slots_of(heirs: Mapping[int, PodState]) -> Mapping[int, int]:
+    """The slots of spares that take places over, by node rank."""
+    return {node_rank: spare.identity.slot for node_rank, spare in heirs.items()}
+
+
 def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that spares take the places of pods that have no node, cannot start, or do not exist;
     None where there are none of either.
@@ -65,10 +70,7 @@ def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         return None
     slots = members(job)
     status = made_anew(job.status, [slots[node_rank] for node_rank in heirs])
-    # Who saves is rank 0, or nobody.
-    grace_seconds = 0 if 0 in heirs else RESTART_GRACE_SECONDS
-    taken = {node_rank: spare.identity.slot for node_rank, spare in heirs.items()}
-    status = begun_anew(job, status, now, grace_seconds=grace_seconds, heirs=taken, lost=len(heirs))
+    status = next_generation(job, status, now, heirs=slots_of(heirs), lost=len(heirs))
     said = some([f"{pod.key.name} becomes node rank {rank}" for rank, pod in heirs.items()])
     message = f"spares take the places of pods that cannot start or have no node: {said}"
     return regrouped(status, "Disrupted", message, now, event="Restarting")
@@ -127,7 +129,8 @@ def provided(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: create the spares that are missing, once all pods of the
     group have nodes.
     """
-    if not pods.spares_missing or planned.create or not _is_placed(job, pods):
+    is_placed = pods.placed and job.status.is_true("PodsCreated")
+    if not pods.spares_missing or planned.create or not is_placed:
         return planned
     due = planned.status.bookkeeping.no_spare_before
     if due is None or due <= now:
@@ -139,8 +142,3 @@ def _is_well(pod: PodState) -> bool:
     """Whether it waits, or is about to."""
     over = pod.failed or pod.succeeded or pod.deleting or pod.lost_to_cluster
     return not (over or pod.exit)
-
-
-def _is_placed(job: DDPJob, pods: Observed) -> bool:
-    everybody = not pods.missing and all(pod.scheduled for pod in pods.current.values())
-    return everybody and job.status.is_true("PodsCreated")

@@ -13,8 +13,14 @@ from typing import Final
 from ddp_operator.api.constants import GKE_TOPOLOGY_LABELS
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.order import ANSWER_SECONDS, is_due, is_first_due, present
-from ddp_operator.job.membership.world import begun_anew, members, scope_of, world_of
-from ddp_operator.job.planning.decisions import RESTART_GRACE_SECONDS
+from ddp_operator.job.membership.world import (
+    RESTART_GRACE_SECONDS,
+    members,
+    next_generation,
+    scope_of,
+    world_of,
+)
+from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
@@ -49,9 +55,8 @@ def order(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | No
     if not is_due(job):
         return None
     first = is_first_due(job)
-    over = pods.completed or any(pod.succeeded for pod in pods.current.values())
-    if over or (first and job.status.is_true("Running")):
-        return _kept(job)  # who is done comes to no other group; or an older operator has begun it
+    if pods.any_succeeded or (first and job.status.is_true("Running")):
+        return _kept(job)  # too late; or an older operator has begun it
     if not _is_placed(pods):
         return None
     return _decided(job, pods, nodes, now, first=first)
@@ -84,11 +89,8 @@ def awaited(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datet
 
 
 def _is_placed(pods: Observed) -> bool:
-    """Whether all pods are there and have nodes, and none is about to be decided about."""
-    present = pods.current.values()
-    return not pods.missing and all(
-        pod.scheduled and not (pod.failed or pod.disrupted) for pod in present
-    )
+    """Whether all pods have nodes, and none is about to be decided about."""
+    return pods.placed and not any(POLICY[gap.reason].lost for gap in pods.gaps)
 
 
 def _due(pods: Observed) -> datetime | None:
@@ -162,7 +164,7 @@ def _changed(job: DDPJob, slots: Sequence[int], now: datetime, why: str = "") ->
     grace_seconds = world_of(job).grace_seconds if in_place else RESTART_GRACE_SECONDS
     status = job.status.noting(ordered=(attempt, replaced))
     heirs = dict(enumerate(slots))
-    status = begun_anew(job, status, now, grace_seconds=grace_seconds, heirs=heirs, lost=lost)
+    status = next_generation(job, status, now, grace_seconds=grace_seconds, heirs=heirs, lost=lost)
     moved = sum(new != old for new, old in zip(slots, members(job), strict=True))
     events = _not_ordered(why)
     if moved:
