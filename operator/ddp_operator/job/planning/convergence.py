@@ -88,9 +88,13 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
 
 
 def _needs_service(job: DDPJob, pods: Observed) -> bool:
-    """Whether pods are about to find each other; not while all that are missing wait for a name."""
+    """Whether pods are about to find each other; not while all that are missing wait for a name.
+
+    The first pod of an attempt comes after the Service: no retry for the others needs it again.
+    """
+    exists = pods.current and not job.status.bookkeeping.replacing
     blocked = pods.blocking and not pods.creatable
-    return not job.status.is_true("PodsCreated") and not blocked
+    return not (job.status.is_true("PodsCreated") or exists or blocked)
 
 
 def _pause(job: DDPJob, pods: Observed, until: datetime, now: datetime) -> Plan:

@@ -58,7 +58,7 @@ class TestStart:
         job = fresh_job()
         planned = plan(job, [pod(job, index) for index in there], NOW)
         assert not planned.decided
-        assert planned.create_service
+        assert planned.create_service is not bool(there), "it comes before the first pod"
         assert [i.index for i in planned.create] == [i for i in (0, 1) if i not in there]
         assert condition(planned, "PodsCreated") == ("True", "Created")
 
@@ -121,7 +121,7 @@ class TestStart:
         waiting = plan(stored(job, first), [pod(job, 0), stranger], later(5))
         assert (waiting.create, waiting.create_service) == ((), False)
         freed = plan(stored(job, waiting), [pod(job, 0)], later(10))
-        assert (freed.create, freed.create_service) == ((Identity(1, 0),), True)
+        assert (freed.create, freed.create_service) == ((Identity(1, 0),), False)
 
     def test_pods_of_an_earlier_job_that_hold_no_needed_name_are_left_alone(self) -> None:
         job = fresh_job()
