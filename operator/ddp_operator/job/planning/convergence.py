@@ -25,7 +25,7 @@ from ddp_operator.job.pods.fabrics import PRIVILEGES
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.pod_security import read_refusal
-from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status.conditions import (
     API_SERVER_ERROR,
     NAME_TAKEN,
@@ -37,7 +37,7 @@ from ddp_operator.job.status.conditions import (
     with_condition,
     with_phase,
 )
-from ddp_operator.ports import Event, Key
+from ddp_operator.ports import Event
 
 _REFUSED_POD: Final = re.compile(r'^pods "[^"]*-(\d+)(?:-r\d+)?" is forbidden')
 """Its name ends with its index, and with how often it was replaced."""
@@ -63,28 +63,43 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     """Plan for an active job: create what is missing, give up what is old, say how far it is."""
     paused_until = job.status.next_start_time
     if paused_until is not None and now < paused_until:
-        return _pause(job, pods, paused_until, now)
-    if old := awaited(job, pods, now):
-        return _wait_for(job, pods, old, now)
+        why = job.status.condition("Restarting")
+        message = f"waiting until {format_time(paused_until)}" + (f": {why.message}" if why else "")
+        planned = _wait(job, "WaitingToStart", message, paused_until, now)
+    elif old := awaited(job, pods, now):
+        message = f"waiting for old pods to end: {some(sorted(pod.key.name for pod in old))}"
+        until = max(given_up_at(job, pod, now) for pod in old)
+        planned = _wait(job, "WaitingForOldPods", message, until, now)
+    else:
+        planned = _create(job, pods, now)
+    leaving = [pod for pod in pods.old if not pod.deleting]
+    # Pods of old attempts shall save and go: new ones may need their nodes.
+    hurried = (pod for pod in leaving if pod.grace_seconds > RESTART_GRACE_SECONDS)
+    # One of this attempt may still answer to the host name that its replacement bears.
+    rivals = (pod for pod in pods.old if pod.identity.attempt == job.status.attempt)
+    planned = replace(
+        planned,
+        delete=tuple(pod.key for pod in leaving),
+        grace_seconds={pod.key: RESTART_GRACE_SECONDS for pod in hurried},
+        fence=tuple(pod.key for pod in rivals if pod.in_dns),
+    )
+    deadline = active_deadline(replace(job, status=planned.status))
+    return planned.looking_again(deadline, cause_due(job, pods, now), gaps.next_due(job, pods))
+
+
+def _create(job: DDPJob, pods: Observed, now: datetime) -> Plan:
+    """Create the pods that are missing."""
     status, events = _progress(job, pods, now)
-    active = replace(job, status=status)
-    deadlines = (
-        active_deadline(active),
-        cause_due(job, pods, now),
-        gaps.next_due(job, pods),
-        timeout_due(job, pods),
-        next_settled_at(pods.current.values(), now),
-    )
-    return Plan(
-        status,
-        create=pods.creatable,
-        create_service=_needs_service(job, pods),
-        delete=_old_ones(pods),
-        grace_seconds=_short_grace(pods),
-        fence=_to_fence(job, pods),
-        events=events,
-        look_again_at=min((moment for moment in deadlines if moment), default=None),
-    )
+    service = _needs_service(job, pods)
+    planned = Plan(status, create=pods.creatable, create_service=service, events=events)
+    settled_at = next_settled_at(pods.current.values(), now)
+    return planned.looking_again(timeout_due(job, pods), settled_at)
+
+
+def _wait(job: DDPJob, reason: str, message: str, until: datetime, now: datetime) -> Plan:
+    """Create no pod before `until`, unless something changes."""
+    status = with_condition(job.status, "Running", False, reason, message, now)
+    return Plan(with_phase(status, pods_scheduled=False), look_again_at=until)
 
 
 def _needs_service(job: DDPJob, pods: Observed) -> bool:
@@ -95,52 +110,6 @@ def _needs_service(job: DDPJob, pods: Observed) -> bool:
     exists = pods.current and not job.status.bookkeeping.replacing
     blocked = pods.blocking and not pods.creatable
     return not (job.status.is_true("PodsCreated") or exists or blocked)
-
-
-def _pause(job: DDPJob, pods: Observed, until: datetime, now: datetime) -> Plan:
-    """Wait before new pods are created; old ones go meanwhile."""
-    why = job.status.condition("Restarting")
-    message = f"waiting until {format_time(until)}" + (f": {why.message}" if why else "")
-    return _wait(job, pods, "WaitingToStart", message, until, now)
-
-
-def _wait_for(job: DDPJob, pods: Observed, old: list[PodState], now: datetime) -> Plan:
-    """Wait for old pods to end."""
-    message = f"waiting for old pods to end: {some(sorted(pod.key.name for pod in old))}"
-    until = max(given_up_at(job, pod, now) for pod in old)
-    return _wait(job, pods, "WaitingForOldPods", message, until, now)
-
-
-def _wait(
-    job: DDPJob, pods: Observed, reason: str, message: str, until: datetime, now: datetime
-) -> Plan:
-    """Create no pod before `until`, unless something changes."""
-    status = with_condition(job.status, "Running", False, reason, message, now)
-    deadlines = (until, active_deadline(job), cause_due(job, pods, now), gaps.next_due(job, pods))
-    return Plan(
-        with_phase(status, pods_scheduled=False),
-        delete=_old_ones(pods),
-        grace_seconds=_short_grace(pods),
-        fence=_to_fence(job, pods),
-        look_again_at=min(moment for moment in deadlines if moment),
-    )
-
-
-def _to_fence(job: DDPJob, pods: Observed) -> tuple[Key, ...]:
-    return tuple(pod.key for pod in pods.old if _shares_host_name(job, pod))
-
-
-def _old_ones(pods: Observed) -> tuple[Key, ...]:
-    return tuple(pod.key for pod in pods.old if not pod.deleting)
-
-
-def _short_grace(pods: Observed) -> dict[Key, int]:
-    """Pods of old attempts shall save and go: new ones may need their nodes."""
-    return {
-        pod.key: RESTART_GRACE_SECONDS
-        for pod in pods.old
-        if not pod.deleting and pod.grace_seconds > RESTART_GRACE_SECONDS
-    }
 
 
 def forbidden(job: DDPJob, refusal: str) -> str:
@@ -195,11 +164,6 @@ def hold(
     told = known is not None and known.reason == reason
     events = () if told else (event,)
     return Plan(with_phase(status, pods_scheduled=False), events=events)
-
-
-def _shares_host_name(job: DDPJob, pod: PodState) -> bool:
-    """Whether an old pod may still answer to the host name that its replacement bears."""
-    return pod.in_dns and pod.identity.attempt == job.status.attempt
 
 
 def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus, tuple[Event, ...]]:

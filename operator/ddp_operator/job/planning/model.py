@@ -48,9 +48,12 @@ class Plan:
     events: tuple[Event, ...] = ()
     look_again_at: datetime | None = None
 
-    def looking_again(self, *moments: datetime | None) -> "Plan":
-        """The same, looked at again by the first of these moments, or as soon as before."""
-        known = [moment for moment in (*moments, self.look_again_at) if moment]
+    def looking_again(self, *moments: datetime | None, after: datetime | None = None) -> "Plan":
+        """The same, looked at again by the first of these moments, those `after` one if that is
+        given, or as soon as before.
+        """
+        new = (moment for moment in moments if moment and (after is None or after < moment))
+        known = [*new, *([self.look_again_at] if self.look_again_at else ())]
         return replace(self, look_again_at=min(known, default=None))
 
 

@@ -148,7 +148,7 @@ def _carry_out(
     planned = isolation.isolated(job, convergence.converge(job, pods, now))
     planned = departures.saved(job, pods, nodes, planned, now)
     planned = spares.provided(job, pods, planned, now)
-    planned = elasticity.with_look(job, pods, planned, now)
+    planned = planned.looking_again(elasticity.next_change(job, pods), after=now)
     planned = topology.awaited(job, pods, nodes, planned, now)
     planned = telling.told(job, pods, heard, planned, now)
     return watchdog.watched(job, planned, report, now)

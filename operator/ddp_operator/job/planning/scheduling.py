@@ -14,7 +14,6 @@ from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.state import PodState
 
 SCHEDULING_TIMEOUT = "SchedulingTimeout"
 
@@ -26,27 +25,21 @@ must not meet again at the next."""
 
 
 def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
-    """Return when a gang that is placed only in part gives up; None when nothing is to be awaited.
+    """Return when a gang gives up of which some pods hold what the others wait for: nodes, or room
+    in a quota, which each pod that exists takes from. None when nothing is to be awaited.
 
     A gang without any node holds nothing that others wait for: it keeps its place in the queue.
     """
     limit = job.spec.scheduling_timeout_seconds
-    since = _half_placed_since(pods)
-    return since + timedelta(seconds=limit) if since and limit is not None else None
-
-
-def _half_placed_since(pods: Observed) -> datetime | None:
-    """Since when some pods hold what the others wait for: nodes, or room in a quota, which each pod
-    that exists takes from.
-    """
     waiting = [gap for gap in pods.gaps if POLICY[gap.reason].unplaced]
     refused = {gap.node_rank for gap in waiting if gap.reason == "Refused"}
-    if any(gone.index not in refused for gone in pods.missing):
+    if limit is None or any(gone.index not in refused for gone in pods.missing):
         return None
     held = (pod for pod in pods.current.values() if not (pod.succeeded or pod.failed))
     if not waiting or not any(pod.scheduled or refused for pod in held):
         return None
-    return min(gap.since for gap in waiting if not refused or gap.reason == "Refused")
+    since = min(gap.since for gap in waiting if not refused or gap.reason == "Refused")
+    return since + timedelta(seconds=limit)
 
 
 def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
@@ -65,12 +58,6 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
     return restarting(status, SCHEDULING_TIMEOUT, message, now, event=SCHEDULING_TIMEOUT)
 
 
-def _waiting(pods: Observed) -> list[PodState]:
-    """Pods that no node takes, by index."""
-    waiting = (p for p in pods.current.values() if not p.scheduled and not p.failed)
-    return sorted(waiting, key=lambda pod: pod.identity.index)
-
-
 def _share(text: str) -> float:
     """A number from 0 to 1 that looks random, the same for the same text."""
     return zlib.crc32(text.encode()) / 0xFFFFFFFF
@@ -78,12 +65,12 @@ def _share(text: str) -> float:
 
 def _in_words(job: DDPJob, pods: Observed) -> str:
     """Say which pods wait and, once for each, what they wait for."""
-    waiting = _waiting(pods)
+    waiting = [pod for pod in pods.current.values() if not (pod.scheduled or pod.failed)]
     running = job.status.condition("Running")
     by_cause: dict[str, list[str]] = {}
     if pods.missing and running is not None:
         by_cause[running.message] = [each.pod_name(job.name) for each in pods.missing]
-    for pod in waiting:
+    for pod in sorted(waiting, key=lambda pod: pod.identity.index):
         cause = pod.waiting_message or "the scheduler has not said why"
         by_cause.setdefault(cause, []).append(pod.key.name)
     causes = "; ".join(f"{some(names)}: {cause}" for cause, names in by_cause.items())

@@ -39,7 +39,7 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
     if limit is None or running_since is None or report is None or not report.concerns(job):
         return None
     if report.said is None:
-        return _not_begun(job, pods, report, now)
+        return _not_begun(job, pods, report, now, limit, running_since)
     if progress is None or report.said.step != progress.step:
         return None
     # An earlier attempt may have been at that step too, which says nothing of this one.
@@ -55,18 +55,16 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
     return _failure(job, pods, message, progress.slowest_rank, now)
 
 
-def _not_begun(job: DDPJob, pods: Observed, report: Report, now: datetime) -> Failure | None:
+def _not_begun(
+    job: DDPJob, pods: Observed, report: Report, now: datetime, limit: timedelta, since: datetime
+) -> Failure | None:
     """Return the failure of a job that completes no step since all its pods run."""
-    limit, running_since, progress = _deadline(job), _running_since(job), job.status.progress
-    if limit is None or running_since is None:
-        return None
-    if not _reports_steps(job):
-        return None
-    changed_at = job.status.world.changed_at if job.status.world else None
-    since = max(running_since, changed_at or running_since)
+    progress, world = job.status.progress, job.status.world
+    since = max(since, (world.changed_at if world else None) or since)
     stood = report.received - since
     has_reported = progress is not None and progress.updated_at > since
-    if has_reported or stood < max(_FIRST_STEP_TIMES * limit, _FIRST_STEP_LEAST):
+    is_early = stood < max(_FIRST_STEP_TIMES * limit, _FIRST_STEP_LEAST)
+    if has_reported or is_early or not _reports_steps(job):
         return None
     message = (
         f"no step was completed in {int(stood.total_seconds())} s since all pods run, and the "
@@ -95,31 +93,24 @@ def _failure(job: DDPJob, pods: Observed, message: str, rank: int | None, now: d
     )
 
 
-def silent_since(job: DDPJob, report: Report | None) -> datetime | None:
-    """Return since when the job runs without having reported any progress in this attempt.
-
-    None for a job that has reported, does not run, or has no deadline for its progress.
+def _silence_due(job: DDPJob, report: Report | None) -> datetime | None:
+    """Return when a job that has reported nothing in this attempt is told about; None for one that
+    has, does not run, or has no deadline for its progress.
     """
-    running_since, progress = _running_since(job), job.status.progress
-    if _deadline(job) is None or running_since is None:
+    limit, running_since, progress = _deadline(job), _running_since(job), job.status.progress
+    if limit is None or running_since is None:
         return None
     if report is not None and report.concerns(job) and (report.said or _reports_steps(job)):
         return None
-    # An operator that was started anew knows from the status that there were reports.
+    # An operator that was restarted knows from the status that there were reports.
     if progress is not None and progress.updated_at > running_since:
         return None
-    return running_since
-
-
-def silence_due(job: DDPJob, report: Report | None) -> datetime | None:
-    """Return when a job that reports nothing is told about; None when it need not be."""
-    since, limit = silent_since(job, report), _deadline(job)
-    return since + limit if since and limit else None
+    return running_since + limit
 
 
 def watched(job: DDPJob, planned: Plan, report: Report | None, now: datetime) -> Plan:
     """Complete the plan of an active job: tell once of one that reports nothing."""
-    due = silence_due(replace(job, status=planned.status), report)
+    due = _silence_due(replace(job, status=planned.status), report)
     status, events = planned.status, planned.events
     running = status.condition("Running")
     if running and running.status == "True":
@@ -139,7 +130,7 @@ def watched(job: DDPJob, planned: Plan, report: Report | None, now: datetime) ->
             )
         status = with_phase(status, pods_scheduled=True)
     planned = replace(planned, status=status, events=events)
-    return planned.looking_again(due if due and due > now else None)
+    return planned.looking_again(due, after=now)
 
 
 def with_stacks(job: DDPJob, pods: Observed, planned: Plan) -> Plan:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership import world
 from ddp_operator.job.membership.launchers import Heard
 from ddp_operator.job.planning.convergence import hold
 from ddp_operator.job.planning.gaps import NODE_SECONDS, POLICY, UNSTARTABLE_SECONDS
@@ -396,6 +397,16 @@ class TestNodes:
         for signal in ({"leaving": "another taint"}, {"bad": "a condition"}, {"unready": True}):
             named = [*nodes[:3], replace(nodes[3], **signal)]
             assert not plan(job, on_the_same, later(60), nodes=named).decided
+
+    @pytest.mark.parametrize("signal", [{"leaving": "a taint"}, {"bad": "a condition"}])
+    def test_a_spare_on_a_node_that_is_named_comes_last(self, signal: dict[str, str]) -> None:
+        job, pods = with_spares(count=2)
+        pods = [replace(each, node=f"node-{each.identity.index}") for each in pods]
+        nodes = [Node(f"node-{index}", {}) for index in range(5)]
+        nodes[3] = replace(nodes[3], **signal)
+        lost = replace(pods[2], phase="Failed", reason="Evicted")
+        seen = [*pods[:2], lost, *pods[3:]]
+        assert world.members(stored(job, plan(job, seen, later(60), nodes=nodes))) == (0, 1, 4)
 
 
 class TestLateLosses:

@@ -85,12 +85,6 @@ def next_change(job: DDPJob, pods: Observed) -> datetime | None:
     return _grow_due(job) if _room(job) and pods.spares else None
 
 
-def with_look(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
-    """Complete the plan of an active job: look again when the group may change."""
-    due = next_change(job, pods)
-    return planned.looking_again(due) if due and due > now else planned
-
-
 def _may_change(job: DDPJob, pods: Observed) -> bool:
     can_be_told = scope_of(job) != "Gang" and bool(job.status.bookkeeping.launcher)
     return can_be_told and not pods.any_succeeded

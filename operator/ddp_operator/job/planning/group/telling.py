@@ -28,8 +28,10 @@ _SELDOM: Final = timedelta(seconds=30)
 
 def told(job: DDPJob, pods: Observed, heard: Heard, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: have the launchers told that do not know the group."""
+    if world_of(job).generation == 0:
+        return planned  # as all pods were made
     tellings = tuple(_tellings(job, pods, heard, now))
-    if world_of(job).generation == 0 or not (tellings or _must_wait(job, pods, now)):
+    if not (tellings or _must_wait(job, pods, now)):
         return planned
     pause = _AGAIN
     if tellings and all(telling.document["nodeRank"] is None for telling in tellings):
@@ -41,8 +43,6 @@ def told(job: DDPJob, pods: Observed, heard: Heard, planned: Plan, now: datetime
 
 def _tellings(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Iterator[Telling]:
     generation = world_of(job).generation
-    if generation == 0:
-        return  # as all pods were made
     start = _may_start(job, pods, heard, now)
     for index, pod in pods.current.items():
         if _listens(pod) and not in_present_group(job, pod, heard, started=start):

@@ -59,14 +59,9 @@ def order(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | No
         return _kept(job)  # too late; or an older operator has begun it
     if not _is_placed(pods):
         return None
-    return _decided(job, pods, nodes, now, first=first)
-
-
-def _decided(
-    job: DDPJob, pods: Observed, nodes: Nodes, now: datetime, *, first: bool
-) -> Plan | None:
-    """Of pods that all have nodes."""
-    late = _is_late(pods, now, first=first)
+    # A first order is waited for, others as long as pods start anyway.
+    due = _due(pods)
+    late = due is not None and (now >= due or not first)
     may_pass, why = _obstacle(job, pods, nodes)
     if may_pass and not late:
         return None
@@ -74,10 +69,8 @@ def _decided(
         return _kept(job, why or "the operator was away while pods waited; restart the job")
     slots = tuple(members(job))
     wanted = slots if why else _wanted(job, pods, nodes, first=first)
-    if wanted == slots and not first:
-        return _kept(job)
     # The first time also where they stay: at that word they start.
-    return _changed(job, wanted, now, why)
+    return _changed(job, wanted, now, why) if first or wanted != slots else _kept(job)
 
 
 def awaited(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datetime) -> Plan:
@@ -99,14 +92,6 @@ def _due(pods: Observed) -> datetime | None:
     if not starts or len(starts) < len(pods.current):
         return None
     return max(starts) + timedelta(seconds=ANSWER_SECONDS)
-
-
-def _is_late(pods: Observed, now: datetime, *, first: bool) -> bool:
-    """Whether nobody waits any longer: a first order is waited for, others as long as pods start
-    anyway.
-    """
-    due = _due(pods)
-    return due is not None and (now >= due or not first)
 
 
 def _obstacle(job: DDPJob, pods: Observed, nodes: Nodes) -> tuple[bool, str]:
