@@ -123,9 +123,7 @@ def _waits_in_vain(simulation: Simulation, pod: Manifest) -> bool:
     """Whether its processes have ended or not begun; what waited too long ends with them."""
     if simulation.launchers.works(pod):
         return False
-    code = simulation.launchers.out_of_patience(pod)
-    if code is not None:
-        simulation.end_trainer(pod, code)
+    simulation.end_in_impatience(pod)
     return True
 
 

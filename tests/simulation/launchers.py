@@ -196,11 +196,11 @@ class Launchers:
         """Whether its processes run, or would if they were there."""
         return self.of(pod).works
 
-    def out_of_patience(self, pod: Manifest) -> int | None:
-        """The exit code with which a pod ends now, since nothing came of its failure."""
+    def out_of_patience(self, pod: Manifest) -> Mapping[str, Any] | None:
+        """The failure with whose code and words a pod ends now, since nothing came of it."""
         one = self.of(pod)
         waited = self.clock.seconds - one.failed_at
-        return one.failure["exitCode"] if one.failure and waited >= PATIENCE_SECONDS else None
+        return one.failure if waited >= PATIENCE_SECONDS else None
 
     def at(self, address: str) -> Manifest | None:
         """The pod that listens there, as the operator reaches it."""

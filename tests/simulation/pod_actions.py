@@ -109,10 +109,7 @@ def launchers_run_out_of_patience(simulation: Simulation, choices: Choices) -> N
     simulation.advance(choices.of((1.0, 61.0)))
     for pod in simulation.pods():
         if kubelet.is_running(pod) and starts_anew(pod):
-            code = simulation.launchers.out_of_patience(pod)
-            if code is not None:
-                simulation.end_trainer(pod, code)
-                simulation.tell(f"{name_of(pod)} ends with {code}, for nobody has answered")
+            simulation.end_in_impatience(pod)
 
 
 def a_trainer_takes_its_peers_along(simulation: Simulation, choices: Choices) -> None:

@@ -214,6 +214,13 @@ class Simulation:
         )
         self.change(pod, kubelet.failed(ended, *told) if told else ended)
 
+    def end_in_impatience(self, pod: Manifest) -> None:
+        """A launcher that nobody has answered ends as its processes did, if it waited too long."""
+        if failure := self.launchers.out_of_patience(pod):
+            self.end_trainer(pod, failure["exitCode"], message=failure["message"])
+            name = pod["metadata"]["name"]
+            self.tell(f"{name} ends with {failure['exitCode']}, for nobody has answered")
+
     def trains(self, pod: Manifest) -> bool:
         """Whether a pod's processes run."""
         return kubelet.is_running(pod) and self.launchers.works(pod)

@@ -209,9 +209,9 @@ class PodState:
         """Whether its trainer ended only after the pod was told to, as far as anybody knows."""
         if self.exit is None:
             return False
-        if self.ended_by_deletion:
+        if self.ended_by_deletion or self.over_storage_limit:
             return True
-        if not (self.lost_to_cluster or self.over_storage_limit):
+        if not self.lost_to_cluster:
             return False
         if not self.disruption:
             return True  # the kubelet ended it, and a deletion may have come long after that

@@ -438,6 +438,20 @@ class TestDisruption:
         assert failure.message == message
         assert "sizeLimit" in advice.for_failure(failure, has_log=True)
 
+    def test_what_its_own_fault_ended_has_not_completed_though_its_node_goes_later(self) -> None:
+        since = "2026-03-01T12:00:35Z"
+        why = "DeletionByTaintManager"
+        target = condition("DisruptionTarget", "True", reason=why, lastTransitionTime=since)
+        status = {
+            "phase": "Failed",
+            "reason": "Evicted",
+            "message": self.OWN_FAULT[1],
+            "conditions": [target],
+            "containerStatuses": [terminated(0, finishedAt="2026-03-01T12:00:20Z")],
+        }
+        read = project(manifest(status=status, metadata=self.ASKED_AT_35))
+        assert (read.succeeded, read.failed, read.disrupted) == (False, True, False)
+
     def test_an_eviction_for_lack_of_the_nodes_storage_is_not(self) -> None:
         read = self.read_evicted(self.SHORTAGE)
         assert read.disrupted
