@@ -1,8 +1,7 @@
-"""How often a job may start again, and how soon.
+"""How often a job may restart, and how soon.
 
-Charged restarts count against `spec.restart.maxRestarts`. Node-level failures do not at first; but
-a job whose every node seems to be broken is a job that is broken, so they are bounded as well.
-Disruptions are not: they end with what causes them.
+Charged restarts count against `spec.restart.maxRestarts`. Failures of nodes do not at first, but
+are bounded too: a job that breaks every node is broken. Disruptions are not bounded.
 """
 
 from datetime import timedelta

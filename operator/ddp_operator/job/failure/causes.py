@@ -1,7 +1,6 @@
-"""Finds what a job's trouble began with.
+"""Finds the failure that others followed from.
 
-When a rank dies, others die of it moments later, and kubelets report the ends in any order. The
-earliest failure that is not another one's consequence is the cause.
+Kubelets report ends in any order: the earliest that is not a consequence is the cause.
 """
 
 from collections.abc import Sequence
@@ -72,10 +71,8 @@ def primary(pods: Sequence[PodState]) -> PodState:
 
 
 def cause_due(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
-    """Return until when to wait for the cause of failures that can only be consequences.
-
-    None when there is nothing to wait for: no such failure, a cause in sight, no pod left that
-    could be it, or the time is up.
+    """Return until when to wait for the cause of failures that can only be consequences; None: the
+    cause is in sight, or the time is up.
     """
     failed = _failed(pods)
     if not failed or vanished(job, pods):

@@ -1,8 +1,4 @@
-"""Whose fault a failure was.
-
-Only what the training did itself is held against the job; what the cluster did, and what a node
-did, is not; and what no restart can mend ends the job at once.
-"""
+"""Whose fault a failure was: only what the training did itself is charged to the job."""
 
 from typing import Final
 

@@ -1,10 +1,4 @@
-"""Which nodes a job's next pods had better avoid.
-
-A broken GPU or network card fails one pod after another, each time at the price of a restart, until
-somebody cordons the node. The failures on record tell such a node apart from a training script that
-fails wherever it runs; and nodes have signals of their own, which say that they are broken or about
-to go.
-"""
+"""Which nodes a job's next pods avoid, by failures on record and by what nodes report."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

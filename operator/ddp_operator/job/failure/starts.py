@@ -1,7 +1,6 @@
-"""Pods that wait for what does not come, and whose fault that is.
+"""Pods whose processes never start, and whose fault that is.
 
-Nothing has run in them, so that only the words of kubelets and registries tell. A spec that has run
-once is no wrong configuration, nor is any while its registry cannot answer.
+A spec that has run once is no wrong configuration, nor is any while its registry cannot answer.
 """
 
 from collections.abc import Iterator

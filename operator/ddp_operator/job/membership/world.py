@@ -1,8 +1,7 @@
-"""Who is in a job's group: its generations, each of which is on record before any pod is told.
+"""Who is in a job's group: each generation is on record before any pod is told.
 
-A job has a pool of pods, known by their slots: the numbers in their names. The first ones are the
-group as it begins, in the order of their slots; the rest wait without a place, as spares, or since
-an elastic job wants more than are in its group. What changes that is decided in `planning`.
+Pods are known by their slots, the numbers in their names. The first ones are the group as it
+begins; the rest wait outside. `planning` decides what changes that.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -147,10 +147,9 @@ def _refused_template(job: DDPJob, refusal: str) -> tuple[str, Mapping[str, Any]
 def hold(
     job: DDPJob, reason: str, message: str, now: datetime, *, wanted: Sequence[Identity] = ()
 ) -> Plan:
-    """Say that the API server refuses something that the job needs for now, `wanted` pods or else.
+    """Say that the API server refuses for now what the job needs: `wanted` pods, or something else.
 
-    What runs, runs: a job all of whose pods run wants no pods, but perhaps a NetworkPolicy. One
-    that has finished wants only pods gone, and its status stays as it is.
+    A job all of whose pods run goes on; the status of one that has finished stays.
     """
     event = Event(reason, message, warning=True)
     if job.status.finished:

@@ -1,7 +1,4 @@
-"""Plans that decide: each moves a counter or ends the job, and touches no pod.
-
-What is decided about failures stands in `recovery`.
-"""
+"""Plans that decide: each moves a counter or ends the job, and touches no pod."""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -166,10 +163,8 @@ def restarting(
     event: str = "Restarting",
     creates: bool = True,
 ) -> Plan:
-    """Decide that the pods which `status` names (its attempt, its replacements) are created.
-
-    `event`: the reason of the Event that tells of it. `creates`: whether there are such that do not
-    exist.
+    """Decide that the pods which `status` names restart; `creates`: some do not exist yet.
+    `event`: the reason of the Event.
     """
     status = with_condition(status, "Restarting", True, reason, message, now)
     if creates:

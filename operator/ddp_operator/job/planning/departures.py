@@ -1,9 +1,4 @@
-"""Nodes that are about to go: their pods leave before them, where there is somewhere to go; else
-the trainer is asked to save.
-
-A pod that is told to end in time saves and leaves in order; one whose node is taken away has as
-long as the cloud gives it, and its job waits until somebody notices.
-"""
+"""Nodes that are about to go: their pods leave for other places, or the trainer saves in time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,10 +28,8 @@ SAVE_BEFORE: Final = timedelta(minutes=10)
 
 
 def leave(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | None:
-    """Decide to replace the pods on nodes that are about to go; None where there are none, nowhere
-    else is a place for them, or the job has something else to do first.
-
-    It is a disruption like any other, a little early: uncharged, of the pods or of the gang.
+    """Decide to replace the pods on nodes that are about to go, as an early disruption; None where
+    there are none, no other place, or something else to do first.
     """
     doomed = _doomed(job, pods, nodes)
     if not doomed:

@@ -1,8 +1,7 @@
 """Places of the group in which nothing trains: why, since when, and what is done about each.
 
-This is the only clock of a place that stays empty. `POLICY` says for each reason who may fill the
-place, `_due` how long that may take; what decides about spares, sizes, half-placed gangs and pods
-that never start reads both.
+This is their only clock. `POLICY` says for each reason who may fill the place, `_due` how long it
+may stay empty.
 """
 
 import heapq

@@ -1,8 +1,6 @@
-"""Puts right what was decided about a failure before its cause was seen.
+"""Corrects what was decided about a failure before its cause was seen.
 
-A node that is lost is noticed last: its peers fail within moments, while the cluster takes a minute
-to miss it. The job has started again by then, at its own expense. Of a gang, pods of the attempt
-before are still there, and tell; what starts again in place meets the cause in its own pods.
+A lost node is noticed after its peers have failed, and the job has restarted at its own expense.
 """
 
 from datetime import datetime
@@ -19,11 +17,8 @@ from ddp_operator.ports import Event
 
 
 def correct(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that the failure which the gang restarted for, and which can only be a consequence,
-    had a cause that is seen now; None when there is nothing to put right.
-
-    The restart stays what it was. If the cause is not the training's fault, its charge is taken
-    back.
+    """Decide that the failure for which the gang restarted had a cause that is seen only now; None
+    when there is nothing to correct. The restart stays; its charge may be taken back.
     """
     event = records.latest_event(job.status.failures)
     if not event or event[-1].action != "RestartGang":

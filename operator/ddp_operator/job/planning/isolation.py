@@ -1,7 +1,6 @@
-"""Has a job's NetworkPolicy made and removed as its spec says, whether or not its pods run.
+"""Has a job's NetworkPolicy created and removed as its spec says.
 
-It is not watched. The status says whether it exists, and before that may change, that it may: else
-one that was made or removed just before a crash, or a change of mind, would stay so.
+It is not watched: the status says whether it exists and, before that changes, that it may.
 """
 
 from dataclasses import replace

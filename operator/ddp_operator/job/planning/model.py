@@ -16,9 +16,8 @@ from ddp_operator.ports import Event, Key
 class Plan:
     """What to do now, and when to look again.
 
-    With `decided`, `status` must be stored before anything else happens, and then a new plan be
-    made. Otherwise `status` is what holds once the writes below have succeeded: it has what they
-    achieve. What was only seen is in `seen`, which is to be stored where they are refused.
+    A plan that `decided` has only a status to store; then a new plan is made. Otherwise `status`
+    holds once the writes have succeeded, and `seen` is stored if they are refused.
     """
 
     status: DDPJobStatus

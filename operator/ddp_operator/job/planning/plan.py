@@ -1,9 +1,8 @@
-"""The whole decision: from a job, its pods and the time to what must be done next.
+"""The whole decision: from a job, its pods and the time to what to do next.
 
-A plan is one of two things. Either it *decides*: its status moves a counter or ends the job, and
-it acts on nothing. Or it *carries out* what the stored status says: it creates and deletes pods. A
-decision is thus always on record before the first pod is touched for it, and a crash between any
-two API calls loses and doubles nothing.
+A plan either *decides*: it moves a counter or ends the job, and touches nothing. Or it *carries
+out* what the stored status says. So each decision is on record before any pod is touched, and a
+crash between two API calls loses and doubles nothing.
 """
 
 from collections.abc import Sequence
@@ -50,10 +49,8 @@ def plan(
     report: Report | None = None,
     heard: Heard = NOTHING,
 ) -> Plan:
-    """Decide what one job needs now.
-
-    `nodes` are those that its pods may be placed on, `report` is what its trainer said last of its
-    progress, `heard` what is known of its pods' launchers.
+    """Decide what one job needs now. `nodes`: those that its pods may be placed on; `report`: its
+    trainer's last; `heard`: what is known of its pods' launchers.
     """
     if job.deleting:
         return Plan(job.status)  # what it owns goes with it
@@ -155,10 +152,8 @@ def _carry_out(
 
 
 def _without_late_losses(job: DDPJob, pods: Observed, report: Report | None) -> Observed:
-    """Count pods as completed that were lost after the last step had been made and saved.
-
-    What is on record may be of a run before: a pod that has completed, or the trainer, says that it
-    is of this attempt.
+    """Count pods as completed that were lost after the last step was made and saved, as a completed
+    pod or the trainer of this attempt tells.
     """
     is_known = pods.any_succeeded or (report and report.concerns(job))
     if not (progress.is_complete(job.status) and is_known):

@@ -1,7 +1,4 @@
-"""Decides about failures: what starts again, what it costs, and when it is enough.
-
-All failures come to `failed`, whoever noticed them: what the pods show comes by way of `recover`.
-"""
+"""Decides about failures, whoever noticed them: what restarts, and what it costs."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -64,7 +61,6 @@ def failed(
 ) -> Plan:
     """Decide about one failure, by the job's rules, its class, and what is left of the budget.
 
-    `failure` says what happened and of what class it is; what is done about it is filled in here.
     `lost`: node ranks of the pods that cannot go on; empty when none can. `excused`: it is not
     charged unless a rule says so. `leaving`: the pods could stay for now.
     """
@@ -225,9 +221,8 @@ def _broken(
     *,
     continued: bool,
 ) -> DDPJobStatus:
-    """Return the status of a group that a failure broke, or broke further, and what of it is new.
-
-    Each pod that is left is thus part of one failure once: the one that takes its place is new.
+    """Return the status of a group that a failure broke, and which pods are new since: each other
+    one is part of one failure once.
     """
     new = {members(job)[node_rank] for node_rank in gone}
     new.update(spare.identity.slot for spare in heirs.values())

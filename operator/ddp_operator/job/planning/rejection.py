@@ -23,9 +23,8 @@ NEWER_JOB = "NewerThanOperator"
 def reject(
     manifest: Manifest, error: InvalidJobError, pods: Sequence[PodState], now: datetime
 ) -> Plan:
-    """Decide that the job has failed, with the reason in words; then give its pods up.
-
-    A job that only a newer operator can understand is left as it is, until there is one.
+    """Decide that the job has failed of its spec, then give its pods up. A job that only a newer
+    operator understands is left as it is.
     """
     metadata = manifest["metadata"]
     status = before = _status(manifest)

@@ -1,7 +1,7 @@
 """Gangs of which only a part finds nodes, or room in a quota.
 
-Without a gang scheduler two jobs can each hold half of what one of them needs, and wait for the
-other half for ever. A job that has waited long enough gives up what it holds, and asks again later.
+Two jobs that each hold half of what one needs would wait for each other for ever: a job that has
+waited long enough releases its pods, and retries later.
 """
 
 import zlib
@@ -25,10 +25,8 @@ must not meet again at the next."""
 
 
 def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
-    """Return when a gang gives up of which some pods hold what the others wait for: nodes, or room
-    in a quota, which each pod that exists takes from. None when nothing is to be awaited.
-
-    A gang without any node holds nothing that others wait for: it keeps its place in the queue.
+    """Return when a gang gives up of which some pods hold nodes, or room in a quota, that others
+    wait for; None when none do: a gang without any keeps its place in the queue.
     """
     limit = job.spec.scheduling_timeout_seconds
     waiting = [gap for gap in pods.gaps if POLICY[gap.reason].unplaced]

@@ -1,7 +1,5 @@
-"""Who has to go before new pods come.
-
-A rank 0 that was told to end saves for a while, and two at once may write into one checkpoint; and
-the GPUs of those that end are those that the new ones want, or an autoscaler buys others.
+"""Who has to end before new pods come: two ranks 0 may write into one checkpoint, and old pods hold
+the GPUs that the new ones want.
 """
 
 from datetime import datetime, timedelta

@@ -1,9 +1,7 @@
 """Notices a training that hangs: its trainer still answers, but with the same step for too long.
 
-Only an answer is evidence. A trainer that cannot be reached may train all the same, so the clock
-stands at the last answer; the bundled trainer's launcher answers also when all ranks hang. Before
-the first step, while NCCL starts for example, it answers that there is nothing to report yet. That
-is evidence for trainings that do report steps, after a longer time.
+Only an answer is evidence: the clock stops at the last one. Before the first step, a launcher
+answers that there is nothing to report, which is evidence for trainings that do report steps.
 """
 
 from dataclasses import replace

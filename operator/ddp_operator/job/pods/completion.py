@@ -1,8 +1,4 @@
-"""Remembers which pods have ended well.
-
-Finished pods may be deleted by anybody, and are by the pod garbage collector and with their nodes.
-While others still train, what is gone must not look as if it had been lost.
-"""
+"""Remembers which pods have ended well, since anybody may delete them while others still train."""
 
 import re
 from collections.abc import Iterable, Iterator, Set

@@ -57,10 +57,8 @@ _MAX_GRACE_SECONDS: Final = 10 * 365 * 24 * 3600
 
 
 def project(manifest: Manifest) -> PodState:
-    """Take what decisions need from a pod as the API server has it.
-
-    Whatever a person, or a webhook, has made of its labels and annotations, a pod that a job
-    controls is never lost sight of: what cannot be read there is unknown.
+    """Take what decisions need from a pod as the API server has it. Labels and annotations that
+    cannot be read hide no pod that a job controls.
 
     Raises:
         MalformedError: nothing controls the pod, and it has no place among a job's pods.

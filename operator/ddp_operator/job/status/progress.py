@@ -140,11 +140,8 @@ def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
 
 
 def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -> DDPJobStatus:
-    """Return the status with the last step and checkpoint of a trainer that has ended.
-
-    The bundled trainer leaves its progress as its termination message, in the same words as its
-    reports; so the last steps, what was saved on being told to stop, and trainings shorter than the
-    polling interval are told too.
+    """Return the status with the last step and checkpoint of a trainer that has ended: the bundled
+    trainer leaves its last report as its termination message.
     """
     message = pod.exit.message if pod and pod.exit else ""
     if not message.lstrip().startswith("{"):

@@ -1,8 +1,7 @@
-"""Groups that change their size while they train: which pods are gone without, and which join.
+"""Groups that change their size: which pods they continue without, and which join.
 
-Pods that are wanted but not in the group wait outside of it like spares, and are born without a
-place. A pod that was made with a place and lost it before it ran is made anew, so that its
-processes never come to a group that does not know them.
+Pods beyond the group wait like spares. A pod that loses its place before it ran is created again
+without one, so that its processes never meet a group that does not know them.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
-"""Accepts what launchers led while no operator was there, and accounts for it.
+"""Accepts the restarts in place that launchers led while no operator was there.
 
-Rank 0's launcher had all processes start again in the pods that they were in, once or many times.
-Had the operator been there, it would have decided the same: each restart has a record, a class and
-perhaps a charge. But a job that trains is not ended for failures that it has got over.
+Each has a record, a class and perhaps a charge, as if the operator had decided it. But a job that
+trains is not ended for failures that it has got over.
 """
 
 from collections.abc import Sequence
@@ -29,8 +28,7 @@ _LARGEST: Final = 2**30
 def accept(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
     """Decide that the group is in the generation that launchers led; None where none did.
 
-    Where it is of other pods than are on record, or launchers know another generation by the number
-    of the present one, all processes start again in a generation above both.
+    If it is of other pods than on record, all processes restart in a generation above both.
     """
     said, known = heard.said, world_of(job).generation
     led = said.generation if said is not None and said.led else 0

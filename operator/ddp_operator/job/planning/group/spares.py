@@ -1,7 +1,4 @@
-"""Pods that wait without a place: when they are created, given up, and taken for another one.
-
-One that fails costs the job nothing, and none takes a node that the group still wants.
-"""
+"""Pods that wait without a place: one that fails costs nothing, none takes a node of the group."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -30,10 +27,8 @@ REFUSED_PAUSE_SECONDS: Final = 60
 
 
 def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
-    """The spares that can take a place, those on nodes to avoid, or that signals name, last.
-
-    One that does not answer would hold the group up; and one cut between the operator and all pods
-    would use up one spare after the other.
+    """The spares that can take a place, those on nodes to avoid or named by a signal last. One that
+    does not answer would hold the group up.
     """
     bad = pods.signalled.union(job.status.excluded_nodes)
     listening = [pod for pod in pods.spares if pod.started and pod.address and not pod.silent]
@@ -60,9 +55,7 @@ def slots_of(heirs: Mapping[int, PodState]) -> Mapping[int, int]:
 
 def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that spares take the places of pods that have no node, cannot start, or do not exist;
-    None where there are none of either.
-
-    Who came to be a spare after the loss may have the only node that there is.
+    None where there are none of either. A later spare may have the only free node.
     """
     waiting = [gap.node_rank for gap in pods.gaps if POLICY[gap.reason].spare]
     heirs = for_places(job, pods, sorted(waiting))

@@ -1,8 +1,4 @@
-"""What the launchers are told of the group.
-
-Nobody is told what is not on record. Whoever was told twice, or late, goes by the generation: the
-highest one holds.
-"""
+"""What launchers are told of the group: only what is on record; the highest generation holds."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -60,10 +56,10 @@ def _listens(pod: PodState) -> bool:
 
 
 def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool:
-    """Whether all are there, nothing of an earlier generation runs, and nothing is waited for.
+    """Whether all pods are there and no process of an earlier generation runs.
 
-    Who starts alone may wait in vain, or meet a process of before that it takes for its peer; but
-    not where processes form the group by themselves, and none with those of another generation.
+    One that starts alone may wait in vain, or take an old process for its peer; unless processes
+    form the group by themselves, which meet only those of their generation.
     """
     if scope_of(job) == "Pod":
         return not is_first_due(job)

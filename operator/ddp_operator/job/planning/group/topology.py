@@ -1,9 +1,8 @@
-"""The order of node ranks along the network: neighbours in a ring of all ranks stand near each
-other.
+"""The order of node ranks along the network: pods of one block follow each other, in it those of
+one sub-block, and so on.
 
-Pods of one block follow each other, in it those of one sub-block, and so on. Each goes to the first
-of its kind, so that rank 0 stays where it is, and who stands well keeps its rank. It is decided
-when all pods have nodes: before any rank starts, and again after a pod was replaced.
+Rank 0 keeps its place. The order is decided when all pods have nodes: before any rank starts, and
+again after a pod was replaced.
 """
 
 from collections.abc import Mapping, Sequence
