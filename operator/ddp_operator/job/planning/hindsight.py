@@ -33,10 +33,9 @@ def correct(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         return None
     failure = records.of_pod(job, cause, now)
     charged = wrong.charged and _is_charged(job, failure)
-    failure = _in_place_of(wrong, failure, charged=charged)
-    status = _replaced(job.status, wrong, failure)
+    status = _corrected(job.status, wrong, failure, charged=charged)
     if wrong.charged and not charged:
-        status = budget.count_for_node(budget.refund(status), failure)
+        status = budget.count_for_node(status, failure)
     words = records.in_words(failure)
     message = f"what began attempt {wrong.attempt + 1} is known now: {words}"
     return decided(_retold(status, message, now), Event("CauseFound", message))
@@ -54,7 +53,7 @@ def absolve(job: DDPJob, pods: Observed, cause: Failure) -> Plan | None:
         return None  # which ends the job, and excuses nothing
     if not (classes.is_consequence(charged) or _came_first(pods, cause, charged)):
         return None
-    status = budget.refund(_replaced(job.status, charged, _in_place_of(charged, cause)))
+    status = _corrected(job.status, charged, cause)
     message = f"the cause of the last restart is known now: {records.in_words(cause)}"
     return Plan(status, decided=True, events=(Event("CauseFound", message),))
 
@@ -72,14 +71,15 @@ def _is_charged(job: DDPJob, failure: Failure) -> bool:
     return failure.class_ == "Application" if ruled is None else ruled
 
 
-def _in_place_of(wrong: Failure, cause: Failure, *, charged: bool = False) -> Failure:
+def _corrected(
+    status: DDPJobStatus, wrong: Failure, cause: Failure, *, charged: bool = False
+) -> DDPJobStatus:
+    """Return the status with the cause on record instead, and the charge taken back if it was."""
     update = {"action": wrong.action, "charged": charged, "continued": wrong.continued}
-    return cause.model_copy(update=update)
-
-
-def _replaced(status: DDPJobStatus, old: Failure, new: Failure) -> DDPJobStatus:
-    failures = tuple(new if failure is old else failure for failure in status.failures)
-    return status.model_copy(update={"failures": failures})
+    right = cause.model_copy(update=update)
+    failures = tuple(right if failure is wrong else failure for failure in status.failures)
+    status = status.model_copy(update={"failures": failures})
+    return budget.refund(status) if wrong.charged and not charged else status
 
 
 def _of_attempt(pods: Observed, attempt: int) -> list[PodState]:

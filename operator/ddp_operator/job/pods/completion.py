@@ -1,11 +1,11 @@
 """Remembers which pods have ended well, since anybody may delete them while others still train."""
 
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import Final
 
+from ddp_operator.job.membership import world
 from ddp_operator.job.pods.state import PodState
 
 _INDEX: Final = re.compile("[0-9]{1,18}")
@@ -17,7 +17,7 @@ the job with them, which needs no record. A node's clock may be wrong by as much
 
 def in_words(indices: Iterable[int]) -> str:
     """Indices as a Job's `completedIndexes` has them, such as `0-2,5`."""
-    return ",".join(f"{a}-{b}" if a < b else str(a) for a, b in _ranges(sorted(indices)))
+    return world.in_words(sorted(indices))
 
 
 def read(text: str, *, below: int) -> frozenset[int]:
@@ -49,14 +49,3 @@ def next_settled_at(pods: Iterable[PodState], now: datetime) -> datetime | None:
 def _is_news(pod: PodState, now: datetime) -> bool:
     finished = pod.exit.finished if pod.exit else None
     return finished is not None and abs(now - finished) < timedelta(seconds=SETTLED_SECONDS)
-
-
-def _ranges(indices: list[int]) -> Iterator[tuple[int, int]]:
-    if not indices:
-        return
-    begin = indices[0]
-    for one, other in pairwise(indices):
-        if other != one + 1:
-            yield begin, one
-            begin = other
-    yield begin, indices[-1]

@@ -40,19 +40,19 @@ def told(job: DDPJob, pods: Observed, heard: Heard, planned: Plan, now: datetime
 def _tellings(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Iterator[Telling]:
     generation = world_of(job).generation
     start = _may_start(job, pods, heard, now)
-    for index, pod in pods.current.items():
-        if _listens(pod) and not in_present_group(job, pod, heard, started=start):
-            document = _document(job, pods, index, start=start)
-            yield Telling(pod.key.name, pod.address, generation, start, document, pod.signs)
+    ignorant: list[tuple[int | None, PodState]] = [
+        (index, pod)
+        for index, pod in pods.current.items()
+        if not in_present_group(job, pod, heard, started=start)
+    ]
     # Who has lost its place leaves; and who never had one says whether it could have one.
-    for pod in pods.spares if job.status.bookkeeping.launcher else ():
-        if _listens(pod) and not heard.knows(pod.key.name, generation):
-            document = _document(job, pods, None, start=False)
-            yield Telling(pod.key.name, pod.address, generation, False, document, pod.signs)
-
-
-def _listens(pod: PodState) -> bool:
-    return bool(pod.address and pod.started) and not (pod.exit or pod.deleting)
+    outside = pods.spares if job.status.bookkeeping.launcher else ()
+    ignorant += [(None, pod) for pod in outside if not heard.knows(pod.key.name, generation)]
+    for index, pod in ignorant:
+        if pod.address and pod.started and not (pod.exit or pod.deleting):
+            starts = start and index is not None
+            document = _document(job, pods, index, start=starts)
+            yield Telling(pod.key.name, pod.address, generation, starts, document, pod.signs)
 
 
 def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool:
