@@ -23,7 +23,7 @@ def test_pods_of_an_elastic_job_are_alike_in_a_group_of_any_size(
 
 def test_a_launcher_that_nobody_answers_ends_with_the_words_of_its_processes() -> None:
     simulation = Simulation()
-    spec = {"restart": {"scope": "InPlace"}, "template": template(container())}
+    spec: dict[str, Any] = {"restart": {"scope": "InPlace"}, "template": template(container())}
     simulation.server.create_job(stored_job(replicas=1, **spec)["spec"])
     simulation.advance(1.0)
     simulation.kill_operator()

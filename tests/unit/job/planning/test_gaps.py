@@ -399,7 +399,7 @@ class TestNodes:
             assert not plan(job, on_the_same, later(60), nodes=named).decided
 
     @pytest.mark.parametrize("signal", [{"leaving": "a taint"}, {"bad": "a condition"}])
-    def test_a_spare_on_a_node_that_is_named_comes_last(self, signal: dict[str, str]) -> None:
+    def test_a_spare_on_a_node_that_is_named_comes_last(self, signal: dict[str, Any]) -> None:
         job, pods = with_spares(count=2)
         pods = [replace(each, node=f"node-{each.identity.index}") for each in pods]
         nodes = [Node(f"node-{index}", {}) for index in range(5)]

@@ -211,7 +211,7 @@ def test_a_later_spare_takes_the_place_of_a_pod_that_has_no_node(is_there: bool)
 def test_a_spare_that_takes_a_place_before_the_job_has_begun_restarts_nothing() -> None:
     job = fresh_job(replicas=1, spares=1, restart={"scope": "Pod"})
     job = stored(job, plan(job, [], later(0)))
-    image = {"node": "node-a", "stage": "image", "waiting": "ErrImagePull"}
+    image: dict[str, Any] = {"node": "node-a", "stage": "image", "waiting": "ErrImagePull"}
     pods = [one_pod(job, 0, **image), listening(ready(job, 1))]
     planned = plan(job, pods, later(60))
     job = recorded(job, planned)
