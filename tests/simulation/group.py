@@ -52,7 +52,9 @@ class GroupJudge:
         if pod is not None:
             heard_at = self._launchers.heard_at.get(pod["metadata"]["uid"], -_HEARD_SECONDS)
             ago = self._clock.seconds - heard_at
-            require(ago >= _HEARD_SECONDS, f"{failure.pod} is out of reach; heard {ago} s ago")
+            jumped = not self._launchers.clock_is_right()
+            reached = ago < _HEARD_SECONDS and not jumped
+            require(not reached, f"{failure.pod} is out of reach; heard {ago} s ago")
 
     def _judge_departure(
         self, old: DDPJob, new: DDPJob, failure: Failure, require: Require
@@ -87,7 +89,9 @@ class GroupJudge:
             "Restarting"
         )
         patience = timedelta(seconds=elastic.shrink_after_seconds)
-        early = shrinks and self._clock.operators_now() + _LATE < until + patience
+        # What was decided by a clock that has been set back since is not judged by it.
+        can_tell = shrinks and self._launchers.clock_is_right()
+        early = can_tell and self._clock.operators_now() + _LATE < until + patience
         require(not early, f"the group shrinks while the operator pauses until {until}")
 
     def _judge_readiness(self, old: DDPJob, new: DDPJob, require: Require) -> None:

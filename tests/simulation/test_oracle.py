@@ -1,14 +1,19 @@
 """The simulation itself, where it was once wrong."""
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from ddp_operator.job.planning.group.elasticity import GROUP_SHRUNK
+from ddp_operator.job.status.conditions import with_condition
 
 from tests.good_manifests import container, template
+from tests.simulation.group import GroupJudge
 from tests.simulation.kubelet import trainer_exit
 from tests.simulation.server import shape_of
 from tests.simulation.simulation import Simulation
-from tests.unit.job.builders import stored_job
+from tests.unit.job.builders import fresh_job, stored_job, with_status
 
 
 @pytest.mark.parametrize(
@@ -38,3 +43,23 @@ def test_a_launcher_that_nobody_answers_ends_with_the_words_of_its_processes() -
         [pod] = simulation.pods(live=False)
         assert bool(trainer_exit(pod)) is ended
     assert (trainer_exit(pod) or {})["message"] == "uncorrectable ECC error"
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_decision_is_not_judged_by_a_clock_that_was_set_back_since(*, is_right: bool) -> None:
+    simulation = Simulation()
+    simulation.kill_operator()
+    simulation.invariants.clock_is_right = is_right
+    now = simulation.clock.now()
+    old = with_status(
+        fresh_job(elastic={"minReplicas": 1}), next_start_time=now + timedelta(seconds=100)
+    )
+    status = with_condition(old.status, "Restarting", True, GROUP_SHRUNK, "1 pod trains on", now)
+    broken: list[str] = []
+
+    def require(holds: object, claim: str) -> None:
+        broken.extend([] if holds else [claim])
+
+    judge = GroupJudge(simulation.server, simulation.clock, simulation.launchers)
+    judge.judge(old, replace(old, status=status), require)
+    assert bool(broken) is is_right
