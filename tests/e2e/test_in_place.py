@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.jobs import Job, force_delete, script_job
-from tests.e2e.kubectl import Kubectl
+from tests.e2e.kubectl import Kubectl, wait_for
 from tests.e2e.test_any_image import launched
 
 SCRIPT = """
@@ -92,3 +92,52 @@ def test_new_processes_meet_none_of_before(shared: Kubectl) -> None:
     assert len(status.failures) == 1
     for index in range(3):
         job.log_with(f"{name}-0-{index}", f"rank {index} is done in generation 1")
+
+
+SNAPSHOT = """
+import datetime, json, os, time
+import torch
+from torch import distributed as dist
+
+path = os.environ["DDP_CHECKPOINT_DIR"] + "/snapshot.json"
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+rank, first = dist.get_rank(), 0
+if os.path.exists(path):
+    first = json.load(open(path))["epoch"]
+print(f"rank {rank} begins at epoch {first}")
+for epoch in range(first, 30):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.3)
+    if rank == 0:
+        with open(path + ".new", "w") as file:
+            json.dump({"epoch": epoch + 1}, file)
+        os.replace(path + ".new", path)
+    print(f"rank {rank} has done epoch {epoch}")
+dist.barrier()
+"""
+
+
+def test_a_checkpoint_in_one_pod_alone_is_not_mixed_with_pods_that_have_none(
+    shared: Kubectl,
+) -> None:
+    """Rank 0 saves, all ranks load what they find, and no volume is shared."""
+    name = "own-disk"
+    command = "python -m ddp_trainer.launch -- python /tmp/script.py"
+    restart = {"maxRestarts": 1}
+    shared.apply(script_job(name, SNAPSHOT, command, restart=restart))
+    job = Job(shared, name)
+    job.wait_until_launcher_answers()
+    job.log_with(f"{name}-0-0", "rank 0 has done epoch 3")
+    wait_for(
+        lambda: job.status().bookkeeping.saved_in_pod == 0,
+        what="the launcher's word of a checkpoint",
+    )
+    force_delete(job, f"{name}-0-1")
+    status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 1)
+    [failure] = status.failures
+    assert failure.action == "RestartGang"
+    for index in range(2):
+        log = job.log_with(f"{name}-1-{index}", "has done epoch 29")
+        assert f"rank {index} begins at epoch 0" in log
+    assert "CheckpointInPod" in {event["reason"] for event in job.events()}

@@ -11,6 +11,7 @@ from ddp_operator.api.constants import (
     ENV_GENERATION,
     ENV_HELD,
     ENV_HOLD_SECONDS,
+    ENV_LOCAL_PATHS,
     ENV_SCOPE,
     LABEL_ATTEMPT,
     LABEL_JOB_NAME,
@@ -145,6 +146,8 @@ class Launchers:
     """UIDs of jobs, and attempts, that had a pod with a launcher: people may have changed the image
     since.
     """
+    _saved: set[str] = field(default_factory=set)
+    """UIDs of pods that hold a checkpoint which no other pod sees."""
     _places: dict[tuple[str, str, int, int], str] = field(default_factory=dict)
     """Who has been told, or made, to have a place: UID of the job, attempt, generation and node
     rank, and the host name of the pod."""
@@ -289,8 +292,15 @@ class Launchers:
         number = 1 + one.generation * 100 + len(failures)
         scope = "Pod" if _joins(pod) else "InPlace"
         said = {"number": number, "generation": one.generation, "failures": failures}
-        said |= {"scope": scope}
+        said |= {"scope": scope, "savedInPod": self.saved_in_pod(pod)}
         return orjson.dumps(said)
+
+    def saved_in_pod(self, pod: Manifest) -> bool:
+        """Whether rank 0 has saved to its pod's own disk: in one of five jobs, once it has run."""
+        one, may = self.of(pod), int(owner_of(pod).removeprefix("job-") or 0) % 5 == 2
+        if may and _told(pod, ENV_LOCAL_PATHS) and one.works and one.node_rank == 0:
+            self._saved.add(_uid(pod))
+        return _uid(pod) in self._saved
 
     def judge_telling(self, address: str) -> None:
         """Nobody is told where nobody listens, but in jobs that say by their scope, Pod, that

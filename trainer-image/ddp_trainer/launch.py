@@ -30,6 +30,7 @@ from pathlib import Path
 
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launcher.lifetime import Lifetime, Standing
+from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
 from ddp_trainer.launcher.node_environment import NodeEnvironmentError, with_node_environment
 from ddp_trainer.launcher.output import Output
 from ddp_trainer.launcher.own_ranks import OwnRanks
@@ -134,7 +135,8 @@ def _supervise(
         script_has_finished=lambda: plan.is_script and _says_finished(status_path),
         own_ranks=own_ranks,
     )
-    world = World(placing.born, wake=wake)
+    local = LocalCheckpoints.from_env(environment)
+    world = World(placing.born, wake=wake, local_checkpoints=local)
     served = False
     if placement.status_port is not None and status_path is not None:
         # Not before signals are blocked, which the thread inherits; nor where nobody asks for it,

@@ -110,6 +110,8 @@ ENV_BATCH_RANKS = "DDP_BATCH_RANKS"
 ENV_LEAVE_SECONDS = "DDP_LEAVE_SECONDS"
 """Tells trainers how long one that is told to end trains on, for the operator to take it out of
 the group before all save and stop; absent where it cannot."""
+ENV_LOCAL_PATHS = "DDP_LOCAL_PATHS"
+"""Tells the launcher which paths, joined by colons, each pod has for itself and may save to."""
 ENV_TOKEN = "DDP_TOKEN"
 """Tells the trainer by what to know the operator, and the other pods of its job."""
 

@@ -165,6 +165,11 @@ OWN: Final = {
         "each restart is counted as if the operator had decided it, but none ends the job",
         "kubectl ddp why has the failures; look why the operator or the API server was away",
     ),
+    "CheckpointInPod": Reason(
+        "checkpoints are saved to a pod's own disk, which the other pods do not see",
+        "a failure restarts all pods, which begin without a checkpoint; no pod joins the group",
+        "set spec.checkpoint.persistentVolumeClaim or gcsBucket, and save to DDP_CHECKPOINT_DIR",
+    ),
     "NodeLeaving": Reason(
         "a pod's node is about to go, and there is another place for the pod",
         _UNCHARGED,

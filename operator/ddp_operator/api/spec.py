@@ -38,8 +38,8 @@ def _reads_progress(expression: str) -> str:
 
 
 class Checkpoint(ApiModel):
-    """Where training state is kept. Without a location it is an emptyDir, which dies with its
-    pod.
+    """Where training state is kept. Without a location it is an emptyDir: each pod has its own,
+    which goes with the pod. Once rank 0 has saved there, a failure restarts all pods.
     """
 
     path: AbsolutePath = Field(

@@ -272,6 +272,13 @@ class Bookkeeping(StatusModel):
             "it starts them anew."
         ),
     )
+    saved_in_pod: Count | None = Field(
+        default=None,
+        description=(
+            "The last attempt in which rank 0 saved to its pod's own disk. In that attempt no pod "
+            "joins the group, and a failure restarts all pods."
+        ),
+    )
     spares: Annotated[tuple[Count, ...], last_items(MAX_SPARES)] = Field(
         default=(), description="Numbers of pods without a place that were seen."
     )

@@ -3,14 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import PurePosixPath
 from typing import Any
 
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
-from ddp_operator.api.job import DDPJob
-from ddp_operator.api.rules import trainer_container
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, counted, duration
+from ddp_operator.job.pods.local_checkpoints import dies_with_pods
 
 
 class RefusedError(Exception):
@@ -124,20 +122,21 @@ def _pods(seen: SeenJob) -> str:
 
 
 def _kept(seen: SeenJob, now: datetime) -> str:
-    if seen.job is not None and _dies_with_its_pods(seen.job):
+    if seen.job is not None and dies_with_pods(seen.job.spec):
         return (
             f"what it saved in {clean(seen.job.spec.checkpoint.path, 80)} is lost: that goes with "
-            "its pods, since spec.checkpoint names no volume and the trainer mounts none there"
+            "its pods, since neither spec.checkpoint nor the template has a volume there that "
+            "outlives them"
         )
     return f"its checkpoints stay{_of_step(seen, now)}"
 
 
 def _goes_on(seen: SeenJob, now: datetime) -> str:
-    if seen.job is not None and _dies_with_its_pods(seen.job):
+    if seen.job is not None and dies_with_pods(seen.job.spec):
         return (
             f"what it saved in {clean(seen.job.spec.checkpoint.path, 80)} is lost, so that "
-            "training begins at step 0: spec.checkpoint names no volume and the trainer mounts "
-            "none there"
+            "training begins at step 0: neither spec.checkpoint nor the template has a volume "
+            "there that outlives its pods"
         )
     return f"training goes on from its latest checkpoint{_of_step(seen, now)}"
 
@@ -148,12 +147,3 @@ def _of_step(seen: SeenJob, now: datetime) -> str:
         return "; none was reported"
     age = f", {duration((now - saved.time).total_seconds())} ago" if saved.time else ""
     return f", of step {saved.step}{age}"
-
-
-def _dies_with_its_pods(job: DDPJob) -> bool:
-    where = job.spec.checkpoint
-    if where.persistent_volume_claim or where.gcs_bucket or where.host_path:
-        return False
-    mounts = trainer_container(job.spec.template).get("volumeMounts") or []
-    above = {str(path) for path in (PurePosixPath(where.path), *PurePosixPath(where.path).parents)}
-    return not any(str(PurePosixPath(mount.get("mountPath", ""))) in above for mount in mounts)

@@ -50,9 +50,13 @@ def plan(
     if wish.checkpoint:
         pairs.append(("saves to", f"{clean(wish.checkpoint.name)} ({wish.checkpoint.field})"))
     else:
-        pairs.append(
-            ("saves to", "the pods' own disks: what is saved goes with them (--checkpoint)")
-        )
+        where = "the pods' own disks: what is saved goes with them (--checkpoint)"
+        if most > 1 and commanded(wish):
+            where = (
+                "each pod's own disk, which no other pod sees; what is saved goes with it, and a "
+                "failure restarts a script in all pods without a checkpoint (--checkpoint)"
+            )
+        pairs.append(("saves to", where))
     head = f"DDPJob {clean(wish.name)} in namespace {clean(namespace)}: {what}"
     return [*folded(head, width), *facts(((f"  {label}", said) for label, said in pairs), width)]
 

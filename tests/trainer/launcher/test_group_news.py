@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.launcher.lifetime import Standing
+from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
 from ddp_trainer.launcher.world import letters
 from ddp_trainer.launcher.world.letters import Answer, Letter, Refusal, answer_of, message_of
 from ddp_trainer.launcher.world.placing import Placing
@@ -303,3 +306,43 @@ def test_where_pods_differ_a_place_has_to_fit() -> None:
     assert placing.misfit(replace(place, node_rank=None)) == ""
     assert placing.misfit(replace(place, nodes=4)).startswith("nodes: ")
     assert placing.misfit(replace(place, node_rank=0)).startswith("nodeRank: ")
+
+
+def test_checkpoints_on_the_pods_own_disk_are_what_ranks_write_there(tmp_path: Path) -> None:
+    old, link = tmp_path / "old.pt", tmp_path / "link"
+    old.write_text("of the image")
+    os.utime(old, (1000, 1000))
+    link.symlink_to(__file__)
+    found = LocalCheckpoints.from_env({"DDP_LOCAL_PATHS": f"{tmp_path}:/nowhere/s.pt"})
+    (tmp_path / "runs" / "empty").mkdir(parents=True)
+    assert (found.exist(), found.may_come) == (False, True)
+    (tmp_path / "runs" / "s.pt").write_text("a checkpoint")
+    assert (found.exist(), found.may_come) == (True, False)
+    (tmp_path / "runs" / "s.pt").unlink()
+    assert found.exist(), "the ranks have begun to save"
+    none = LocalCheckpoints.from_env({})
+    assert (none.exist(), none.may_come) == (False, False)
+
+
+def test_the_first_checkpoint_in_the_pod_is_news(tmp_path: Path) -> None:
+    local = LocalCheckpoints([str(tmp_path)], since=0.0)
+    world = World(replace(BORN, node_rank=0), local_checkpoints=local)
+    assert "savedInPod" not in json.loads(to_json(world.news(after=0, wait_seconds=0)))
+    threading.Timer(0.2, (tmp_path / "s.pt").write_text, ("a checkpoint",)).start()
+    news = world.news(after=1, wait_seconds=DEADLINE_SECONDS)
+    assert json.loads(to_json(news))["savedInPod"] is True
+    assert news.number == 2
+
+
+def test_rank_0_leads_nobody_who_lacks_its_checkpoint(tmp_path: Path) -> None:
+    for nodes, due in ((1, True), (2, False)):
+        clock = Clock(0.0)
+        local = LocalCheckpoints([str(tmp_path)], since=0.0)
+        place = replace(BORN, node_rank=0, nodes=nodes, members="0-1")
+        world = World(place, clock=clock, local_checkpoints=local)
+        world.news(after=0, wait_seconds=0)
+        world.note(LETTER)
+        assert world._due_to_lead() is not None
+        (tmp_path / "s.pt").write_text("a checkpoint")
+        assert (world._due_to_lead() is not None) is due
+        (tmp_path / "s.pt").unlink()

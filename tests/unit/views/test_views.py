@@ -215,6 +215,17 @@ class TestStatus:
 
 
 class TestWhy:
+    def test_checkpoints_that_are_each_pods_own_come_with_what_to_do(self) -> None:
+        command = ["python", "train.py", "$(DDP_CHECKPOINT_DIR)/s.pt"]
+        named = template(container(command=command))
+        said = "each pod has a /checkpoints of its own"
+        assert said in told(training(spec={"template": named}))
+        shared = {"template": named, "checkpoint": {"gcsBucket": "shared"}}
+        assert said not in told(training(spec=shared))
+        assert said not in told(training())
+        noted = training(bookkeeping={"savedInPod": 0})
+        assert said in told(noted), "where the launcher has seen one"
+
     def test_a_training_that_goes_well(self) -> None:
         text = told(training())
         assert text.startswith("digits trains: all 2 pods are ready.")

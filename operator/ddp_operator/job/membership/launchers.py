@@ -80,6 +80,8 @@ class LauncherStatus(_Said):
     empty: the launcher never leads."""
     led: Annotated[tuple[Led, ...], Field(max_length=_MAX_LED, strict=False)] = ()
     """The newest generations that the operator has not told of, up to the present one."""
+    saved_in_pod: bool = False
+    """Whether processes of the pod have saved to a disk that no other pod sees."""
 
 
 class InvalidAnswerError(ValueError):

@@ -14,7 +14,7 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.failure.causes import cause_due
 from ddp_operator.job.membership.world import RESTART_GRACE_SECONDS, members
-from ddp_operator.job.planning import gaps
+from ddp_operator.job.planning import gaps, local_checkpoints
 from ddp_operator.job.planning.decisions import active_deadline, queued
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.scheduling import timeout_due
@@ -179,7 +179,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         status = status.noting(replacing=(), accepted_spec_hash=job.spec_hash)
         if created := len(pods.creatable):
             events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
-            events += unknown_accelerators(job)
+            events += [*unknown_accelerators(job), *local_checkpoints.warnings(job)]
     ready = status.ready_replicas
     counted, all_ready = f"{ready} of {replicas} pods are ready", f"all {replicas} pods are ready"
     known, reason = status.condition("Running"), ""

@@ -24,6 +24,7 @@ from ddp_operator.job.planning import (
     gaps,
     hindsight,
     isolation,
+    local_checkpoints,
     recovery,
     rescheduling,
     watchdog,
@@ -107,7 +108,8 @@ def _decide(
     if job.spec.suspend:
         return decisions.suspend(job, now)
     return (
-        leading.accept(job, pods, heard, now)
+        local_checkpoints.note(job, heard)
+        or leading.accept(job, pods, heard, now)
         or decisions.end_at_deadline(job, now)
         or elasticity.begin(job)
         or decisions.restart_as_requested(job, now)

@@ -9,7 +9,7 @@ from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import members, next_generation, replaced
-from ddp_operator.job.planning import gaps, hindsight
+from ddp_operator.job.planning import gaps, hindsight, local_checkpoints
 from ddp_operator.job.planning.decisions import (
     fail,
     next_attempt,
@@ -167,8 +167,9 @@ def _action(
         return "RestartPod", gone, ""
     if not verdict.rule and _misses_launcher(job):
         return "RestartGang", (), "; no launcher answers"
-    if wanted == "RestartGang" or len(gone) == len(members(job)):
-        return "RestartGang", (), ""
+    unlike = in_place and local_checkpoints.forbid_in_place(job)
+    if unlike or wanted == "RestartGang" or len(gone) == len(members(job)):
+        return "RestartGang", (), "; rank 0 saved to its pod's own disk" if unlike else ""
     if not in_place and not gone:
         return "RestartGang", (), ""  # nobody knows which pod it is
     return wanted, gone, ""

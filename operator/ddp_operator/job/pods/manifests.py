@@ -17,6 +17,7 @@ from ddp_operator.api.constants import (
     ENV_HELD,
     ENV_HOLD_SECONDS,
     ENV_LEAVE_SECONDS,
+    ENV_LOCAL_PATHS,
     ENV_MEMBERS,
     ENV_POD,
     ENV_POD_SIZES,
@@ -58,6 +59,7 @@ from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.avoided_nodes import keep_off, prefer_others
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
 from ddp_operator.job.pods.injection import inject
+from ddp_operator.job.pods.local_checkpoints import local_paths
 from ddp_operator.job.pods.schedulers import scheduled
 from ddp_operator.job.pods.state import START_TIMEOUT, UNSTARTABLE_REASONS, Identity
 
@@ -130,6 +132,9 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         variables |= {ENV_BATCH: spec.elastic.batch, ENV_BATCH_RANKS: ranks.world_size(spec)}
     if spec.elastic or spec.spares:
         variables[ENV_LEAVE_SECONDS] = LEAVE_SECONDS
+    if spec.replicas > 1 or spec.elastic:
+        paths = local_paths(spec_of(spec, identity.index))
+        variables |= {ENV_LOCAL_PATHS: ":".join(paths)} if paths else {}
     if identity.index == 0 and not is_spare(job, identity):
         variables |= _trackers(job)
         if group := members_to_lead(job):

@@ -8,6 +8,7 @@ from ddp_operator.api.reasons import REASONS
 from ddp_operator.api.status import Failure
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean, duration
+from ddp_operator.job.pods.local_checkpoints import local_paths, named_paths
 from ddp_operator.job.pods.state import CRASH_LOOP, GATED, UNSTARTABLE_REASONS
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUED
 
@@ -76,3 +77,18 @@ def operator_missing(seen: SeenJob, now: datetime) -> str:
     else:
         said = "none has looked at the latest change of the spec yet"
     return f"{said}: see whether one runs for this namespace (kubectl -n ddp-operator get pods)"
+
+
+def local_checkpoints(seen: SeenJob) -> list[str]:
+    """Return what to do about checkpoints that are each pod's own; nothing where none are."""
+    job = seen.job
+    if job is None or seen.replicas == 1:
+        return []
+    saved = job.status.bookkeeping.saved_in_pod is not None
+    paths = named_paths(job.spec) or (local_paths(job.spec) if saved else ())
+    if not paths:
+        return []
+    return [
+        f"each pod has a {clean(', '.join(paths), 200)} of its own, so that a failure restarts all "
+        f"pods without a checkpoint: {REASONS['CheckpointInPod'].remedy}"
+    ]

@@ -86,6 +86,7 @@ def _failed(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
     name, reason = clean(seen.name), clean(seen.status.reason, 64)
     found = Diagnosis(f"{name} failed{_ago(seen, now)}, {reason}: {_message(seen)}")
     _blame(found, _latest(seen), pods, now)
+    found.remedies += advice.local_checkpoints(seen)
     if known := advice.for_ended(seen.status.reason):
         found.remedies.insert(0, known)
     found.remedies.append(
@@ -129,6 +130,7 @@ def _running(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
         found.evidence += waits(pods)
     if remark := group.powerless(seen):
         found.remedies.append(remark)
+    found.remedies += advice.local_checkpoints(seen)
     found.evidence += _past(seen, now)
     return found
 
@@ -150,6 +152,7 @@ def _waiting(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
         _blame(found, records.of_pod(seen.job, failed, now), pods, now)
     elif status.phase == "Restarting":
         _blame(found, _latest(seen), pods, now)
+    found.remedies += advice.local_checkpoints(seen)
     found.evidence += _problem(seen)
     return found
 

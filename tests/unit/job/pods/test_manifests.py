@@ -77,6 +77,7 @@ class TestEnvironment:
             "DDP_RESTART_SCOPE": "Auto",
             "DDP_GENERATION": "0",
             "DDP_POD": "digits-2-3-r1",
+            "DDP_LOCAL_PATHS": "/ckpt",
         }
 
     def test_a_run_of_wandb_goes_on_after_restarts_and_is_rank_0s_alone(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
 from ddp_trainer.launcher.world.letters import Failure, Letter, Refusal, within_bounds
 from ddp_trainer.membership.place import Place
 from ddp_trainer.telemetry.wire import utc
@@ -33,6 +34,8 @@ to be followed by another one, which asks every 20 s."""
 _LEAD_PAUSES = (5.0, 300.0)
 """How long a failure waits then: twice as long after each generation that failed at once."""
 _AT_ONCE_SECONDS = 10.0
+_LOOK_SECONDS = 2.0
+"""Between two looks at the pod's disk, while the operator waits for news."""
 _LED = 64
 """Generations that nobody has heard of: the newest, of a count that the generation itself tells."""
 _FAILURES_LED = 2
@@ -63,6 +66,8 @@ class News:
     """The slots of the group's pods, where node rank 0 may lead."""
     led: tuple[Led, ...] | None = None
     """The generations up to this one that the operator has not told of."""
+    saved_in_pod: bool | None = None
+    """Whether ranks have saved to this pod's own disk, which no other pod sees."""
 
 
 class World:
@@ -74,13 +79,16 @@ class World:
         *,
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        local_checkpoints: LocalCheckpoints | None = None,
     ) -> None:
         """`born`: the place that the pod was made with.
 
         `wake`: called when there is something new to act on, or somebody asks.
         `clock`: in seconds, never going back.
+        `local_checkpoints`: None: no rank saves to the pod's own disk.
         """
         self.born = born
+        self._local_checkpoints = local_checkpoints or LocalCheckpoints((), since=0.0)
         self._place = born
         self._wake = wake
         self._clock = clock
@@ -203,6 +211,8 @@ class World:
             return None
         if not (self._failures or not (place.start or self._led)):
             return None
+        if place.nodes > 1 and self._local_checkpoints.exist():
+            return None  # the other pods would begin without what this one has saved
         return max(self._asked_at + LEAD_SECONDS, self._undecided_since + self._lead_pause)
 
     def _next_lead_pause(self) -> float:
@@ -290,7 +300,7 @@ class World:
             this = object()
             self._waiting.append(this)
             self._changed.notify_all()
-            self._changed.wait_for(
+            self._wait_for_news(
                 lambda: self._number > after or this not in self._waiting, wait_seconds
             )
             if this in self._waiting:
@@ -304,7 +314,18 @@ class World:
                 failures=within_bounds(self._failures_before, self._failures),
                 members=self._place.members or None,
                 led=tuple(self._led_before) or None,
+                saved_in_pod=self._local_checkpoints.exist() or None,
             )
+
+    def _wait_for_news(self, is_news: Callable[[], bool], seconds: float) -> None:
+        while True:
+            if self._local_checkpoints.may_come and self._local_checkpoints.exist():
+                self._tell()
+            may_come = self._local_checkpoints.may_come
+            pause = min(seconds, _LOOK_SECONDS) if may_come else seconds
+            seconds -= pause
+            if self._changed.wait_for(is_news, pause) or seconds <= 0:
+                return
 
     def _tell(self) -> None:
         self._number += 1

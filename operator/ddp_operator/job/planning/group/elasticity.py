@@ -19,7 +19,8 @@ from ddp_operator.job.membership.world import (
     wanted_size,
     world_of,
 )
-from ddp_operator.job.planning.decisions import regrouped
+from ddp_operator.job.planning import local_checkpoints
+from ddp_operator.job.planning.decisions import next_attempt, regrouped, restarting
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan
@@ -123,6 +124,9 @@ def _shrink(job: DDPJob, pods: Observed, absent: Sequence[int], now: datetime) -
 def _dismiss(job: DDPJob, now: datetime) -> Plan:
     """The last ones go, so that rank 0 stays where it is."""
     before, size = len(members(job)), wanted_size(job.spec)
+    if local_checkpoints.forbid_in_place(job):
+        what = f"starting all {job.spec.replicas} pods: spec.replicas changed"
+        return restarting(next_attempt(job, job.status), GROUP_SHRUNK, what, now)
     status = next_generation(job, job.status, now, without=range(size, before))
     message = f"{train_on(size)}, {before} did: no more are wanted"
     return regrouped(status, GROUP_SHRUNK, message, now, event=GROUP_SHRUNK)
@@ -131,6 +135,8 @@ def _dismiss(job: DDPJob, now: datetime) -> Plan:
 def _grow(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
     due = _grow_due(job)
     if not job.status.is_true("Running") or due is None or due > now:
+        return None
+    if local_checkpoints.saved_in_pod(job):
         return None
     generation = world_of(job).generation
     # Who was told of the present group, and has left what was before, is ready for the next.

@@ -1,0 +1,61 @@
+"""Keeps pods that hold a checkpoint of their own out of groups with pods that hold none.
+
+The launcher of rank 0 reports a checkpoint on its pod's own disk. From then on the job restarts all
+pods where it would otherwise restart in place, and takes no new pod into its group: the others
+do not see that checkpoint, and a script that loads what it finds would begin at different steps.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership.launchers import Heard
+from ddp_operator.job.membership.world import members, scope_of, wanted_size
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.pods.local_checkpoints import named_paths
+from ddp_operator.ports import Event
+
+CHECKPOINT_IN_POD: Final = "CheckpointInPod"
+_THEN: Final = (
+    "which other pods do not see: a failure restarts all pods without it; set "
+    "persistentVolumeClaim or gcsBucket in spec.checkpoint"
+)
+
+
+def warnings(job: DDPJob) -> Sequence[Event]:
+    """Return what to tell at the first start of a job that names such a place to save to."""
+    paths = named_paths(job.spec) if _is_group(job) else ()
+    if not paths or job.status.attempt:
+        return ()
+    message = f"each pod has a {', '.join(paths)} of its own, {_THEN}"
+    return (Event(CHECKPOINT_IN_POD, message, warning=True),)
+
+
+def note(job: DDPJob, heard: Heard) -> Plan | None:
+    """Record that rank 0 of this attempt has saved to its pod's own disk; None: no news."""
+    said = heard.said
+    # Processes that form their group by themselves get the state from each other.
+    if said is None or not said.saved_in_pod or said.scope != "InPlace":
+        return None
+    if saved_in_pod(job) or not _is_group(job):
+        return None
+    known = job.status.bookkeeping.saved_in_pod is not None or named_paths(job.spec)
+    message = f"rank 0 saved a checkpoint to its pod's own disk, {_THEN}"
+    events = () if known else (Event(CHECKPOINT_IN_POD, message, warning=True),)
+    status = job.status.noting(saved_in_pod=job.status.attempt)
+    return Plan(status, decided=True, events=events)
+
+
+def saved_in_pod(job: DDPJob) -> bool:
+    """Return whether rank 0 of this attempt has saved to its pod's own disk."""
+    noted = job.status.bookkeeping.saved_in_pod == job.status.attempt
+    return noted and scope_of(job) == "InPlace"
+
+
+def forbid_in_place(job: DDPJob) -> bool:
+    """Return whether a restart in place would bring unlike pods together."""
+    return saved_in_pod(job) and len(members(job)) > 1
+
+
+def _is_group(job: DDPJob) -> bool:
+    return max(len(members(job)), wanted_size(job.spec)) > 1

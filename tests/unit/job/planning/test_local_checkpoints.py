@@ -1,0 +1,112 @@
+"""`plan` of jobs whose rank 0 saves to a disk that only its own pod sees."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership.launchers import Heard, LauncherStatus
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods.state import PodState
+
+from tests.good_manifests import container, template
+from tests.unit.job.builders import ended, event_reasons, fresh_job, later, stored
+from tests.unit.job.planning.group.test_elasticity import born, elastic_job, settled
+from tests.unit.job.planning.group.test_in_place import (
+    LISTENS,
+    failure,
+    heard,
+    in_place,
+    knowing,
+)
+
+
+def saying(scope: Any = "InPlace", **more: Any) -> Heard:
+    said = LauncherStatus(number=2, generation=0, scope=scope, saved_in_pod=True, **more)
+    return replace(LISTENS, scope=scope, said=said)
+
+
+def saved(job: DDPJob, pods: list[PodState], of: Heard) -> DDPJob:
+    return stored(job, plan(job, pods, later(50), heard=of))
+
+
+def test_the_first_checkpoint_in_a_pod_is_noted_once_and_warned_of() -> None:
+    job, pods = in_place()
+    planned = plan(job, pods, later(50), heard=saying())
+    assert event_reasons(planned) == ["CheckpointInPod"]
+    assert planned.events[0].warning
+    assert planned.status.bookkeeping.saved_in_pod == 0
+    job = stored(job, planned)
+    assert not plan(job, pods, later(51), heard=saying()).decided
+    # It is warned of once in the job's life.
+    status = job.status.model_copy(update={"attempt": 1})
+    again = plan(replace(job, status=status), [], later(60), heard=saying())
+    assert (event_reasons(again), again.status.bookkeeping.saved_in_pod) == ([], 1)
+
+
+def test_a_lost_pod_restarts_all_pods_where_rank_0_holds_a_checkpoint_alone() -> None:
+    job, pods = in_place(spares=1)
+    job = saved(job, pods, saying())
+    lost = ended(job, 1, code=137, at=59)
+    spare = born(job, 3)
+    planned = plan(job, [pods[0], lost, pods[2], spare], later(63), heard=saying())
+    [failed] = planned.status.failures
+    assert (failed.action, planned.status.attempt) == ("RestartGang", 1)
+    assert "rank 0 saved to its pod's own disk" in planned.events[0].message
+
+
+def test_a_failed_rank_does_so_too_since_the_others_have_no_checkpoint() -> None:
+    job, pods = in_place()
+    job = saved(job, pods, saying())
+    planned = plan(job, pods, later(60), heard=heard(failure(pods[1])))
+    assert planned.status.failures[0].action == "RestartGang"
+    assert (planned.status.attempt, planned.status.restarts) == (1, 1)
+
+
+def test_the_next_attempt_restarts_in_place_until_it_saves() -> None:
+    job, pods = in_place()
+    status = job.status.noting(saved_in_pod=0).model_copy(update={"attempt": 1})
+    old = replace(job, status=status)
+    pods = [replace(pod, identity=replace(pod.identity, attempt=1)) for pod in pods]
+    planned = plan(old, pods, later(60), heard=heard(failure(pods[1])))
+    assert planned.status.failures[0].action == "RestartInPlace"
+
+
+@pytest.mark.parametrize("scope", ["Pod", "InPlace"])
+def test_processes_that_form_their_group_by_themselves_are_not_concerned(scope: str) -> None:
+    job, pods = in_place(restart={"scope": scope})
+    assert not plan(job, pods, later(50), heard=saying("Pod")).decided
+
+
+def test_a_single_pod_keeps_its_checkpoint() -> None:
+    job = fresh_job(replicas=1, restart={"scope": "InPlace"})
+    job = settled(job, [], later(0))
+    pods = [born(job, 0)]
+    job = settled(job, pods, later(10))
+    assert not plan(job, pods, later(50), heard=saying()).decided
+
+
+def test_no_pod_joins_a_group_whose_rank_0_holds_a_checkpoint_alone() -> None:
+    job, pods = elastic_job(replicas=2, maxReplicas=3, growAfterSeconds=30)
+    job = stored(job, plan(job, pods, later(50), heard=saying()))
+    waiting = born(job, 2)
+    known = knowing([*pods, waiting], 1)
+    planned = plan(job, [*pods, waiting], later(900), heard=replace(saying(), **known))
+    assert planned.status.world is not None
+    assert planned.status.world.members == "0-1"
+    without = job.status.noting(saved_in_pod=None)
+    job = replace(job, status=without)
+    planned = plan(job, [*pods, waiting], later(900), heard=replace(LISTENS, **known))
+    assert event_reasons(planned) == ["GroupGrown"]
+
+
+def test_a_job_that_names_such_a_place_is_warned_of_at_its_first_start() -> None:
+    command = ["python", "train.py", "$(DDP_CHECKPOINT_DIR)/snapshot.pt"]
+    job = fresh_job(replicas=2, template=template(container(command=command)))
+    created = plan(job, [], later(0))
+    assert event_reasons(created) == ["PodsCreated", "CheckpointInPod"]
+    assert "each pod has a /checkpoints of its own" in created.events[1].message
+    shared = {"persistentVolumeClaim": "nfs"}
+    for fields in ({"checkpoint": shared, "replicas": 2}, {"replicas": 1}):
+        job = fresh_job(template=template(container(command=command)), **fields)
+        assert event_reasons(plan(job, [], later(0))) == ["PodsCreated"]

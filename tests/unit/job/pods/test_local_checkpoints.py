@@ -1,0 +1,77 @@
+"""Paths in which a checkpoint is one pod's own."""
+
+from typing import Any
+
+import pytest
+from ddp_operator.job.pods.local_checkpoints import dies_with_pods, local_paths, named_paths
+from ddp_operator.job.pods.manifests import environment
+from ddp_operator.job.pods.state import Identity
+
+from tests.good_manifests import container, template
+from tests.unit.job.builders import fresh_job
+
+OWN: dict[str, Any] = {"name": "own", "emptyDir": {}}
+SHARED: dict[str, Any] = {"name": "own", "persistentVolumeClaim": {"claimName": "nfs"}}
+
+
+def spec(volume: dict[str, Any] | None, path: str, *argv: str, **fields: Any) -> Any:
+    mounts = [{"name": "own", "mountPath": path}] if volume else []
+    one = container(command=list(argv), volumeMounts=mounts, **fields)
+    made = template(one)
+    made["spec"]["volumes"] = [volume] if volume else []
+    return fresh_job(replicas=2, template=made).spec
+
+
+@pytest.mark.parametrize(
+    ("volume", "path", "dies"),
+    [
+        (None, "", True),
+        (OWN, "/elsewhere", True),
+        (OWN, "/checkpoints", True),
+        ({"name": "own", "ephemeral": {"volumeClaimTemplate": {}}}, "/checkpoints", True),
+        (SHARED, "/checkpoints", False),
+        (SHARED, "/", False),
+        (SHARED, "/check", True),
+        ({"name": "own", "hostPath": {"path": "/mnt"}}, "/checkpoints/", False),
+    ],
+)
+def test_where_checkpoints_die_with_their_pods(
+    volume: dict[str, Any] | None, path: str, *, dies: bool
+) -> None:
+    assert dies_with_pods(spec(volume, path)) is dies
+
+
+@pytest.mark.parametrize("where", [{"persistentVolumeClaim": "c"}, {"gcsBucket": "abc"}])
+def test_a_volume_of_the_spec_outlives_pods(where: dict[str, str]) -> None:
+    job = fresh_job(replicas=2, checkpoint=where)
+    assert not dies_with_pods(job.spec)
+    assert "DDP_LOCAL_PATHS" not in environment(job, Identity(0, 0), token="")
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["python", "train.py"], []),
+        (["python", "train.py", "$(DDP_CHECKPOINT_DIR)/snapshot.pt"], ["/checkpoints"]),
+        (["sh", "-c", "exec python t.py $DDP_CHECKPOINT_DIR"], ["/checkpoints"]),
+        (["python", "train.py", "/own/snapshot.pt"], ["/own/snapshot.pt"]),
+        (["python", "train.py", "--save-dir", "/own/out"], ["/own/out"]),
+        (["python", "train.py", "--save-dir=/own/out"], ["/own/out"]),
+        (["python", "/own/train.py", "--cache", "/own/cache"], []),
+        (["python", "train.py", "--save-dir", "/elsewhere/out"], []),
+    ],
+)
+def test_paths_that_a_command_saves_to(argv: list[str], named: list[str]) -> None:
+    found = spec(OWN, "/own", *argv)
+    assert list(named_paths(found)) == named
+    assert set(local_paths(found)) == {"/checkpoints", *named}
+
+
+def test_paths_that_the_environment_saves_to() -> None:
+    env = [{"name": "SNAPSHOT", "value": "/own/s"}, {"name": "HF_HOME", "value": "/own/hub"}]
+    found = spec(OWN, "/own", "python", "train.py", env=[*env, {"name": "N", "valueFrom": {}}])
+    assert list(named_paths(found)) == ["/own/s"]
+
+
+def test_one_pod_is_not_asked() -> None:
+    assert "DDP_LOCAL_PATHS" not in environment(fresh_job(replicas=1), Identity(0, 0), token="")

@@ -1,0 +1,55 @@
+"""Looks for checkpoints that ranks have saved on the pod's own disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+LOCAL_PATHS = "DDP_LOCAL_PATHS"
+"""Paths, joined by colons, that each pod has for itself; the operator sets it."""
+_MAX_ENTRIES = 1000
+"""Files and folders looked at: a script may keep a whole data set there."""
+
+
+class LocalCheckpoints:
+    """The paths, and whether ranks have written to them since the launcher started."""
+
+    def __init__(self, paths: Sequence[str], *, since: float) -> None:
+        """`since`: Unix time; older files are not the ranks'."""
+        self._paths = paths
+        self._since = since
+        self._found = False
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> LocalCheckpoints:
+        """Read the variable; without it nothing is ever found."""
+        paths = [path for path in env.get(LOCAL_PATHS, "").split(":") if path]
+        return cls(paths, since=time.time())
+
+    @property
+    def may_come(self) -> bool:
+        """Whether it is worth looking again."""
+        return bool(self._paths) and not self._found
+
+    def exist(self) -> bool:
+        """Return whether a file was written; once true, always true."""
+        if self.may_come:
+            self._found = any(self._is_written(path) for path in self._paths)
+        return self._found
+
+    def _is_written(self, path: str) -> bool:
+        left = [path]
+        seen = 0
+        while left and seen < _MAX_ENTRIES:
+            try:
+                path = left.pop()
+                seen += 1
+                if not os.path.isdir(path):
+                    if os.stat(path).st_mtime >= self._since:
+                        return True
+                    continue
+                left += [entry.path for entry in os.scandir(path) if not entry.is_symlink()]
+            except OSError:  # it was removed, or cannot be read
+                continue
+        return False
