@@ -22,6 +22,7 @@ from tests.bench.server.workload import Manifest
 from tests.cluster import ControlPlane, foreign
 from tests.cluster.cache import cache_dir
 from tests.cluster.foreign import WebhookServer
+from tests.cluster.node import Node
 from tests.cluster.preparation import go_modules
 from tests.cluster.preparation.go_modules import MODULES, GoPrograms
 from tests.cluster.preparation.steps import Stage, go_programs, prepare
@@ -88,7 +89,7 @@ def projects() -> list[Project]:
 class Controllers:
     """The programs of all projects beside one API server; `install` first."""
 
-    def __init__(self, control_plane: ControlPlane, scratch: Path) -> None:
+    def __init__(self, control_plane: ControlPlane | Node, scratch: Path) -> None:
         self._control_plane = control_plane
         self._scratch = scratch
         self._webhooks = {
@@ -113,22 +114,21 @@ class Controllers:
 
         Raises ClusterUnavailableError where this machine cannot have them.
         """
+        self.install_crds()
+        # Before the webhooks: nobody answers them yet.
+        await _create_runtime(client)
+        self.install_webhooks()
+
+    def install_crds(self) -> None:
+        """Build the programs, write their settings, and create the CRDs.
+
+        Raises ClusterUnavailableError where this machine cannot have them.
+        """
         go_modules.fetch_go()
         prepare([self._build])
         jobset, trainer = (go_modules.module_source(_MODULE, path) for path in (_JOBSET, _TRAINER))
-        found = [("jobset", each) for each in foreign.manifests(jobset / "config/default")]
-        for part in ("crds", "webhook"):
-            folder = trainer / "manifests/base" / part
-            found += [("trainer", each) for each in foreign.manifests(folder)]
-        for _, manifest in found:
-            if manifest["kind"] == "CustomResourceDefinition":
-                foreign.create(self._control_plane.client, manifest)
-        # Before the webhooks: nobody answers them yet.
-        await _create_runtime(client)
-        for name, manifest in found:
-            if manifest["kind"].endswith("WebhookConfiguration"):
-                redirected = self._webhooks[name].redirected(manifest)
-                foreign.create(self._control_plane.client, redirected)
+        for _, manifest in self.manifests("CustomResourceDefinition"):
+            foreign.create(self._control_plane.client, manifest)
         released = {
             "jobset": jobset / "config/components/manager",
             "trainer": trainer / "manifests/base/manager",
@@ -136,6 +136,29 @@ class Controllers:
         for name, folder in released.items():
             config = yaml.safe_load((folder / "controller_manager_config.yaml").read_text())
             self._config(name).write_text(json.dumps({**config, **self._settings(name)}))
+
+    def install_webhooks(self) -> None:
+        """Have the API server ask the controllers; from here on they have to run."""
+        for name, manifest in self.manifests("WebhookConfiguration"):
+            redirected = self._webhooks[name].redirected(manifest)
+            foreign.create(self._control_plane.client, redirected)
+
+    def manifests(self, kind: str) -> list[tuple[str, Any]]:
+        """Return the objects of both projects whose kind ends so, each with its project's name."""
+        jobset, trainer = (go_modules.module_source(_MODULE, path) for path in (_JOBSET, _TRAINER))
+        folders = [("jobset", jobset / "config/default")]
+        folders += [("trainer", trainer / "manifests/base" / part) for part in ("crds", "webhook")]
+        found = [(name, each) for name, folder in folders for each in foreign.manifests(folder)]
+        return [(name, each) for name, each in found if each["kind"].endswith(kind)]
+
+    def command(self, name: str) -> list[str | Path]:
+        """Return the command line of a controller."""
+        options = (
+            f"--config={self._config(name)}",
+            f"--kubeconfig={self._control_plane.kubeconfig}",
+        )
+        temporary = f"TMPDIR={self._scratch / name}"
+        return ["env", temporary, self._programs[name], *options, "--zap-log-level=2"]
 
     @contextmanager
     def running(self, project: Project, run: str) -> Iterator[list[ControllerProcess]]:
@@ -148,12 +171,7 @@ class Controllers:
         kubeconfig, log = self._control_plane.kubeconfig, self._scratch / f"{name}-{run}.log"
         if name == "operator":
             return running_operator(kubeconfig, log=log)
-        options = (f"--config={self._config(name)}", f"--kubeconfig={kubeconfig}")
-        return running_program(
-            [self._programs[name], *options, "--zap-log-level=2"],
-            log=log,
-            environment={"TMPDIR": str(self._scratch / name)},
-        )
+        return running_program(self.command(name), log=log, environment={})
 
     def _config(self, name: str) -> Path:
         return self._scratch / f"{name}.json"
