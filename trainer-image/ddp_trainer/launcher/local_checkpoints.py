@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 LOCAL_PATHS = "DDP_LOCAL_PATHS"
 """Paths, joined by colons, that each pod has for itself; the operator sets it."""
@@ -49,7 +50,9 @@ class LocalCheckpoints:
                     if os.stat(path).st_mtime >= self._since:
                         return True
                     continue
-                left += [entry.path for entry in os.scandir(path) if not entry.is_symlink()]
+                with os.scandir(path) as entries:
+                    room = islice(entries, _MAX_ENTRIES - seen)
+                    left += [entry.path for entry in room if not entry.is_symlink()]
             except OSError:  # it was removed, or cannot be read
                 continue
         return False
