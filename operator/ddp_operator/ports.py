@@ -8,6 +8,7 @@ the engine works with either and cannot tell which. Objects cross this border as
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -185,6 +186,9 @@ class Cluster(Protocol[PodT]):
     async def create_service(self, manifest: Manifest) -> None:
         """Create a Service; `AlreadyExistsError` as in `create_pod`."""
 
+    async def create_secret(self, manifest: Manifest) -> None:
+        """Create a Secret; one of that name that exists already is no error."""
+
     async def apply(self, manifest: Manifest) -> None:
         """Create an object of another kind, or give an earlier one of the same controller the
         spec of the manifest, where its kind lets it be changed; `AlreadyExistsError` as in
@@ -227,6 +231,17 @@ class Told(NamedTuple):
     """Whether no process of an earlier generation runs."""
     led: bool = False
     """Whether a launcher has begun that generation, not the operator: it is not what was told."""
+
+
+class TokenSource(Enum):
+    """Where a pod has its job's token from, which decides what its launcher accepts."""
+
+    SENT = "sent"
+    """A variable in plain text; the launcher knows no signatures and is sent the token."""
+    VARIABLE = "variable"
+    """A variable in plain text."""
+    SECRET = "secret"
+    """A Secret of the pod's namespace."""
 
 
 class SentToken(str):

@@ -108,7 +108,7 @@ async def _serve(options: Options) -> None:
                 await startup.check(client, options.namespace, secret=secret, lease=key)
                 if options.metrics_auth:
                     await startup.check_reviews(client)
-                access = await startup.access(client, secret)
+                access = await startup.access(client, secret, namespace=options.namespace)
                 crd = await startup.crd_difference(client)
                 side_cars = await startup.side_cars(client, own_namespace)
                 image = options.launcher_image or await startup.own_image(client)

@@ -172,6 +172,13 @@ def needed(namespace: str | None, *, secret: Key, lease: Key | None) -> list[Per
     return permissions
 
 
+def create_token_secrets(namespace: str | None) -> Permission:
+    """Return what it takes to keep tokens out of pods, in one namespace or in all; the operator
+    works without.
+    """
+    return Permission("create", SECRETS, "", namespace)
+
+
 async def check_reviews(client: ApiClient) -> None:
     """Find out at once whether metrics can be had at all where they are not for everybody.
 
@@ -190,8 +197,9 @@ async def _require(client: ApiClient, permissions: Iterable[Permission], rights:
         )
 
 
-async def access(client: ApiClient, secret: Key) -> Access:
-    """Read what the tokens of jobs come from, which the first replica ever makes up.
+async def access(client: ApiClient, secret: Key, *, namespace: str | None) -> Access:
+    """Read what the tokens of jobs come from, which the first replica ever makes up, and find out
+    whether Secrets may be created in the `namespace` that is served, or in all.
 
     Raises:
         StartupError: the Secret holds something else.
@@ -200,7 +208,17 @@ async def access(client: ApiClient, secret: Key) -> Access:
         found = await own_secret(client, secret)
     except ValueError as error:
         raise StartupError(str(error)) from None
-    return Access(secret=found, operator_namespace=client.credentials.pod_namespace)
+    right = create_token_secrets(namespace)
+    if missing := await check_access(client, [right]):
+        logger.warning(
+            "the tokens of jobs are in plain text in their pods, for want of a permission: %s",
+            "; ".join(str(permission) for permission in missing),
+        )
+    return Access(
+        secret=found,
+        operator_namespace=client.credentials.pod_namespace,
+        has_secrets=not missing,
+    )
 
 
 async def side_cars(client: ApiClient, namespace: str) -> SideCars:

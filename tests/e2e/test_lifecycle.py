@@ -137,7 +137,10 @@ print(pod.getresponse().status)
 def test_a_pod_believes_its_own_job_and_can_be_left_alone(
     job: Job, environment: Environment
 ) -> None:
-    ip: str = job.kubectl.get("pod", "train-0-0")["status"]["podIP"]
+    pod = job.kubectl.get("pod", "train-0-0")
+    ip: str = pod["status"]["podIP"]
+    variables = {each["name"]: each for each in pod["spec"]["containers"][0]["env"]}
+    assert "value" not in variables["DDP_TOKEN"], "in plain text, for whoever may read pods"
 
     def told(whose: str) -> int:
         command = ("exec", "train-0-1", "--", "python", "-c", TELL, ip, whose)

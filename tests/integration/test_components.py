@@ -74,8 +74,10 @@ def test_each_component_adds_what_it_is_for(render: Render) -> None:
         "one-namespace": [
             ("Role", "ddp-operator-jobs"),
             ("Role", "ddp-operator-logs"),
+            ("Role", "ddp-operator-tokens"),
             ("RoleBinding", "ddp-operator-jobs"),
             ("RoleBinding", "ddp-operator-logs"),
+            ("RoleBinding", "ddp-operator-tokens"),
         ],
     }
 

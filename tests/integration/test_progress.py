@@ -2,11 +2,13 @@
 on loopback, where all pods of these tests seem to be.
 """
 
+import base64
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 
 import pytest
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.kube import SECRETS, ApiClient
 
 from tests import cluster
 from tests.good_manifests import Json, job
@@ -40,9 +42,15 @@ async def trainer() -> AsyncIterator[TrainerServer]:
         yield server
 
 
-def tokens_of(pod: Json) -> list[str]:
+async def token_of(client: ApiClient, pod: Json) -> str:
+    """What a pod's kubelet reads of the Secret that its environment names."""
     variables = pod["spec"]["containers"][0]["env"]
-    return [variable["value"] for variable in variables if variable["name"] == "DDP_TOKEN"]
+    [variable] = [each for each in variables if each["name"] == "DDP_TOKEN"]
+    assert "value" not in variable
+    reference = variable["valueFrom"]["secretKeyRef"]
+    path = SECRETS.path(namespace=pod["metadata"]["namespace"], name=reference["name"])
+    secret = await client.request("GET", path)
+    return base64.b64decode(secret["data"][reference["key"]]).decode()
 
 
 def reported_step(status: DDPJobStatus) -> int | None:
@@ -50,7 +58,11 @@ def reported_step(status: DDPJobStatus) -> int | None:
 
 
 async def test_progress_is_told_and_a_hang_is_ended(
-    operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet, trainer: TrainerServer
+    operator: OperatorProcess,
+    jobs: Jobs,
+    kubelet: FakeKubelet,
+    trainer: TrainerServer,
+    admin: ApiClient,
 ) -> None:
     trainer.answer = {
         "step": 120,
@@ -79,7 +91,7 @@ async def test_progress_is_told_and_a_hang_is_ended(
     await jobs.until_pods("job-1-0", "job-1-1")
     assert trainer.asked.count("dump-stacks") == 2
     # The operator has the token that the pods have, signs with it, and sends it to nobody.
-    [token] = {value for pod in (await jobs.pods()).values() for value in tokens_of(pod)}
+    [token] = {await token_of(admin, pod) for pod in (await jobs.pods()).values()}
     assert all(header.startswith("DDP-HMAC-SHA256 ") for header in trainer.tokens)
     assert not any(token in header for header in trainer.tokens), "whatever it asks for"
     assert len(trainer.tokens) >= 2

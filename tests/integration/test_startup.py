@@ -118,6 +118,29 @@ async def test_without_a_look_at_nodes_it_works_and_says_what_it_will_not_do(
         assert said in process.log
 
 
+async def test_without_the_right_to_create_secrets_tokens_are_in_plain_text(
+    admin: ApiClient, jobs: Jobs, as_operator: Path, tmp_path: Path
+) -> None:
+    roles = [role for role in INSTALLED if role["metadata"]["name"] != "ddp-operator-tokens"]
+    async with granted(admin, jobs.namespace, roles):
+        await until_said(as_operator, jobs.namespace, "")
+        options = ["--lease-namespace", jobs.namespace]
+        with running_operator(
+            as_operator, tmp_path / "log", namespace=None, options=options
+        ) as process:
+            await jobs.create(job(replicas=2))
+            await jobs.until_pods("job-0-0", "job-0-1")
+            said = (
+                "the tokens of jobs are in plain text in their pods, for want of a permission: "
+                "create secrets in all namespaces"
+            )
+            assert said in process.log
+    pods = (await jobs.pods()).values()
+    variables = [each for pod in pods for each in pod["spec"]["containers"][0]["env"]]
+    [token] = {each["value"] for each in variables if each["name"] == "DDP_TOKEN"}
+    assert len(token) == 64
+
+
 async def test_without_rights_it_ends_with_one_line(
     jobs: Jobs, as_operator: Path, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """The way from an operator to the API server, on which everything can be lost."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -98,6 +99,10 @@ class SimulatedCluster:
                 _require_same_controller(self._server.service, manifest)
 
         await self._write("create_service", create)
+
+    async def create_secret(self, manifest: Manifest) -> None:
+        with contextlib.suppress(AlreadyExistsError):
+            await self._write("create_secret", lambda: self._server.create_secret(manifest))
 
     async def apply(self, manifest: Manifest) -> None:
         await self._write(f"apply {manifest['kind']}", lambda: self._server.apply(manifest))

@@ -90,6 +90,7 @@ def the_namespace_goes_away(simulation: Simulation, choices: Choices) -> None:
     seconds = choices.of((10.0, 60.0))
     until = simulation.clock.seconds + seconds
     simulation.weather.refusals.add(Refusal(answers.going_away, CREATIONS, until=until))
+    simulation.server.secrets.clear()
     job_first = choices.upto(1)
     if job_first and simulation.server.job is not None:
         simulation.server.remove_job()

@@ -80,6 +80,12 @@ HOLDS: Final = {
 }
 
 
+def missing_secret(name: str) -> Hold:
+    """What keeps a pod back whose token is in a Secret that is gone."""
+    words = f'secret "{name}" not found'
+    return Hold(Stage.CONTAINER, "cluster", "CreateContainerConfigError", words)
+
+
 @dataclass
 class Holds:
     """All that hold at present: on a node, on one pod (by its UID), or on all pods."""

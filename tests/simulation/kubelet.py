@@ -41,6 +41,12 @@ def node_of(pod: Manifest) -> str:
     return node
 
 
+def secrets_of(pod: Manifest) -> list[str]:
+    """The Secrets that the trainer's environment is made of, by their names."""
+    sources = [variable.get("valueFrom") or {} for variable in trainer_of(pod).get("env") or ()]
+    return [source["secretKeyRef"]["name"] for source in sources if "secretKeyRef" in source]
+
+
 def name_of_trainer(pod: Manifest) -> str:
     """Name of the container that trains; others may have come before it by a webhook."""
     name: str = pod["metadata"]["annotations"][ANNOTATION_TRAINER]

@@ -15,7 +15,7 @@ from tests.simulation.watch import Watch
 _PRUNE_SECONDS = 300.0
 """As `replica` does: how often the names of jobs are compared."""
 
-_ACCESS = Access(secret=b"the same in every life")
+_ACCESS = Access(secret=b"the same in every life", has_secrets=True)
 
 
 class OperatorProcess:

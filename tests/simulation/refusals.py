@@ -15,7 +15,10 @@ from ddp_operator.ports import UnavailableError as Unavailable
 LATENCY_SECONDS: Final = 0.01
 """One way of a request."""
 
-CREATIONS: Final = ("create_pod", "create_service", "apply PodGroup", "apply NetworkPolicy")
+CREATIONS: Final = (
+    *("create_pod", "create_service", "create_secret"),
+    *("apply PodGroup", "apply NetworkPolicy"),
+)
 WRITES: Final = (
     *CREATIONS,
     "delete_pod",

@@ -63,6 +63,7 @@ class ApiServer:
         self.leaving: dict[str, set[str]] = {name: set() for name in NODES}
         """By node: the boot IDs with which it ever said that it is about to go."""
         self.service: Manifest | None = None
+        self.secrets: dict[str, Manifest] = {}
         self.policy: Manifest | None = None
         self.gang: Manifest | None = None
         self.on_job: Callable[[str, Manifest], None] = _nobody
@@ -153,6 +154,12 @@ class ApiServer:
             raise AlreadyExistsError(f"services {JOB.name} already exists", status=409)
         self.service = manifest
         return manifest
+
+    def create_secret(self, manifest: Manifest) -> None:
+        name = manifest["metadata"]["name"]
+        if name in self.secrets:
+            raise AlreadyExistsError(f'secrets "{name}" already exists', status=409)
+        self.secrets[name] = manifest
 
     def apply(self, manifest: Manifest) -> None:
         kind = manifest["kind"]

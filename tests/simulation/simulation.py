@@ -12,7 +12,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.cluster import Weather
 from tests.simulation.finales import NOTHING_LASTS
 from tests.simulation.group import GroupJudge
-from tests.simulation.holds import HOLDS, Hold, Holds, Stage
+from tests.simulation.holds import HOLDS, Hold, Holds, Stage, missing_secret
 from tests.simulation.invariants import Invariants
 from tests.simulation.launchers import Launchers, starts_anew
 from tests.simulation.nodes import fitting
@@ -126,7 +126,7 @@ class Simulation:
         take it, else on any.
         """
         now = self.clock.seconds
-        hold = self.holds.of(pod, now)
+        hold = self._hold_of(pod, now)
         placed = pod
         if not kubelet.node_of(pod):
             fit = fitting(pod, self.server.node_manifests.values())
@@ -135,7 +135,7 @@ class Simulation:
                 self.change(pod, kubelet.unschedulable(pod))
                 return
             placed = kubelet.scheduled(pod, chosen)
-            hold = self.holds.of(placed, now)
+            hold = self._hold_of(placed, now)
         if hold and kubelet.stage_of(placed) > hold.stage:
             hold = None  # it is beyond that
         stage = min(most, hold.stage) if hold else most
@@ -151,6 +151,14 @@ class Simulation:
             self.change(pod, placed)
         if hold and hold.stage is stage:
             self._note_hold(pod, hold)
+
+    def _hold_of(self, pod: Manifest, now: float) -> Hold | None:
+        hold = self.holds.of(pod, now)
+        if hold is None or hold.stage > Stage.CONTAINER:
+            for name in kubelet.secrets_of(pod):
+                if name not in self.server.secrets:
+                    return missing_secret(name)
+        return hold
 
     def _note_hold(self, pod: Manifest, hold: Hold) -> None:
         """What has run once is not wrong, whatever becomes of it later."""

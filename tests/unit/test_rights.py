@@ -70,6 +70,9 @@ def test_cluster_roles_grant_what_serving_all_namespaces_takes() -> None:
     logs = EVERYWHERE["ClusterRole", "ddp-operator-logs"]
     assert covers(logs, READ_LOGS)
     assert amount(logs) == 1
+    tokens = EVERYWHERE["ClusterRole", "ddp-operator-tokens"]
+    assert covers(tokens, startup.create_token_secrets(None))
+    assert amount(tokens) == 1
     crd = EVERYWHERE["ClusterRole", "ddp-operator-crd"]
     assert covers(crd, startup.READ_CRD)
     assert amount(crd) == 1
@@ -87,6 +90,9 @@ def test_roles_grant_what_serving_one_namespace_takes() -> None:
     logs = IN_ONE_NAMESPACE["Role", "ddp-operator-logs"]
     assert covers(logs, READ_LOGS)
     assert amount(logs) == 1
+    tokens = IN_ONE_NAMESPACE["Role", "ddp-operator-tokens"]
+    assert covers(tokens, startup.create_token_secrets("training"))
+    assert amount(tokens) == 1
     assert {kind for kind, _ in IN_ONE_NAMESPACE} == {"Role"}
 
 

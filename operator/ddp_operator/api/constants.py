@@ -23,11 +23,16 @@ ANNOTATION_GENERATION = f"{GROUP}/generation"
 ANNOTATION_SIGNS = f"{GROUP}/signed-requests"
 """Says that a pod was made by an operator that signs its requests, and so has a launcher, if any,
 that knows signatures."""
+ANNOTATION_TOKEN_SECRET = f"{GROUP}/token-secret"
+"""Name of the Secret that the pod's token is from; absent on a pod with the token in plain text."""
 ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
 """Name of the pod's container that trains: admission webhooks may put side cars before it."""
 
 ANNOTATION_RESTART_REQUESTED = f"{GROUP}/restart-requested"
 """On a job: any new value has its pods start anew."""
+
+MANAGED_BY = {"app.kubernetes.io/managed-by": "ddp-operator"}
+"""Labels of objects that the operator creates and no job owns."""
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "ddp-operator"}
 """By which a NetworkPolicy knows the operator's pods; `manifests/install` gives them these."""

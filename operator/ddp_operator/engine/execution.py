@@ -10,9 +10,10 @@ from ddp_operator.api.constants import LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.jobs import Entry
 from ddp_operator.engine.slow_start import slow_start
+from ddp_operator.engine.token_secrets import TokenSecrets
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.access import Access
+from ddp_operator.job.pods.access import Access, SecretKey
 from ddp_operator.job.pods.beforehand import Beforehand, beforehand
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.network_policy import network_policy
@@ -25,6 +26,7 @@ from ddp_operator.ports import (
     InvalidError,
     Key,
     NotServedError,
+    TokenSource,
     Trainers,
 )
 
@@ -74,6 +76,7 @@ class Execution:
     ) -> None:
         self._cluster = cluster
         self._access = access
+        self._secrets = TokenSecrets(cluster, access)
         self._side_cars = side_cars
         self._launcher_image = launcher_image
         self._trainers = trainers
@@ -105,12 +108,8 @@ class Execution:
             cluster.patch_pod_labels(pod, {LABEL_SERVING: None}, uid=uids[pod])
             for pod in planned.fence
         )
-        if planned.dump_stacks and self._trainers is not None:
-            token = self._access.token_of(entry.uid)
-            await _dump_stacks(self._trainers, planned.dump_stacks, token=token)
-        if planned.ask_checkpoint and self._trainers is not None:
-            token = self._access.token_of(entry.uid)
-            await self._trainers.checkpoint(planned.ask_checkpoint, token=token)
+        if isinstance(job, DDPJob):
+            await self._ask_trainers(job, planned)
         slots = asyncio.Semaphore(_DELETIONS_AT_ONCE)
 
         async def delete(pod: Key) -> None:
@@ -119,14 +118,33 @@ class Execution:
                     grace = planned.grace_seconds.get(pod)
                     await cluster.delete_pod(pod, grace_seconds=grace, uid=uids[pod])
 
-        deletions = [delete(pod) for pod in planned.delete]
+        others = [delete(pod) for pod in planned.delete]
+        if isinstance(job, DDPJob) and _some_cannot_start(planned):
+            others.append(self._secrets.restore(job.namespace, cluster.pods_of(job.key)))
         pods = planned.create or planned.create_spares
         creates = pods or planned.create_service or planned.isolate is not None
         if isinstance(job, DDPJob) and creates:
-            await _all([*deletions, self._create(job, planned, overtaken)])
+            await _all([*others, self._create(job, planned, overtaken)])
             return await self._create_spares(job, planned, overtaken)
-        await _all(deletions)
+        await _all(others)
         return ""
+
+    async def _ask_trainers(self, job: DDPJob, planned: Plan) -> None:
+        if self._trainers is None:
+            return
+        if planned.dump_stacks:
+            token = self._token_at(job, planned.dump_stacks[0])  # all are of one attempt
+            await _dump_stacks(self._trainers, planned.dump_stacks, token=token)
+        if planned.ask_checkpoint:
+            token = self._token_at(job, planned.ask_checkpoint)
+            await self._trainers.checkpoint(planned.ask_checkpoint, token=token)
+
+    def _token_at(self, job: DDPJob, address: str) -> str:
+        """Return the token of the pod at an address."""
+        pods = self._cluster.pods_of(job.key)
+        sources = [pod.token_source for pod in pods if pod.address == address]
+        source = sources[-1] if sources else TokenSource.VARIABLE
+        return self._access.token_of(job.namespace, job.uid, source)
 
     async def _create(self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]) -> None:
         """Create the NetworkPolicy, without which anybody would find the pods, the Service, without
@@ -157,9 +175,14 @@ class Execution:
         return str(refusals[0]) if refusals else ""
 
     async def _create_pods(
-        self, job: DDPJob, pods: Iterable[Identity], overtaken: Callable[[], bool]
+        self, job: DDPJob, pods: Sequence[Identity], overtaken: Callable[[], bool]
     ) -> list[Exception]:
-        token = self._access.token_of(job.uid)
+        if not pods:
+            return []
+        try:
+            token = await self._token_variable(job, pods)
+        except ClusterError as error:
+            return [error]
 
         async def create(identity: Identity) -> None:
             pod = manifests.pod(
@@ -180,6 +203,18 @@ class Execution:
             create, pods, most=_CREATIONS_AT_ONCE, wanted=lambda: not overtaken()
         )
 
+    async def _token_variable(self, job: DDPJob, pods: Sequence[Identity]) -> str | SecretKey:
+        """Return what pods to create have of their job's token, for which a Secret may be created.
+
+        Raises:
+            ClusterError: the Secret cannot be created.
+        """
+        existing = self._cluster.pods_of(job.key)
+        source = self._access.source_for(job.uid, pods[0].attempt, existing)
+        if source is TokenSource.SECRET:
+            await self._secrets.create(job, existing)
+        return self._access.variable(job.namespace, job.uid, source)
+
     async def _apply(self, needed: Beforehand) -> None:
         try:
             await self._cluster.apply(needed.manifest)
@@ -193,6 +228,10 @@ class Execution:
             (pod.owner_uid, pod.spec_hash) == (job.uid, job.spec_hash)
             for pod in self._cluster.pods_of(job.key)
         )
+
+
+def _some_cannot_start(planned: Plan) -> bool:
+    return any(gap.reason == "CannotStart" for gap in planned.status.gaps)
 
 
 async def _dump_stacks(trainers: Trainers, addresses: Iterable[str], *, token: str) -> None:

@@ -30,7 +30,7 @@ from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.observed import member_names, with_own_address
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.open_files import own_share
-from ddp_operator.ports import Cluster, Key, OutOfFilesError, Told, Trainers
+from ddp_operator.ports import Cluster, Key, OutOfFilesError, TokenSource, Told, Trainers
 from ddp_operator.slots import FairSlots
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ class _Known:
     """The pod of node rank 0, by its name; empty while it does not run."""
     address: str = ""
     """Where its launcher listens."""
-    signs: bool = True
-    """Whether it knows signed requests."""
+    token_source: TokenSource = TokenSource.VARIABLE
+    """Of that pod's token."""
     silent: int = 0
     """How often it has not answered in a row."""
     refused: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -178,7 +178,8 @@ class Launchers:
         if (name, address) != (known.leader, known.address):
             _end_listening(known)
             known.leader, known.address, known.status, known.silent = name, address, None, 0
-            known.signs = leader is None or leader.signs
+            if leader is not None:
+                known.token_source = leader.token_source
         return known
 
     def _forget(self, key: Key) -> None:
@@ -193,7 +194,7 @@ class Launchers:
         return known
 
     async def _tell(self, key: Key, known: _Known, telling: Telling) -> None:
-        token = self._access.token_for(known.uid, signs=telling.signs)
+        token = self._access.token_of(key.namespace, known.uid, telling.token_source)
         try:
             async with self._slots.of(key):
                 told_at = self._clock()
@@ -247,7 +248,7 @@ class Launchers:
             known.address,
             after=known.status.number if known.status else 0,
             wait_seconds=_WAIT_SECONDS,
-            token=self._access.token_for(known.uid, signs=known.signs),
+            token=self._access.token_of(key.namespace, known.uid, known.token_source),
         )
         try:
             said = answer if isinstance(answer, str) else parse(answer)

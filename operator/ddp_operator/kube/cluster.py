@@ -10,6 +10,7 @@ from ddp_operator.kube.events import EventRecorder
 from ddp_operator.kube.resources import (
     NETWORK_POLICIES,
     PODS,
+    SECRETS,
     SERVICES,
     Resource,
     resource_of,
@@ -94,6 +95,12 @@ class KubeCluster(Generic[PodT]):
     async def create_service(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""
         await self._create(SERVICES, manifest)
+
+    async def create_secret(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`; an existing one is not looked at, which would take another right."""
+        collection = SECRETS.path(namespace=manifest["metadata"]["namespace"])
+        with contextlib.suppress(AlreadyExistsError):
+            await self._client.request("POST", collection, body=manifest)
 
     async def apply(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""

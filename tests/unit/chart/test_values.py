@@ -388,6 +388,7 @@ def test_another_namespace_than_its_own_is_served_by_roles_there() -> None:
         for name in (
             "ddp-operator-jobs",
             "ddp-operator-logs",
+            "ddp-operator-tokens",
             "ddp-operator-claims",
             "ddp-operator-gangs",
         )

@@ -19,6 +19,7 @@ from ddp_operator.ports import (
     Node,
     Nodes,
     NotFoundError,
+    TokenSource,
     UnavailableError,
 )
 
@@ -28,6 +29,8 @@ _IMMUTABLE = ("priorityClassName", "priority", "disruptionMode", "schedulingCons
 """Of the PodGroups of Kubernetes 1.37 (pkg/apis/scheduling/validation)."""
 
 ACCESS = Access(secret=b"of the operator's own")
+TOKEN = ACCESS.token_of("default", "u1", TokenSource.VARIABLE)
+"""Of the job that tests of the engine have."""
 
 
 class FakeCluster:
@@ -37,6 +40,7 @@ class FakeCluster:
         self.jobs: dict[Key, dict[str, Any]] = {}
         self.pods: dict[Key, dict[str, Any]] = {}
         self.services: dict[Key, dict[str, Any]] = {}
+        self.secrets: dict[Key, dict[str, Any]] = {}
         self.applied: dict[str, dict[Key, dict[str, Any]]] = {}
         """By kind: what else it was told to have."""
         self.node_list: list[Node] = []
@@ -79,6 +83,10 @@ class FakeCluster:
     async def create_service(self, manifest: Manifest) -> None:
         self._called("create_service", manifest["metadata"]["name"])
         self._create(self.services, manifest)
+
+    async def create_secret(self, manifest: Manifest) -> None:
+        self._called("create_secret", manifest["metadata"]["namespace"])
+        self.secrets.setdefault(_key(manifest), deepcopy(dict(manifest)))
 
     async def apply(self, manifest: Manifest) -> None:
         self._called(f"apply {manifest['kind']}", manifest["metadata"]["name"])

@@ -16,7 +16,7 @@ from ddp_operator.ports import Key, Manifest, Node, Told, UnavailableError
 
 from tests.simulation.clock import BEGINNING, Clock, VirtualLoop
 from tests.unit.cpu_budget import LOOP_SECONDS, loops
-from tests.unit.engine.fakes import ACCESS, FakeCluster
+from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster
 from tests.unit.engine.test_reconciler import CRASHED, READY, job
 
 
@@ -319,6 +319,6 @@ async def test_a_trainer_that_cannot_leave_its_node_is_asked_to_save_once() -> N
     for _ in range(3):
         engine.look_at(key)
         await asyncio.sleep(0.01)
-    assert trainers.asked == [("10.0.0.1:28737", ACCESS.token_of("u1"))]
+    assert trainers.asked == [("10.0.0.1:28737", TOKEN)]
     assert cluster.events[-1].reason == "CheckpointRequested"
     await engine.stop()

@@ -23,7 +23,7 @@ from ddp_operator.job.membership.launchers import (
 )
 from ddp_operator.ports import Key, OutOfFilesError, SentToken, Told
 
-from tests.unit.engine.fakes import ACCESS, FakeCluster
+from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
 from tests.waiting import eventually
 
@@ -85,7 +85,7 @@ class FakeLaunchers:
     async def hear_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
-        assert (wait_seconds, token) == (20, ACCESS.token_of("u1"))
+        assert (wait_seconds, token) == (20, TOKEN)
         self.asked.append(address)
         if isinstance(self.answer, bytes) and json.loads(self.answer).get("number") == after:
             await self._changed.wait()
@@ -169,11 +169,10 @@ async def test_a_failure_that_is_told_has_all_launchers_begin_anew(world: World)
     world.launchers.say(FAILURE, number=2)
     await world.until(lambda: world.generation == 1)
     await world.until(lambda: world.status["phase"] == "Running")
-    token = ACCESS.token_of("u1")
     both = ("10.0.0.1:28737", "10.0.0.2:28737")
     first, then = world.launchers.told[:2], world.launchers.told[2:]
-    assert sorted(first) == [(address, 1, False, token) for address in both]
-    assert sorted(then) == [(address, 1, True, token) for address in both]
+    assert sorted(first) == [(address, 1, False, TOKEN) for address in both]
+    assert sorted(then) == [(address, 1, True, TOKEN) for address in both]
     assert sorted(pod.name for pod in world.cluster.pods) == ["train-0-0", "train-0-1"]
     assert world.status["restarts"] == 1
 

@@ -25,7 +25,7 @@ from ddp_operator.ports import (
 )
 
 from tests.good_manifests import container, template
-from tests.unit.engine.fakes import ACCESS, FakeCluster
+from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster
 
 KEY = Key("default", "train")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -155,11 +155,11 @@ async def test_all_pods_of_a_job_have_one_token_in_all_attempts(world: World) ->
 
     world.apply(job())
     await world.reconcile()
-    assert tokens() == {ACCESS.token_of("u1")}
+    assert tokens() == {TOKEN}
     world.cluster.set_pod_status("train-0-1", CRASHED)
     await world.reconcile_until_quiet()
     assert {key.name for key in world.cluster.pods} == {"train-1-0", "train-1-1"}
-    assert tokens() == {ACCESS.token_of("u1")}
+    assert tokens() == {TOKEN}
 
 
 async def test_a_job_is_isolated_before_it_has_pods(world: World) -> None:

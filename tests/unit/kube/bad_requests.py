@@ -65,6 +65,10 @@ def without_an_annotation(manifest: Any) -> None:
     manifest["metadata"]["annotations"].popitem()
 
 
+def of_service_account(manifest: Any) -> None:
+    manifest["type"] = "kubernetes.io/service-account-token"
+
+
 def no_controller(manifest: Any) -> None:
     del manifest["metadata"]["ownerReferences"][0]["controller"]
 
@@ -112,6 +116,7 @@ BAD: Final = [
     Bad("about another group", "CREATE events", about(apiVersion=f"{GROUP}.example/v1"), ABOUT),
     Bad("another's Lease", "CREATE leases", metadata(name="other-operator"), LEASE),
     Bad("another Secret", "CREATE secrets", metadata(name="other-tokens"), SECRET),
+    Bad("a service account's token", "CREATE secrets", of_service_account, SECRET),
     Bad("a job to be kept", "DELETE ddpjobs", without("spec", "ttlSecondsAfterFinished"), KEPT),
     Bad("a job that runs", "DELETE ddpjobs", without("status", "completionTime"), KEPT),
     Bad("a job that has not begun", "DELETE ddpjobs", without("status"), KEPT),

@@ -17,6 +17,7 @@ from ddp_operator.handlers import JOBS
 from ddp_operator.job.planning.decisions import finish
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.beforehand import beforehand
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.state import Identity
@@ -90,6 +91,7 @@ async def sent(
     for namespace in (None, "ddp-operator"):
         await cluster.apply(network_policy(job, operator_namespace=namespace))
     await cluster.delete_network_policy(job.key, owner_uid=job.uid)
+    await cluster.create_secret(Access(secret=b"own").secret_manifest(NAMESPACE))
     await cluster.create_pod(pod)
     await cluster.patch_pod_labels(_key(pod), {LABEL_SERVING: None})
     await cluster.delete_pod(_key(pod), grace_seconds=15)

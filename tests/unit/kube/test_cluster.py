@@ -135,6 +135,17 @@ async def test_services_are_created_like_pods(blind: KubePods, server: FakeApiSe
     assert server.count("POST", "/services") == 3
 
 
+async def test_a_secret_that_exists_is_taken_as_right_and_not_read(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    manifest = {"metadata": {"namespace": "ns", "name": "tokens"}, "data": {"7d": "b3Vycw=="}}
+    theirs = {**manifest, "data": {"7d": "dGhlaXJz"}}
+    await blind.create_secret(theirs)
+    await blind.create_secret(manifest)
+    assert server.objects["secrets", "ns", "tokens"]["data"] == theirs["data"]
+    assert (server.count("POST", "/secrets"), server.count("GET", "/secrets")) == (2, 0)
+
+
 def claims(**owner: str) -> dict[str, Any]:
     kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
     return {**owned("claims", **owner), **kind, "spec": {"spec": {}}}

@@ -14,6 +14,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import symptoms
+from ddp_operator.job.pods.access import lacks_token
 from ddp_operator.job.pods.state import PodState
 
 _START_FAILED: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
@@ -73,8 +74,12 @@ def is_hopeless(pod: PodState, *, has_run: bool = False) -> bool:
 
 
 def is_passing(pod: PodState) -> bool:
-    """Whether it waits for a registry, or a network, that cannot answer now."""
-    return pod.waiting == "RegistryUnavailable" or bool(_PASSING.search(pod.waiting_message))
+    """Whether it waits for a registry, or a network, that cannot answer now, or for a Secret that
+    the operator itself creates.
+    """
+    if pod.waiting == "RegistryUnavailable" or lacks_token(pod):
+        return True
+    return bool(_PASSING.search(pod.waiting_message))
 
 
 def tells_nothing(pod: PodState) -> bool:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.alias_generators import to_camel
 
 from ddp_operator.api.base import explained
+from ddp_operator.ports import TokenSource
 
 _EXACT: Final = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""
@@ -149,5 +150,4 @@ class Telling:
     generation: int
     start: bool
     document: Mapping[str, Any]
-    signs: bool = True
-    """Whether it knows signed requests."""
+    token_source: TokenSource = TokenSource.VARIABLE

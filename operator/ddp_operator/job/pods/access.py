@@ -1,14 +1,39 @@
-"""Who may talk to a job's pods: who has its token, which no other job can compute; the operator."""
+"""The tokens by which a job's pods, and the operator, recognise each other's requests.
 
+Pods have them from a Secret of their namespace, since many who may not read Secrets may read pods.
+"""
+
+import base64
+import hashlib
 import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, Final
 
-from ddp_operator.ports import SentToken
+from ddp_operator.api.constants import MANAGED_BY
+from ddp_operator.job.pods.state import CONFIG_ERROR, PodState
+from ddp_operator.ports import SentToken, TokenSource
+
+SECRET_PREFIX: Final = "ddp-operator-tokens-"
+"""Of the names of the Secrets that pods have their tokens from."""
+
+_NAME_DIGITS: Final = 10
+_KEY_DIGITS: Final = 2
+"""A Secret has 256 tokens: jobs of one namespace rarely share one, and it stays small (24 KB)."""
+
+
+@dataclass(frozen=True)
+class SecretKey:
+    """One entry of a Secret."""
+
+    secret: str
+    """The Secret's name, in the namespace of the pod."""
+    key: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What the operator alone knows, what it makes of that for each job, and where it is."""
+    """The operator's own secret, from which all tokens are computed, and where the operator is."""
 
     secret: bytes = field(repr=False)
     """The same in all replicas of the operator and in all its lives, or pods of one job would not
@@ -18,13 +43,73 @@ class Access:
     operator_namespace: str | None = None
     """Of the operator's pod; None where it runs in none."""
 
-    def token_of(self, job_uid: str) -> str:
-        """Return the token of all pods and attempts of a job: 64 hexadecimal digits."""
-        return hmac.digest(self.secret, job_uid.encode(), "sha256").hex()
+    has_secrets: bool = False
+    """The operator may create Secrets where jobs are; without, tokens are in plain text in pods."""
 
-    def token_for(self, job_uid: str, *, signs: bool) -> str:
-        """Return the same, to sign requests to a pod with; or to send, if its launcher knows no
-        signatures.
+    def token_of(self, namespace: str, job_uid: str, source: TokenSource) -> str:
+        """Return the token that a job's pods have from this source: 64 hexadecimal digits."""
+        if source is TokenSource.SECRET:
+            return self._token(namespace, _key(job_uid))
+        token = self._digest(job_uid)
+        return SentToken(token) if source is TokenSource.SENT else token
+
+    def source_for(self, job_uid: str, attempt: int, pods: Iterable[PodState]) -> TokenSource:
+        """Return where new pods of an attempt have their token from.
+
+        All pods of an attempt must have one token, also those that an operator of another release,
+        or one with other rights, has created.
         """
-        token = self.token_of(job_uid)
-        return token if signs else SentToken(token)
+        sources = {
+            pod.token_source
+            for pod in pods
+            if pod.owner_uid == job_uid and pod.identity.attempt == attempt
+        }
+        has_secret = TokenSource.SECRET in sources if sources else self.has_secrets
+        return TokenSource.SECRET if has_secret else TokenSource.VARIABLE
+
+    def variable(self, namespace: str, job_uid: str, source: TokenSource) -> str | SecretKey:
+        """Return what a new pod has in its environment: the token, or where it is."""
+        if source is TokenSource.SECRET:
+            return SecretKey(self.secret_name(namespace), _key(job_uid))
+        return self.token_of(namespace, job_uid, TokenSource.VARIABLE)
+
+    def secret_name(self, namespace: str) -> str:
+        """Return the name of a namespace's Secret.
+
+        It depends on the operator's own secret: a Secret of that name was made from the same one,
+        or by somebody who may change the namespace's pods as well.
+        """
+        return f"{SECRET_PREFIX}{self._digest(f'{namespace}/name')[:_NAME_DIGITS]}"
+
+    def secret_manifest(self, namespace: str) -> dict[str, Any]:
+        """Return the Secret that the pods of a namespace have their tokens from."""
+        keys = (f"{number:0{_KEY_DIGITS}x}" for number in range(16**_KEY_DIGITS))
+        tokens = {key: self._token(namespace, key).encode() for key in keys}
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {
+                "namespace": namespace,
+                "name": self.secret_name(namespace),
+                "labels": MANAGED_BY,
+            },
+            "type": "Opaque",
+            "immutable": True,
+            "data": {key: base64.b64encode(token).decode() for key, token in tokens.items()},
+        }
+
+    def _token(self, namespace: str, key: str) -> str:
+        return self._digest(f"{namespace}/{key}")
+
+    def _digest(self, text: str) -> str:
+        return hmac.digest(self.secret, text.encode(), "sha256").hex()
+
+
+def lacks_token(pod: PodState, secret: str = SECRET_PREFIX) -> bool:
+    """Return whether a pod cannot start for want of the Secret with its token."""
+    return pod.waiting == CONFIG_ERROR and f'secret "{secret}' in pod.waiting_message
+
+
+def _key(job_uid: str) -> str:
+    """Return the key of a job's token in the Secret of its namespace."""
+    return hashlib.sha256(job_uid.encode()).hexdigest()[:_KEY_DIGITS]

@@ -8,6 +8,7 @@ from ddp_operator.api.constants import (
     ANNOTATION_GENERATION,
     ANNOTATION_SIGNS,
     ANNOTATION_SPEC_HASH,
+    ANNOTATION_TOKEN_SECRET,
     ANNOTATION_TRAINER,
     API_VERSION,
     ARCHITECTURE_LABEL,
@@ -56,6 +57,7 @@ from ddp_operator.job.membership.world import (
     world_of,
 )
 from ddp_operator.job.pods import ranks
+from ddp_operator.job.pods.access import SecretKey
 from ddp_operator.job.pods.avoided_nodes import keep_off, prefer_others
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
 from ddp_operator.job.pods.injection import inject
@@ -212,7 +214,7 @@ def pod(
     job: DDPJob,
     identity: Identity,
     *,
-    token: str = "",
+    token: str | SecretKey = "",
     side_cars: SideCars = DEFAULT_SIDE_CARS,
     launcher_image: str = "",
 ) -> dict[str, Any]:
@@ -261,7 +263,12 @@ def pod(
         for of_another_class in ("priority", "preemptionPolicy"):
             spec.pop(of_another_class, None)
         spec["priorityClassName"] = lower
-    _add_environment(trainer, environment(job, identity, token=token))
+    plain = "" if isinstance(token, SecretKey) else token
+    variables: dict[str, str | SecretKey] = {**environment(job, identity, token=plain)}
+    if isinstance(token, SecretKey):
+        variables[ENV_TOKEN] = token
+        annotations[ANNOTATION_TOKEN_SECRET] = token.secret
+    _add_environment(trainer, variables)
     _add_checkpoint(spec, annotations, trainer, own.checkpoint)
     _add_shared_memory(spec, trainer)
     if own.launcher == "inject":
@@ -297,12 +304,19 @@ def _users(marks: Mapping[str, str] | None) -> dict[str, str]:
     return {key: value for key, value in (marks or {}).items() if not key.startswith(OWN_PREFIX)}
 
 
-def _add_environment(trainer: dict[str, Any], ours: dict[str, str]) -> None:
+def _add_environment(trainer: dict[str, Any], ours: Mapping[str, str | SecretKey]) -> None:
     users = trainer.get("env") or []
     taken = {entry["name"] for entry in users}
     # Ours first, so that a user's variable may refer to them as $(NAME).
-    added = [{"name": name, "value": value} for name, value in ours.items() if name not in taken]
+    added = [_variable(name, value) for name, value in ours.items() if name not in taken]
     trainer["env"] = added + users
+
+
+def _variable(name: str, value: str | SecretKey) -> dict[str, Any]:
+    if not isinstance(value, SecretKey):
+        return {"name": name, "value": value}
+    reference = {"name": value.secret, "key": value.key}
+    return {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
 
 def _add_checkpoint(

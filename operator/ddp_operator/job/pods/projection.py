@@ -8,6 +8,7 @@ from ddp_operator.api.constants import (
     ANNOTATION_GENERATION,
     ANNOTATION_SIGNS,
     ANNOTATION_SPEC_HASH,
+    ANNOTATION_TOKEN_SECRET,
     ANNOTATION_TRAINER,
     KIND,
     LABEL_ATTEMPT,
@@ -29,7 +30,7 @@ from ddp_operator.job.pods.state import (
     Identity,
     PodState,
 )
-from ddp_operator.ports import Key, MalformedError, Manifest
+from ddp_operator.ports import Key, MalformedError, Manifest, TokenSource
 
 _PLACE: Final = re.compile(r"-(\d{1,9})-(\d{1,9})(?:-r(\d{1,9}))?", re.ASCII)
 """What follows the job's name in a pod's: attempt, index and replacement."""
@@ -86,7 +87,7 @@ def project(manifest: Manifest) -> PodState:
         owner_uid=owner.get("uid", ""),
         identity=_identity(manifest, is_controlled=bool(owner)),
         spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
-        signs=ANNOTATION_SIGNS in annotations,
+        token_source=_token_source(annotations),
         generation=_number(annotations.get(ANNOTATION_GENERATION)) or 0,
         phase=status.get("phase", "Pending"),
         ready=ready,
@@ -114,6 +115,13 @@ def project(manifest: Manifest) -> PodState:
         managed=labels.get(_MANAGED_LABEL) == "true",
         held_by=_running_on(status) if ended else "",
     )
+
+
+def _token_source(annotations: Manifest) -> TokenSource:
+    if ANNOTATION_SIGNS not in annotations:
+        return TokenSource.SENT
+    from_secret = ANNOTATION_TOKEN_SECRET in annotations
+    return TokenSource.SECRET if from_secret else TokenSource.VARIABLE
 
 
 def job_of(manifest: Manifest) -> Key | None:

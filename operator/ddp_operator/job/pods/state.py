@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, Self
 
-from ddp_operator.ports import Key
+from ddp_operator.ports import Key, TokenSource
 
 DISRUPTION_REASONS = frozenset(
     {"Evicted", "Preempting", "Preempted", "NodeShutdown", "Terminated", "Shutdown", "NodeLost",
@@ -39,10 +39,13 @@ scheduling gate keeps them from the scheduler."""
 CONTAINER_LOST = "ContainerStatusUnknown"
 """Kubelet's reason for a container that it found gone, as after a reboot of the node."""
 
+CONFIG_ERROR = "CreateContainerConfigError"
+"""Kubelet's reason for a container whose environment cannot be made: a Secret is missing."""
+
 UNSTARTABLE_REASONS = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull",
      "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed",
-     "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+     CONFIG_ERROR, "CreateContainerError", "RunContainerError"}
 )  # fmt: skip
 """Waiting reasons of kubelet that a user must hear of; `ContainerCreating` and `PodInitializing`
 are the normal ones.
@@ -155,8 +158,7 @@ class PodState:
     """Kueue has taken it in."""
     generation: int = 0
     """Of the job's group, when it was made."""
-    signs: bool = True
-    """Its launcher knows signed requests."""
+    token_source: TokenSource = TokenSource.VARIABLE
     kept: bool = False
     """Its processes have ended, as its launcher says, but it has not: they can start anew in it."""
     silent: bool = False

@@ -214,6 +214,9 @@ class LocalCluster(Generic[PodT]):
             _require_same_controller("service", key, existing=existing, wanted=manifest)
         self._services[key] = manifest
 
+    async def create_secret(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`; pods of one machine have their tokens in plain text."""
+
     async def apply(self, manifest: Manifest) -> None:
         """See `ports.Cluster`; nothing keeps processes of one machine apart, and nobody has to
         schedule them.

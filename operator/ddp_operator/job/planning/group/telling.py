@@ -52,7 +52,8 @@ def _tellings(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Itera
         if pod.address and pod.started and not (pod.exit or pod.deleting):
             starts = start and index is not None
             document = _document(job, pods, index, start=starts)
-            yield Telling(pod.key.name, pod.address, generation, starts, document, pod.signs)
+            source = pod.token_source
+            yield Telling(pod.key.name, pod.address, generation, starts, document, source)
 
 
 def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool:

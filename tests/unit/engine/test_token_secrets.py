@@ -1,0 +1,200 @@
+"""The Secrets that pods have their tokens from: when they are created, and what is done without."""
+
+import base64
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+from ddp_operator.engine import token_secrets
+from ddp_operator.engine.engine import Engine
+from ddp_operator.engine.reconciler import Reconciler
+from ddp_operator.ports import ForbiddenError, Key, TokenSource, UnavailableError
+
+from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster
+from tests.unit.engine.test_reconciler import CRASHED, KEY, READY, World, job
+from tests.waiting import eventually
+
+HIDING: Final = replace(ACCESS, has_secrets=True)
+NAME: Final = HIDING.secret_name("default")
+LACKING: Final = {
+    "phase": "Pending",
+    "containerStatuses": [
+        {
+            "name": "trainer",
+            "state": {
+                "waiting": {
+                    "reason": "CreateContainerConfigError",
+                    "message": f'secret "{NAME}" not found',
+                }
+            },
+        }
+    ],
+}
+
+
+class HidingWorld(World):
+    """A world whose operator may create Secrets, and can be started again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restart_operator()
+
+    def restart_operator(self, *, has_secrets: bool = True) -> None:
+        access = replace(ACCESS, has_secrets=has_secrets)
+        self.reconciler = Reconciler(
+            self.cluster, self.jobs, access=access, clock=lambda: self.now, metrics=self.metrics
+        )
+
+
+@pytest.fixture
+def world() -> HidingWorld:
+    return HidingWorld()
+
+
+def tokens(cluster: FakeCluster) -> dict[str, str]:
+    """By pod: the token as its kubelet would find it."""
+    return {key.name: token_of(cluster, pod) for key, pod in cluster.pods.items()}
+
+
+def token_of(cluster: FakeCluster, pod: dict[str, Any]) -> str:
+    [entry] = [e for e in pod["spec"]["containers"][0]["env"] if e["name"] == "DDP_TOKEN"]
+    if "value" in entry:
+        return str(entry["value"])
+    reference = entry["valueFrom"]["secretKeyRef"]
+    secret = cluster.secrets[Key(pod["metadata"]["namespace"], reference["name"])]
+    return base64.b64decode(secret["data"][reference["key"]]).decode()
+
+
+def count(calls: list[str]) -> int:
+    return calls.count("create_secret default")
+
+
+async def test_a_secret_is_created_before_the_first_pods(world: HidingWorld) -> None:
+    world.apply(job())
+    calls = await world.reconcile()
+    assert calls.index("create_secret default") < calls.index("create_pod train-0-0")
+    expected = HIDING.token_of("default", "u1", TokenSource.SECRET)
+    assert tokens(world.cluster) == {"train-0-0": expected, "train-0-1": expected}
+    assert expected not in str(world.cluster.pods)
+    assert TOKEN not in str(world.cluster.pods)
+
+
+async def test_it_is_created_once_for_all_jobs_and_attempts(world: HidingWorld) -> None:
+    world.apply(job())
+    await world.reconcile()
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    await world.reconcile_until_quiet()
+    assert {key.name for key in world.cluster.pods} == {"train-1-0", "train-1-1"}
+    assert count(world.cluster.calls) == 1
+
+
+async def test_jobs_that_start_together_create_one() -> None:
+    cluster = FakeCluster()
+    engine = Engine(cluster, access=HIDING)
+    engine.start()
+    for number in range(20):
+        made = job()
+        made["metadata"] = {**made["metadata"], "name": f"job-{number}", "uid": f"u{number}"}
+        engine.job_changed(cluster.store_job(made))
+    await eventually(lambda: len(cluster.pods) == 40)
+    await engine.stop()
+    assert count(cluster.calls) == 1
+    assert len(set(tokens(cluster).values())) > 10
+
+
+async def test_a_refused_secret_is_told_and_no_pod_is_created(world: HidingWorld) -> None:
+    quota = f'secrets "{NAME}" is forbidden: exceeded quota: objects'
+    world.cluster.refuse["create_secret"] = ForbiddenError(quota, status=403)
+    world.apply(job())
+    with pytest.raises(ForbiddenError):
+        await world.reconcile()
+    assert not world.cluster.pods
+    [running] = [each for each in world.status["conditions"] if each["type"] == "Running"]
+    assert running["reason"] == "PodsForbidden"
+    assert running["message"] == f"{quota}: pods have DDP_TOKEN from this Secret"
+    world.cluster.refuse.clear()
+    await world.reconcile_until_quiet()
+    assert len(world.cluster.pods) == 2
+
+
+async def test_an_answer_that_is_lost_is_asked_for_again(world: HidingWorld) -> None:
+    world.cluster.refuse["create_secret"] = UnavailableError("timeout")
+    world.apply(job())
+    with pytest.raises(UnavailableError):
+        await world.reconcile()
+    world.cluster.refuse.clear()
+    await world.reconcile_until_quiet()
+    assert len(set(tokens(world.cluster).values())) == 1
+
+
+async def test_pods_of_an_earlier_operator_and_their_replacements_have_one_token(
+    world: HidingWorld,
+) -> None:
+    world.restart_operator(has_secrets=False)
+    world.apply(job(restart={"scope": "Pod"}))
+    await world.reconcile()
+    assert set(tokens(world.cluster).values()) == {TOKEN}
+    world.restart_operator()
+    world.cluster.set_pod_status("train-0-0", READY)
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    await world.reconcile_until_quiet()
+    assert tokens(world.cluster) == {"train-0-0": TOKEN, "train-0-1-r1": TOKEN}
+    assert count(world.cluster.calls) == 0
+
+
+async def test_a_new_attempt_no_longer_has_it_in_plain_text(world: HidingWorld) -> None:
+    world.restart_operator(has_secrets=False)
+    world.apply(job())
+    await world.reconcile()
+    world.restart_operator()
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    await world.reconcile_until_quiet()
+    assert {key.name for key in world.cluster.pods} == {"train-1-0", "train-1-1"}
+    assert TOKEN not in str(world.cluster.pods)
+
+
+async def test_a_full_quota_does_not_matter_while_pods_show_that_it_exists(
+    world: HidingWorld,
+) -> None:
+    world.apply(job(restart={"scope": "Pod"}))
+    await world.reconcile()
+    world.restart_operator()
+    world.cluster.refuse["create_secret"] = ForbiddenError("exceeded quota", status=403)
+    world.cluster.set_pod_status("train-0-0", READY)
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    await world.reconcile_until_quiet()
+    assert sorted(tokens(world.cluster)) == ["train-0-0", "train-0-1-r1"]
+    assert len(set(tokens(world.cluster).values())) == 1
+
+
+async def test_a_secret_that_is_deleted_is_created_again(
+    world: HidingWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.apply(job())
+    await world.reconcile()
+    before = world.cluster.secrets.copy()
+    world.cluster.secrets.clear()
+    for pod in ("train-0-0", "train-0-1"):
+        world.cluster.set_pod_status(pod, LACKING)
+    monkeypatch.setattr(token_secrets, "_RECREATION_SECONDS", 0.0)
+    assert count(await world.reconcile()) == 1
+    assert world.cluster.secrets == before
+    monkeypatch.setattr(token_secrets, "_RECREATION_SECONDS", 600.0)
+    assert count(await world.reconcile()) == 0, "all pods of a job report it at once"
+
+
+async def test_a_job_does_not_fail_for_want_of_the_operators_secret(world: HidingWorld) -> None:
+    world.apply(job(restart={"maxRestarts": 0}))
+    await world.reconcile()
+    world.cluster.refuse["create_secret"] = ForbiddenError("exceeded quota", status=403)
+    for pod in ("train-0-0", "train-0-1"):
+        world.cluster.set_pod_status(pod, LACKING)
+    world.now += timedelta(seconds=1)
+    await world.reconcile()
+    world.now += timedelta(minutes=6)
+    await world.reconciler.reconcile(KEY)
+    assert world.status["phase"] not in ("Failed", "Succeeded")
+    assert world.status["restarts"] == 0
+    [failure] = world.status["failures"]
+    assert failure["class"] == "Disruption"
