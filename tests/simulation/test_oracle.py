@@ -5,7 +5,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from ddp_operator.job.failure import records
 from ddp_operator.job.planning.group.elasticity import GROUP_SHRUNK
+from ddp_operator.job.pods.state import START_TIMEOUT
 from ddp_operator.job.status.conditions import with_condition
 
 from tests.good_manifests import container, template
@@ -13,7 +15,9 @@ from tests.simulation.group import GroupJudge
 from tests.simulation.kubelet import trainer_exit
 from tests.simulation.server import shape_of
 from tests.simulation.simulation import Simulation
-from tests.unit.job.builders import fresh_job, stored_job, with_status
+from tests.simulation.truth import Ledger, Truth
+from tests.simulation.verdicts import Verdicts
+from tests.unit.job.builders import fresh_job, pod, stored_job, with_status
 
 
 @pytest.mark.parametrize(
@@ -33,16 +37,16 @@ def test_a_launcher_that_nobody_answers_ends_with_the_words_of_its_processes() -
     simulation.advance(1.0)
     simulation.kill_operator()
     for _ in range(2):
-        [pod] = simulation.pods()
-        simulation.bring_further(pod)
-    [pod] = simulation.pods()
-    assert simulation.launchers.fail(pod, 1, "uncorrectable ECC error")
+        [one] = simulation.pods()
+        simulation.bring_further(one)
+    [one] = simulation.pods()
+    assert simulation.launchers.fail(one, 1, "uncorrectable ECC error")
     for seconds, ended in ((59, False), (2, True)):
         simulation.clock.seconds += seconds
-        simulation.end_in_impatience(pod)
-        [pod] = simulation.pods(live=False)
-        assert bool(trainer_exit(pod)) is ended
-    assert (trainer_exit(pod) or {})["message"] == "uncorrectable ECC error"
+        simulation.end_in_impatience(one)
+        [one] = simulation.pods(live=False)
+        assert bool(trainer_exit(one)) is ended
+    assert (trainer_exit(one) or {})["message"] == "uncorrectable ECC error"
 
 
 @pytest.mark.parametrize("is_right", [True, False])
@@ -62,4 +66,22 @@ def test_a_decision_is_not_judged_by_a_clock_that_was_set_back_since(*, is_right
 
     judge = GroupJudge(simulation.server, simulation.clock, simulation.launchers)
     judge.judge(old, replace(old, status=status), require)
+    assert bool(broken) is is_right
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_start_is_late_by_a_clock_that_is_ahead(*, is_right: bool) -> None:
+    job = fresh_job()
+    broken: list[str] = []
+    failure = records.of_lost(job, pod(job), START_TIMEOUT, "", "Infrastructure", job.created)
+    verdicts = Verdicts(
+        require=lambda holds, claim: broken.extend([] if holds else [claim]),
+        truth_of=lambda _: Truth(blows={"Disruption"}),
+        ledger=Ledger(),
+        silent_nodes=0,
+        keeps_off_well_node=False,
+        clock_is_right=is_right,
+        seconds=0.0,
+    )
+    verdicts._cause(job, failure, charged=False)
     assert bool(broken) is is_right
