@@ -239,30 +239,40 @@ class Reconciler:
         """
         now = asyncio.get_running_loop().time
         glanced_at, overtaken = now(), False
-        alive: Set[Key] | None = None
-        said: object = None
+        # As the plan saw them; most plans make no write of a pod, and take no time.
+        writes = planned.create or planned.create_spares or planned.delete
+        seen = self._alive_and_ended(key, planned) if writes else None
+        said = self._said(entry)
 
         def is_overtaken() -> bool:
-            nonlocal glanced_at, overtaken, alive, said
+            nonlocal glanced_at, overtaken, seen, said
             if self._jobs.get(key) is not entry:
                 overtaken = True
             elif not overtaken and now() - glanced_at >= _GLANCE_SECONDS:
-                alive_before, said_before = alive, said
-                alive, said = self._alive(key, planned), self._said(entry)
+                before, said_before = seen, said
+                seen, said = self._alive_and_ended(key, planned), self._said(entry)
                 due = planned.look_again_at is not None and planned.look_again_at <= self._clock()
                 # Most news tell that pods are created and come up, which changes no decision.
-                if due or alive_before is None or alive_before - alive or said != said_before:
+                lost = before is None or before[0] - seen[0] or seen[1] - before[1]
+                if due or lost or said != said_before:
                     overtaken = self._plan(key, entry).decided
                 glanced_at = now()
             return overtaken
 
         return is_overtaken
 
-    def _alive(self, key: Key, planned: Plan) -> Set[Key]:
-        """Return the pods that are to stay, and have not ended nor been told to."""
-        pods = self._cluster.pods_of(key)
-        alive = {p.key for p in pods if not (p.failed or p.disrupted or p.succeeded)}
-        return alive.difference(planned.delete)
+    def _alive_and_ended(self, key: Key, planned: Plan) -> tuple[Set[Key], Set[Key]]:
+        """Return the pods that the plan keeps: those that live, and those that have ended or been
+        told to.
+        """
+        deleted = frozenset(planned.delete)
+        alive: set[Key] = set()
+        ended: set[Key] = set()
+        for pod in self._cluster.pods_of(key):
+            if pod.key not in deleted:
+                has_ended = pod.failed or pod.disrupted or pod.succeeded
+                (ended if has_ended else alive).add(pod.key)
+        return alive, ended
 
     def _said(self, entry: Entry) -> object:
         """Return what launchers and nodes say that pods do not show."""
