@@ -56,7 +56,7 @@ def looked_at(document: Json, pods: list[PodState]) -> DDPJobStatus:
             orjson.dumps(manifests.pod(entry.job, identity, token="t"))
     else:
         planned = reject(entry.manifest, entry.job, pods, later(60))
-    orjson.dumps(status_patch(entry.manifest.get("status") or {}, planned.status))
+    orjson.dumps(status_patch(entry.manifest.get("status") or {}, as_stored(planned.status)))
     return planned.status
 
 

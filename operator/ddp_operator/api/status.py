@@ -402,6 +402,9 @@ class DDPJobStatus(StatusModel):
 
     def noting(self, **notes: Any) -> Self:
         """The same with these fields of the bookkeeping."""
+        known = self.bookkeeping
+        if all(getattr(known, name) == value for name, value in notes.items()):
+            return self
         return self.model_copy(update={"bookkeeping": self.bookkeeping.model_copy(update=notes)})
 
     def condition(self, type_: ConditionType) -> Condition | None:

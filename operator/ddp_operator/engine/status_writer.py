@@ -11,7 +11,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.jobs import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
-from ddp_operator.engine.statuspatch import News, forgotten, news, pruned, status_patch
+from ddp_operator.engine.statuspatch import News, as_stored, forgotten, news, pruned, status_patch
 from ddp_operator.engine.turns import Turns
 from ddp_operator.job.planning.convergence import hold
 from ddp_operator.job.planning.model import Plan, accounted
@@ -144,9 +144,10 @@ class StatusWriter:
         Raises:
             ConflictError: as `record` does.
         """
-        patch: Manifest = {}
-        if not isinstance(entry.job, DDPJob) or status != entry.job.status:  # spares building it
-            patch = status_patch(entry.manifest.get("status") or {}, status)
+        if isinstance(entry.job, DDPJob) and status == entry.job.status:
+            return entry.manifest
+        wanted = as_stored(status)
+        patch = status_patch(entry.manifest.get("status") or {}, wanted)
         if not patch:
             return entry.manifest
         version = entry.manifest["metadata"].get("resourceVersion")
@@ -160,7 +161,7 @@ class StatusWriter:
             self._jobs.remove(key, uid=entry.uid)
             return None  # of a job that is gone, its vanishing pods included, there is no news
         self._jobs.put(stored, written_at=self._clock())
-        self._complain(pruned(status, stored.get("status") or {}))
+        self._complain(pruned(wanted, stored.get("status") or {}))
         self._progress_turns.taken(key)
         return stored
 

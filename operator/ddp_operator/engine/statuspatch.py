@@ -30,17 +30,17 @@ def _filled(value: Any) -> Any:
     return [_filled(item) for item in value] if isinstance(value, list) else value
 
 
-def status_patch(old: Manifest, status: DDPJobStatus) -> dict[str, Any]:
-    """Return the merge patch that has `old`, as stored, say what `status` says.
+def status_patch(old: Manifest, wanted: Manifest) -> dict[str, Any]:
+    """Return the merge patch that turns `old`, as stored, into `wanted`, as `as_stored` made it.
 
     What a newer operator has stored beside it stays. So do the notes of an operator of before, in
     their old places, until the server has shown that it keeps the bookkeeping: an older CRD drops
     it.
     """
-    new = as_stored(status) | _others(old, _KNOWN)
+    new = {**wanted, **_others(old, _KNOWN)}
     kept = old.get("bookkeeping")
     if kept and isinstance(kept, Mapping):
-        new["bookkeeping"] |= _others(kept, NOTES)
+        new["bookkeeping"] = {**new["bookkeeping"], **_others(kept, NOTES)}
     elif old:
         new |= new["bookkeeping"]
     return merge_patch(old, new)
@@ -50,9 +50,9 @@ def _others(old: Manifest, known: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in old.items() if name not in known}
 
 
-def pruned(status: DDPJobStatus, stored: Manifest) -> frozenset[str]:
-    """Names of the fields that a server has dropped from a status, since its CRD knows them not."""
-    return frozenset(_lost(as_stored(status), stored))
+def pruned(wanted: Manifest, stored: Manifest) -> frozenset[str]:
+    """Return the names of the fields that a server has dropped, since its CRD has no such."""
+    return frozenset(_lost(wanted, stored))
 
 
 def forgotten(decided: DDPJobStatus, stored: DDPJobStatus) -> frozenset[str]:

@@ -72,13 +72,13 @@ def test_a_status_is_stored_without_empty_fields_but_with_zeros() -> None:
 def test_what_a_newer_operator_has_stored_stays() -> None:
     novelty = {"node": "a"}
     old = {**as_stored(DDPJobStatus(reason="PodsStarting")), "novelty": novelty}
-    patch = status_patch(old, DDPJobStatus(phase="Running"))
+    patch = status_patch(old, as_stored(DDPJobStatus(phase="Running")))
     assert patch == {"phase": "Running", "reason": None}
 
 
 def test_what_an_older_crd_drops_is_noticed() -> None:
     status = DDPJobStatus(phase="Running", ready="2/2")
     stored = as_stored(status)
-    assert pruned(status, {**stored, "of": "others"}) == frozenset()
+    assert pruned(as_stored(status), {**stored, "of": "others"}) == frozenset()
     del stored["ready"]
-    assert pruned(status, stored) == {"ready"}
+    assert pruned(as_stored(status), stored) == {"ready"}

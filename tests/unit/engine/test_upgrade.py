@@ -40,7 +40,7 @@ _notes = st.fixed_dictionaries(_values).map(Bookkeeping.model_validate)
 
 def after_a_write(stored: dict[str, Any], status: DDPJobStatus) -> dict[str, Any]:
     """What a server that knows the bookkeeping has then."""
-    return merged(stored, status_patch(stored, status))
+    return merged(stored, status_patch(stored, as_stored(status)))
 
 
 def without_bookkeeping(stored: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_the_notes_are_read_where_they_were_and_move(name: str) -> None:
     assert NOTES.isdisjoint(twice)
     others = {key: value for key, value in stored.items() if key not in NOTES}
     assert without_bookkeeping(twice) == others
-    assert status_patch(twice, status) == {}
+    assert status_patch(twice, as_stored(status)) == {}
 
 
 @pytest.mark.parametrize("name", stored_jobs.NAMES)

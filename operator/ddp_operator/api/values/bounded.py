@@ -24,7 +24,7 @@ from pydantic.alias_generators import to_camel
 
 def format_time(moment: datetime) -> str:
     """Kubernetes' `metav1.Time`: RFC 3339 in UTC, whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 _FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
