@@ -82,7 +82,7 @@ class JobCache:
             return False
         if known is not None and known.uid == metadata["uid"]:
             written_at = written_at or known.status_written_at
-        self._entries[key] = _entry(manifest, written_at or _NEVER)
+        self._entries[key] = _entry(manifest, written_at or _NEVER, known)
         return True
 
     def doubt(self, key: Key) -> None:
@@ -107,7 +107,8 @@ class JobCache:
             self.put(manifest)
         elif metadata.get("resourceVersion") != knowing.manifest["metadata"].get("resourceVersion"):
             same = metadata["uid"] == knowing.uid
-            self._entries[key] = _entry(manifest, knowing.status_written_at if same else _NEVER)
+            written_at = knowing.status_written_at if same else _NEVER
+            self._entries[key] = _entry(manifest, written_at, knowing)
 
     def remove(self, key: Key, *, uid: str | None = None) -> bool:
         """Forget a job that is gone, with a UID only that very job; say whether it was known."""
@@ -127,14 +128,16 @@ class JobCache:
         return [key for key in gone if self.remove(key, uid=known[key])]
 
 
-def _entry(manifest: Manifest, status_written_at: datetime) -> Entry:
-    """Keep of a job what is read again: there may be ten thousand."""
+def _entry(manifest: Manifest, status_written_at: datetime, known: Entry | None) -> Entry:
+    """Keep of a job what is read again: there may be ten thousand; `known`: what was kept of it
+    before.
+    """
     metadata = manifest["metadata"]
     kept: dict[str, Any] = {
         name: manifest[name] for name in ("apiVersion", "kind", "status") if name in manifest
     }
     kept["metadata"] = {name: metadata[name] for name in _KEPT_METADATA if name in metadata}
-    job = _parse(manifest)
+    job = _parse(manifest, known.job if known else None)
     if isinstance(job, InvalidJobError):
         kept["spec"] = _time_to_live(manifest.get("spec"))
     return Entry(kept, job, status_written_at)
@@ -145,9 +148,9 @@ def _time_to_live(spec: Any) -> dict[str, Any]:
     return {name: spec[name]} if isinstance(spec, Mapping) and name in spec else {}
 
 
-def _parse(manifest: Manifest) -> DDPJob | InvalidJobError:
+def _parse(manifest: Manifest, known: DDPJob | InvalidJobError | None) -> DDPJob | InvalidJobError:
     try:
-        return DDPJob.parse(manifest)
+        return DDPJob.parse(manifest, known if isinstance(known, DDPJob) else None)
     except InvalidJobError as error:
         return type(error)(str(error))  # without the traceback, which holds on to everything
 

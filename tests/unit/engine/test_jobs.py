@@ -31,6 +31,27 @@ def test_an_entry_in_use_stays_as_it_was_when_news_arrive() -> None:
     assert now.job.spec.replicas == 3
 
 
+def test_a_spec_is_read_again_when_its_content_changes_and_only_then() -> None:
+    jobs = JobCache()
+
+    def put(version: int, **spec: Any) -> DDPJob:
+        jobs.put(stored(version, **spec))
+        entry = jobs.get(KEY)
+        assert entry is not None
+        assert isinstance(entry.job, DDPJob)
+        return entry.job
+
+    first, same = put(1, replicas=2), put(2, replicas=2)
+    assert same.spec is first.spec
+    assert same.spec_hash == first.spec_hash
+    assert same.resource_version == "2"
+    # A storage that was restored from a backup may give a generation a second time.
+    changed = put(3, replicas=3)
+    assert changed.generation == first.generation
+    assert changed.spec.replicas == 3
+    assert put(4, replicas=2).spec == first.spec
+
+
 def test_a_late_answer_about_an_earlier_job_of_that_name_is_no_news() -> None:
     jobs = JobCache()
     assert jobs.put(stored(5, uid="u2"))
