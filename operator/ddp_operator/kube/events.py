@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Final
 
 from ddp_operator.kube.client import ApiClient
@@ -35,7 +36,7 @@ class EventRecorder:
         self._clock = clock
         self._slots = asyncio.Semaphore(_IN_FLIGHT)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._said: dict[tuple[str, Event], float] = {}
+        self._said: dict[tuple[str, Event], float] = {}  # the latest ones last
 
     def record(self, about: Manifest, event: Event) -> None:
         """Post an Event about an object, unless it was posted a moment ago."""
@@ -46,11 +47,17 @@ class EventRecorder:
         if len(self._tasks) >= _WAITING_LIMIT:
             logger.warning("too many Events are waiting, dropping %s", event)
             return
-        self._said = {key: at for key, at in self._said.items() if now - at < _REPEAT_SECONDS}
+        self._said.pop(said, None)
         self._said[said] = now
+        self._forget_old(now)
         task = asyncio.create_task(self._post(about, event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _forget_old(self, now: float) -> None:
+        for oldest, at in list(islice(self._said.items(), 2)):  # two go for each that comes
+            if now - at >= _REPEAT_SECONDS:
+                del self._said[oldest]
 
     async def flush(self, *, timeout_seconds: float) -> None:
         """Wait for the Events under way; what is not posted in time is dropped."""

@@ -396,6 +396,16 @@ async def test_an_event_is_said_again_after_a_while(
     assert server.count("POST", "/events") == 2
 
 
+async def test_events_of_long_ago_are_not_remembered(client: ApiClient) -> None:
+    now = 0.0
+    recorder = EventRecorder(client, clock=lambda: now)
+    for i in range(1000):
+        now = i * 10.0
+        recorder.record(job(), Event("Waiting", f"no room {i}"))
+        await recorder.flush(timeout_seconds=30)
+    assert len(recorder._said) <= 31
+
+
 def test_an_event_names_its_job_and_fits_the_server() -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     first = event_manifest(job(), Event("R", "m" * 5000), now=now)
