@@ -1,0 +1,17 @@
+"""The group of a job, and the node ranks of its pods."""
+
+from dataclasses import replace
+
+import pytest
+from ddp_operator.api.world import World
+from ddp_operator.job.membership.world import members, node_ranks
+
+from tests.unit.job.builders import fresh_job
+
+
+@pytest.mark.parametrize("recorded", [None, "0-2", "2,0-1", "0,3,1", "0-1", "broken"])
+def test_each_member_has_the_node_rank_of_its_position(recorded: str | None) -> None:
+    world = None if recorded is None else World(size=3, members=recorded)
+    job = fresh_job(replicas=3)
+    job = replace(job, status=job.status.model_copy(update={"world": world}))
+    assert node_ranks(job) == {slot: rank for rank, slot in enumerate(members(job))}
