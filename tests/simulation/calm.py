@@ -156,15 +156,15 @@ def _in_words(simulation: Simulation) -> str:
 def _idle(simulation: Simulation) -> None:
     """An operator that has nothing to do does nothing."""
     assert simulation.operator is not None
-    cluster = simulation.operator.cluster
-    plans, writes = cluster.plans, cluster.writes
+    operator, cluster = simulation.operator, simulation.operator.cluster
+    plans, writes = operator.plans, cluster.writes
     job_was_there = simulation.server.job is not None
     simulation.advance(_IDLE_SECONDS)
     if job_was_there == (simulation.server.job is not None):  # else its time to live was over
         simulation.require(cluster.writes == writes, "it writes although nothing has changed")
-    simulation.require(cluster.plans - plans <= _MOST_IDLE_PLANS, "it plans without end")
+    simulation.require(operator.plans - plans <= _MOST_IDLE_PLANS, "it plans without end")
     steps = simulation.steps + _ROUNDS
-    plans, writes = simulation.plans + cluster.plans, simulation.writes + cluster.writes
+    plans, writes = simulation.plans + operator.plans, simulation.writes + cluster.writes
     claim = f"{plans} plans and {writes} writes in {steps} steps"
     simulation.require(plans <= _MOST_PLANS_PER_STEP * steps, claim)
     simulation.require(writes <= _MOST_WRITES_PER_STEP * steps, claim)

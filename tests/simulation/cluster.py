@@ -68,11 +68,9 @@ class SimulatedCluster:
         self._cache = cache
         self._on_change = on_change
         self._crash = crash
-        self.plans = 0
         self.writes = 0
 
     def pods_of(self, job: Key) -> list[PodState]:
-        self.plans += 1
         return self._cache.members(job)
 
     def nodes(self) -> Nodes:

@@ -1,6 +1,8 @@
 """One life of an operator process: it begins with what the cluster stores, and ends any time."""
 
 from ddp_operator.engine.engine import Engine
+from ddp_operator.engine.jobs import Entry
+from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import PodState
@@ -42,6 +44,14 @@ class OperatorProcess:
             workers=1,
             trainers=trainers,
         )
+        self.plans = 0
+        plan = self.engine._reconciler._plan
+
+        def counted(key: Key, entry: Entry) -> Plan:
+            self.plans += 1
+            return plan(key, entry)
+
+        self.engine._reconciler._plan = counted  # type: ignore[method-assign]
         self.pods = Watch(self.loop, deliver=self._pod_event, relist=self._list_pods)
         self.jobs = Watch(self.loop, deliver=self._job_event, relist=self._list_jobs)
         server.on_pod, server.on_job = self.pods.push, self.jobs.push

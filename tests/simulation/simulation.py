@@ -83,7 +83,7 @@ class Simulation:
         """The process ends now; the next one comes after `down_seconds`."""
         if self.operator is not None:
             self.operator.kill()
-            self.plans += self.operator.cluster.plans
+            self.plans += self.operator.plans
             self.writes += self.operator.cluster.writes
             self.operator = None
             self._restart_at = self.clock.seconds + self.down_seconds
