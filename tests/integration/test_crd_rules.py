@@ -18,6 +18,7 @@ from ddp_operator.ports import InvalidError
 from hypothesis import HealthCheck, given, settings
 
 from tests.bad_manifests import BAD_MANIFESTS, BadManifest
+from tests.full_status import CONDITION, FULL_STATUS
 from tests.generated_specs import SPECS
 from tests.good_manifests import DEFAULTS, GOOD_MANIFESTS, Json, container, job, template
 from tests.integration import pod_groups
@@ -269,122 +270,6 @@ async def write_status(admin: ApiClient, jobs: Jobs, status: Json) -> Json:
     return found
 
 
-_CONDITION = {
-    "type": "Running",
-    "status": "True",
-    "reason": "PodsReady",
-    "message": "all 2 pods are ready",
-    "lastTransitionTime": _TIME,
-    "observedGeneration": 3,
-}
-FULL_STATUS: Json = {
-    "observedGeneration": 3,
-    "phase": "Running",
-    "reason": "PodsReady",
-    "message": "all 2 pods are ready",
-    "conditions": [_CONDITION, {**_CONDITION, "type": "PodsCreated"}],
-    "attempt": 2,
-    "completedIndexes": "0-2,5",
-    "restarts": 1,
-    "disruptions": 1,
-    "readyReplicas": 2,
-    "ready": "2/2",
-    "startTime": _TIME,
-    "firstPodStartTime": _TIME,
-    "completionTime": _TIME,
-    "nextStartTime": _TIME,
-    "failures": [
-        {
-            "time": _TIME,
-            "attempt": 1,
-            "index": 0,
-            "rank": 3,
-            "pod": "job-1-0",
-            "container": "trainer",
-            "node": "node-1",
-            "bootId": "5f0c",
-            "exitCode": 137,
-            "signal": 9,
-            "reason": "OOMKilled",
-            "message": "out of memory",
-            "class": "Application",
-            "action": "RestartGang",
-            "charged": True,
-            "continued": True,
-        }
-    ],
-    "progress": {
-        "step": 120,
-        "totalSteps": 1000,
-        "epoch": 1,
-        "loss": 0.25,
-        "samplesPerSecond": 512.5,
-        "slowestRank": 3,
-        "updatedAt": _TIME,
-        "lastStepTime": _TIME,
-        "resumedStep": 60,
-        "resumedAt": _TIME,
-    },
-    "checkpoint": {"step": 100, "path": "/checkpoints/step-100", "time": _TIME},
-    "goodput": {
-        "pendingSeconds": 1,
-        "startingSeconds": 2,
-        "trainingSeconds": 3,
-        "lostSeconds": 4,
-        "suspendedSeconds": 5,
-        "stepsLost": 6,
-        "accountedUntil": _TIME,
-        "outage": {"since": _TIME, "untilStep": 101, "lostFrom": _TIME},
-    },
-    "nodeFailures": {"node-1": 1},
-    "excludedNodes": ["node-1"],
-    "placement": "4 hosts, 2 sub-blocks, 1 block",
-    "selector": "ddp-operator.io/job-name=train",
-    "world": {
-        "generation": 3,
-        "size": 2,
-        "members": "0-1",
-        "lost": 1,
-        "graceSeconds": 15,
-        "changedAt": "2026-01-01T00:00:00Z",
-    },
-    "gaps": [{"nodeRank": 1, "reason": "Unscheduled", "since": _TIME, "node": "node-1"}],
-    "bookkeeping": {
-        "replacements": {"0": 1, "1": 2},
-        "replacing": [1],
-        "acceptedSpecHash": "0123456789abcdef",
-        "ranSpecHash": "0123456789abcdef",
-        "launcher": "InPlace",
-        "spares": [3],
-        "sparesRenewed": 1,
-        "ordered": [0, 1],
-        "noSpareBefore": "2026-01-01T00:00:00Z",
-        "restartRequested": "now",
-        "isolation": "Job",
-        "restartsWithoutProgress": 1,
-        "checkpointStepAtRestart": 100,
-        "nodeFailuresWithoutProgress": 1,
-        "lostCheckpoints": 1,
-        "farthestLostStep": 100,
-        "brokenSince": _TIME,
-        "renewed": [1],
-        "queuedSince": _TIME,
-        "suspendedSeconds": 60,
-        "signalledNodes": ["node-2"],
-        "excludedBootIds": {"node-1": "5f0c"},
-        "leftNodes": ["77aa"],
-        "askedNodes": ["77aa ends"],
-        "schedulingRetries": 1,
-    },
-}
-"""Every field that the operator knows, filled."""
-
-
-def test_the_full_status_is_full() -> None:
-    everything = DDPJobStatus.model_validate(FULL_STATUS).model_dump(mode="json", by_alias=True)
-    assert everything == FULL_STATUS
-
-
 async def test_a_status_is_stored_as_it_is_written(admin: ApiClient, jobs: Jobs) -> None:
     await jobs.create(job())
     of_tomorrow = {
@@ -402,7 +287,7 @@ async def test_a_status_is_stored_as_it_is_written(admin: ApiClient, jobs: Jobs)
 async def test_a_condition_of_a_type_is_the_only_one(admin: ApiClient, jobs: Jobs) -> None:
     await jobs.create(job())
     with pytest.raises(InvalidError, match=r"status\.conditions\[1\]: Duplicate value"):
-        await write_status(admin, jobs, {"conditions": [_CONDITION, _CONDITION]})
+        await write_status(admin, jobs, {"conditions": [CONDITION, CONDITION]})
 
 
 async def test_the_operators_words_are_never_too_long(admin: ApiClient, jobs: Jobs) -> None:

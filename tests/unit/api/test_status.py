@@ -7,6 +7,8 @@ import pytest
 from ddp_operator.api.status import Condition, DDPJobStatus, Failure
 from ddp_operator.engine.statuspatch import as_stored
 
+from tests.full_status import FULL_STATUS
+
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LONG = "é" * 10_000
 LONG_IN_FAILURES = {"pod": 253, "container": 253, "node": 253, "reason": 256, "message": 1024}
@@ -82,3 +84,8 @@ def test_what_another_version_has_written_fails_no_job(strange: dict[str, Any]) 
 def test_counters_are_not_guessed() -> None:
     with pytest.raises(ValueError, match="attempt"):
         DDPJobStatus.model_validate({"attempt": "many"})
+
+
+def test_the_full_status_is_full() -> None:
+    everything = DDPJobStatus.model_validate(FULL_STATUS).model_dump(mode="json", by_alias=True)
+    assert everything == FULL_STATUS
