@@ -77,7 +77,8 @@ async def test_a_job_that_succeeds_costs_few_writes_and_no_reads(
     assert [seen for seen in requests if not seen.is_write] == []
     writes = Counter((seen.method, seen.path.rsplit("/", 1)[1]) for seen in requests)
     patches = writes.pop(("PATCH", "status"))
-    assert writes == {("POST", "services"): 1, ("POST", "pods"): REPLICAS}
+    made = {"secrets": 1, "services": 1, "pods": REPLICAS}  # the Secret once for the namespace
+    assert writes == {("POST", kind): count for kind, count in made.items()}
     # Created, Running, Succeeded; and the counts of ready pods in between, when that takes long.
     assert 2 <= patches <= 3 + REPLICAS
 
@@ -92,7 +93,7 @@ async def test_a_server_that_is_busy_for_a_while(
     await jobs.create(job(replicas=REPLICAS))
     await live(jobs, kubelet)
     assert proxy.faults_left == 0
-    assert creations(proxy) == {"services": 1, "pods": REPLICAS}
+    assert creations(proxy) == {"secrets": 1, "services": 1, "pods": REPLICAS}
 
 
 @pytest.mark.usefixtures("operator")
@@ -105,7 +106,7 @@ async def test_a_conflict_is_no_creation_and_no_status(
     await jobs.create(job(replicas=REPLICAS))
     await live(jobs, kubelet)
     assert proxy.faults_left == 0
-    assert creations(proxy) == {"services": 1, "pods": REPLICAS}
+    assert creations(proxy) == {"secrets": 1, "services": 1, "pods": REPLICAS}
 
 
 @pytest.mark.usefixtures("operator")
@@ -209,7 +210,7 @@ async def test_the_operator_is_killed_in_the_middle_of_a_start(
     proxy.open = True
     operator.start()
     await live(jobs, kubelet)
-    assert creations(proxy) == {"services": 1, "pods": REPLICAS}
+    assert creations(proxy) == {"secrets": 1, "services": 1, "pods": REPLICAS}
 
 
 async def test_what_happened_while_no_operator_ran_is_made_up_for(
