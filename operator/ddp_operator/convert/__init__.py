@@ -28,6 +28,19 @@ _KNOWN: Final = (
     "batch/v1 Job, apps/v1 StatefulSet"
 )
 
+_REMEDY: Final = "Or convert its command line: ddp convert -- torchrun ..."
+_REMEDIES: Final[Mapping[str, str]] = {
+    "HyperPodPyTorchJob": (
+        "Write a batch/v1 Job: its template that of replicaSpecs[0], parallelism and completions "
+        "its replicas"
+    ),
+    "volcano": (
+        "Write a batch/v1 Job of the task that trains; then set spec.scheduling.gang: volcano, "
+        "and its queue in queueName"
+    ),
+}
+"""What else to do with jobs of some kinds."""
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -152,7 +165,8 @@ def _other(
     is_plain_job = (version, kind) == ("batch/v1", "Job")
     a_job = (kind.endswith("Job") and not is_plain_job) or "kubeflow.org" in version
     if a_job or batch.trains(document):
-        known = f"cannot be converted; {_KNOWN} can"
+        remedy = _REMEDIES.get(kind if "volcano" not in version else "volcano", _REMEDY)
+        known = f"cannot be converted; {_KNOWN} can. {remedy}"
         why = "it is one already" if kind == KIND else known
         return Conversion(title, None, (), f"{version} {kind}: {why}")
     why = "starts no launcher and asks for no GPU; apply it as it is, if the job needs it"

@@ -26,7 +26,8 @@ from ddp_operator.convert.source import Source
 
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 _GROUP_LABEL: Final = "kueue.x-k8s.io/pod-group-name"
-_KUEUE: Final = "kueue.x-k8s.io/"
+_KUEUE: Final = ("kueue.x-k8s.io/", "provreq.kueue.x-k8s.io/")
+"""Of labels and annotations that Kueue reads on what it admits, which are pods here."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 MAX_RESTARTS: Final = 1000
 _HINTS: Final = {
@@ -166,7 +167,8 @@ def processes(pods: Pods, asked: int | str | None, field: str, notes: Notes) -> 
         notes.changed(
             field,
             f"what the image or its script starts is not in the manifest; {pods.gpus} processes a "
-            "pod, as torchrun has there; set spec.nprocPerNode: 1 if it starts one",
+            "pod, as torchrun has there; set spec.nprocPerNode: 1 if it starts one. A script that "
+            "means pods by RANK and WORLD_SIZE has to say PET_NODE_RANK and PET_NNODES",
         )
     many = count > 1 if isinstance(count, int) else pods.gpus > 1
     if many and speaks_of_ranks(trainer_container(pods.template)):

@@ -174,6 +174,12 @@ def _environment(
             notes.changed(field, f"is {replacement} now; there are no such labels on the pods")
             kept.append({"name": name, "value": replacement})
         else:
+            if origin.are_named_by_index and _field_path(entry) == "metadata.name":
+                notes.changed(
+                    field,
+                    "a pod's name (metadata.name) is no host's name here, and does not always end "
+                    "in its index; use the hostname command, and PET_NODE_RANK",
+                )
             kept.append(entry)
     if "env" in container:
         container["env"] = kept

@@ -59,7 +59,11 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
         path = replicas[kind].field("template")
         template = replicas[kind].fields("template")
         queue = job.with_metadata(template, meta, path, notes) or queue
-        template["spec"].pop("restartPolicy", None)  # the replica's own takes its place
+        own = template["spec"].pop("restartPolicy", None)
+        policy = replicas[kind].word("restartPolicy") or "OnFailure"
+        if own not in (None, policy):
+            why = f"{own}; as with Kubeflow, that of the replicas counts, {policy}"
+            notes.dropped(f"{path}.spec.restartPolicy", why)
         found[kind] = pods(template, path, notes, trainer=_CONTAINER, origin=origin)
     _processes(spec, found, result, notes)
     if port := _port(found[kinds[0]]):
@@ -87,6 +91,7 @@ def _origin(name: str, kinds: list[str]) -> Origin:
         (masters, workers) if _MASTER in kinds else (workers,),
         indexes=frozenset() if len(kinds) > 1 else frozenset({f"{domain}/replica-index"}),
         names={f"{domain}/job-name": name, "job-name": name, "pytorch-job-name": name},
+        are_named_by_index=True,
     )
 
 

@@ -39,9 +39,12 @@ class Hosts:
 
     @property
     def computed(self) -> re.Pattern[str]:
-        """Match a host's name that is put together when it is needed."""
+        """Match a host's name that is put together when it is needed: its beginning alone, or what
+        is no number behind that.
+        """
         end = rf"\S*{re.escape(self.suffix)}" if self.suffix else ""
-        return re.compile(rf"(?<![\w.-]){re.escape(self.prefix)}[$%{{<]{end}")
+        alone = r"(?:\d+-)*(?=[\"'\s]|$)"
+        return re.compile(rf"(?<![\w.-]){re.escape(self.prefix)}(?:{alone}|[$%{{<]{end})")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Origin:
     """Labels that all pods of the job had, and their value."""
     attempts: frozenset[str] = frozenset()
     """Those that counted restarts."""
+    are_named_by_index: bool = False
+    """Each pod's name was its host's, and ended in its index."""
 
     def label(self, name: str) -> str | None:
         """Return the label of DDPJobs' pods that means the same."""
@@ -105,8 +110,8 @@ def _renamed(text: str, path: str, origin: Origin, notes: Notes) -> str:
         if is_computed:
             notes.changed(
                 path,
-                f"puts names of hosts together ({hosts.prefix}); write {origin.job}-$DDP_ATTEMPT-, "
-                f"the index, and .{origin.job}",
+                f"puts names of hosts together ({hosts.prefix}); write {origin.job}-"
+                f"$(DDP_ATTEMPT)-, the index, and .{origin.job}",
             )
     return text
 

@@ -176,6 +176,11 @@ def _trainer(template: dict[str, Any], trainer: Source, path: str) -> None:
     for name in ("command", "args"):
         if texts := trainer.texts(name):
             container[name] = texts
+    if container.get("command") == ["tune", "run"]:
+        raise ConversionError(
+            f"{trainer.field('command')}: is tune run, which Kubeflow completes with a recipe, "
+            "--config and paths; write the whole command"
+        )
     if resources := trainer.fields("resourcesPerNode"):
         container["resources"] = resources
     if (env := trainer.elements("env")) is not None:

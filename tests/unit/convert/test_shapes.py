@@ -12,6 +12,9 @@ Json = dict[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 
+COMMAND_LINE = "ddp convert -- torchrun"
+
+
 def gpus(name: str = "nvidia.com/gpu", count: int = 8) -> Json:
     return {"limits": {name: count}}
 
@@ -370,25 +373,43 @@ def test_a_stateful_set_that_trains_is_a_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "kind", "spec"),
+    ("version", "kind", "spec", "remedy"),
     [
-        ("v1", "Pod", {"containers": [container("t", "torchrun", "a.py")]}),
-        ("apps/v1", "Deployment", {"template": pod(container("t", "torchrun", "a.py"))}),
+        ("v1", "Pod", {"containers": [container("t", "torchrun", "a.py")]}, COMMAND_LINE),
+        (
+            "apps/v1",
+            "Deployment",
+            {"template": pod(container("t", "torchrun", "a.py"))},
+            COMMAND_LINE,
+        ),
         (
             "leaderworkerset.x-k8s.io/v1",
             "LeaderWorkerSet",
             {"leaderWorkerTemplate": {"workerTemplate": pod(container("t", resources=gpus()))}},
+            COMMAND_LINE,
         ),
-        ("sagemaker.amazonaws.com/v1", "HyperPodPyTorchJob", {"nprocPerNode": "8"}),
+        (
+            "sagemaker.amazonaws.com/v1",
+            "HyperPodPyTorchJob",
+            {"nprocPerNode": "8"},
+            "its template that of replicaSpecs[0]",
+        ),
+        (
+            "batch.volcano.sh/v1alpha1",
+            "Job",
+            {"minAvailable": 2, "tasks": [{"name": "w", "replicas": 2}]},
+            "spec.scheduling.gang: volcano",
+        ),
     ],
 )
 def test_what_trains_and_cannot_be_converted_is_a_problem(
-    version: str, kind: str, spec: Json
+    version: str, kind: str, spec: Json, remedy: str
 ) -> None:
     found = convert_object(
         {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, "spec": spec}
     )
     assert found.problem.startswith(f"{version} {kind}: cannot be converted; ")
+    assert remedy in found.problem
 
 
 def test_what_trains_nothing_is_left_alone() -> None:
@@ -396,3 +417,47 @@ def test_what_trains_nothing_is_left_alone() -> None:
     [found] = of_manifests(str(service))
     assert found.problem == ""
     assert "the operator makes one of the job's name" in told(found)
+
+
+def test_torchtunes_command_that_its_controller_completes_is_a_problem() -> None:
+    found = convert_object(trainjob(command=["tune", "run"], args=["dtype=bf16"]))
+    assert "trainer.command: is tune run, which Kubeflow completes" in found.problem
+
+
+def test_what_kueue_reads_goes_to_the_pods() -> None:
+    document = jobset(pod(container("t", "bash", "run.sh", resources=gpus())))
+    asked = {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": "600"}
+    document["metadata"]["annotations"] = asked
+    found = convert_object(document)
+    assert spec_of(found)["template"]["metadata"]["annotations"] == asked
+    assert found.manifest is not None
+    assert "annotations" not in found.manifest["metadata"]
+
+
+@pytest.mark.parametrize("value", ["job-worker-", "--hosts job-worker- --port 1"])
+def test_the_beginning_of_host_names_is_told_of(value: str) -> None:
+    env = [{"name": "HOSTS", "value": value}]
+    found = convert_object(pytorchjob(pod(container("pytorch", "bash", "run.sh", env=env))))
+    assert "env[HOSTS]: puts names of hosts together (job-worker-)" in told(found)
+
+
+def test_a_pods_name_is_no_place_in_the_group() -> None:
+    env = [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+    trainer = container("pytorch", "torchrun", "a.py", env=env)
+    assert "a pod's name (metadata.name) is no host's name" in told(
+        convert_object(pytorchjob(pod(trainer)))
+    )
+    assert "metadata.name" not in told(convert_object(batch_job(pod(trainer), backoffLimit=0)))
+
+
+def test_a_script_that_means_pods_is_told_how() -> None:
+    trainer = container("pytorch", "bash", "/scripts/train.sh", resources=gpus())
+    assert "say PET_NODE_RANK and PET_NNODES" in told(convert_object(pytorchjob(pod(trainer))))
+
+
+def test_a_templates_own_restart_policy_is_told_of() -> None:
+    template = pod(container("pytorch", "torchrun", "a.py"), restartPolicy="Never")
+    said = "restartPolicy: Never; as with Kubeflow, that of the replicas counts, OnFailure"
+    assert said in told(convert_object(pytorchjob(template)))
+    template = pod(container("pytorch", "torchrun", "a.py"), restartPolicy="OnFailure")
+    assert "of the replicas counts" not in told(convert_object(pytorchjob(template)))
