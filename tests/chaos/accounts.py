@@ -67,7 +67,8 @@ class Account:
         status, killed, removed = self.status, self._pods_of(KILLS), self._pods_of(REMOVALS)
         if status.restarts > len(killed):
             yield f"{status.restarts} charged restarts of {len(killed)} kills: {killed}"
-        if status.disruptions > len(removed):
+        continued = sum(bool(failure.continued) for failure in status.failures)
+        if status.disruptions > len(removed) + continued:
             yield f"{status.disruptions} disruptions of {len(removed)} removals: {removed}"
         decisions = status.restarts + status.disruptions
         replaced = sum("-r" in name.removeprefix(self.name) for name in self._names)
@@ -94,15 +95,18 @@ class Account:
         expected = min(MAX_FAILURES, self.status.restarts + self.status.disruptions)
         if len(failures) != expected:
             yield f"{len(failures)} failures on record instead of {expected}"
-        for failure in failures:
-            if not self._explained(failure):
+        for number, failure in enumerate(failures):
+            if not self._explained(failure, is_first=number == 0):
                 yield f"nothing was done that explains {failure!r}"
 
-    def _explained(self, failure: Failure) -> bool:
+    def _explained(self, failure: Failure, *, is_first: bool) -> bool:
         if failure.disruption:
             return not failure.charged and failure.pod in self._pods_of(REMOVALS)
-        charged = failure.charged and failure.class_ == "Application"
-        return charged and failure.signal == SIGKILL and failure.pod in self._pods_of(KILLS)
+        # Who dies before it has begun again after a failure may have died of that: it is one
+        # failure, and charged once.
+        charged = not is_first if failure.continued else failure.charged
+        is_own = failure.class_ == "Application" and failure.signal == SIGKILL
+        return bool(charged) and is_own and failure.pod in self._pods_of(KILLS)
 
     def _about_pods(self) -> Iterator[str]:
         counts = self.status.bookkeeping.replacements
