@@ -162,6 +162,24 @@ def test_forked_ranks_draw_numbers_of_their_own_as_plain_pythons_do(folder: Path
     assert [len(set(column)) for column in zip(*forked, strict=True)] == [3] * len(different)
 
 
+def test_a_group_that_a_script_leaves_is_destroyed(folder: Path) -> None:
+    """Else gloo's threads abort the process, now and then, that Python ends beneath them."""
+    shutil.rmtree(folder / "packages")  # the real torch
+    (folder / "code" / "leaves.py").write_text(
+        "import atexit\n"
+        "from torch import distributed\n"
+        "alone = {'rank': 0, 'world_size': 1, 'store': distributed.HashStore()}\n"
+        "distributed.init_process_group('gloo', **alone)\n"
+        "destroy = distributed.destroy_process_group\n"
+        "distributed.destroy_process_group = lambda: (print('destroyed'), destroy())\n"
+        "atexit.register(lambda: print('still there', distributed.is_initialized()))\n"
+    )
+    ended = run(folder, sys.executable, "leaves.py")
+    assert ended.returncode == 0, ended.stderr
+    said = [line for line in ended.stdout.splitlines() if "[launcher" not in line]
+    assert said == ["still there True", "destroyed"]
+
+
 def test_a_fresh_python_for_each_rank_where_that_is_wanted(folder: Path) -> None:
     ended = run(folder, sys.executable, "program.py", ranks=2, launcher=("--no-preload",))
     assert ended.returncode == 3
