@@ -50,7 +50,10 @@ def named_paths(spec: DDPJobSpec) -> Sequence[str]:
 
 
 def _on_empty_dirs(spec: DDPJobSpec) -> Iterator[str]:
-    for before, word in _words(trainer_container(spec.template)):
+    container = trainer_container(spec.template)
+    if not container.get("volumeMounts"):
+        return  # most have none, and each pod is asked
+    for before, word in _words(container):
         for path in _PATH.findall(word) if _SAVES.search(f"{before} {word}") else ():
             volume = _volume_at(spec, path)
             if volume is not None and _is_per_pod(volume):
@@ -69,11 +72,13 @@ def _words(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _volume_at(spec: DDPJobSpec, path: str) -> Mapping[str, Any] | None:
     """Return the volume of the template that a path of the trainer container is on."""
-    above = [str(each) for each in (PurePosixPath(path), *PurePosixPath(path).parents)]
     mounts = {
         str(PurePosixPath(mount.get("mountPath") or "")): mount.get("name")
         for mount in trainer_container(spec.template).get("volumeMounts") or ()
     }
+    if not mounts:
+        return None
+    above = [str(each) for each in (PurePosixPath(path), *PurePosixPath(path).parents)]
     name = next((mounts[each] for each in above if each in mounts), None)
     if name is None:
         return None
