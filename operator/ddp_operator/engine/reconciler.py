@@ -242,7 +242,7 @@ class Reconciler:
         # As the plan saw them; most plans make no write of a pod, and take no time.
         writes = planned.create or planned.create_spares or planned.delete
         seen = self._alive_and_ended(key, planned) if writes else None
-        said = self._said(entry)
+        said = self._said(entry) if writes else None
 
         def is_overtaken() -> bool:
             nonlocal glanced_at, overtaken, seen, said
