@@ -30,16 +30,16 @@ _KNOWN: Final = (
 
 _REMEDY: Final = "Or convert its command line: ddp convert -- torchrun ..."
 _REMEDIES: Final[Mapping[str, str]] = {
-    "HyperPodPyTorchJob": (
+    "sagemaker.amazonaws.com": (
         "Write a batch/v1 Job: its template that of replicaSpecs[0], parallelism and completions "
         "its replicas"
     ),
-    "volcano": (
+    "batch.volcano.sh": (
         "Write a batch/v1 Job of the task that trains; then set spec.scheduling.gang: volcano, "
         "and its queue in queueName"
     ),
 }
-"""What else to do with jobs of some kinds."""
+"""What else to do with the jobs of some API groups."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _other(
     is_plain_job = (version, kind) == ("batch/v1", "Job")
     a_job = (kind.endswith("Job") and not is_plain_job) or "kubeflow.org" in version
     if a_job or batch.trains(document):
-        remedy = _REMEDIES.get(kind if "volcano" not in version else "volcano", _REMEDY)
+        remedy = _REMEDIES.get(version.partition("/")[0], _REMEDY)
         known = f"cannot be converted; {_KNOWN} can. {remedy}"
         why = "it is one already" if kind == KIND else known
         return Conversion(title, None, (), f"{version} {kind}: {why}")
