@@ -143,6 +143,8 @@ GapReason = Literal[
     "Failed",
     "Lost",
 ]
+MAX_EXCLUDED: Final = 100
+"""Nodes that a job avoids at most."""
 MAX_GAPS: Final = 32
 
 
@@ -376,9 +378,9 @@ class DDPJobStatus(StatusModel):
     node_failures: Annotated[dict[Name, Count], first_items(100)] = Field(
         default_factory=dict, description="Failures by the node that they are charged to."
     )
-    excluded_nodes: Annotated[tuple[str, ...], Field(max_length=100), last_items(100)] = Field(
-        default=(), description="Nodes that the job's next pods avoid."
-    )
+    excluded_nodes: Annotated[
+        tuple[str, ...], Field(max_length=MAX_EXCLUDED), last_items(MAX_EXCLUDED)
+    ] = Field(default=(), description="Nodes that the job's next pods avoid.")
     bookkeeping: Bookkeeping = Field(
         default_factory=Bookkeeping,
         description="The operator's own notes: no interface, they may change with any release.",

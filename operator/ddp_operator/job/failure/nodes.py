@@ -6,7 +6,7 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import kinds
-from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.api.status import MAX_EXCLUDED, DDPJobStatus, Failure
 from ddp_operator.job.failure import classes, symptoms
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
@@ -15,8 +15,6 @@ from ddp_operator.ports import Manifest, Node, Nodes
 MAX_SHARE = 4
 """At most one in so many of the nodes that fit is avoided: a job that fails everywhere must not
 run out of places."""
-MAX_EXCLUDED = 100
-"""As many as the status has room for."""
 
 
 def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobStatus:

@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ddp_operator.api.status import MAX_EXCLUDED
 from ddp_operator.ports import Manifest
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
-_MAX_NAMES: Final = 100
-"""As many as a job avoids at most."""
 
 
 def prefer_others(spec: dict[str, Any], nodes: Sequence[str]) -> None:
     """Have a pod go to nodes other than these, where there is room on any."""
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    term = {"weight": 100, "preference": {"matchFields": fields}}
+    term = {"weight": 100, "preference": {"matchFields": _not_in(nodes)}}
     affinity = spec.get("affinity") or {}
     node_affinity = affinity.get("nodeAffinity") or {}
     terms = [*(node_affinity.get(_PREFERRED) or ()), term]
@@ -23,13 +21,12 @@ def prefer_others(spec: dict[str, Any], nodes: Sequence[str]) -> None:
 
 def keep_off(spec: dict[str, Any], nodes: Sequence[str]) -> None:
     """Keep a pod off nodes, on top of what its user asks of nodes."""
-    # By the node's own name: a field takes one value an expression, and all of them must hold.
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     affinity = spec.get("affinity") or {}
     node_affinity = affinity.get("nodeAffinity") or {}
     required = node_affinity.get(_REQUIRED) or {}
     # A pod may run where any one of the terms holds.
     terms = required.get("nodeSelectorTerms") or [{}]
+    fields = _not_in(nodes)
     terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *fields]} for term in terms]
     spec["affinity"] = {
         **affinity,
@@ -50,4 +47,9 @@ def kept_off(spec: Manifest) -> tuple[str, ...]:
         }
         for term in terms
     ]
-    return tuple(sorted(set.intersection(*each))[:_MAX_NAMES]) if each else ()
+    return tuple(sorted(set.intersection(*each))[:MAX_EXCLUDED]) if each else ()
+
+
+def _not_in(nodes: Sequence[str]) -> list[dict[str, Any]]:
+    # By the node's own name: a field takes one value an expression, and all of them must hold.
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
