@@ -343,6 +343,11 @@ class DDPJobSpec(ApiModel):
         default=None, description="The job is deleted this long after it has finished."
     )
 
+    @property
+    def kueue_queue(self) -> str | None:
+        """Kueue's queue; None: the pods are in none."""
+        return self.scheduling.kueue_queue if self.scheduling else None
+
 
 POD_FIELDS = (
     "replicas",

@@ -20,8 +20,7 @@ async def place_in_queue(cluster: Cluster, seen: SeenJob) -> str:
     """In words, how many are ahead of a job that waits in a queue; empty where that cannot be
     told, as without Kueue, or without the right to ask it.
     """
-    scheduling = seen.job.spec.scheduling if seen.job else None
-    queue = scheduling.kueue_queue if scheduling else None
+    queue = seen.job.spec.kueue_queue if seen.job else None
     if seen.job is None or queue is None or seen.status.reason != QUEUED:
         return ""
     own = kueue_group(seen.job, seen.status.attempt)

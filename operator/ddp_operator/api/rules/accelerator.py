@@ -118,7 +118,7 @@ ACCELERATOR_RULES = (
         lambda spec: (
             spec.accelerator is None
             or spec.accelerator.provisioning != "queued"
-            or bool(spec.scheduling and spec.scheduling.kueue_queue)
+            or spec.kueue_queue is not None
         ),
     ),
     Rule(

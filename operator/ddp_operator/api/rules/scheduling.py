@@ -34,10 +34,6 @@ def _replaces_pods(spec: DDPJobSpec) -> bool:
     )
 
 
-def _kueue(spec: DDPJobSpec) -> bool:
-    return bool(spec.scheduling and spec.scheduling.kueue_queue)
-
-
 _NO_KUEUE: Final = (
     "!has(self.scheduling) || !has(self.scheduling.queueName) || self.scheduling.gang == 'volcano'"
 )
@@ -50,14 +46,14 @@ SCHEDULING_RULES = (
         "rule RestartPod",
         f"{_NO_KUEUE} || self.restart.scope in ['Auto', 'Gang']"
         " && (!has(self.restart.rules) || self.restart.rules.all(r, r.action != 'RestartPod'))",
-        lambda spec: not (_kueue(spec) and _replaces_pods(spec)),
+        lambda spec: not (spec.kueue_queue and _replaces_pods(spec)),
     ),
     Rule(
         "spec.template.metadata.labels: leave out Kueue's queue-name and pod-group-name; "
         "spec.scheduling.queueName gives pods both",
         f"{_NO_KUEUE} || !has(self.template.metadata) || !has({_LABELS})"
         f" || !{list(_MEMBERSHIP)}.exists(label, label in {_LABELS})",
-        lambda spec: not (_kueue(spec) and _says_where(spec)),
+        lambda spec: not (spec.kueue_queue and _says_where(spec)),
     ),
     Rule(
         "spec.template.metadata.annotations: leave out Kueue's podset-*-topology, or "
@@ -67,7 +63,7 @@ SCHEDULING_RULES = (
         f" || !{list(_NEARNESS)}.exists(key, key in {_ANNOTATIONS})",
         lambda spec: (
             not (
-                _kueue(spec)
+                spec.kueue_queue
                 and spec.scheduling
                 and spec.scheduling.topology
                 and _says_how_near(spec)

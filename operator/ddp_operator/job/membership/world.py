@@ -28,8 +28,7 @@ def scope_of(job: DDPJob) -> Literal["Gang", "InPlace", "Pod"]:
     asked = job.spec.restart.scope
     if asked != "Auto":
         return asked
-    queue = job.spec.scheduling and job.spec.scheduling.kueue_queue
-    said = "" if queue else job.status.bookkeeping.launcher
+    said = "" if job.spec.kueue_queue else job.status.bookkeeping.launcher
     return "Pod" if said == "Pod" else "InPlace" if said == "InPlace" else "Gang"
 
 

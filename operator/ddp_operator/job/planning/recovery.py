@@ -178,7 +178,7 @@ def _action(
 def _began_without(job: DDPJob, pods: Observed, failure: Failure, gone: Sequence[int]) -> bool:
     """Whether the pods that are to be replaced have never begun: the others wait for them still."""
     was_made = failure.class_ == "Infrastructure" and failure.reason != START_TIMEOUT
-    if was_made or (job.spec.scheduling and job.spec.scheduling.kueue_queue):
+    if was_made or job.spec.kueue_queue:
         return False
     never = {gap.node_rank for gap in pods.gaps if gap.reason in ("CannotStart", "NotStarted")}
     return never.issuperset(gone) and 0 < len(gone) < len(members(job))
@@ -186,8 +186,7 @@ def _began_without(job: DDPJob, pods: Observed, failure: Failure, gone: Sequence
 
 def _misses_launcher(job: DDPJob) -> bool:
     """Whether less would start anew, if a launcher had answered."""
-    scheduling = job.spec.scheduling
-    asked = {"InPlace"} if scheduling and scheduling.kueue_queue else {"InPlace", "Auto"}
+    asked = {"InPlace"} if job.spec.kueue_queue else {"InPlace", "Auto"}
     return job.spec.restart.scope in asked and not job.status.bookkeeping.launcher
 
 

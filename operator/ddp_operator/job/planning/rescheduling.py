@@ -62,8 +62,7 @@ def _made_anew(
     job: DDPJob, pods: Observed, barred: dict[int, Sequence[str]], now: datetime
 ) -> Plan:
     node_ranks = sorted(barred)
-    in_queue = bool(job.spec.scheduling and job.spec.scheduling.kueue_queue)
-    if in_queue or len(node_ranks) == len(members(job)):
+    if job.spec.kueue_queue or len(node_ranks) == len(members(job)):
         status = next_attempt(job, job.status)
     else:
         status = replacing(job, job.status, node_ranks, node_ranks)

@@ -44,7 +44,7 @@ def unknown_accelerators(job: DDPJob) -> list[Event]:
 
 def not_queued(job: DDPJob, pods: Observed) -> list[Event]:
     """Where nobody gates the pods of a queue, they start, and nobody knows that they take quota."""
-    queue = job.spec.scheduling.kueue_queue if job.spec.scheduling else None
+    queue = job.spec.kueue_queue
     loose = sum(not pod.managed for pod in pods.current.values())
     if queue is None or not loose:
         return []
@@ -77,13 +77,13 @@ def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bo
 
 
 def _for_whom(job: DDPJob) -> str:
-    if job.spec.scheduling and job.spec.scheduling.kueue_queue:
+    if job.spec.kueue_queue:
         workload = kueue_group(job, job.status.attempt)
         accelerators = (kind.accelerator for kind, _ in kinds(job.spec))
         nodes = any(one and one.provisioning == "queued" for one in accelerators)
         what = "quota and nodes" if nodes else "quota"
         return (
-            f"in spec.scheduling.queueName ({job.spec.scheduling.kueue_queue}) for {what}; "
+            f"in spec.scheduling.queueName ({job.spec.kueue_queue}) for {what}; "
             f"kubectl describe workload {workload} says what for"
         )
     return "for somebody to remove their scheduling gates"

@@ -122,8 +122,7 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         variables[ENV_POD_SIZES] = sizes
     if token:
         variables[ENV_TOKEN] = token
-    queue = spec.scheduling and spec.scheduling.kueue_queue
-    variables[ENV_SCOPE] = scope_of(job) if queue else spec.restart.scope
+    variables[ENV_SCOPE] = scope_of(job) if spec.kueue_queue else spec.restart.scope
     variables[ENV_GENERATION] = world_of(job).generation
     variables[ENV_POD] = identity.pod_name(job.name)
     if is_held(job, identity):

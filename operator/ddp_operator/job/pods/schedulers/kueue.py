@@ -41,9 +41,8 @@ def kueue_group(job: DDPJob, attempt: int) -> str:
 
 def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     """Return the pod as one of its attempt's group, in the job's queue."""
-    asked = job.spec.scheduling
     labels = {
-        "kueue.x-k8s.io/queue-name": (asked and asked.kueue_queue) or "",
+        "kueue.x-k8s.io/queue-name": job.spec.kueue_queue or "",
         "kueue.x-k8s.io/pod-group-name": kueue_group(job, identity.attempt),
     }
     annotations = {
@@ -55,6 +54,7 @@ def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     accelerator = spec_of(job.spec, identity.index).accelerator
     if accelerator and accelerator.provisioning == "queued" and accelerator.max_run_seconds:
         annotations[_MAX_RUN] = str(accelerator.max_run_seconds)
+    asked = job.spec.scheduling
     if asked and asked.topology:
         wish = "required" if asked.topology.required else "preferred"
         annotations[f"kueue.x-k8s.io/podset-{wish}-topology"] = asked.topology.label
