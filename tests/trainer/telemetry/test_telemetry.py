@@ -371,12 +371,15 @@ def test_laps_of_a_device_that_is_behind() -> None:
 
 def test_the_lap_of_computing_ends_before_what_backward_waits_for() -> None:
     ticks = count()
+    looks: list[str] = []
+    place = "backward"
 
     class Tick:
         def __init__(self) -> None:
             self.time = next(ticks)
 
         def query(self) -> bool:
+            looks.append(place)
             return True
 
         def elapsed_time(self, end: Any) -> float:
@@ -395,7 +398,9 @@ def test_the_lap_of_computing_ends_before_what_backward_waits_for() -> None:
     loss = (weight * 2).sum()
     timer.lap_before_waiting(loss)
     loss.backward()  # type: ignore[no-untyped-call]
+    place = "step"
     timer.lap(Phase.COMMUNICATION)
+    assert looks == ["step", "step"]  # a look at CUDA's event keeps Python's lock
     assert timer.seconds[Phase.COMPUTE] == 1
     assert timer.seconds[Phase.COMMUNICATION] == 2
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.devices.gate import expect
+from ddp_trainer.devices.marks import mark
 from ddp_trainer.system.buffers import tensors
 
 _COPY_SECONDS = 300.0
@@ -47,9 +48,7 @@ class Snapshot:
         self._buffers = buffers
         for device in {tensor.device for tensor in tensors(state)}:
             if device.type == "cuda":
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(torch.cuda.current_stream(device))
-                expect(event, within_seconds=_COPY_SECONDS, what="copy the run's state")
+                expect(mark(device), within_seconds=_COPY_SECONDS, what="copy the run's state")
         return copy.deepcopy(state, dict[int, Any](copies))
 
     def _copy(self, tensor: Tensor, *, number: int) -> tuple[object, Tensor]:

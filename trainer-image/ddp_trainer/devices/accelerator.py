@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import Store
 
 from ddp_trainer.devices.gate import Event
+from ddp_trainer.devices.marks import mark
 from ddp_trainer.settings.environment import Placement
 
 _NCCL_SETTINGS = {
@@ -88,9 +89,7 @@ class Nccl:
 
     def record(self) -> Event:
         """An event on the stream that computes: DDP let it wait for the streams of collectives."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return mark(self._device)
 
 
 class _NcclCommunicator:

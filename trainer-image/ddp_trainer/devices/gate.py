@@ -28,10 +28,13 @@ the rest to leave the group and to save."""
 
 
 class Event(Protocol):
-    """A place in the queue of a device; torch.cuda.Event is one."""
+    """A place in the queue of a device."""
 
     def query(self) -> bool:
-        """Whether the device has come so far; raises if the device has failed."""
+        """Whether the device has come so far; raises if the device has failed.
+
+        Returns at once, whatever the device and other threads wait for.
+        """
 
 
 class Gate:

@@ -55,9 +55,17 @@ class StepTimer:
         self._pending.clear()
         self._last = self._mark()
 
-    def lap(self, phase: Phase) -> None:
-        """All since the last lap was `phase`."""
+    def note(self, phase: Phase) -> None:
+        """All since the last lap was `phase`; for places where collectives may be under way.
+
+        The device is asked nothing: CUDA's events keep Python's lock while they ask the driver, and
+        a thread that has to abort a collective could not run until they have their answer.
+        """
         self._pending.append((phase, self._mark()))
+
+    def lap(self, phase: Phase) -> None:
+        """All since the last lap was `phase`; adds up the laps that the device has ended."""
+        self.note(phase)
         # A GPU is behind: its times are read when it has come so far, never waited for.
         while self._pending and self._pending[0][1].query():
             phase, moment = self._pending.popleft()
@@ -72,7 +80,7 @@ class StepTimer:
 
         def when_backward_begins(_gradient: Tensor) -> None:
             # Callbacks run at the end, in the order of queueing: DDP queues its wait after this.
-            Variable._execution_engine.queue_callback(partial(self.lap, Phase.COMPUTE))
+            Variable._execution_engine.queue_callback(partial(self.note, Phase.COMPUTE))
 
         loss.register_hook(when_backward_begins)  # type: ignore[no-untyped-call]
 

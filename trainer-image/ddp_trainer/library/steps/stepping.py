@@ -103,7 +103,7 @@ class Stepping(Session):
         purpose = "model" if batch == 0 else f"model/{batch}"
         part, step = attempt.deal.part(slot), self._run.position.step
         seed_step(self._options.seed, rank=part, step=step, purpose=purpose)
-        self._timer.lap(Phase.DATA)
+        self._timer.note(Phase.DATA)
 
     def _begin_another_part(self, attempt: Attempt) -> None:
         # Each begins with the same buffers, and those that part 0 leaves are the step's, as when
@@ -122,7 +122,7 @@ class Stepping(Session):
         if attempt.buffers is not None:
             self._run.set_buffers(attempt.buffers)
         have_come = self._formation.gradients_have_come() and self._knows_the_end(attempt)
-        self._timer.lap(Phase.COMMUNICATION)
+        self._timer.note(Phase.COMMUNICATION)
         if not have_come:
             self._run.take_back(attempt.before)
             self._try_again(attempt)
@@ -159,7 +159,7 @@ class Stepping(Session):
             )
         turn = attempt.take_turn(loss)
         have_come = self._formation.gradients_have_come(in_turn=True)
-        self._timer.lap(Phase.COMMUNICATION)
+        self._timer.note(Phase.COMMUNICATION)
         if not have_come or turn < run.position.turns:  # it was taken before the group broke
             run.take_back(attempt.before, in_turn=True)
             return False
