@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.settings import timeouts
-from ddp_trainer.settings.flags import Parser, chosen
+from ddp_trainer.settings.flags import Parser, Unchosen
 from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.options import parser as trainer_parser
 
@@ -48,7 +48,7 @@ class LaunchPlan:
             # Checked now, rather than in every rank.
             options = Options.parse(trainer_flags)
             silence_seconds = options.heartbeat_timeout_seconds
-            kill_after_seconds = _kill_after(options, values.kill_after_seconds, before)
+            kill_after_seconds = _kill_after(options, values.kill_after_seconds)
             command = trainer_flags
         elif not script:
             raise ConfigurationError("no command after --: say what to run, or leave -- out")
@@ -70,15 +70,15 @@ class LaunchPlan:
         )
 
 
-def _kill_after(options: Options, seconds: float, arguments: Sequence[str]) -> float:
+def _kill_after(options: Options, seconds: float) -> float:
     """How long ranks may take to stop: never less than what they may take to save."""
-    given = chosen(_parser(), arguments, ["kill_after_seconds"])
+    given = set() if isinstance(seconds, Unchosen) else {"kill_after_seconds"}
     settled = timeouts.settle(
         {
             "stop_within_seconds": options.stop_within_seconds,
             "kill_after_seconds": seconds,
         },
-        {"stop_within_seconds", *given},
+        {"stop_within_seconds"} | given,
         timeouts.STOPPING,
     )
     return settled["kill_after_seconds"]
@@ -118,7 +118,7 @@ def _parser() -> Parser:
     flags.add_argument(
         "--kill-after-seconds",
         type=float,
-        default=30.0,
+        default=Unchosen(30.0),
         help="how long the other ranks of a pod may take to stop when one fails (default: 30, or "
         "--stop-within-seconds where that is longer)",
     )

@@ -24,6 +24,7 @@ from ddp_trainer.library.steps.net import Net
 from ddp_trainer.library.steps.stepping import Stepping
 from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.run.stop import is_carried
+from ddp_trainer.settings.flags import as_arguments
 from ddp_trainer.settings.training import COMPRESSIONS, DDPOptions
 from ddp_trainer.telemetry.prometheus import is_name
 
@@ -259,7 +260,10 @@ def _options_of(ddp: Mapping[str, Any], *, has_memory: bool) -> DDPOptions:
         raise ConfigurationError(
             f"wrap() takes {', '.join(WRAP_OPTIONS)}, not {', '.join(sorted(unknown))}"
         )
-    options = DDPOptions(**ddp)
+    try:
+        options = DDPOptions(**ddp)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"wrap(): {as_arguments(str(error))}") from error
     if options.gradient_compression not in COMPRESSIONS:
         raise ConfigurationError(
             f"wrap() got gradient_compression={options.gradient_compression!r}: choose from "

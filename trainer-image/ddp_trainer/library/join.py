@@ -20,7 +20,9 @@ from ddp_trainer.library.job import Job
 from ddp_trainer.membership.heartbeat import interval
 from ddp_trainer.run.updates import SchedulerInterval
 from ddp_trainer.settings.environment import Backend, Environment
+from ddp_trainer.settings.flags import as_arguments
 from ddp_trainer.settings.options import Options
+from ddp_trainer.settings.training import OptimizationOptions
 from ddp_trainer.telemetry.asked.stacks import dump_on_signal
 from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE, RankReport
 
@@ -33,18 +35,18 @@ _logger = logging.getLogger("ddp_trainer")
 @contextmanager
 def join(
     *,
-    seed: int = 0,
+    seed: int = Options.seed,
     scheduler_interval: SchedulerInterval = "step",
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every_steps: int = 0,
     checkpoint_every_seconds: float = 300.0,
-    keep_checkpoints: int = 3,
-    log_every_steps: int = 10,
-    tensorboard: bool = False,
-    rendezvous_timeout_seconds: float = 600.0,
-    group_timeout_seconds: float = 600.0,
-    heartbeat_timeout_seconds: float = 10.0,
-    max_reforms: int = 10,
+    keep_checkpoints: int = Options.keep_checkpoints,
+    log_every_steps: int = Options.log_every_steps,
+    tensorboard: bool = Options.tensorboard,
+    rendezvous_timeout_seconds: float = Options.rendezvous_timeout_seconds,
+    group_timeout_seconds: float = Options.group_timeout_seconds,
+    heartbeat_timeout_seconds: float = Options.heartbeat_timeout_seconds,
+    max_reforms: int = Options.max_reforms,
     logical_shards: int | None = None,
     **parts: Any,
 ) -> Iterator[Job]:
@@ -68,28 +70,28 @@ def join(
     pod has no place in the group any more, while the others train on.
     """
     _show_log()
-    flags = {
-        "seed": seed,
-        "checkpoint-every-steps": checkpoint_every_steps,
-        "checkpoint-every-seconds": checkpoint_every_seconds,
-        "keep-checkpoints": keep_checkpoints,
-        "log-every-steps": log_every_steps,
-        "rendezvous-timeout-seconds": rendezvous_timeout_seconds,
-        "group-timeout-seconds": group_timeout_seconds,
-        "heartbeat-timeout-seconds": heartbeat_timeout_seconds,
-        "max-reforms": max_reforms,
-        "logical-shards": logical_shards or 0,
-    }
     report: RankReport | None = None
     try:
         if scheduler_interval not in get_args(SchedulerInterval):
             raise ConfigurationError(
                 f"join() got scheduler_interval={scheduler_interval!r}: choose step or epoch"
             )
-        options = Options.parse(
-            [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-            + (["--tensorboard"] if tensorboard else [])
-        )
+        try:
+            options = Options(
+                seed=seed,
+                checkpoint_every_steps=checkpoint_every_steps,
+                checkpoint_every_seconds=checkpoint_every_seconds,
+                keep_checkpoints=keep_checkpoints,
+                log_every_steps=log_every_steps,
+                tensorboard=tensorboard,
+                rendezvous_timeout_seconds=rendezvous_timeout_seconds,
+                group_timeout_seconds=group_timeout_seconds,
+                heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+                max_reforms=max_reforms,
+                optimization=OptimizationOptions(logical_shards=logical_shards or 0),
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"join(): {as_arguments(str(error))}") from error
         environment = environment_of(os.environ, checkpoint_dir=checkpoint_dir)
         if REPORT_FD_VARIABLE in os.environ:  # a launcher, which may be asked for stacks
             dump_on_signal()

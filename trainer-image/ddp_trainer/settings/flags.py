@@ -1,16 +1,20 @@
-"""Flags that come from fields: a dataclass says name, type, default and meaning once.
+"""Settings that are flags: a dataclass says name, type, default, range and meaning once.
 
 A field `warmup_steps: int = flag(0, "…")` makes the flag --warmup-steps. Options that belong
-together so live together, and the command line needs no list of its own.
+together so live together, and the command line needs no list of its own. A dataclass checks its
+values itself, so that code which constructs one needs no command line.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import numbers
+import re
 import types
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from ddp_trainer.exit_codes import ConfigurationError
@@ -19,6 +23,11 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     Fields = TypeVar("Fields", bound=DataclassInstance)
+
+_NUMBERS: dict[type[Any], tuple[type[Any], str]] = {
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,25 +38,52 @@ class Parser(argparse.ArgumentParser):
         raise ConfigurationError(f"{message} (--help lists the flags)")
 
 
+class Unchosen(float):
+    """A default number that gives way where it contradicts one that somebody chose."""
+
+
+class Settings:
+    """Base of dataclasses of settings: values are checked when one is constructed."""
+
+    def __post_init__(self) -> None:
+        """Check each value.
+
+        Raises:
+            ConfigurationError: one is of another type, or out of its range.
+        """
+        for field, kind in _flags_of(type(self)):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value is not None and kind in _NUMBERS:
+                _check_number(field, kind, value)
+
+
 def flag(
-    default: Any, meaning: str, *, minimum: float | None = None, maximum: float | None = None
+    default: Any,
+    meaning: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    metavar: str | None = None,
 ) -> Any:
     """A field that is a flag, of one of the types that `add_flags` knows."""
     return dataclasses.field(
-        default=default, metadata={"help": meaning, "minimum": minimum, "maximum": maximum}
+        default=default,
+        metadata={"help": meaning, "minimum": minimum, "maximum": maximum, "metavar": metavar},
     )
 
 
 def add_flags(parser: argparse.ArgumentParser, fields_of: type[DataclassInstance]) -> None:
-    """Add a flag for each field.
+    """Add a flag for each field that is one, and for those of dataclasses among the fields.
 
     bool: --name and --no-name. Literal: one of its values. tuple[int, ...]: numbers with commas
     between them. Any other type, optional or not: what its constructor makes of the text.
     """
-    hints = typing.get_type_hints(fields_of)
-    for field in dataclasses.fields(fields_of):
-        kind = _without_none(hints[field.name])
+    for field, kind in _flags_of(fields_of):
         settings: dict[str, Any] = {"default": field.default, "help": field.metadata["help"]}
+        if field.default is None:
+            settings["default"] = argparse.SUPPRESS
+        if field.metadata["metavar"] is not None:
+            settings["metavar"] = field.metadata["metavar"]
         if kind is bool:
             settings["action"] = argparse.BooleanOptionalAction
         elif typing.get_origin(kind) is Literal:
@@ -57,46 +93,56 @@ def add_flags(parser: argparse.ArgumentParser, fields_of: type[DataclassInstance
         else:
             settings["type"] = kind
         parser.add_argument(_name(field.name), **settings)
-
-
-def chosen(
-    parser: argparse.ArgumentParser, arguments: Sequence[str], fields: Collection[str]
-) -> set[str]:
-    """Those of the fields whose flags are among the arguments, which the parser takes.
-
-    The parser's defaults of these fields are lost.
-    """
-    parser.set_defaults(**dict.fromkeys(fields))
-    values, _ = parser.parse_known_args(arguments)
-    return {field for field in fields if getattr(values, field) is not None}
+    for _, kind in _groups_of(fields_of):
+        add_flags(parser, kind)
 
 
 def take(values: argparse.Namespace, fields_of: type[Fields]) -> Fields:
-    """Move what belongs to the fields out of the parsed values.
+    """Construct a dataclass, with the dataclasses among its fields, from parsed values.
 
     Raises:
         ConfigurationError: a value is out of its range.
     """
-    taken: dict[str, Any] = {}
+    given = vars(values)
+    groups = {field.name: take(values, kind) for field, kind in _groups_of(fields_of)}
+    names = [field.name for field in dataclasses.fields(fields_of) if field.name in given]
+    return fields_of(**groups, **{name: given[name] for name in names})
+
+
+def as_arguments(message: str) -> str:
+    """A message about flags, for a caller who gave the same as keyword arguments."""
+    return re.sub("--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), message)
+
+
+def _flags_of(
+    fields_of: type[DataclassInstance],
+) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    """Fields that are flags, each with its type, where it may be None with that of its values."""
+    hints = typing.get_type_hints(fields_of)
     for field in dataclasses.fields(fields_of):
-        value = taken[field.name] = vars(values).pop(field.name)
-        if value is not None:
-            check_range(field.name, value, **_range(field))
-    return fields_of(**taken)
+        if "help" in field.metadata:
+            yield field, _without_none(hints[field.name])
 
 
-def check_range(
-    field: str, value: float, *, minimum: float | None = None, maximum: float | None = None
-) -> None:
-    """Check the value of a flag.
+def _groups_of(
+    fields_of: type[DataclassInstance],
+) -> Iterator[tuple[dataclasses.Field[Any], type[Any]]]:
+    """Fields that are dataclasses themselves."""
+    hints = typing.get_type_hints(fields_of)
+    for field in dataclasses.fields(fields_of):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield field, hints[field.name]
 
-    Raises:
-        ConfigurationError: it is out of its range.
-    """
-    if minimum is not None and value < minimum:
-        raise ConfigurationError(f"{_name(field)} is {value}: set it to {minimum} or more")
-    if maximum is not None and value > maximum:
-        raise ConfigurationError(f"{_name(field)} is {value}: set it to {maximum} or less")
+
+def _check_number(field: dataclasses.Field[Any], kind: type[Any], value: Any) -> None:
+    name, (wanted, what) = _name(field.name), _NUMBERS[kind]
+    if isinstance(value, bool) or not isinstance(value, wanted) or math.isnan(float(value)):
+        raise ConfigurationError(f"{name} is {value!r}: set it to {what}")
+    minimum, maximum = field.metadata["minimum"], field.metadata["maximum"]
+    if minimum is not None and float(value) < minimum:
+        raise ConfigurationError(f"{name} is {value}: set it to {minimum} or more")
+    if maximum is not None and float(value) > maximum:
+        raise ConfigurationError(f"{name} is {value}: set it to {maximum} or less")
 
 
 def _without_none(kind: Any) -> Any:
@@ -105,10 +151,6 @@ def _without_none(kind: Any) -> Any:
         return kind
     (something,) = (one for one in typing.get_args(kind) if one is not type(None))
     return something
-
-
-def _range(field: dataclasses.Field[Any]) -> dict[str, float | None]:
-    return {limit: field.metadata[limit] for limit in ("minimum", "maximum")}
 
 
 def _name(field: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.settings.flags import flag
+from ddp_trainer.settings.flags import Settings, Unchosen, flag
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "fp16", "bf16", "powersgd"]
@@ -22,7 +22,7 @@ _POWERSGD_START_STEP = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizationOptions:
+class OptimizationOptions(Settings):
     """From gradients to parameters."""
 
     lr: float = flag(3e-3, "peak learning rate", minimum=0)
@@ -59,7 +59,7 @@ class OptimizationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDPOptions:
+class DDPOptions(Settings):
     """What DistributedDataParallel is told."""
 
     bucket_cap_mb: float = flag(25.0, "MiB of gradients that travel at a time", minimum=0.001)
@@ -87,6 +87,7 @@ class DDPOptions:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.static_graph and self.find_unused_parameters:
             raise ConfigurationError(
                 "--static-graph finds unused parameters by itself: leave --find-unused-parameters "
@@ -104,7 +105,7 @@ class DDPOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardwareOptions:
+class HardwareOptions(Settings):
     """What computes, and how."""
 
     device_ids: tuple[int, ...] | None = flag(
@@ -119,7 +120,7 @@ class HardwareOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadingOptions:
+class LoadingOptions(Settings):
     """How samples come from where they are read."""
 
     workers: int = flag(
@@ -133,12 +134,13 @@ class LoadingOptions:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.workers == 0 and self.prefetch_batches != _PREFETCH_BATCHES:
             raise ConfigurationError("--prefetch-batches is for --workers: set that to 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagingOptions:
+class StagingOptions(Settings):
     """How data comes to where it is read from."""
 
     data: Path | None = flag(None, "file or folder for the workload's argument `data`")
@@ -149,13 +151,14 @@ class StagingOptions:
     )
     stage_dir: Path | None = flag(None, "folder on each node for staged data")
     stage_timeout_seconds: float = flag(
-        1800.0,
+        Unchosen(1800.0),
         "how long the ranks of a node wait for the one that copies; at most as long as those of "
         "other nodes wait: --rendezvous-timeout-seconds, or with broadcast --group-timeout-seconds",
         minimum=1,
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.stage != "no" and (self.data is None or self.stage_dir is None):
             raise ConfigurationError(
                 f"--stage {self.stage} needs --data, what to bring, and --stage-dir, where to"

@@ -1,0 +1,95 @@
+"""The settings of join(): the same dataclass as the bundled trainer's, without a command line."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import ddp_trainer
+import pytest
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.settings.options import Options
+from ddp_trainer.settings.training import OptimizationOptions
+from torch import nn
+
+
+def joined(**settings: Any) -> Options:
+    """The settings of a job that a script has joined."""
+    with ddp_trainer.join(model=nn.Linear(1, 1), **settings) as job:
+        return job._options
+
+
+def refusal(**settings: Any) -> str:
+    with pytest.raises(SystemExit) as end, ddp_trainer.join(model=nn.Linear(1, 1), **settings):
+        raise AssertionError("it joined")
+    assert end.value.code == 64
+    assert isinstance(end.value.__cause__, ConfigurationError)
+    return str(end.value.__cause__)
+
+
+def test_a_script_needs_no_command_line(no_launcher: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    del no_launcher
+
+    def parse(*_: object) -> None:
+        raise AssertionError("something parses a command line")
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse)
+    options = joined(seed=3, keep_checkpoints=5, logical_shards=2, tensorboard=False)
+    assert options == Options(
+        seed=3,
+        checkpoint_every_steps=0,
+        checkpoint_every_seconds=300.0,
+        keep_checkpoints=5,
+        optimization=OptimizationOptions(logical_shards=2),
+    )
+
+
+def test_the_command_line_has_the_same_defaults() -> None:
+    assert Options.parse([]) == Options()
+    assert Options.parse(["--batch-size=8"]) == Options(batch_size=8)
+
+
+def test_time_outs_of_a_script_give_way_where_it_has_not_chosen_them(no_launcher: None) -> None:
+    del no_launcher
+    options = joined(group_timeout_seconds=5.0)
+    assert options.heartbeat_timeout_seconds == 5
+    assert options.checkpoint_timeout_seconds == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep_checkpoints": 0}, "join(): keep_checkpoints is 0: set it to 1 or more"),
+        ({"max_reforms": 1.5}, "join(): max_reforms is 1.5: set it to a whole number"),
+        ({"seed": True}, "join(): seed is True: set it to a whole number"),
+        (
+            {"group_timeout_seconds": float("nan")},
+            "join(): group_timeout_seconds is nan: set it to a number",
+        ),
+        (
+            {"rendezvous_timeout_seconds": "600"},
+            "join(): rendezvous_timeout_seconds is '600': set it to a number",
+        ),
+        (
+            {"heartbeat_timeout_seconds": 60, "group_timeout_seconds": 30},
+            "join(): heartbeat_timeout_seconds is 60 and group_timeout_seconds 30: a frozen rank "
+            "would end the collectives of the others before they look for it; lower the first, or "
+            "raise the second to 60 or more",
+        ),
+    ],
+)
+def test_wrong_settings_are_named_as_the_script_names_them(
+    no_launcher: None, settings: dict[str, Any], message: str
+) -> None:
+    del no_launcher
+    assert refusal(**settings) == message
+
+
+def test_wrong_settings_of_wrap_are_named_too(no_launcher: None) -> None:
+    del no_launcher
+    model = nn.Linear(1, 1)
+    with ddp_trainer.join(model=model) as job:
+        with pytest.raises(ConfigurationError, match=r"^wrap\(\): bucket_cap_mb is 0: set it to"):
+            job.wrap(model, bucket_cap_mb=0)
+        with pytest.raises(ConfigurationError, match=r"wrap\(\): static_graph finds .* leave find"):
+            job.wrap(model, static_graph=True, find_unused_parameters=True)
