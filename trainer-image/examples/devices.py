@@ -14,7 +14,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-from ddp_trainer.collectives.node_groups import Layout
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,8 +36,9 @@ def run_rank(ids: list[int]) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # before anything else, or all ranks take memory on GPU 0
     dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
-    layout = Layout.gathered(os.environ["GROUP_RANK"])
-    mine = next(ranks for ranks in layout.nodes if rank in ranks)
+    nodes: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(nodes, os.environ["GROUP_RANK"])
+    mine = [other for other, node in enumerate(nodes) if node == nodes[rank]]
     if mine.index(rank) != local_rank or len(mine) != int(os.environ["LOCAL_WORLD_SIZE"]):
         raise SystemExit(f"rank {rank} is local rank {local_rank}, but its node has ranks {mine}")
 

@@ -9,7 +9,6 @@ import os
 
 import torch
 import torch.distributed as dist
-from ddp_trainer.collectives.node_groups import Layout, NodeGroups
 
 
 def check(what: str, actual: object, expected: object) -> None:
@@ -43,23 +42,26 @@ def even_ranks() -> None:
 
 def nodes(ranks_per_node: int) -> None:
     """A sum in three stages, of which only one leaves the node."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    layout = Layout.uniform(world_size=size, local_world_size=ranks_per_node)
-    groups = NodeGroups.create(layout)
+    rank, ranks = dist.get_rank(), list(range(dist.get_world_size()))
     node, index = divmod(rank, ranks_per_node)
-    check("ranks on my node", dist.get_process_group_ranks(groups.node), list(layout.nodes[node]))
-    check("index on the node", dist.get_rank(groups.node), index)
-    check("node seen from across", dist.get_rank(groups.across), node)
+    on_nodes = [ranks[first : first + ranks_per_node] for first in ranks[::ranks_per_node]]
+    across = [ranks[first::ranks_per_node] for first in range(ranks_per_node)]
+    # All ranks create all groups, in one order: otherwise collectives hang or meet the wrong ones.
+    node_group, _ = dist.new_subgroups_by_enumeration(on_nodes)
+    across_group, _ = dist.new_subgroups_by_enumeration(across)
+    check("ranks on my node", dist.get_process_group_ranks(node_group), on_nodes[node])
+    check("index on the node", dist.get_rank(node_group), index)
+    check("node seen from across", dist.get_rank(across_group), node)
 
-    on_node = total(rank, groups.node)
-    check("sum over the node", on_node, sum(layout.nodes[node]))
+    on_node = total(rank, node_group)
+    check("sum over the node", on_node, sum(on_nodes[node]))
     everywhere = torch.tensor(0.0)
     if index == 0:  # one rank of each node speaks for its neighbours
-        everywhere += total(on_node, groups.across)
-    dist.broadcast(everywhere, src=layout.nodes[node][0], group=groups.node)
+        everywhere += total(on_node, across_group)
+    dist.broadcast(everywhere, src=on_nodes[node][0], group=node_group)
     check("sum over all, in stages", everywhere.item(), total(rank))
     if rank == 0:
-        print(f"nodes {layout.nodes}, across {layout.across()}", flush=True)
+        print(f"nodes {on_nodes}, across {across}", flush=True)
 
 
 def main() -> None:

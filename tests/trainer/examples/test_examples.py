@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 from ddp_operator.api.job import DDPJob
-from ddp_trainer.collectives.node_groups import Layout
 from ddp_trainer.launcher.plan import LaunchPlan
 
 from tests.good_manifests import Json
@@ -80,7 +79,7 @@ def test_collectives_on_three_ranks(tmp_path: Path) -> None:
 
 def test_groups_of_two_nodes_with_two_ranks_each(tmp_path: Path) -> None:
     first, _ = launched("groups.py", tmp_path, nodes=2, local_world_size=2)
-    assert "nodes ((0, 1), (2, 3)), across ((0, 2), (1, 3))" in first
+    assert "nodes [[0, 1], [2, 3]], across [[0, 2], [1, 3]]" in first
 
 
 def test_three_ways_of_averaging_agree_to_the_bit(tmp_path: Path) -> None:
@@ -199,23 +198,3 @@ def test_the_page_ties_every_example_to_a_job() -> None:
         (script,) = [part for part in command if part.startswith(IN_THE_IMAGE)]
         shown.add(script.removeprefix(IN_THE_IMAGE))
     assert sorted(shown) == NAMES
-
-
-@pytest.mark.parametrize(
-    ("nodes", "across"),
-    [
-        (((0, 1), (2, 3)), ((0, 2), (1, 3))),
-        (((0, 1, 2), (3,), (4, 5)), ((0, 3, 4), (1, 5), (2,))),
-        (((0,),), ((0,),)),
-    ],
-)
-def test_groups_across_nodes(
-    nodes: tuple[tuple[int, ...], ...], across: tuple[tuple[int, ...], ...]
-) -> None:
-    assert Layout(nodes).across() == across
-
-
-def test_a_uniform_layout_needs_whole_nodes() -> None:
-    assert Layout.uniform(world_size=6, local_world_size=2).nodes == ((0, 1), (2, 3), (4, 5))
-    with pytest.raises(ValueError, match="5 ranks do not make whole nodes of 2"):
-        Layout.uniform(world_size=5, local_world_size=2)
