@@ -21,7 +21,6 @@ from unittest import mock
 import torch
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.pending import PendingWork
-from ddp_trainer.data.staging import Stage
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.exit_codes import BrokenGroupError, ConfigurationError
 from ddp_trainer.loop.learner import Learner
@@ -380,40 +379,6 @@ def even_shares(group: Group) -> Json:
     return found
 
 
-def staging(group: Group, folder: Path) -> Json:
-    """Each rank plays a node of its own; rank 0's alone can see the source."""
-    source = folder / "data" if group.rank == 0 else folder / "not-mounted"
-    if group.rank == 0:
-        (source / "deep").mkdir(parents=True)
-        (source / "deep" / "large").write_bytes(bytes(range(256)) * 70_000)  # two chunks
-        (source / "empty").touch()
-    stage = Stage(folder / f"node-{group.rank}", local_rank=0, timeout_seconds=60)
-    first = stage.receive(group, source)
-    content = {
-        str(path.relative_to(first)): path.stat().st_size
-        for path in sorted(first.rglob("*"))
-        if path.is_file()
-    }
-    right = (first / "deep" / "large").read_bytes() == bytes(range(256)) * 70_000
-    (first / "empty").write_text("here already")
-    again = stage.receive(group, source)
-    return {
-        "content": content,
-        "right": right,
-        "sent once": again == first and (again / "empty").read_text() == "here already",
-        "nothing else": sorted(p.name.partition("-")[0] for p in first.parent.iterdir()),
-    }
-
-
-def staging_without_source(group: Group, folder: Path) -> Json:
-    stage = Stage(folder / f"other-{group.rank}", local_rank=0, timeout_seconds=60)
-    try:
-        stage.receive(group, folder / "nowhere")
-    except Exception as error:
-        return [type(error).__name__, str(error)]
-    return []
-
-
 CHECKS = (
     accumulation,
     bf16,
@@ -438,8 +403,6 @@ def main(folder: Path) -> None:
     with world.formed(timeout_seconds=60) as group:
         for check in CHECKS:
             results[check.__name__] = check(group)
-        for staging_check in (staging, staging_without_source):
-            results[staging_check.__name__] = staging_check(group, folder)
     (folder / f"rank-{environment.rank}").write_text(json.dumps(results))
     end_process(0)  # gloo's threads may have to let go of tensors, which aborts Python's shutdown
 

@@ -150,21 +150,3 @@ def test_a_compiled_model_computes_the_same(seen: Results) -> None:
         assert after > before
         assert rank["compiled"]["compiled"] == rank["compiled"]["plain"]
         assert rank["compiled"]["names"]
-
-
-def test_rank_0_sends_what_only_it_can_read(seen: Results) -> None:
-    for rank in seen:
-        assert rank["staging"] == {
-            "content": {"deep/large": 256 * 70_000, "empty": 0},
-            "right": True,
-            "sent once": True,
-            "nothing else": ["data"] * 3,
-        }
-
-
-def test_a_source_that_rank_0_cannot_read_ends_all(seen: Results) -> None:
-    assert seen[0]["staging_without_source"][0] == "ConfigurationError"
-    kind, message = seen[1]["staging_without_source"]
-    assert kind == "LostPeerError"
-    assert "rank 0 could not stage" in message
-    assert "is not there" in message

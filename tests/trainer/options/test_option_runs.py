@@ -1,4 +1,4 @@
-"""Whole runs with many options at once: they resume to the bit, and find their data."""
+"""Whole runs with many options at once: they resume to the bit."""
 
 from __future__ import annotations
 
@@ -41,23 +41,3 @@ def test_a_run_with_many_options_resumes_to_the_bit(tmp_path: Path) -> None:
         assert "resuming from checkpoint" in first.log
         assert whole.state(7)["compression"]["left_out"], "powersgd had something to remember"
         assert_same(resumed.state(LAST_STEP), whole.state(LAST_STEP))
-
-
-def test_pods_train_on_what_rank_0_alone_can_read(tmp_path: Path) -> None:
-    text = tmp_path / "texts"
-    text.mkdir()
-    for number in range(3):
-        (text / str(number)).write_text(f"line {number} of some text\n" * 100)
-    options = [
-        *("--workload=gpt", "--workload-option=context=16", "--workload-option=layers=1"),
-        *("--workload-option=width=16", "--epochs=1", "--stage=broadcast"),
-    ]
-    with job(tmp_path) as two:
-        pods = [
-            two.start(rank, *options, f"--data={data}", f"--stage-dir={tmp_path / str(rank)}")
-            for rank, data in enumerate((text, "/not/mounted/here"))
-        ]
-        for pod in pods:
-            assert pod.wait() == 0, pod.log
-        assert "sent texts-" in pods[0].log
-        assert pods[0].message["step"] == pods[1].message["step"] > 0

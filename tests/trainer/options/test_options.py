@@ -102,9 +102,6 @@ def test_flags_reach_their_options() -> None:
         (["--device-ids=0,x"], "'0,x' is not a list of whole numbers, such as 0,2"),
         (["--static-graph", "--find-unused-parameters"], "leave --find-unused-parameters out"),
         (["--powersgd-rank=2"], "--powersgd-rank .* for --gradient-compression powersgd"),
-        (["--stage=copy", "--data=/d"], "--stage copy needs --data, .* and --stage-dir"),
-        (["--data=/d", "--workload-option=data=/e"], "--data and --workload-option data say"),
-        (["--stage-dir=/d"], "--stage-dir is for --stage copy or --stage broadcast"),
     ],
 )
 def test_flags_that_cannot_be(flags: list[str], message: str) -> None:

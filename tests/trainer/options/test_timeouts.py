@@ -14,8 +14,6 @@ from ddp_trainer.telemetry.termination import TerminationReport
 
 from tests.trainer.support.pods import contract
 
-STAGED = ("--data=/d", "--stage-dir=/s")
-
 
 @pytest.mark.parametrize(
     ("flags", "message"),
@@ -35,19 +33,6 @@ STAGED = ("--data=/d", "--stage-dir=/s")
             "--heartbeat-timeout-seconds is 60 and --group-timeout-seconds 30.5: a frozen rank "
             "would end the collectives of the others before they look for it; lower",
         ),
-        (
-            [
-                *(*STAGED, "--stage=copy", "--stage-timeout-seconds=90"),
-                "--rendezvous-timeout-seconds=60",
-            ],
-            "--stage-timeout-seconds is 90 and --rendezvous-timeout-seconds 60: nodes that have "
-            "their data would give up those that still stage theirs; lower",
-        ),
-        (
-            [*STAGED, "--stage=broadcast", "--stage-timeout-seconds=900"],
-            "--stage-timeout-seconds is 900 and --group-timeout-seconds 600: the other ranks would "
-            "give up while rank 0 still waits for its data; lower",
-        ),
     ],
 )
 def test_contradictions(flags: list[str], message: str) -> None:
@@ -61,9 +46,6 @@ def test_contradictions(flags: list[str], message: str) -> None:
         ["--checkpoint-timeout-seconds=600"],
         ["--checkpoint-timeout-seconds=900", "--group-timeout-seconds=900"],
         ["--heartbeat-timeout-seconds=0", "--group-timeout-seconds=5"],
-        ["--stage-timeout-seconds=5000"],  # nothing is staged
-        [*STAGED, "--stage=copy", "--stage-timeout-seconds=900"],
-        [*STAGED, "--stage=copy", "--stage-timeout-seconds=9", "--rendezvous-timeout-seconds=9"],
         ["--rendezvous-timeout-seconds=1"],
         ["--stop-within-seconds=5000"],
     ],
@@ -72,7 +54,7 @@ def test_no_contradictions(flags: list[str]) -> None:
     options = Options.parse(flags)
     for flag in flags:
         name, value = flag.removeprefix("--").replace("-", "_").split("=")
-        if name.endswith("seconds") and name != "stage_timeout_seconds":
+        if name.endswith("seconds"):
             assert getattr(options, name) == float(value), "what was chosen stays as it is"
 
 
@@ -80,19 +62,10 @@ def test_what_nobody_chose_gives_way() -> None:
     plain = Options.parse([])
     assert plain.checkpoint_timeout_seconds == 300
     assert plain.heartbeat_timeout_seconds == 10
-    assert plain.staging.stage_timeout_seconds == 1800
     assert plain.rendezvous_timeout_seconds == plain.group_timeout_seconds == 600
 
     short = Options.parse(["--group-timeout-seconds=5"])
     assert short.checkpoint_timeout_seconds == short.heartbeat_timeout_seconds == 5
-
-    copying = [*STAGED, "--stage=copy"]
-    assert Options.parse(copying).rendezvous_timeout_seconds == 1800
-    hasty = Options.parse([*copying, "--rendezvous-timeout-seconds=60"])
-    assert hasty.staging.stage_timeout_seconds == 60
-
-    sent = Options.parse([*STAGED, "--stage=broadcast"])
-    assert sent.staging.stage_timeout_seconds == sent.group_timeout_seconds == 600
 
 
 def test_ranks_are_not_killed_while_they_may_still_save() -> None:

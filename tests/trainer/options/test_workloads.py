@@ -164,7 +164,7 @@ def test_a_workload_of_ones_own_with_typed_options(own_module: str) -> None:
             {"depth": "3"},
             "depth is not for workload digits, whose options are dropout",
         ),
-        ("digits", {"data": "/data"}, "--data is not for workload digits"),
+        ("digits", {"data": "/data"}, "option data is not for workload digits"),
         ("gpt", {"layers": "two"}, "--workload-option layers=two: set it to a whole number"),
         ("gpt", {"layers": "0"}, "--workload-option layers=0: set it to 1 or more"),
         ("gpt", {"width": "30"}, "--workload-option width=30: set it to a multiple of heads"),

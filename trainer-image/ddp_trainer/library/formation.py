@@ -36,20 +36,19 @@ class Formation:
     def __init__(
         self,
         world: World,
-        prepare: Callable[[Group], Run],
+        run: Run,
         keeper: Keeper,
         stop: StopSignal,
         options: Options,
     ) -> None:
-        """`prepare` is called in each group that forms, and returns the same run each time."""
+        """`run`: what all ranks train."""
+        self.run = run
         self._world = world
-        self._prepare = prepare
         self._keeper = keeper
         self._stop = stop
         self._patience = Patience(options.max_reforms)
         self._seconds = options.rendezvous_timeout_seconds
         self._formed: AbstractContextManager[Group] | None = None
-        self._run: Run | None = None
         self._group: Group | None = None
         self._votes: Votes | None = None
         self._rehearsed = False
@@ -57,12 +56,6 @@ class Formation:
         """Whose gradients are exchanged, in the order in which all ranks have wrapped them."""
         self.trouble: Exception | None = None
         """What broke the group, if that is known and not yet dealt with."""
-
-    @property
-    def run(self) -> Run:
-        """What all ranks train."""
-        assert self._run is not None, "the job is not formed"
-        return self._run
 
     @property
     def group(self) -> Group:
@@ -84,7 +77,7 @@ class Formation:
     @property
     def has_state(self) -> bool:
         """Whether there is something that could be saved."""
-        return self._run is not None and not self._run.is_fresh
+        return not self.run.is_fresh
 
     @property
     def is_rehearsed(self) -> bool:
@@ -122,7 +115,7 @@ class Formation:
                 error = failure
 
     def _account_for(self, broken: BrokenGroupError, *, has_moved: bool) -> None:
-        step = self._run.position.step if self._run is not None else 0
+        step = self.run.position.step
         if self._world.whereabouts.is_outdated():
             return  # another group is no trouble with this one; it is logged where it is met
         if has_moved:
@@ -234,8 +227,7 @@ class Formation:
         formed = self._world.formed(timeout_seconds=self._seconds, told_to_stop=self._stop.told)
         self._group = formed.__enter__()
         self._formed = formed
-        self._run = self._prepare(self._group)
-        self._keeper.agree(self._run, self._group)
+        self._keeper.agree(self.run, self._group)
         self._stop.listen()  # from here on there is something to save
         self._begin_to_rehearse()
         for net in self.nets:

@@ -15,7 +15,6 @@ from typing import Any
 
 from ddp_trainer.checkpoints.saver import saver_of
 from ddp_trainer.collectives.deal import Deal
-from ddp_trainer.collectives.group import Group
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.exit_codes import StoppedError, SupersededError
 from ddp_trainer.library.endings import end_stuck
@@ -108,14 +107,13 @@ class Session:
     @contextmanager
     def joined(
         self,
-        parts: Parts | Callable[[Group], Parts],
+        parts: Parts,
         *,
         scheduler_interval: SchedulerInterval = "step",
     ) -> Iterator[None]:
         """Train together in here, and leave together when all is trained and saved.
 
-        `parts` is asked for in each group that forms, where it takes others to know them, and
-        returns the same each time. `scheduler_interval`: what torch's schedulers count.
+        `scheduler_interval`: what torch's schedulers count.
 
         Raises:
             StoppedError: the job was told to stop, and the state is saved.
@@ -123,10 +121,14 @@ class Session:
             ConfigurationError: what was asked for cannot work.
         """
         try:
-            run_of = self._run_of(parts, scheduler_interval)
-            self._formation = Formation(
-                self._world, run_of, self._keeper, self._stop, self._options
+            run = Run(  # before meeting anybody: wrong parts need not wait for other ranks
+                parts,
+                seed=self._options.seed,
+                device=self.device,
+                scheduler_interval=scheduler_interval,
+                batch=self._batch,
             )
+            self._formation = Formation(self._world, run, self._keeper, self._stop, self._options)
             self._report.update(finished=False)  # tells the launcher that this rank can come back
             try:
                 self._form()
@@ -139,29 +141,6 @@ class Session:
             self._profiling.close()
             self._keeper.close()
             self._progress.close()
-
-    def _run_of(
-        self, parts: Parts | Callable[[Group], Parts], scheduler_interval: SchedulerInterval
-    ) -> Callable[[Group], Run]:
-        new = partial(
-            Run,
-            seed=self._options.seed,
-            device=self.device,
-            scheduler_interval=scheduler_interval,
-            batch=self._batch,
-        )
-        if not callable(parts):
-            run = new(parts)  # wrong ones need not wait for other ranks
-            return lambda _: run
-        made: list[Run] = []
-
-        def run_in(group: Group) -> Run:
-            found = parts(group)
-            if not made:
-                made.append(new(found))
-            return made[0]
-
-        return run_in
 
     def _finish(self) -> None:
         """All is trained: save, and leave together."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -35,20 +34,15 @@ class Learner:
     compression: PowerSGD | None = None
 
     @classmethod
-    def new(
-        cls, environment: Environment, options: Options, data: Path | None, *, device: torch.device
-    ) -> Self:
+    def new(cls, environment: Environment, options: Options, *, device: torch.device) -> Self:
         """Load the workload that the options name, and what trains it.
-
-        `data`: where the workload's data lies, if it was told.
 
         Raises:
             ConfigurationError: the workload cannot be had, or the device, or this machine, cannot
                 do what the options ask for.
         """
-        arguments = {"data": str(data)} if data is not None else {}
         seed_everything(options.seed)  # a workload may draw its samples, or split them, at random
-        workload = workloads.load(options.workload, {**options.workload_options, **arguments})
+        workload = workloads.load(options.workload, options.workload_options)
         placement = environment.placement
         batch = placement.batch.with_logical_shards(options.optimization.logical_shards)
         shards = batch.shards or placement.world_size

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_trainer import workloads
-from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.settings import timeouts
 from ddp_trainer.settings.flags import Parser, Settings, Unchosen, add_flags, flag, take
 from ddp_trainer.settings.training import (
@@ -19,7 +18,6 @@ from ddp_trainer.settings.training import (
     HardwareOptions,
     LoadingOptions,
     OptimizationOptions,
-    StagingOptions,
 )
 
 
@@ -85,9 +83,8 @@ class Options(Settings):
         "write what metrics.jsonl has as event files for TensorBoard, too, beside the checkpoints",
     )
     rendezvous_timeout_seconds: float = flag(
-        Unchosen(600.0),
-        "how long to wait for the other ranks before giving up with exit code 75; as long as "
-        "--stage copy may take, where that is longer and nothing was chosen",
+        600.0,
+        "how long to wait for the other ranks before giving up with exit code 75",
         minimum=1,
     )
     group_timeout_seconds: float = flag(
@@ -120,14 +117,11 @@ class Options(Settings):
     ddp: DDPOptions = field(default_factory=DDPOptions)
     hardware: HardwareOptions = field(default_factory=HardwareOptions)
     loading: LoadingOptions = field(default_factory=LoadingOptions)
-    staging: StagingOptions = field(default_factory=StagingOptions)
 
     def __post_init__(self) -> None:
         """Check the values, and settle what depends on others."""
         super().__post_init__()
         workloads.check_name(self.workload)
-        if self.staging.data is not None and "data" in self.workload_options:
-            raise ConfigurationError("--data and --workload-option data say the same: give one")
         size = self.evaluation_batch_size or self.batch_size
         object.__setattr__(self, "evaluation_batch_size", size)
         self._settle_timeouts()
@@ -150,25 +144,18 @@ class Options(Settings):
 
     def _settle_timeouts(self) -> None:
         """Refuse time-outs that contradict each other; let those that nobody chose give way."""
-        stage = self.staging.stage_timeout_seconds
-        seconds: Mapping[str, float] = {
-            **{name: getattr(self, name) for name in _TIMEOUTS},
-            "stage_timeout_seconds": stage,
-        }
+        seconds: Mapping[str, float] = {name: getattr(self, name) for name in _TIMEOUTS}
         chosen = {name for name, value in seconds.items() if not isinstance(value, Unchosen)}
-        for rule in timeouts.rules(self.staging.stage):
+        for rule in timeouts.RULES:
             seconds = timeouts.settle(seconds, chosen, rule)
         for name in _TIMEOUTS:
             object.__setattr__(self, name, seconds[name])
-        staging = replace(self.staging, stage_timeout_seconds=seconds["stage_timeout_seconds"])
-        object.__setattr__(self, "staging", staging)
 
 
 _TIMEOUTS = (
     "checkpoint_timeout_seconds",
     "group_timeout_seconds",
     "heartbeat_timeout_seconds",
-    "rendezvous_timeout_seconds",
 )
 
 

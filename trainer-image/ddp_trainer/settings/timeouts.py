@@ -5,7 +5,7 @@ Pure. What was chosen is never changed; a default gives way to it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ddp_trainer.exit_codes import ConfigurationError
@@ -23,32 +23,19 @@ class Rule:
     """Whether, where nobody chose the longer one, it is that which gives way."""
 
 
-def rules(stage: str) -> Iterator[Rule]:
-    """Those of the trainer's flags that hold for a kind of staging."""
-    yield Rule(
+RULES = (
+    Rule(
         shorter="checkpoint_timeout_seconds",
         longer="group_timeout_seconds",
         otherwise="the other ranks would give up while rank 0 may still save",
-    )
-    yield Rule(
+    ),
+    Rule(
         shorter="heartbeat_timeout_seconds",
         longer="group_timeout_seconds",
         otherwise="a frozen rank would end the collectives of the others before they look for it",
-    )
-    if stage == "copy":
-        yield Rule(
-            shorter="stage_timeout_seconds",
-            longer="rendezvous_timeout_seconds",
-            otherwise="nodes that have their data would give up those that still stage theirs",
-            patient=True,
-        )
-    elif stage == "broadcast":
-        yield Rule(
-            shorter="stage_timeout_seconds",
-            longer="group_timeout_seconds",
-            otherwise="the other ranks would give up while rank 0 still waits for its data",
-        )
-
+    ),
+)
+"""Of the trainer's flags."""
 
 STOPPING = Rule(
     shorter="stop_within_seconds",

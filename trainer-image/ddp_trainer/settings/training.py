@@ -1,4 +1,4 @@
-"""How to train: the flags of optimization, DDP, hardware and data, each kind in its own class.
+"""How to train: the flags of optimization, DDP, hardware and loading, each kind in its own class.
 
 Nothing here imports torch, so that a wrong flag is reported at once.
 """
@@ -6,11 +6,10 @@ Nothing here imports torch, so that a wrong flag is reported at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.settings.flags import Settings, Unchosen, flag
+from ddp_trainer.settings.flags import Settings, flag
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "fp16", "bf16", "powersgd"]
@@ -137,33 +136,3 @@ class LoadingOptions(Settings):
         super().__post_init__()
         if self.workers == 0 and self.prefetch_batches != _PREFETCH_BATCHES:
             raise ConfigurationError("--prefetch-batches is for --workers: set that to 1 or more")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagingOptions(Settings):
-    """How data comes to where it is read from."""
-
-    data: Path | None = flag(None, "file or folder for the workload's argument `data`")
-    stage: Literal["no", "copy", "broadcast"] = flag(
-        "no",
-        "bring --data to --stage-dir first: copy: one rank of each node does, the others wait; "
-        "broadcast: rank 0 alone reads it and sends it to all nodes",
-    )
-    stage_dir: Path | None = flag(None, "folder on each node for staged data")
-    stage_timeout_seconds: float = flag(
-        Unchosen(1800.0),
-        "how long the ranks of a node wait for the one that copies; at most as long as those of "
-        "other nodes wait: --rendezvous-timeout-seconds, or with broadcast --group-timeout-seconds",
-        minimum=1,
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stage != "no" and (self.data is None or self.stage_dir is None):
-            raise ConfigurationError(
-                f"--stage {self.stage} needs --data, what to bring, and --stage-dir, where to"
-            )
-        if self.stage == "no" and self.stage_dir is not None:
-            raise ConfigurationError(
-                "--stage-dir is for --stage copy or --stage broadcast: leave it out, or choose one"
-            )

@@ -58,16 +58,6 @@ def load(name: str, options: Mapping[str, str] | None = None) -> Workload:
     return workload
 
 
-def builder(name: str) -> Callable[[Path, Path], None] | None:
-    """What makes the workload's `data` from its source, when data is staged; None: copy it.
-
-    It is the function `stage(source, target)` of the factory's module, if there is one.
-    """
-    module = importlib.import_module(_factory(name).__module__)
-    found: Callable[[Path, Path], None] | None = getattr(module, "stage", None)
-    return found
-
-
 def _factory(name: str) -> Callable[..., Workload]:
     module_name, _, attribute = NAMES.get(name, name).partition(":")
     try:
@@ -97,9 +87,9 @@ def _arguments(
     arguments: dict[str, Any] = {}
     for option, text in options.items():
         if option not in known:
-            flag = "--data" if option == "data" else f"--workload-option {option}"
             raise ConfigurationError(
-                f"{flag} is not for workload {name}, whose options are {', '.join(known) or 'none'}"
+                f"--workload-option {option} is not for workload {name}, whose options are "
+                f"{', '.join(known) or 'none'}"
             )
         try:
             arguments[option] = _convert(text, types.get(option, str))

@@ -62,13 +62,6 @@ def load(
     )
 
 
-def stage(source: Path, target: Path) -> None:
-    """Make one file of a folder of text, which is quicker to read; a file stays as it is."""
-    with target.open("wb") as text:
-        for path in _files(source):
-            text.write(path.read_bytes())
-
-
 def read_text(data: Path | None, *, most: int) -> Tensor:
     """The first `most` bytes of the text, as uint8.
 
