@@ -47,8 +47,8 @@ def nodes(ranks_per_node: int) -> None:
     on_nodes = [ranks[first : first + ranks_per_node] for first in ranks[::ranks_per_node]]
     across = [ranks[first::ranks_per_node] for first in range(ranks_per_node)]
     # All ranks create all groups, in one order: otherwise collectives hang or meet the wrong ones.
-    node_group, _ = dist.new_subgroups_by_enumeration(on_nodes)
-    across_group, _ = dist.new_subgroups_by_enumeration(across)
+    node_group, _ = dist.new_subgroups_by_enumeration(on_nodes)  # type: ignore[no-untyped-call]
+    across_group, _ = dist.new_subgroups_by_enumeration(across)  # type: ignore[no-untyped-call]
     check("ranks on my node", dist.get_process_group_ranks(node_group), on_nodes[node])
     check("index on the node", dist.get_rank(node_group), index)
     check("node seen from across", dist.get_rank(across_group), node)
