@@ -222,6 +222,21 @@ def test_told_to_stop_with_a_disk_that_hangs_there_is_an_end(tmp_path: Path) -> 
     assert names(tmp_path) == ["step-00000001"]
 
 
+def test_the_last_save_takes_the_time_it_needs(tmp_path: Path) -> None:
+    directory = GatedDirectory(tmp_path, slow_step=1)
+    run, one = new_run(), saver(directory, "--checkpoint-timeout-seconds", "1")
+    advance(run)
+    calls: list[None] = []
+
+    def meanwhile() -> None:
+        calls.append(None)
+        if len(calls) == 2:  # more than the time-out
+            directory.gate.set()
+
+    one.save_for_certain(run, meanwhile=meanwhile)
+    assert names(tmp_path) == ["step-00000001"]
+
+
 def test_a_save_is_due_by_seconds_or_not_at_all(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path, keep=2)
     assert not saver(directory, "--checkpoint-every-seconds", "3600").is_overdue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,24 @@ def test_all_ranks_die_and_resume_from_a_checkpoint(tmp_path: Path, reference: R
         assert second.wait() == 0, second.log
         assert "resuming from checkpoint" in second.log
         assert_same(wounded.state(LAST_STEP[2]), reference(2, "cpu").state(LAST_STEP[2]))
+
+
+def test_the_last_save_may_take_longer_than_any_other_and_any_collective(tmp_path: Path) -> None:
+    """The script's time-outs are 5 s: others would give rank 0 up, and it its save."""
+    last = LAST_STEP[2]
+    slow = Death(rank=0, point="within a save", step=last + 1, deed="wait")
+    variables = deaths.environment([slow], tmp_path / "graves")
+    with script_job(tmp_path, ranks=2, variables=variables) as of:
+        pod = run_to_its_end(of)
+        assert deaths.toll(tmp_path / "graves") == 1, pod.log
+        assert "rank 0 has been saving for" in pod.log
+        assert re.search(
+            rf"waiting for the save of step {last}: \d+% after \d+ s; no time limit but the pod's "
+            r"grace period \(once told to stop: 14 s\)",
+            pod.log,
+        )
+        assert pod.log.count("formed") == 1, pod.log
+        assert pod.message["checkpoint"]["step"] == last
 
 
 def test_told_to_stop_ranks_save_the_same_step(tmp_path: Path, reference: Reference) -> None:

@@ -56,9 +56,28 @@ def test_time_outs_of_a_script_give_way_where_it_has_not_chosen_them(no_launcher
     assert options.checkpoint_timeout_seconds == 5
 
 
+def test_a_script_says_how_long_saves_may_take(no_launcher: None) -> None:
+    del no_launcher
+    options = joined(
+        checkpoint_timeout_seconds=900, group_timeout_seconds=900, stop_within_seconds=1700
+    )
+    assert (options.checkpoint_timeout_seconds, options.stop_within_seconds) == (900, 1700)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            {"checkpoint_timeout_seconds": 900},
+            "join(): checkpoint_timeout_seconds is 900 and group_timeout_seconds 600: the other "
+            "ranks would give up while rank 0 may still save; lower the first, or raise the second "
+            "to 900 or more",
+        ),
+        (
+            {"checkpoint_timeout_seconds": 0},
+            "join(): checkpoint_timeout_seconds is 0: set it to 1 or more",
+        ),
+        ({"stop_within_seconds": 0.5}, "join(): stop_within_seconds is 0.5: set it to 1 or more"),
         ({"keep_checkpoints": 0}, "join(): keep_checkpoints is 0: set it to 1 or more"),
         ({"max_reforms": 1.5}, "join(): max_reforms is 1.5: set it to a whole number"),
         ({"seed": True}, "join(): seed is True: set it to a whole number"),

@@ -50,7 +50,12 @@ class Death:
 
 _WITNESSES_SECONDS = 60.0
 
-DEEDS: dict[str, Callable[[], None]] = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL)}
+SLOW_SECONDS = 12.0
+
+DEEDS: dict[str, Callable[[], None]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "wait": lambda: time.sleep(SLOW_SECONDS),
+}
 """What can befall a rank."""
 
 

@@ -28,6 +28,11 @@ class BackgroundSave:
         self._transfer = Transfer(2 * size_bytes)
         self._thread = start_thread(f"save-{step}", self._run)
 
+    @property
+    def fraction(self) -> float:
+        """How much of it is done, from 0 to 1."""
+        return self._transfer.fraction
+
     def ended(self, *, within_seconds: float = 0.0) -> bool:
         """Whether it has ended, or does within that time."""
         self._thread.join(within_seconds)

@@ -33,6 +33,9 @@ _LOOK_SECONDS = 0.05
 """How often a wait looks whether this rank was told to stop meanwhile."""
 _LOG_AFTER_SECONDS = 5.0
 """A wait that takes so long is worth a line in the log."""
+_LOG_EVERY_SECONDS = 60.0
+_MEANWHILE_SECONDS = 1.0
+"""How often a wait does what else there is to do."""
 
 _logger = logging.getLogger(__name__)
 
@@ -111,24 +114,32 @@ class Saver:
         if is_best:
             self.save(run, score=score)
 
-    def save_for_certain(self, run: Run, *, within_seconds: float | None = None) -> None:
+    def save_for_certain(
+        self,
+        run: Run,
+        *,
+        within_seconds: float | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """Save the run and wait until that is done; the run must not change meanwhile.
 
-        `within_seconds` is less than that of other saves when the process has to end soon.
+        This may take longer than other saves: without it the last steps are lost, and a run that
+        is started again would come to the same end. `within_seconds`: when the process has to end;
+        None: not before it is told to stop. `meanwhile` is called about once a second.
 
         Raises:
             OSError: it could not be written, or not in time.
             SupersededError: somebody newer saves here.
         """
         self.directory.check()
-        until = time.monotonic() + min(within_seconds or math.inf, self._timeout_seconds)
+        until = time.monotonic() + (math.inf if within_seconds is None else within_seconds)
         step = run.position.step
         last = self._current
         if last is not None and not self._overtakes(last, step, until=until):
-            self._expect(last, step, until=until)
+            self._expect(last, step, until=until, meanwhile=meanwhile)
         if not self._is_saved(step):
             save = self._begin(run.state(), step=step)
-            self._expect(save, step, until=until)
+            self._expect(save, step, until=until, meanwhile=meanwhile)
             if save.failure is not None:
                 raise save.failure
 
@@ -146,8 +157,10 @@ class Saver:
         left = min(until, self._stop.deadline) - time.monotonic()
         return last.should_be_overtaken(seconds_left=left)
 
-    def _expect(self, save: BackgroundSave, step: int, *, until: float) -> None:
-        if not self._wait(save, until=until):
+    def _expect(
+        self, save: BackgroundSave, step: int, *, until: float, meanwhile: Callable[[], None]
+    ) -> None:
+        if not self._wait(save, until=until, meanwhile=meanwhile):
             self._give_up(save)
             raise TimeoutError(
                 f"step {step} could not be saved in time; "
@@ -168,21 +181,46 @@ class Saver:
         self._current = BackgroundSave(save, step=step, size_bytes=size_of(state))
         return self._current
 
-    def _wait(self, save: BackgroundSave, *, until: float, for_stop: bool = True) -> bool:
+    def _wait(
+        self,
+        save: BackgroundSave,
+        *,
+        until: float,
+        for_stop: bool = True,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Wait for a save's end; False when the time is up, which comes sooner if told to stop.
 
         When it is not `for_stop`, being told to stop is a reason to wait no longer.
         """
         begin = time.monotonic()
-        log_at = begin + _LOG_AFTER_SECONDS
+        log_at, meanwhile_at = begin + _LOG_AFTER_SECONDS, begin + _MEANWHILE_SECONDS
         while not save.ended(within_seconds=_LOOK_SECONDS):
             now = time.monotonic()
-            if now >= min(until, self._stop.deadline if for_stop else self._stop.told_at):
+            end = min(until, self._stop.deadline if for_stop else self._stop.told_at)
+            if now >= end:
                 return False
             if now >= log_at:
-                _logger.info("waiting for the save of step %d to end", save.step)
-                log_at = math.inf
+                self._log_wait(save, seconds_left=end - now)
+                log_at = now + _LOG_EVERY_SECONDS
+            if now >= meanwhile_at:
+                meanwhile()
+                meanwhile_at = time.monotonic() + _MEANWHILE_SECONDS
         return True
+
+    def _log_wait(self, save: BackgroundSave, *, seconds_left: float) -> None:
+        if seconds_left < math.inf:
+            limit = f"giving up in {seconds_left:.0f} s"
+        else:
+            limit = (
+                "no time limit but the pod's grace period (once told to stop: "
+                f"{self._stop.within_seconds:g} s)"
+            )
+        seconds = time.monotonic() - save.begin
+        _logger.info(
+            "waiting for the save of step %d: %.0f%% after %.0f s; %s",
+            *(save.step, 100 * save.fraction, seconds, limit),
+        )
 
     def _limit(self, save: BackgroundSave) -> float:
         return save.begin + self._timeout_seconds

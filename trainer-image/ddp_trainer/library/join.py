@@ -40,7 +40,9 @@ def join(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every_steps: int = 0,
     checkpoint_every_seconds: float = 300.0,
+    checkpoint_timeout_seconds: float = Options.checkpoint_timeout_seconds,
     keep_checkpoints: int = Options.keep_checkpoints,
+    stop_within_seconds: float = Options.stop_within_seconds,
     log_every_steps: int = Options.log_every_steps,
     tensorboard: bool = Options.tensorboard,
     rendezvous_timeout_seconds: float = Options.rendezvous_timeout_seconds,
@@ -62,6 +64,9 @@ def join(
     says (DDP_CHECKPOINT_DIR), and nowhere if it says nothing. `tensorboard`: whether rank 0 writes
     event files beside them, which take back what is trained again. `logical_shards`: each step is
     computed as so many ranks would, to the bit, however many there are; None: as many as there are.
+    `stop_within_seconds`: how long saving may take once the job is told to stop; set it below the
+    pod's terminationGracePeriodSeconds, which no process in the pod can read.
+    `checkpoint_timeout_seconds`: how long training waits for a save; the last save may take longer.
     The numbers are those of the bundled trainer's flags of the same names, 0 for
     `checkpoint_every_...`: not by that.
 
@@ -81,7 +86,9 @@ def join(
                 seed=seed,
                 checkpoint_every_steps=checkpoint_every_steps,
                 checkpoint_every_seconds=checkpoint_every_seconds,
+                checkpoint_timeout_seconds=checkpoint_timeout_seconds,
                 keep_checkpoints=keep_checkpoints,
+                stop_within_seconds=stop_within_seconds,
                 log_every_steps=log_every_steps,
                 tensorboard=tensorboard,
                 rendezvous_timeout_seconds=rendezvous_timeout_seconds,

@@ -31,6 +31,9 @@ from ddp_trainer.telemetry.asked.request import CheckpointRequest
 _NOTHING: list[int] = []
 """The progress of a rank that holds no state: less than any other."""
 
+_LOG_AFTER_SECONDS = 5.0
+_LOG_EVERY_SECONDS = 60.0
+
 _logger = logging.getLogger(__name__)
 
 
@@ -147,7 +150,9 @@ class Keeper:
     def save_for_certain(
         self, run: Run, group: Group, *, within_seconds: float | None = None
     ) -> None:
-        """Save the run on rank 0; all ranks wait for that.
+        """Save the run on rank 0; all ranks wait for that, longer than for any collective.
+
+        `within_seconds`: when this process has to end; None: not before it is told to stop.
 
         Raises:
             OSError: rank 0 could not write, or not in time.
@@ -156,12 +161,18 @@ class Keeper:
         if not self._keeps:
             return
         failure: Exception | None = None
+        waiting = _Waiting(group)
         if self._saver is not None:
             try:
-                self._saver.save_for_certain(run, within_seconds=within_seconds)
+                self._saver.save_for_certain(
+                    run, within_seconds=within_seconds, meanwhile=waiting.go_on
+                )
             except Exception as error:  # whatever it is, the others must not wait in vain
                 failure = error
-        if group.sum(float(failure is not None))[0] > 0:
+            has_failed = waiting.end(failed=failure is not None)
+        else:
+            has_failed = waiting.until_end()
+        if has_failed:
             raise failure or LostPeerError("rank 0 could not save the last checkpoint")
 
     def save_and_stop(
@@ -239,3 +250,44 @@ class Keeper:
                 "checkpoint: starting again"
             )
         hand_over(run, group, source=0, lacks_it=group.rank != 0)
+
+
+class _Waiting:
+    """Has ranks wait for rank 0, by one short collective after another."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._error: Exception | None = None
+
+    def go_on(self) -> None:
+        """On rank 0: have the others wait on. An error of the group is for the end."""
+        if self._error is None:
+            try:
+                self._group.sum(0.0, 0.0)
+            except Exception as error:
+                self._error = error
+
+    def end(self, *, failed: bool) -> bool:
+        """On rank 0: tell the others how it ended; returns `failed`.
+
+        Raises:
+            Exception: what broke the group, perhaps long before.
+        """
+        if self._error is not None:
+            raise self._error
+        self._group.sum(1.0, float(failed))
+        return failed
+
+    def until_end(self) -> bool:
+        """On the others: wait for the end; returns whether rank 0 failed."""
+        begin = time.monotonic()
+        log_at = begin + _LOG_AFTER_SECONDS
+        while True:
+            ended, failed = self._group.sum(0.0, 0.0)
+            if ended > 0:
+                return failed > 0
+            if time.monotonic() >= log_at:
+                _logger.info(
+                    "rank 0 has been saving for %.0f s: waiting for it", time.monotonic() - begin
+                )
+                log_at += _LOG_EVERY_SECONDS
