@@ -19,15 +19,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_trainer.collectives.compression import PowerSGD as PowerSGD
     from ddp_trainer.library.job import Job as Job
     from ddp_trainer.library.join import join as join
 
-__all__ = ["Job", "PowerSGD", "join"]
+__all__ = ["Job", "join"]
 
 _MODULES = {
     "Job": "ddp_trainer.library.job",
-    "PowerSGD": "ddp_trainer.collectives.compression",
     "join": "ddp_trainer.library.join",
 }
 

@@ -16,7 +16,7 @@ from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.library.steps.attempt import Attempt
 from ddp_trainer.library.steps.fixed_batch import check
-from ddp_trainer.run.run import Before, Run
+from ddp_trainer.run.run import Run
 from ddp_trainer.settings.batch import Batch
 from ddp_trainer.settings.training import DDPOptions
 from hypothesis import given
@@ -183,7 +183,7 @@ def test_losses_and_gradients_weigh_what_samples_they_are_of(
         loss = gradient = 0.0
         for deal, share in zip(deals, shares, strict=True):
             attempt = Attempt(
-                before=Before(buffers=[], memory=None),
+                before=[],
                 deal=deal,
                 answered=0,
                 samples=share.samples,
@@ -282,7 +282,6 @@ def test_another_number_of_logical_shards_cannot_go_on_to_the_bit() -> None:
         (nn.SyncBatchNorm(2), DDPOptions(), "SyncBatchNorm"),
         (nn.Embedding(2, 2, sparse=True), DDPOptions(), "sparse gradients"),
         (nn.BatchNorm1d(2), DDPOptions(broadcast_buffers=False), "without broadcast_buffers"),
-        (nn.Linear(2, 2), DDPOptions(gradient_compression="powersgd"), "powersgd remembers"),
     ],
 )
 def test_what_any_number_of_ranks_cannot_compute(

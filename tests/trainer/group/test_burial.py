@@ -23,7 +23,7 @@ may_go_on = threading.Event()
 def begin():
     group, too_late = dist.group.WORLD, []
 
-    def look(sums):  # as PowerSGD's does
+    def look(sums):
         if threading.current_thread() is threading.main_thread():
             too_late.append(sums)
             return

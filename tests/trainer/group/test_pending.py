@@ -70,7 +70,6 @@ RANK_PROGRAM = """
 import os, signal, sys, time
 import torch
 from torch import distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.settings.training import DDPOptions
@@ -100,8 +99,7 @@ try:
             group.share(large)
             group.gate.wait()
         else:
-            hook = allreduce_hook if sys.argv[1] == "one at a time" else None
-            model = group.wrap(Large(), DDPOptions(), hook, one_at_a_time=hook is not None)
+            model = group.wrap(Large(), DDPOptions(gradient_compression=sys.argv[2]))
             loss = model(torch.ones(1))
             if environment.rank == 0:
                 dist.all_reduce(large, async_op=True)
@@ -115,12 +113,12 @@ except BrokenGroupError as error:
 """
 
 
-@pytest.mark.parametrize("moment", ["sharing", "backward", "one at a time"])
+@pytest.mark.parametrize("moment", ["sharing none", "backward none", "backward bf16"])
 def test_a_rank_that_dies_with_a_message_half_sent(moment: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(RANK_PROGRAM)
     with job(tmp_path) as large:
-        pods = large.start_all("--", sys.executable, str(program), moment)
+        pods = large.start_all("--", sys.executable, str(program), *moment.split())
         assert pods[0].wait() == 128 + 9, pods[0].log
         assert pods[1].wait() == 0, pods[1].log
         assert "broken: " in pods[1].log

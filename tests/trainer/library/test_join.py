@@ -171,14 +171,14 @@ def test_a_scheduler_may_count_epochs(no_launcher: None, tmp_path: Path) -> None
     assert run(3, tmp_path / "cut") == [0.5] * 3 + [0.25] * 3
 
 
-def test_powersgd_needs_a_memory_that_is_saved(no_launcher: None, model: nn.Module) -> None:
+def test_an_unknown_compression_is_refused(no_launcher: None, model: nn.Module) -> None:
     del no_launcher
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with ddp_trainer.join(model=model, optimizer=optimizer) as job:
-        with pytest.raises(ConfigurationError, match="belong together: give both"):
-            job.wrap(model, gradient_compression="powersgd")
-        with pytest.raises(ConfigurationError, match="choose from none, fp16, bf16, powersgd"):
-            job.wrap(model, gradient_compression="zip")
+    with (
+        ddp_trainer.join(model=model, optimizer=optimizer) as job,
+        pytest.raises(ConfigurationError, match=r"choose from none, fp16, bf16$"),
+    ):
+        job.wrap(model, gradient_compression="zip")
 
 
 def test_a_checkpoint_is_gone_on_from(no_launcher: None, tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from unittest import mock
 import torch
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.pending import PendingWork
-from ddp_trainer.devices.gate import Gate
-from ddp_trainer.exit_codes import BrokenGroupError, ConfigurationError
+from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.loop.learner import Learner
 from ddp_trainer.loop.train import train
 from ddp_trainer.membership.world import World
@@ -35,7 +34,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn import functional
 
-from tests.trainer.support.same_group import SameGroup, job_in
+from tests.trainer.support.same_group import job_in
 
 Json = Any
 FEATURES, CLASSES, BATCH = 24, 8, 8
@@ -111,8 +110,6 @@ class Trial:
         """Of buckets that had travelled, by step."""
         self.gradients: dict[str, Tensor] = {}
         """That the last step was taken with."""
-        self.own: list[float] = []
-        """What PowerSGD had left out of this rank's then."""
         self.learner.optimizer.register_step_pre_hook(self._look)
 
     def train(
@@ -146,18 +143,12 @@ class Trial:
     def parameters(self) -> list[float]:
         return flat(parameter.detach() for parameter in self.learner.model.parameters())
 
-    def left_out(self) -> list[float]:
-        assert self.learner.compression is not None
-        return flat(self.learner.compression.left_out())
-
     def _look(self, *_: object) -> None:
         self.gradients = {
             name: parameter.grad
             for name, parameter in self.learner.model.named_parameters()
             if parameter.grad is not None
         }
-        if self.learner.compression is not None and self.learner.compression.left_out():
-            self.own = self.left_out()
 
 
 def flat(tensors: Iterable[Tensor]) -> list[float]:
@@ -260,59 +251,6 @@ def compression(group: Group) -> Json:
     }
 
 
-def powersgd(group: Group) -> Json:
-    flags = (
-        *("--gradient-compression=powersgd", "--powersgd-start-step=2", "--lr=0.01"),
-        "--checkpoint-every-steps=3",
-    )
-    states: dict[int, Json] = {}
-    left_out: dict[int, list[float]] = {}
-    gradients: dict[int, list[float]] = {}
-    own: dict[int, list[float]] = {}
-    trial = Trial(group, *flags)
-
-    def remember(step: int) -> None:
-        states[step] = copy.deepcopy(trial.run.memory())
-        gradients[step], own[step] = flat(trial.gradients.values()), trial.own
-        if step >= 3:
-            left_out[step] = trial.left_out()
-
-    trial.train(6, then=remember)
-    exact = Trial(group, "--lr=0.01").train(3, begin_at=states[2])
-    fresh = Trial(group, *flags).train(6, begin_at=states[3])
-    # Buckets of other sizes: what was left out of the old ones is of no use to the new.
-    other = Trial(group, *flags, "--bucket-cap-mb=0.001").train(6, begin_at=states[3])
-    return {
-        "exact": flat(exact.gradients.values()),
-        "compressed": gradients[3],
-        "left out": own[3],
-        "mean left out": left_out[3],
-        "went on": trial.parameters(),
-        "restored": fresh.parameters(),
-        "other buckets": other.parameters(),
-        "refused once": refused(Trial(group, *flags), at=4).train(6).parameters(),
-    }
-
-
-def refused(trial: Trial, *, at: int) -> Trial:
-    """A step of it is found to be impossible when its passes are done.
-
-    It comes after a save, so that what the ranks have left out is the same on both.
-    """
-    world = trial.job._world
-    assert isinstance(world, SameGroup)
-    errors: list[Exception] = []
-
-    def lose_a_peer(model: nn.Module, *_: object) -> None:
-        if model.training and trial.job.steps_done == at - 1:
-            errors.append(BrokenGroupError("a peer is lost"))
-            handle.remove()
-
-    handle = trial.learner.model.register_forward_hook(lose_a_peer)
-    world.group.gate = Gate(None, lambda: errors.pop() if errors else None, timeout_seconds=60)
-    return trial
-
-
 def compiled(group: Group) -> Json:
     frames = torch._dynamo.utils.counters["frames"]
     plain = Trial(group).train(2)
@@ -388,7 +326,6 @@ CHECKS = (
     bucket_views,
     buffers,
     compression,
-    powersgd,
     compiled,
     logical_shards,
     even_shares,

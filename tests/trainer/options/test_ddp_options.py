@@ -125,25 +125,6 @@ def test_compressed_gradients_are_nearly_right(kind: str, tolerance: float, seen
     assert close(compressed, exact, tolerance=tolerance)
 
 
-def test_powersgd_remembers_what_it_leaves_out(seen: Results) -> None:
-    results = [rank["powersgd"] for rank in seen]
-    assert results[0]["compressed"] == results[1]["compressed"] != results[0]["exact"]
-    own = torch.tensor([result["left out"] for result in results])
-    assert not torch.equal(own[0], own[1])
-    for result in results:
-        assert close(result["mean left out"], own.mean(dim=0).tolist())
-
-
-def test_powersgd_goes_on_from_a_saved_state(seen: Results) -> None:
-    for rank in seen:
-        result = rank["powersgd"]
-        assert result["restored"] == result["went on"]
-        assert result["refused once"] == result["went on"], "a failed step is forgotten"
-        # Without the memory of the old buckets it is another path to the same place.
-        assert result["other buckets"] != result["went on"]
-        assert close(result["other buckets"], result["went on"], tolerance=0.1)
-
-
 def test_a_compiled_model_computes_the_same(seen: Results) -> None:
     for rank in seen:
         before, after = rank["compiled"]["frames"]

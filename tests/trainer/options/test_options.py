@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import os
 import re
 import sysconfig
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_trainer.collectives.compression import PowerSGD
 from ddp_trainer.devices.hardware import check_abilities, gpu_of, make_deterministic, prepare_model
 from ddp_trainer.devices.precision import gradient_scaler
 from ddp_trainer.exit_codes import ConfigurationError
@@ -101,7 +99,6 @@ def test_flags_reach_their_options() -> None:
         (["--precision=fp8"], "--precision: invalid choice: 'fp8'"),
         (["--device-ids=0,x"], "'0,x' is not a list of whole numbers, such as 0,2"),
         (["--static-graph", "--find-unused-parameters"], "leave --find-unused-parameters out"),
-        (["--powersgd-rank=2"], "--powersgd-rank .* for --gradient-compression powersgd"),
     ],
 )
 def test_flags_that_cannot_be(flags: list[str], message: str) -> None:
@@ -213,26 +210,6 @@ def test_the_scaler_is_part_of_the_state() -> None:
     Steps(nn.Linear(3, 1), scaler=fresh).run.take_in(copy.deepcopy(state))
     assert fresh.get_scale() == 4.0
     Steps(nn.Linear(3, 1)).run.take_in(copy.deepcopy(state))  # and may be left out
-
-
-def test_powersgd_is_part_of_the_state_and_of_plain_types() -> None:
-    saved = PowerSGD(rank=1, start_step=2)
-    saved.load_state_dict(
-        {
-            **saved.state_dict(),
-            "steps": 7,
-            "left_out": {0: torch.ones(3)},
-            "rows": {0: torch.ones(2)},
-            "columns": {0: torch.ones(1)},
-        }
-    )
-    buffer = io.BytesIO()
-    torch.save(saved.state_dict(), buffer)
-    buffer.seek(0)
-    fresh = PowerSGD(rank=1, start_step=2)
-    fresh.load_state_dict(torch.load(buffer, weights_only=True))
-    assert fresh.state_dict()["steps"] == 7
-    assert fresh.state_dict()["left_out"][0].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_only_fp16_needs_a_scaler() -> None:

@@ -175,7 +175,7 @@ class NormNet(nn.Module):
 
 
 def test_a_refused_step_leaves_no_trace(no_launcher: None) -> None:
-    """Neither in running statistics nor in what PowerSGD has left out."""
+    """Nor in running statistics."""
     del no_launcher
     torch.manual_seed(1)
     model = NormNet()
@@ -183,10 +183,8 @@ def test_a_refused_step_leaves_no_trace(no_launcher: None) -> None:
     loader = DataLoader(TensorDataset(torch.randn(64, 16)), batch_size=8)
     failure = Failure()
     refused = 0
-    with ddp_trainer.join(
-        model=model, optimizer=optimizer, memory=ddp_trainer.PowerSGD(start_step=2)
-    ) as job:
-        net = job.wrap(model, gradient_compression="powersgd")
+    with ddp_trainer.join(model=model, optimizer=optimizer) as job:
+        net = job.wrap(model)
         for (inputs,) in job.batches(loader):
             before = copy.deepcopy(job._run.state())
             net(inputs).square().mean().backward()
@@ -198,19 +196,17 @@ def test_a_refused_step_leaves_no_trace(no_launcher: None) -> None:
                 assert_same(job._run.state(), before)
                 refused += failure.error is not None
                 failure.error = None
-        assert before["memory"]["left_out"]
         assert (job.steps_done, refused) == (8, 1)
 
 
-def test_what_a_broken_group_shared_or_averaged_is_not_taken() -> None:
+def test_what_a_broken_group_shared_is_not_taken() -> None:
     failure = Failure()
     failure.error = BrokenGroupError("rank 1 is gone")
     tensor = torch.ones(3)
     with group_of_one(failure) as group:
-        for collective in (group.share, group.average):
-            with pytest.raises(BrokenGroupError):
-                collective(tensor)
-            assert tensor.tolist() == [1, 1, 1]
+        with pytest.raises(BrokenGroupError):
+            group.share(tensor)
+        assert tensor.tolist() == [1, 1, 1]
 
 
 def test_the_last_resort_ends_what_does_not_come_back() -> None:

@@ -8,22 +8,28 @@ to wait for the GPU, and NCCL notices a dead peer much later than gloo's broken 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.collectives.compression import Hook
 from ddp_trainer.collectives.pending import PendingWork, value_of
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.settings.training import DDPOptions
 
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+_Average = Callable[[Any, GradBucket], Future[Any]]
+_COMPRESSED: Mapping[str, _Average] = {
+    "fp16": default_hooks.fp16_compress_hook,
+    "bf16": default_hooks.bf16_compress_hook,
+}
 
 _MOST_RANKS = 1 << 20
 """Leaves 43 bits for a value that is compared: millionths of months, if it is in seconds."""
@@ -55,20 +61,12 @@ class Group:
         self._queues = queues
         self._control = control
 
-    def wrap(
-        self,
-        model: nn.Module,
-        options: DDPOptions,
-        hook: Hook | None = None,
-        *,
-        one_at_a_time: bool = False,
-    ) -> DistributedDataParallel:
+    def wrap(self, model: nn.Module, options: DDPOptions) -> DistributedDataParallel:
         """Average the gradients of a model on this rank's device over the ranks of this group.
 
-        `hook`: does it in another way than by a sum. `one_at_a_time`: on a CPU a bucket begins only
-        when the one before is done. A backward pass in a group that breaks ends like any other,
-        with gradients that are of no use: the gate alone tells. That the model is the same on all
-        ranks, and remains so in its buffers, is left to the caller: DDP would wait in gloo.
+        A backward pass in a group that breaks ends like any other, with gradients that are of no
+        use: the gate alone tells. That the model is the same on all ranks, and remains so in its
+        buffers, is left to the caller: DDP would wait in gloo.
         """
         wrapped = DistributedDataParallel(
             model,
@@ -80,12 +78,9 @@ class Group:
             init_sync=False,
         )
         wrapped.broadcast_buffers = False
-        average = hook or self._mean
-        one_at_a_time = one_at_a_time and not self._queues
+        average = _COMPRESSED.get(options.gradient_compression, self._mean)
         # DDP takes annotations that are text, as here, for wrong ones; a lambda has none.
-        wrapped.register_comm_hook(
-            None, lambda _, bucket: self._guarded(average, bucket, wait=one_at_a_time)
-        )
+        wrapped.register_comm_hook(None, lambda _, bucket: self._guarded(average, bucket))
         return wrapped
 
     def _mean(self, _: object, bucket: GradBucket) -> Future[Any]:
@@ -93,13 +88,11 @@ class Group:
         work: dist.Work = dist.all_reduce(gradients, async_op=True)
         return work.get_future()
 
-    def _guarded(self, average: Hook, bucket: GradBucket, *, wait: bool) -> Future[Tensor]:
+    def _guarded(self, average: _Average, bucket: GradBucket) -> Future[Tensor]:
         """The mean of a bucket, or at last the bucket as it is in a group that breaks."""
         gradients = bucket.buffer()
         try:
             future = average(None, bucket)
-            if wait:
-                self._pending.wait(future)
             if self._queues:  # the host waits at the gate alone
                 return future.then(value_of)
             return self._pending.guard(future, instead=gradients)
@@ -139,18 +132,6 @@ class Group:
         It is whole when the gate says so.
         """
         self._wait(dist.broadcast(tensor, src=source, async_op=True))
-
-    def average(self, *tensors: Tensor) -> None:
-        """Replace tensors, on this rank's device or the CPU, by their means over all ranks.
-
-        All of them, or none where the group breaks.
-        """
-        means = [tensor / self.size for tensor in tensors]
-        for mean in means:
-            self._wait(dist.all_reduce(mean, async_op=True))
-        self.gate.wait()
-        for tensor, mean in zip(tensors, means, strict=True):
-            tensor.copy_(mean)
 
     def add_up(self, *tensors: Tensor) -> None:
         """Replace tensors on this rank's device by their sums; where the group breaks, in part.

@@ -86,8 +86,8 @@ class Formation:
         DDP lays out its gradient buckets anew after its first pass, and the layout decides in which
         order the ranks' numbers are added. Without a rehearsal, the first step after a group has
         broken would round differently from the same step of a run that nothing happened to. Two
-        numbers have one sum: two ranks need none, unless a compression remembers buckets, or DDP
-        wants to see a whole pass first. Where shards are dealt out, DDP has no part in it.
+        numbers have one sum: two ranks need none, unless DDP wants to see a whole pass first. Where
+        shards are dealt out, DDP has no part in it.
         """
         return self._rehearsed
 
@@ -163,17 +163,15 @@ class Formation:
 
     def end_rehearsal(self) -> None:
         """All nets have made their pass."""
-        self._rehearse(done=True)
+        self._rehearsed = True
 
     def equalise(self) -> None:
-        """Give all ranks the same buffers, and whatever else differs between them; a collective.
+        """Give all ranks the same buffers; a collective.
 
         Due before what the state of one rank decides for all: a save, an evaluation.
         """
         if self.group.size > 1 and not self._shares_buffers:
             self.group.share(*self.run.buffers())
-        if self.run.compression is not None:
-            self.group.average(*self.run.compression.left_out())
 
     def be_brief(self) -> None:
         """All is saved: from here on wait for nobody for long."""
@@ -211,14 +209,8 @@ class Formation:
         return self.group.size > 1 and any(net.shares_buffers for net in self.nets)
 
     def _begin_to_rehearse(self) -> None:
-        alone = self.group.size <= 2 and self.run.compression is None
-        is_clear = alone and not any(net.has_static_graph for net in self.nets)
-        self._rehearse(done=is_clear or not self._deal.is_plain)
-
-    def _rehearse(self, *, done: bool) -> None:
-        self._rehearsed = done
-        if self.run.compression is not None:
-            self.run.compression.is_rehearsing = not done
+        is_clear = self.group.size <= 2 and not any(net.has_static_graph for net in self.nets)
+        self._rehearsed = is_clear or not self._deal.is_plain
 
     def _form_once(self, error: Exception | None) -> None:
         self.trouble = None

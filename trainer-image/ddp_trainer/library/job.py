@@ -73,8 +73,8 @@ class Job(Stepping):
         """The model to call in the loop: its gradients come averaged over all ranks.
 
         `ddp`: arguments of torch's DistributedDataParallel: bucket_cap_mb, find_unused_parameters,
-        static_graph, gradient_as_bucket_view, broadcast_buffers. And gradient_compression: "fp16",
-        "bf16", or "powersgd", whose memory `join` has to know.
+        static_graph, gradient_as_bucket_view, broadcast_buffers. And gradient_compression: "fp16"
+        or "bf16".
 
         Raises:
             ConfigurationError: the model was not given to `join`, or is wrapped already.
@@ -86,15 +86,11 @@ class Job(Stepping):
                 "wrap() got a model that join() does not know: name it there, as in "
                 "join(model=model, ...), so that it can be saved and passed on"
             )
-        compression = self._run.compression
-        options = _options_of(ddp, has_memory=compression is not None)
+        options = _options_of(ddp)
         check(self._batch, model, options)
-        if compression is not None and self._formation.nets:
-            raise ConfigurationError("PowerSGD remembers what it left out of one model: wrap one")
         net = Net(
             model,
             options,
-            compression,
             on_trouble=self._formation.note,
             before_waiting=self._timer.lap_before_waiting,
         )
@@ -254,7 +250,7 @@ class Job(Stepping):
         self._progress.log(self._run.position, numbers)
 
 
-def _options_of(ddp: Mapping[str, Any], *, has_memory: bool) -> DDPOptions:
+def _options_of(ddp: Mapping[str, Any]) -> DDPOptions:
     unknown = set(ddp) - set(WRAP_OPTIONS)
     if unknown:
         raise ConfigurationError(
@@ -268,10 +264,5 @@ def _options_of(ddp: Mapping[str, Any], *, has_memory: bool) -> DDPOptions:
         raise ConfigurationError(
             f"wrap() got gradient_compression={options.gradient_compression!r}: choose from "
             f"{', '.join(COMPRESSIONS)}"
-        )
-    if (options.gradient_compression == "powersgd") != has_memory:
-        raise ConfigurationError(
-            'gradient_compression="powersgd" of wrap() and a ddp_trainer.PowerSGD among the parts '
-            "of join() belong together: give both or neither"
         )
     return options

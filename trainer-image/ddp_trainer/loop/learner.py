@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ddp_trainer import workloads
-from ddp_trainer.collectives.compression import PowerSGD
 from ddp_trainer.devices.hardware import check_abilities, make_deterministic, prepare_model
 from ddp_trainer.devices.precision import gradient_scaler
 from ddp_trainer.loop.optimization import optimizer_of, scheduler_of
@@ -31,7 +30,6 @@ class Learner:
     optimizer: Optimizer
     scheduler: Schedule | LRScheduler
     scaler: torch.amp.GradScaler | None = None
-    compression: PowerSGD | None = None
 
     @classmethod
     def new(cls, environment: Environment, options: Options, *, device: torch.device) -> Self:
@@ -76,7 +74,6 @@ class Learner:
             optimizer=optimizer,
             scheduler=scheduler_of(workload, optimizer, options.optimization, course),
             scaler=gradient_scaler(options.optimization.precision, device),
-            compression=PowerSGD.from_options(options.ddp),
         )
 
     def parts(self) -> dict[str, Any]:
@@ -86,6 +83,5 @@ class Learner:
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "scaler": self.scaler,
-            "compression": self.compression,
         }
         return {name: part for name, part in parts.items() if part is not None}

@@ -48,7 +48,7 @@ def bury_the_last_group() -> threading.Thread:
 
     def bury() -> None:
         others.clear()
-        # A group's own thread may be about to forget a callback, such as PowerSGD's, that refers to
+        # A group's own thread may be about to forget a callback that refers to
         # the group. Were it the last to let go, it would wait for itself, and torch would abort.
         if not _are_ours_alone(groups):
             _kept.extend(groups)

@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ddp_trainer.collectives.compression import PowerSGD
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Position
 from ddp_trainer.run.savable import check
@@ -57,7 +56,6 @@ class Parts:
         self.schedulers: list[LRScheduler] = self._of_kind(LRScheduler)
         self.schedules: list[PositionalSchedule] = self._of_kind(PositionalSchedule)
         self.scaler: torch.amp.GradScaler | None = self._one("scaler", torch.amp.GradScaler)
-        self.compression: PowerSGD | None = self._one("compression", PowerSGD)
 
     def expect(self, state: Mapping[str, Any]) -> None:
         """See that a state is of parts like these.
@@ -65,10 +63,10 @@ class Parts:
         Raises:
             ValueError: it is not.
         """
-        # With or without these a run may go on.
-        optional = {"scaler", "compression"} - set(self.by_name)
+        # With or without one a run may go on.
+        optional = {"scaler"} - set(self.by_name)
         for name, part in self.by_name.items():
-            if isinstance(part, torch.amp.GradScaler | PowerSGD):
+            if isinstance(part, torch.amp.GradScaler):
                 optional.add(name)
         found, wanted = set(state) - _RESERVED, set(self.by_name)
         if found - optional != wanted - optional:

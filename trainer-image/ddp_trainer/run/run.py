@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ddp_trainer.collectives.compression import Memory
 from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.parts import Parts
@@ -25,15 +24,6 @@ from ddp_trainer.run.updates import SchedulerInterval, Updates
 from ddp_trainer.settings.batch import Batch
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Before:
-    """What a step's passes change before anybody knows whether it will be taken."""
-
-    buffers: list[Tensor]
-    memory: Memory | None
-    """Of what a compression has left out."""
 
 
 class Run:
@@ -75,7 +65,6 @@ class Run:
         """
         self._parts = Parts(parts)
         self.models, self.optimizers = self._parts.models, self._parts.optimizers
-        self.compression = self._parts.compression
         for model in self.models:
             model.to(device)
         self._updates = Updates(self._parts, scheduler_interval=scheduler_interval)
@@ -192,12 +181,9 @@ class Run:
         for model in self.models:
             yield from model.buffers()
 
-    def before(self) -> Before:
-        """What `take_back` needs to undo the passes that begin now."""
-        return Before(
-            buffers=[buffer.clone() for buffer in self.buffers()],
-            memory=self.compression.memory() if self.compression is not None else None,
-        )
+    def before(self) -> list[Tensor]:
+        """What `take_back` needs to undo the passes that begin now: a copy of the buffers."""
+        return [buffer.clone() for buffer in self.buffers()]
 
     def set_buffers(self, values: Sequence[Tensor]) -> None:
         """Write values into `buffers`, which no backward pass needs any more."""
@@ -212,19 +198,17 @@ class Run:
                 for name, buffer in module.named_buffers(recurse=False):
                     module._buffers[name] = others[buffer]
 
-    def take_back(self, before: Before, *, in_turn: bool = False) -> None:
+    def take_back(self, before: Sequence[Tensor], *, in_turn: bool = False) -> None:
         """Undo what the passes of a step have left that is not taken.
 
         `in_turn`: what they have computed may go on to be used.
         """
         if in_turn:
-            self.put_buffers([value.clone() for value in before.buffers])
+            self.put_buffers([value.clone() for value in before])
         else:
-            self.set_buffers(before.buffers)
+            self.set_buffers(before)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        if self.compression is not None and before.memory is not None:
-            self.compression.restore(before.memory)
         self.forget_unscaling()
 
     def forget_unscaling(self) -> None:

@@ -12,12 +12,10 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.settings.flags import Settings, flag
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Compression = Literal["none", "fp16", "bf16", "powersgd"]
+Compression = Literal["none", "fp16", "bf16"]
 COMPRESSIONS: tuple[str, ...] = get_args(Compression)
 
 _PREFETCH_BATCHES = 2
-_POWERSGD_RANK = 1
-_POWERSGD_START_STEP = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +76,6 @@ class DDPOptions(Settings):
         False, "let batch norm layers see the batches of all ranks as one (GPUs only)"
     )
     gradient_compression: Compression = flag("none", "of gradients on their way between ranks")
-    powersgd_rank: int = flag(
-        _POWERSGD_RANK, "of the matrices that powersgd makes of gradients", minimum=1
-    )
-    powersgd_start_step: int = flag(
-        _POWERSGD_START_STEP, "steps before powersgd begins to compress", minimum=2
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,15 +83,6 @@ class DDPOptions(Settings):
             raise ConfigurationError(
                 "--static-graph finds unused parameters by itself: leave --find-unused-parameters "
                 "out"
-            )
-        chosen = (self.powersgd_rank, self.powersgd_start_step)
-        if self.gradient_compression != "powersgd" and chosen != (
-            _POWERSGD_RANK,
-            _POWERSGD_START_STEP,
-        ):
-            raise ConfigurationError(
-                "--powersgd-rank and --powersgd-start-step are for --gradient-compression powersgd:"
-                " leave them out, or choose it"
             )
 
 

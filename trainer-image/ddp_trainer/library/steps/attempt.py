@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.collectives.deal import Deal
-from ddp_trainer.run.run import Before
 
 
 @dataclass(kw_only=True)
 class Attempt:
     """What is known of a step before all ranks know that it can be taken."""
 
-    before: Before
+    before: list[Tensor]
     deal: Deal
     answered: int
     """What the script had asked for by then."""

@@ -23,8 +23,6 @@ def check(batch: Batch, model: nn.Module, options: DDPOptions) -> None:
 
 
 def _obstacle(model: nn.Module, options: DDPOptions, *, exact: bool) -> str | None:
-    if options.gradient_compression == "powersgd":
-        return "powersgd remembers what each rank has left out"
     if exact and options.gradient_compression != "none":
         return f"{options.gradient_compression} compression rounds what ranks have summed"
     modules = list(model.modules())

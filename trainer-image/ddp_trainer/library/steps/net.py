@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.collectives.compression import PowerSGD, stateless_hook
 from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.shard_gradients import ShardGradients
@@ -35,7 +34,6 @@ class Net(nn.Module):
         self,
         model: nn.Module,
         options: DDPOptions,
-        compression: PowerSGD | None,
         *,
         on_trouble: Callable[[Exception], None],
         before_waiting: Callable[[Tensor], None],
@@ -49,7 +47,6 @@ class Net(nn.Module):
         self.shares_buffers = options.broadcast_buffers
         self.has_static_graph = options.static_graph
         self._options = options
-        self._compression = compression
         self._on_trouble = on_trouble
         self._before_waiting = before_waiting
         self._wrapped: list[DistributedDataParallel] = []  # no module: a name of its own for none
@@ -74,10 +71,7 @@ class Net(nn.Module):
                 when_computed=self.finish,
             )
             return
-        compression = self._compression
-        hook = compression.hook if compression is not None else stateless_hook(self._options)
-        one_at_a_time = compression is not None
-        self._wrapped = [group.wrap(self.module, self._options, hook, one_at_a_time=one_at_a_time)]
+        self._wrapped = [group.wrap(self.module, self._options)]
 
     def leave(self) -> None:
         """Let go of a group that broke, or that everybody leaves."""

@@ -110,7 +110,7 @@ class Stepping(Session):
         # each has a rank to itself and rank 0's are shared.
         if attempt.buffers is None:
             attempt.buffers = [buffer.clone() for buffer in self._run.buffers()]
-        self._run.set_buffers(attempt.before.buffers)
+        self._run.set_buffers(attempt.before)
 
     def _take_step(
         self, attempt: Attempt, loss: Tensor | float | None, clip_grad_norm: float | None
