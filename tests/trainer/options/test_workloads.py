@@ -12,8 +12,7 @@ from ddp_trainer import workloads
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.settings.options import Options
 from ddp_trainer.workloads.base import MapSamples, Workload
-from ddp_trainer.workloads.gpt import GPT, causal_attention, read_text
-from torch.nn import functional
+from ddp_trainer.workloads.gpt import GPT, read_text
 from torch.utils.data import Dataset
 
 SMALL_GPT = {"layers": "1", "width": "32", "context": "32", "text_bytes": "40000", "dropout": "0"}
@@ -61,23 +60,6 @@ def test_bundled_workloads_learn(name: str, options: dict[str, str]) -> None:
     scores = workload.score(workload.model()(inputs), targets)
     assert scores.shape == (20,)
     assert bool(((scores >= 0) & (scores <= 1)).all())
-
-
-@pytest.mark.parametrize(("batch", "heads", "time"), [(1, 1, 1), (2, 3, 2), (3, 4, 17)])
-def test_attention_is_torchs(batch: int, heads: int, time: int) -> None:
-    torch.manual_seed(0)
-    ours = [torch.randn(batch, heads, time, 8, requires_grad=True) for _ in range(3)]
-    torchs = [tensor.detach().clone().requires_grad_() for tensor in ours]
-    weight = torch.randn(batch, heads, time, 8)
-    results = (
-        causal_attention(*ours),
-        functional.scaled_dot_product_attention(torchs[0], torchs[1], torchs[2], is_causal=True),
-    )
-    torch.testing.assert_close(results[0], results[1])
-    for result in results:
-        (result * weight).sum().backward()  # type: ignore[no-untyped-call]
-    for mine, theirs in zip(ours, torchs, strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 def test_gpt_sees_nothing_of_the_future() -> None:

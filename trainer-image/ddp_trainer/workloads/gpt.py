@@ -1,8 +1,7 @@
 """A small GPT that learns to write Python, byte by byte.
 
 Its text is the source of Python's own standard library: real text that every machine has, so
-nothing needs to be downloaded. The attention is written out, to be read; a test checks it against
-`scaled_dot_product_attention`.
+nothing needs to be downloaded.
 """
 
 from __future__ import annotations
@@ -156,23 +155,13 @@ class CausalSelfAttention(nn.Module):
             part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
             for part in self.query_key_value(vectors).chunk(3, dim=-1)
         )
-        mixed = causal_attention(query, key, value, dropout=self.dropout)
+        dropout = self.dropout.p if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True
+        )
         joined = mixed.transpose(1, 2).reshape(batch, time, width)
         result: Tensor = self.dropout(self.output(joined))
         return result
-
-
-def causal_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, dropout: nn.Module | None = None
-) -> Tensor:
-    """Softmax(query x key / sqrt(head width)) x value over each token's past.
-
-    All three and the result are of shape (batch, heads, time, head width).
-    """
-    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
-    return (weights if dropout is None else dropout(weights)) @ value  # type: ignore[no-any-return]
 
 
 def _initialise(module: nn.Module) -> None:
