@@ -65,6 +65,23 @@ test-integration: $(STAMP) ## Against a real kube-apiserver
 test-e2e: prepare ## Real pods on a real cluster, the operator running in it
 	$(PY) -m pytest tests/cluster tests/e2e
 
+# The tests of what calls torch, with another torch laid over .venv. pip prefers a CPU build that it
+# finds; without one it fetches about 3 GB.
+VERSION ?= 2.7.0
+TORCH_VENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ddp-operator/torch-$(VERSION)
+TORCH_TESTS ?= $(addprefix tests/trainer/,recovery group library launcher stream_device)
+.PHONY: test-torch
+test-torch: $(STAMP) ## The trainer's tests on another torch: VERSION=2.7.0 (an environment of 1 to 6 GB)
+	@test -e $(TORCH_VENV)/.installed || echo "Fetching torch $(VERSION), up to 3 GB."
+	test -e $(TORCH_VENV)/.installed || { \
+	  $(PYTHON) -m venv --clear $(TORCH_VENV); \
+	  $(TORCH_VENV)/bin/python -m pip install --quiet torch==$(VERSION); \
+	  $(PY) -c 'import site; print(*site.getsitepackages())' \
+	    > "$$($(TORCH_VENV)/bin/python -c 'import site; print(*site.getsitepackages())')/rest.pth"; \
+	  touch $(TORCH_VENV)/.installed; \
+	}
+	PYTHONPATH=$(CURDIR)/operator:$(CURDIR)/trainer-image $(TORCH_VENV)/bin/python -m pytest $(TORCH_TESTS)
+
 .PHONY: chaos
 chaos: $(STAMP) ## Kill, freeze and take away at random for minutes: everything must end well
 	$(PY) -m tests.run chaos

@@ -6,6 +6,7 @@ That broken groups are recognised is shown by breaking groups, in test_recovery.
 from __future__ import annotations
 
 import pytest
+import torch
 from ddp_trainer.exit_codes import RendezvousTimeoutError
 from ddp_trainer.membership.failures import is_lost_peer, reason
 from torch import distributed as dist
@@ -68,3 +69,12 @@ def test_errors_of_others(error: Exception) -> None:
 )
 def test_reasons_in_a_few_words(error: Exception, words: str) -> None:
     assert reason(error) == words
+
+
+def test_torch_before_2_8_has_no_type_for_errors_of_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch, "AcceleratorError", raising=False)
+    lost = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer"
+    assert is_lost_peer(RuntimeError(lost))
+    assert not is_lost_peer(RuntimeError("CUDA error: device-side assert triggered"))

@@ -20,6 +20,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.trainer.support.device_errors import DeviceError
 from tests.trainer.support.pods import assert_same
 from tests.trainer.support.same_group import group_of_one
 
@@ -122,10 +123,10 @@ def test_a_device_that_has_failed_says_so() -> None:
     device = Device()
 
     def fail() -> None:
-        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+        raise DeviceError("CUDA error: device-side assert triggered")
 
     device.when_it_comes = fail
-    with pytest.raises(torch.AcceleratorError) as raised:
+    with pytest.raises(DeviceError) as raised:
         gate(device, Failure()).wait()
     assert is_lost_device(raised.value)
 
@@ -243,7 +244,7 @@ def test_the_last_resort_spares_whoever_is_in_time() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+        DeviceError("CUDA error: device-side assert triggered"),
         RuntimeError("CUDA error: an illegal memory access was encountered"),
         RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
         dist.DistBackendError(

@@ -8,6 +8,7 @@ aborted. Then it goes on: with nothing written, or with half of a bucket.
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,20 +29,20 @@ _TRANSPORT_TIMEOUT = timedelta(hours=1)
 class StreamWork(dist.Work):
     """A collective that is queued."""
 
-    def __init__(self, mark: Mark, outputs: list[Tensor], *, host_follows: bool) -> None:
+    def __init__(self, mark: Mark, outputs: list[Tensor]) -> None:
         super().__init__()
         self._mark = mark
-        self._host_follows = host_follows
         self._future: Future[Any] = Future()
         self._future.set_result(outputs)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Make what follows on the stream wait, as all there does: the host goes on.
 
-        Not where layers call collectives: what follows there is computed by the host.
+        Not where layers call collectives: what follows there is computed by the host. Their
+        collectives are not asynchronous: torch itself waits (its options tell only since 2.8).
         """
         del timeout
-        if self._host_follows:
+        if sys._getframe(1).f_globals["__name__"] == dist.all_reduce.__module__:
             self._mark.synchronize()
         return True
 
@@ -72,29 +73,23 @@ class StreamGroup(dist.ProcessGroup):
     def allreduce(  # type: ignore[override]
         self, tensors: list[Tensor], options: Any
     ) -> StreamWork:
-        return self._tell(
-            tensors,
-            lambda copies: self._transport.allreduce(copies, options),
-            host_follows=not options.asyncOp,
-        )
+        return self._tell(tensors, lambda copies: self._transport.allreduce(copies, options))
 
     def broadcast(  # type: ignore[override]
         self, tensors: list[Tensor], options: Any
     ) -> StreamWork:
-        return self._tell(
-            tensors,
-            lambda copies: self._transport.broadcast(copies, options),
-            host_follows=not options.asyncOp,
-        )
+        return self._tell(tensors, lambda copies: self._transport.broadcast(copies, options))
 
     def all_gather_single(  # type: ignore[override]
         self, output: Tensor, own: Tensor, options: Any
     ) -> StreamWork:
+        del options
+
         def begin(copies: list[Tensor]) -> Any:
             parts = list(copies[0].view(self.size(), -1).unbind())
             return self._transport.allgather([parts], [own.reshape(-1).contiguous()])
 
-        return self._tell([output], begin, host_follows=not options.asyncOp)
+        return self._tell([output], begin)
 
     def all_to_all_single(  # type: ignore[override]
         self, output: Tensor, own: Tensor, came: list[int], sent: list[int], options: Any
@@ -102,8 +97,11 @@ class StreamGroup(dist.ProcessGroup):
         return self._tell(
             [output],
             lambda copies: self._transport.alltoall_base(copies[0], own, came, sent, options),
-            host_follows=not options.asyncOp,
         )
+
+    # Before torch 2.13 they have these names.
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
 
     def abort(self) -> None:
         """Let the stream go on."""
@@ -117,9 +115,7 @@ class StreamGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Nothing is under way."""
 
-    def _tell(
-        self, outputs: list[Tensor], begin: Callable[[list[Tensor]], Any], *, host_follows: bool
-    ) -> StreamWork:
+    def _tell(self, outputs: list[Tensor], begin: Callable[[list[Tensor]], Any]) -> StreamWork:
         def carry_out() -> None:
             copies = [tensor.clone() for tensor in outputs]
             if self._arrives(copies, begin):
@@ -134,7 +130,7 @@ class StreamGroup(dist.ProcessGroup):
                     half.copy_(half * 3 + 1)
 
         self._stream.tell(carry_out)
-        return StreamWork(self._stream.record(), outputs, host_follows=host_follows)
+        return StreamWork(self._stream.record(), outputs)
 
     def _arrives(self, copies: list[Tensor], begin: Callable[[list[Tensor]], Any]) -> bool:
         time.sleep(self._dice.uniform(0, _LONGEST_JOURNEY_SECONDS))

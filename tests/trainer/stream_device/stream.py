@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from tests.trainer.support.device_errors import DeviceError
+
 
 class Stream:
     """What it is told, it does later; what raises, stops it for good, as an error of CUDA does."""
@@ -51,7 +53,7 @@ class Stream:
 
     def _raise(self) -> None:
         if self._failure is not None:
-            raise torch.AcceleratorError(f"CUDA error: {self._failure}") from self._failure
+            raise DeviceError(f"CUDA error: {self._failure}") from self._failure
 
     def _run(self) -> None:
         with torch.no_grad():

@@ -9,6 +9,7 @@ import pytest
 
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
+from tests.trainer.support.device_errors import DeviceError
 from tests.trainer.support.nursery import STREAM
 from tests.trainer.support.pods import Pod, job
 from tests.trainer.support.runs import Undisturbed, assert_same_run, run_to_its_end
@@ -63,7 +64,8 @@ def test_a_device_that_fails_ends_its_process(
     """Its context is lost: no use to form the group with it again."""
     fault = Death(rank=rank, point="backward", step=STEP, deed="fail")
     pod = run_with(fault, folder=tmp_path, reference=reference)
-    sentence = "AcceleratorError: CUDA error: device-side assert triggered: starting it again"
+    said = f"{DeviceError.__name__}: CUDA error: device-side assert triggered"
+    sentence = f"{said}: starting it again"
     assert pod.log.count(sentence) == pod.log.count("starting it again") == 1
     assert f"[rank {rank}] the group broke" not in pod.log
     assert "resuming from checkpoint" not in pod.log

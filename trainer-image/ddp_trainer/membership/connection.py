@@ -33,6 +33,8 @@ less than the others wait for this rank (--rendezvous-timeout-seconds)."""
 _DRAIN_SECONDS = 30.0
 """For a device to do what is left of a step once no collective holds it up."""
 _WATCH_SECONDS = 1.0
+_set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
+"""Public since torch 2.15, which warns at the older name."""
 
 _logger = logging.getLogger(__name__)
 
@@ -101,7 +103,7 @@ class Connection:
         self._membership.connections.complete()
         if self._pending.failure is not None:  # perhaps before there was anything to cut
             raise self._pending.failure
-        distributed_c10d._set_pg_timeout(timeout, control)
+        _set_timeout(timeout, control)
         if self._communicator is not None:
             # The host may wait for the device elsewhere than at the gate, such as in a forward pass
             # that looks at a number; only an abort gets it out of there.

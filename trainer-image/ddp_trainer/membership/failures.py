@@ -16,6 +16,8 @@ from ddp_trainer.exit_codes import LostDeviceError, LostPeerError
 from ddp_trainer.membership import messages
 from ddp_trainer.membership.lost_peers import tells_of_lost_peer
 
+_DeviceError = getattr(torch, "AcceleratorError", LostDeviceError)
+"""torch has it since 2.8. Before, it raises a RuntimeError with the same text."""
 _GLOO = re.compile("|".join(messages.GLOO))
 _CUDA = re.compile("|".join(messages.CUDA))
 _GLOO_NOISE = re.compile(r"^\[[^]]*gloo/[^]]*\] |\. This is typically caused by .*$")
@@ -27,7 +29,7 @@ def is_lost_device(error: BaseException) -> bool:
     Its context is lost with all tensors in it, so that forming a group anew is of no use. A lack of
     memory is no such error.
     """
-    if isinstance(error, LostDeviceError | torch.AcceleratorError):
+    if isinstance(error, LostDeviceError | _DeviceError):
         return True
     if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
         return False
