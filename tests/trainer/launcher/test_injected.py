@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.ports import free_port
 from tests.trainer.support.pods import contract
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -28,19 +30,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def launch(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command by Python with nothing but the standard library (-I: nothing of ours, -S: no
-    packages).
-    """
+BARE = ("-I", "-S", "-B")
+"""Python with nothing but the standard library (-I: nothing of ours, -S: no packages)."""
+WITH_PACKAGES = ("-I", "-B")
+
+
+def launch(
+    folder: Path, *command: str, flags: tuple[str, ...] = BARE, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command by the launcher in a folder."""
     environment = {
         "PATH": os.environ["PATH"],
         **contract(local_world_size=2),
         "DDP_TERMINATION_LOG": str(folder.parent / "termination-log"),
         **variables,
     }
-    python = (sys.executable, "-I", "-S", "-B")
     return subprocess.run(
-        [*python, str(folder), *command],
+        [sys.executable, *flags, str(folder), *command],
         env=environment,
         capture_output=True,
         text=True,
@@ -75,6 +81,25 @@ def test_ranks_find_the_launchers_own_modules(folder: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     said = f"{folder}/ddp_trainer/__init__.py {folder}{os.pathsep}/users"
     assert ran.stdout.splitlines()[-2:] == [said, said]
+
+
+def test_ranks_use_the_torch_of_their_image(folder: Path) -> None:
+    """Whichever it is: `make test-torch` runs this with others."""
+    script = folder.parent / "sum.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.tensor([dist.get_rank() + 1])\n"
+        "dist.all_reduce(total)\n"
+        "print('torch', torch.__version__, int(total))\n"
+        "dist.destroy_process_group()\n"
+    )
+    port = str(free_port())
+    python = (sys.executable, str(script))
+    ran = launch(folder, "--", *python, flags=WITH_PACKAGES, MASTER_PORT=port)
+    assert ran.returncode == 0, ran.stderr
+    said = [line for line in ran.stdout.splitlines() if line.startswith("torch ")]
+    assert said == [f"torch {torch.__version__} 3"] * 2
 
 
 def test_an_older_python_is_told_which_it_takes() -> None:
