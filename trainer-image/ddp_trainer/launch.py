@@ -116,9 +116,9 @@ def _supervise(
     placement = placing.placement
     if status_path is not None:
         environment = {**environment, STATUS_FILE_VARIABLE: str(status_path)}
-        if plan.is_script:  # ranks of the bundled trainer answer once they are forked
-            folders = [str(HOOK), environment.get("PYTHONPATH", "")]
-            environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    if plan.is_script:  # ranks of the bundled trainer need no hook: they are forked from our code
+        folders = [str(HOOK), environment.get("PYTHONPATH", "")]
+        environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     found: Mapping[str, str] = {}
     trainjob_token = ""
     may_hold_rank_0 = placing.can_change or placement.node_rank == 0

@@ -79,7 +79,9 @@ def test_ranks_find_the_launchers_own_modules(folder: Path) -> None:
     show = "import ddp_trainer, os; print(ddp_trainer.__file__, os.environ['PYTHONPATH'])"
     ran = launch(folder, "--", sys.executable, "-c", show, PYTHONPATH="/users")
     assert ran.returncode == 0, ran.stderr
-    said = f"{folder}/ddp_trainer/__init__.py {folder}{os.pathsep}/users"
+    hook = folder / "ddp_trainer/telemetry/hook"  # a sitecustomize alone
+    path = os.pathsep.join([str(hook), str(folder), "/users"])
+    said = f"{folder}/ddp_trainer/__init__.py {path}"
     assert ran.stdout.splitlines()[-2:] == [said, said]
 
 

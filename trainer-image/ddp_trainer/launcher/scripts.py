@@ -8,7 +8,6 @@ that is started again finds it done. To the script all is as if Python had been 
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import contextlib
 import importlib
@@ -22,10 +21,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 from ddp_trainer.launcher.forkserver import fork_ranks
-from ddp_trainer.telemetry.hook.sitecustomize import answer_with_stacks
+from ddp_trainer.telemetry.hook.sitecustomize import answer_with_stacks, wait_for_gloo_at_exit
 
 _PRELOADED: Final = ("torch", "torch._dynamo", "torch.distributed")
 _OPTIONS: Final = frozenset({"-u", "-B", "-O", "-OO"})
@@ -79,8 +78,8 @@ def serve(channel: socket.socket, program: Sequence[str]) -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     if fork_ranks(channel):
+        wait_for_gloo_at_exit()
         answer_with_stacks()
-        atexit.register(_leave_group)  # before the script's own, and so called after them
         _seed_generators()
         sys.path[:0] = here
         run(program)
@@ -95,16 +94,6 @@ def _seed_generators() -> None:
         numpy.random.seed()
     if (generator := getattr(sys.modules.get("torch"), "default_generator", None)) is not None:
         generator.seed()
-
-
-def _leave_group() -> None:
-    """Destroy the process group that a script has left: gloo's threads abort a process, now and
-    then, that Python ends beneath them.
-    """
-    distributed: Any = sys.modules.get("torch.distributed")
-    with contextlib.suppress(Exception):  # nothing may spoil the end of a script that is done
-        if distributed.is_initialized() and distributed.get_backend() == "gloo":
-            distributed.destroy_process_group()
 
 
 def run(program: Sequence[str]) -> None:
