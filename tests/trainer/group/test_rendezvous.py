@@ -362,12 +362,12 @@ def test_a_request_is_in_vain_once_nobody_listens(monkeypatch: pytest.MonkeyPatc
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         rank = Rendezvous(environment(1, port=port))
-        with rank._deadline(Connections(), "127.0.0.1") as is_vain:
+        with rank._deadline(Connections(port), "127.0.0.1") as is_vain:
             assert is_vain()
             listener.listen()
             assert not is_vain()
     with (
         black_hole() as port,
-        Rendezvous(environment(1, port=port))._deadline(Connections(), "127.0.0.1") as is_vain,
+        Rendezvous(environment(1, port=port))._deadline(Connections(port), "127.0.0.1") as is_vain,
     ):
         assert is_vain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import threading
@@ -22,6 +23,7 @@ from ddp_trainer.membership.burial import leave_behind
 from ddp_trainer.membership.failures import is_lost_peer, reason
 from ddp_trainer.membership.finding.network import interface_towards
 from ddp_trainer.membership.membership import Membership
+from ddp_trainer.membership.sockets import Endpoint
 from ddp_trainer.system.last_resort import LastResort
 from ddp_trainer.system.threads import start_thread
 
@@ -37,6 +39,12 @@ _set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_ti
 """Public since torch 2.15, which warns at the older name."""
 
 _logger = logging.getLogger(__name__)
+
+
+def _from_all(group: Group, listening: list[Endpoint]) -> set[Endpoint]:
+    """Where the ranks listen; a collective, the first one of the group."""
+    found = group.gather(json.dumps(listening).encode())
+    return {(address, port) for one in found for address, port in json.loads(one)}
 
 
 class Connection:
@@ -71,9 +79,10 @@ class Connection:
             interface = interface_towards(self._membership.address)
             if interface is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = interface
-        store = self._membership.store
-        store.set_timeout(_FORMING_TIMEOUT)
+        connections, store = self._membership.connections, self._membership.store
+        connections.begin_to_form()
         rank, size = self._membership.rank, self._membership.size
+        store.set_timeout(_FORMING_TIMEOUT)
         if self._accelerator is None:
             dist.init_process_group(
                 "gloo", store=store, rank=rank, world_size=size, timeout=_FORMING_TIMEOUT
@@ -99,8 +108,7 @@ class Connection:
             queues=self._accelerator is not None,
             control=control,
         )
-        group.barrier()
-        self._membership.connections.complete()
+        connections.complete(_from_all(group, connections.listening()))
         if self._pending.failure is not None:  # perhaps before there was anything to cut
             raise self._pending.failure
         _set_timeout(timeout, control)

@@ -25,7 +25,7 @@ class Membership:
     name: str
     """Of this group, and of no other of the job."""
     connections: Connections
-    """What this process has connected since it began to look for the group."""
+    """The sockets of the store and of the group in this process."""
     rank: int
     """Of this process, in this group."""
     size: int

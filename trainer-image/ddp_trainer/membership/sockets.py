@@ -9,42 +9,90 @@ and the connections are this process's own.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import stat
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address
 
 _LOOK_SECONDS = 0.1
+_LONGEST_ADDRESS = 128
+"""Bytes of a sockaddr_storage."""
+
+
+Endpoint = tuple[str, int]
+"""A numeric address and a port."""
 
 
 @dataclass(frozen=True)
 class _OpenSocket:
-    """A socket of this process; the inode tells it from a later one with the same number."""
+    """A TCP socket of this process; the inode tells it from a later one with the same number."""
 
     fd: int
     inode: int
+    here: Endpoint = field(compare=False)
+    there: Endpoint | None = field(compare=False)
+    """Of its peer; None where it has none."""
+    listens: bool = field(compare=False)
 
 
 class Connections:
-    """The sockets that this process opens from now on, whoever opens them in it."""
+    """One group's sockets in this process, among those that threads of a script open meanwhile.
 
-    def __init__(self) -> None:
+    Until the ranks meet, these are the connections to rank 0's store. While the group forms, its
+    own cannot be told from others, so that all new ones count. From then on they are those that
+    lead to a port on which a rank listens.
+    """
+
+    def __init__(self, store_port: int) -> None:
+        """`store_port`: of rank 0's store."""
+        self._store_port = store_port
         self._before = _open_sockets()
+        self._before_forming: frozenset[_OpenSocket] | None = None
         self._chosen: frozenset[_OpenSocket] | None = None
 
-    def complete(self) -> None:
-        """Leave out whatever is opened from here on."""
-        self._chosen = _open_sockets() - self._before
+    def begin_to_form(self) -> None:
+        """The sockets of the group itself are opened from here on."""
+        self._before_forming = _open_sockets()
+
+    def listening(self) -> list[Endpoint]:
+        """Where this process has begun to listen since then; the others need to know."""
+        return [one.here for one in self._opened_to_form(_open_sockets()) if one.listens]
+
+    def complete(self, listening: Collection[Endpoint]) -> None:
+        """The group has formed: all ranks together listen there. Leave out all other sockets."""
+        now = _open_sockets()
+        self._chosen = self._of_the_store(now) | {
+            one
+            for one in self._opened_to_form(now)
+            if one.here in listening or one.there in listening
+        }
 
     def cut(self) -> None:
         """End the connections for both sides; the descriptors stay with whoever opened them."""
-        for one in _open_sockets() - self._before if self._chosen is None else self._chosen:
+        chosen = self._chosen
+        if chosen is None:
+            now = _open_sockets()
+            chosen = self._of_the_store(now) | self._opened_to_form(now)
+        for one in chosen:
             with contextlib.suppress(OSError):
                 _cut(one)
+
+    def _of_the_store(self, now: frozenset[_OpenSocket]) -> frozenset[_OpenSocket]:
+        return frozenset(
+            one
+            for one in now - self._before
+            if self._store_port in (one.here[1], one.there[1] if one.there else None)
+        )
+
+    def _opened_to_form(self, now: frozenset[_OpenSocket]) -> frozenset[_OpenSocket]:
+        return frozenset() if self._before_forming is None else now - self._before_forming
 
     @contextmanager
     def cut_unless_done_within(
@@ -75,16 +123,44 @@ def _open_sockets() -> frozenset[_OpenSocket]:
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found.add(_OpenSocket(int(name), status.st_ino))
+            fd, status = int(name), os.fstat(int(name))
+            here = _endpoint(_libc.getsockname, fd) if stat.S_ISSOCK(status.st_mode) else None
+            if here is not None and _option(fd, socket.SO_TYPE) == socket.SOCK_STREAM:
+                listens = bool(_option(fd, socket.SO_ACCEPTCONN))
+                there = _endpoint(_libc.getpeername, fd)
+                found.add(_OpenSocket(fd, status.st_ino, here, there, listens))
     return frozenset(found)
+
+
+# Not by Python's sockets: where a script has set a default timeout, to make one of a descriptor
+# takes away that the socket blocks, also for whoever opened it.
+_libc = ctypes.CDLL(None)
+
+
+def _endpoint(ask: Callable[..., int], fd: int) -> Endpoint | None:
+    """What getsockname or getpeername has to say; None if it is no address of a network."""
+    answer = ctypes.create_string_buffer(_LONGEST_ADDRESS)
+    if ask(fd, answer, ctypes.byref(ctypes.c_uint32(_LONGEST_ADDRESS))) != 0:
+        return None
+    family, port = struct.unpack_from("=H", answer)[0], struct.unpack_from("!H", answer, 2)[0]
+    if family == socket.AF_INET:
+        return str(IPv4Address(answer.raw[4:8])), port
+    if family == socket.AF_INET6:
+        address = IPv6Address(answer.raw[8:24])
+        return str(address.ipv4_mapped or address), port
+    return None
+
+
+def _option(fd: int, name: int) -> int:
+    value = ctypes.c_int()
+    length = ctypes.byref(ctypes.c_uint32(ctypes.sizeof(value)))
+    _libc.getsockopt(fd, socket.SOL_SOCKET, name, ctypes.byref(value), length)
+    return value.value
 
 
 def _cut(one: _OpenSocket) -> None:
     copy = os.dup(one.fd)
     with socket.socket(fileno=copy) as connection:
         # The end of a listening socket makes gloo abort the whole process.
-        listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        if os.fstat(copy).st_ino == one.inode and not listens:
+        if os.fstat(copy).st_ino == one.inode and not one.listens:
             connection.shutdown(socket.SHUT_RDWR)

@@ -129,7 +129,7 @@ class Rendezvous:
         if self._server is None:
             self._server = stores.listen(port)
         store = self._server
-        connections = Connections()
+        connections = Connections(port)
         # The group's waits are on a connection that can be cut without harm to the store.
         try:
             root = stores.client(
@@ -229,7 +229,7 @@ class Rendezvous:
         """Register with a store, and see whether its group counts this rank."""
         placement, rank = self._environment.placement, self._environment.rank
         expect_answer(placement.master_addr, store_address, placement.master_port)
-        connections = Connections()
+        connections = Connections(placement.master_port)
         try:
             with self._deadline(connections, store_address) as is_vain:
                 store = stores.connected(store_address, placement.master_port, is_vain)
