@@ -10,6 +10,7 @@ from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launch import main as launch
 from ddp_trainer.launcher.plan import LaunchPlan
 from ddp_trainer.settings.options import Options
+from ddp_trainer.settings.timeouts import contact_seconds
 from ddp_trainer.telemetry.termination import TerminationReport
 
 from tests.trainer.support.pods import contract
@@ -89,3 +90,10 @@ def test_a_contradiction_is_exit_code_64(tmp_path: Path) -> None:
     report = TerminationReport.from_json(log.read_text())
     assert report.exit_code == 64
     assert "--group-timeout-seconds" in (report.error or "")
+
+
+def test_large_groups_have_longer_for_their_first_contact() -> None:
+    """512 ranks read 262,144 addresses from one thread, which took it 13 s."""
+    assert 15 < contact_seconds(2) < 16
+    assert contact_seconds(512) > 3 * 13
+    assert contact_seconds(1024) > 4 * 3 * 13

@@ -24,11 +24,10 @@ from ddp_trainer.membership.failures import is_lost_peer, reason
 from ddp_trainer.membership.finding.network import interface_towards
 from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.sockets import Endpoint
+from ddp_trainer.settings.timeouts import contact_seconds
 from ddp_trainer.system.last_resort import LastResort
 from ddp_trainer.system.threads import start_thread
 
-_FORMING_TIMEOUT = timedelta(seconds=15)
-"""For the first contact, when all ranks have just been seen alive: if one died since, it shows."""
 _LEAVE_SECONDS = 120.0
 """For a thread to come out of a group that was given up: more than it takes to read a batch, and
 less than the others wait for this rank (--rendezvous-timeout-seconds)."""
@@ -82,16 +81,18 @@ class Connection:
         connections, store = self._membership.connections, self._membership.store
         connections.begin_to_form()
         rank, size = self._membership.rank, self._membership.size
-        store.set_timeout(_FORMING_TIMEOUT)
+        # Short: all ranks have just been seen alive, so that one that died since is noticed.
+        contact = timedelta(seconds=contact_seconds(size))
+        store.set_timeout(contact)
         if self._accelerator is None:
             dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=size, timeout=_FORMING_TIMEOUT
+                "gloo", store=store, rank=rank, world_size=size, timeout=contact
             )
         else:
             what = "the devices of all ranks were not joined in time"
             with self._last_resort.during(timeout.total_seconds(), what):
                 self._communicator = self._accelerator.join(
-                    store, rank=rank, world_size=size, timeout=_FORMING_TIMEOUT
+                    store, rank=rank, world_size=size, timeout=contact
                 )
         control = self._communicator.control if self._communicator is not None else None
         group = Group(

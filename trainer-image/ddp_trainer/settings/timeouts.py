@@ -1,6 +1,7 @@
 """Which time-outs must not be longer than others, because somebody else would give up before.
 
-Pure. What was chosen is never changed; a default gives way to it.
+And how long a group may take to form. Pure. What was chosen is never changed; a default gives way
+to it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,18 @@ STOPPING = Rule(
     patient=True,
 )
 """Of the launcher's and the trainer's flags, where it is the trainer that is launched."""
+
+
+_CONTACT_SECONDS = 15.0
+_SECONDS_FOR_TWO_RANKS = 170e-6
+"""Each rank reads the address of every other one from rank 0's store, which has one thread. A
+request took up to 51 microseconds of its CPU time with 8 to 128 ranks: 13 s for 512 ranks. More than
+three times that, for slower CPUs."""
+
+
+def contact_seconds(ranks: int) -> float:
+    """How long the first contact of a group's ranks may take, all of which have just been seen."""
+    return _CONTACT_SECONDS + _SECONDS_FOR_TWO_RANKS * ranks**2
 
 
 def settle(
