@@ -50,7 +50,7 @@ class Job(Stepping):
     def is_main(self) -> bool:
         """Whether this is rank 0, which alone should print and write what all of them know.
 
-        Where pods of the job change places, it may be another process after a step.
+        Where pods of the job change places, it may be another process with the next batch.
         """
         return self.rank == 0
 
@@ -94,6 +94,7 @@ class Job(Stepping):
             on_trouble=self._formation.note,
             before_waiting=self._timer.lap_before_waiting,
         )
+        self._settle()
         self._or_form(lambda: self._formation.wrap(net))
         return net
 
@@ -107,6 +108,7 @@ class Job(Stepping):
         while run.epoch < count:
             self._epoch, self._asked = run.epoch, 0
             yield self._epoch
+            self._settle()
             if run.epoch != self._epoch:  # the others were further
                 continue
             if self._plan.is_at_limit(run.position):
@@ -136,6 +138,7 @@ class Job(Stepping):
         """
         if accumulate < 1:
             raise ConfigurationError(f"batches() got accumulate={accumulate}: make it 1 or more")
+        self._settle()  # of a loop that was left by `break`
         loading = self._use(loader, accumulate)
         position = self._run.position
         epoch = position.epoch
@@ -164,6 +167,12 @@ class Job(Stepping):
         parameters; optimizers step, then the gradient scaler and schedulers; gradients are cleared.
         `loss` is for the log and the status.
 
+        What else changes with a step, such as an average of the weights, change right after it and
+        only if it was taken: `if job.step(loss): average.update_parameters(model)`. It belongs to
+        the step then: checkpoints are written, and new ranks get the state, when the script asks
+        for the next batch, or calls anything else of the job that takes all ranks. Of several
+        optimizers, do that after the last one's turn.
+
         `optimizer`: this one alone steps, of several that take turns with the same batch, in the
         same order with each; the schedulers step when the next batch is asked for.
 
@@ -191,6 +200,7 @@ class Job(Stepping):
 
         Such as a score and the number of samples that it is of, after an evaluation.
         """
+        self._settle()
         answer, _ = self._sum(*values)
         return answer
 
@@ -199,6 +209,7 @@ class Job(Stepping):
 
         Ranks may get one more or less than others; none may call `sum` in between.
         """
+        self._settle()
         run, seed = self._run, self._options.seed
         seed_step(seed, rank=self.rank, step=run.position.step, purpose="evaluation")
         [count], begins_here = self._sum(1)
@@ -230,6 +241,7 @@ class Job(Stepping):
 
         It is for the log and the status. A checkpoint of the best one is kept.
         """
+        self._settle()
         self._progress.evaluated(self._run.position, accuracy=score)
         self._keeper.evaluated(self._run, score)
 

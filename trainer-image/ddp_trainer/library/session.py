@@ -92,12 +92,12 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """Of this process, among all of the job; another one, perhaps, after a step."""
+        """Of this process, among all of the job; another one, perhaps, with the next batch."""
         return self._environment.rank
 
     @property
     def world_size(self) -> int:
-        """Processes in the whole job; as many others, perhaps, after a step."""
+        """Processes in the whole job; as many others, perhaps, with the next batch."""
         return self._environment.placement.world_size
 
     @property
@@ -144,6 +144,7 @@ class Session:
 
     def _finish(self) -> None:
         """All is trained: save, and leave together."""
+        self._settle()
         while True:
             try:
                 self._keeper.save_for_certain(self._run, self._formation.group)
@@ -195,6 +196,9 @@ class Session:
             collective()
         except Exception as error:
             self._form(error)
+
+    def _settle(self) -> None:
+        """Do what is due after the step before, if it is not done yet."""
 
     def _save_and_stop(self) -> None:
         run, total = self._run, self._progress.total_steps

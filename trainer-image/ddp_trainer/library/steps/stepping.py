@@ -34,6 +34,8 @@ class Stepping(Session):
         super().__init__(environment, options, report)
         self._trace = SampleTrace(options.trace_samples, rank=self.rank)
         self._attempt: Attempt | None = None
+        self._taken: Attempt | None = None
+        """The step before, until what is due after it is done."""
 
     def _take_place(self) -> None:
         super()._take_place()
@@ -58,6 +60,8 @@ class Stepping(Session):
                     yield batches[attempt.given - 1]
                     if attempt.turns > 0:
                         self._end_turns(attempt)
+                    elif attempt is self._taken:
+                        self._settle()
                     elif attempt.stepped < attempt.given:
                         raise RuntimeError(
                             "the loop asked for another batch without job.step(): call it once "
@@ -174,6 +178,7 @@ class Stepping(Session):
             return
         self._run.complete_turns(attempt.samples, ends_epoch=attempt.ends_epoch)
         self._complete(attempt)
+        self._settle()
 
     def _knows_the_end(self, attempt: Attempt) -> bool:
         """Whether this rank knows if the epoch ends with the step."""
@@ -202,7 +207,18 @@ class Stepping(Session):
         self._progress.step(self._run.position, samples=samples)
         self._profiling.step()
         self._timer.lap(Phase.COMPUTE)
-        self._or_form(lambda: self._after_step(attempt))
+        self._taken = attempt
+
+    def _settle(self) -> None:
+        """Do what is due after the step before, whatever takes all ranks and what is saved.
+
+        Not within the script's call of `step`: what the script does after that, such as to average
+        weights, belongs to the step too.
+        """
+        attempt, self._taken = self._taken, None
+        if attempt is not None:
+            self._timer.lap(Phase.COMPUTE)
+            self._or_form(lambda: self._after_step(attempt))
 
     def _after_step(self, attempt: Attempt) -> None:
         position = self._run.position
