@@ -36,7 +36,11 @@ def main(arguments: Sequence[str]) -> None:
     options = parsed(arguments)
     torch.manual_seed(0)
     model = network(dropout=0.25)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    average = AveragedModel(
+        model,
+        multi_avg_fn=get_ema_multi_avg_fn(0.9),  # type: ignore[no-untyped-call]
+        use_buffers=True,
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     counted = Losses()
     with ddp_trainer.join(

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.run.buffers import Copies
 from ddp_trainer.run.parts import Parts
 from ddp_trainer.run.position import Bookmarks, Order, Position
 from ddp_trainer.run.updates import SchedulerInterval, Updates
@@ -63,6 +64,7 @@ class Run:
 
         Since the last step. A rank may be an epoch further than one that still waits for an answer.
         """
+        self._before, self._copies = Copies(), Copies()
         self._parts = Parts(parts)
         self.models, self.optimizers = self._parts.models, self._parts.optimizers
         for model in self.models:
@@ -181,14 +183,19 @@ class Run:
         for model in self.models:
             yield from model.buffers()
 
-    def before(self) -> list[Tensor]:
-        """What `take_back` needs to undo the passes that begin now: a copy of the buffers."""
-        return [buffer.clone() for buffer in self.buffers()]
+    def before(self) -> Copies:
+        """What `take_back` needs to undo the passes that begin now; until this is called again."""
+        self._before.take(self.buffers())
+        return self._before
 
-    def set_buffers(self, values: Sequence[Tensor]) -> None:
-        """Write values into `buffers`, which no backward pass needs any more."""
-        for buffer, value in zip(self.buffers(), values, strict=True):
-            buffer.copy_(value)
+    def copy_buffers(self) -> Copies:
+        """The buffers as they are now; until this is called again."""
+        self._copies.take(self.buffers())
+        return self._copies
+
+    def set_buffers(self, copies: Copies) -> None:
+        """Put the buffers back to what they were; no backward pass needs them any more."""
+        copies.put_back(self.buffers())
 
     def put_buffers(self, values: Sequence[Tensor]) -> None:
         """Put others in the place of `buffers`: a backward pass may yet need those."""
@@ -198,13 +205,13 @@ class Run:
                 for name, buffer in module.named_buffers(recurse=False):
                     module._buffers[name] = others[buffer]
 
-    def take_back(self, before: Sequence[Tensor], *, in_turn: bool = False) -> None:
+    def take_back(self, before: Copies, *, in_turn: bool = False) -> None:
         """Undo what the passes of a step have left that is not taken.
 
         `in_turn`: what they have computed may go on to be used.
         """
         if in_turn:
-            self.put_buffers([value.clone() for value in before])
+            self.put_buffers([value.clone() for value in before.values])
         else:
             self.set_buffers(before)
         for optimizer in self.optimizers:

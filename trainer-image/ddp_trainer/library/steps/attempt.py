@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.run.buffers import Copies
 
 
 @dataclass(kw_only=True)
 class Attempt:
     """What is known of a step before all ranks know that it can be taken."""
 
-    before: list[Tensor]
+    before: Copies
     deal: Deal
     answered: int
     """What the script had asked for by then."""
@@ -31,7 +32,7 @@ class Attempt:
     """Batches after which it has called `step`."""
     turns: int = 0
     """How often it has called `step` for one of its optimizers."""
-    buffers: list[Tensor] | None = None
+    buffers: Copies | None = None
     """As this rank's first part has left them, where it computes more of them."""
     _losses: list[tuple[int, Tensor | float]] = field(default_factory=list)
     """With the slots of their parts."""

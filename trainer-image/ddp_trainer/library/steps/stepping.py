@@ -113,7 +113,7 @@ class Stepping(Session):
         # Each begins with the same buffers, and those that part 0 leaves are the step's, as when
         # each has a rank to itself and rank 0's are shared.
         if attempt.buffers is None:
-            attempt.buffers = [buffer.clone() for buffer in self._run.buffers()]
+            attempt.buffers = self._run.copy_buffers()
         self._run.set_buffers(attempt.before)
 
     def _take_step(
