@@ -50,8 +50,8 @@ STOPPING = Rule(
 _CONTACT_SECONDS = 15.0
 _SECONDS_FOR_TWO_RANKS = 170e-6
 """Each rank reads the address of every other one from rank 0's store, which has one thread. A
-request took up to 51 microseconds of its CPU time with 8 to 128 ranks: 13 s for 512 ranks. More than
-three times that, for slower CPUs."""
+request took up to 51 microseconds of its CPU time with 8 to 128 ranks: 13 s for 512 ranks. More
+than three times that, for slower CPUs."""
 
 
 def contact_seconds(ranks: int) -> float:
