@@ -70,6 +70,47 @@ def test_a_report_becomes_the_status(receiver: Receiver) -> None:
     assert status.last_step_time is not None
 
 
+@pytest.mark.parametrize(
+    ("status", "step", "metrics"),
+    [
+        ({"progressPercentage": 50}, 50, None),
+        ({"progressPercentage": 50, "estimatedRemainingSeconds": 0}, 50, None),
+        ({"metrics": [{"name": "loss", "value": "0.5"}]}, None, None),
+        (
+            {
+                "progressPercentage": 25,
+                "metrics": [{"name": "phase", "value": "warm-up"}, {"name": "lr", "value": "0.1"}],
+            },
+            25,
+            {"lr": 0.1},
+        ),
+        (
+            {
+                "progressPercentage": 100,
+                "metrics": [
+                    {"name": f"{'m' * 59}_{number:03d}", "value": str(number / 7)}
+                    for number in range(256)
+                ],
+            },
+            100,
+            {f"{'m' * 59}_{number:03d}": number / 7 for number in range(64)},
+        ),
+    ],
+    ids=["percentage", "no time left", "no step", "words", "as many as the SDK sends"],
+)
+def test_what_kubeflows_sdk_sends_is_taken(
+    receiver: Receiver, status: dict[str, Any], step: int | None, metrics: dict[str, float] | None
+) -> None:
+    """After the tests of `update_trainjob_status`: all but the time may be missing, values are
+    text, and it sends up to 256 metrics.
+    """
+    body = json.dumps({"trainerStatus": {"lastUpdatedTime": NOW, **status}}).encode()
+    assert receiver.post(body) == (200, "{}")
+    found = receiver.status()
+    assert (found.step if found else None) == step
+    assert (found.metrics if found else None) == metrics
+
+
 @pytest.mark.parametrize("token", ["", "guessed", TOKEN])
 def test_whoever_has_not_read_the_token_is_not_heard(receiver: Receiver, token: str) -> None:
     code, words = receiver.post(document(1), token=token)
