@@ -3,13 +3,16 @@
 What holds the state are tensors, of gigabytes perhaps: they travel in buckets, over the devices'
 own backend, into the memory that will hold them. All else goes before, as an outline with a hole
 for each tensor. Whoever lacks the state has none until all of it has come.
+
+Large tensors that no gradient changes, such as frozen or quantised weights, travel only where a
+rank that lacks the state has others in their place: a new rank has usually loaded the same ones.
 """
 
 from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +20,20 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.collectives.group import Group
+from ddp_trainer.run.fingerprint import fingerprint
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.savable import without_tensors
-from ddp_trainer.system.buffers import Place, size_of, tensors_by_place
+from ddp_trainer.system.buffers import Place, tensors_by_place
 
+COMPARED_BYTES = 1 << 20
+"""From this size on a tensor is compared before it is sent."""
 BUCKET_BYTES = 32 << 20
 """What small tensors travel in together, and large ones in parts: each part has the group's timeout
 to itself."""
 
 
 def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
-    """Give rank `source`'s state to the ranks that lack it; returns its bytes. A collective.
+    """Give rank `source`'s state to the ranks that lack it; returns the bytes sent. A collective.
 
     Ranks that neither have to give nor lack it pass on what they get, and keep their own.
     """
@@ -36,10 +42,11 @@ def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
     giver = group.rank == source
     state = run.memory() if giver or lacks_it else {}
     own = dict(tensors_by_place(state))
-    outline = _Outline.of(state, own) if giver else None
+    outline = _Outline.of(state, own, run.untrained()) if giver else None
     message = group.broadcast(outline.pack() if outline is not None else None, source=source)
     outline = outline or _Outline.unpack(message)
     holes = outline.holes
+    travels = _needed(outline, own, group, lacks_it=lacks_it)
     if lacks_it:
         run.is_fresh = run.is_torn = True
     slots = [
@@ -48,7 +55,7 @@ def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
         else None
         for (place, hole), on_device in zip(holes.items(), outline.on_device, strict=True)
     ]
-    for pieces in _buckets(list(holes.values()), outline.on_device):
+    for pieces in _buckets(list(holes.values()), outline.on_device, travels):
         tensors = [
             slot.bytes[begin:end]
             for number, begin, end in pieces
@@ -66,7 +73,29 @@ def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
     if lacks_it:
         filled = {place: slot.filled() for place, slot in zip(holes, slots, strict=True) if slot}
         run.take_in(outline.with_tensors(filled))
-    return size_of(outline.state)
+    return sum(hole.nbytes for hole, needed in zip(holes.values(), travels, strict=True) if needed)
+
+
+def _needed(
+    outline: _Outline, own: Mapping[Place, Tensor], group: Group, *, lacks_it: bool
+) -> list[bool]:
+    """Of each tensor, whether some rank that lacks the state has another one; a collective."""
+    if all(print_ is None for print_ in outline.prints):
+        return [True] * len(outline.prints)
+    differs: list[float] = []
+    columns = zip(outline.holes.items(), outline.on_device, outline.prints, strict=True)
+    for (place, hole), on_device, print_ in columns:
+        mine = own.get(place)
+        is_needed = print_ is None or (
+            lacks_it
+            and not (
+                mine is not None
+                and _fits(mine, hole, on_device, group.device)
+                and fingerprint(mine) == print_
+            )
+        )
+        differs.append(float(is_needed))
+    return [count > 0 for count in group.sum(*differs)]
 
 
 @dataclass(frozen=True)
@@ -76,12 +105,21 @@ class _Outline:
     state: Any
     on_device: list[bool]
     """Of each tensor, whether it is on the rank's device; else it is on the CPU."""
+    prints: list[int | None]
+    """The fingerprint of each tensor that is compared before it is sent."""
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], tensors: Mapping[Place, Tensor]) -> _Outline:
+    def of(
+        cls, state: Mapping[str, Any], tensors: Mapping[Place, Tensor], untrained: Iterable[Tensor]
+    ) -> _Outline:
         """What is left of a state without its tensors."""
         on_device = [tensor.device.type != "cpu" for tensor in tensors.values()]
-        return cls(without_tensors(state), on_device)
+        compared = {each.data_ptr() for each in untrained if each.nbytes >= COMPARED_BYTES}
+        prints = [
+            fingerprint(tensor) if tensor.data_ptr() in compared else None
+            for tensor in tensors.values()
+        ]
+        return cls(without_tensors(state), on_device, prints)
 
     @property
     def holes(self) -> dict[Place, Tensor]:
@@ -96,7 +134,7 @@ class _Outline:
     def pack(self) -> bytes:
         """As a message."""
         file = io.BytesIO()
-        torch.save((self.state, self.on_device), file)
+        torch.save((self.state, self.on_device, self.prints), file)
         return file.getvalue()
 
     @classmethod
@@ -122,23 +160,25 @@ class _Slot:
 
 def _room(own: Tensor | None, hole: Tensor, on_device: bool, device: torch.device) -> Tensor:
     """Where a tensor is to be: in the place of its like, or in new memory."""
-    wanted = device if on_device else torch.device("cpu")
-    if (
-        own is not None
-        and own.shape == hole.shape
-        and own.dtype == hole.dtype
-        and own.device == wanted
-    ):
+    if own is not None and _fits(own, hole, on_device, device):
         return own
+    wanted = device if on_device else torch.device("cpu")
     return torch.empty(hole.shape, dtype=hole.dtype, device=wanted)
 
 
-def _buckets(tensors: list[Tensor], on_device: list[bool]) -> Iterator[list[tuple[int, int, int]]]:
+def _fits(own: Tensor, hole: Tensor, on_device: bool, device: torch.device) -> bool:
+    wanted = device if on_device else torch.device("cpu")
+    return own.shape == hole.shape and own.dtype == hole.dtype and own.device == wanted
+
+
+def _buckets(
+    tensors: list[Tensor], on_device: list[bool], travels: list[bool]
+) -> Iterator[list[tuple[int, int, int]]]:
     """Pieces (number of the tensor, first byte, end) that travel together; alike on all ranks."""
     pieces: list[tuple[int, int, int]] = []
     room = BUCKET_BYTES
     for number, tensor in enumerate(tensors):
-        size, begin = tensor.nbytes, 0
+        size, begin = tensor.nbytes if travels[number] else 0, 0
         if pieces and on_device[number] != on_device[pieces[-1][0]]:
             yield pieces
             pieces, room = [], BUCKET_BYTES

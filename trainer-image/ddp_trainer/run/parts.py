@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -83,6 +84,28 @@ class Parts:
         if len(found) > 1:
             raise ConfigurationError(f"join() got several parts of kind {what}: give one")
         return found[0] if found else None
+
+
+def move(model: nn.Module, device: torch.device, *, name: str) -> None:
+    """Move a model to a device, unless all of it is there: quantised ones refuse to be moved.
+
+    Raises:
+        ConfigurationError: it is elsewhere, and cannot be moved.
+    """
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    if all(_is_on(tensor.device, device) for tensor in tensors):
+        return
+    try:
+        model.to(device)
+    except Exception as error:
+        raise ConfigurationError(
+            f"join() cannot move {name} to {device} ({error}): place it there before, for example "
+            'with device_map={"": int(os.environ["LOCAL_RANK"])} for a quantised model'
+        ) from error
+
+
+def _is_on(found: torch.device, wanted: torch.device) -> bool:
+    return found.type == wanted.type and (wanted.index is None or found.index == wanted.index)
 
 
 def _names(parts: set[str]) -> str:

@@ -13,13 +13,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.buffers import Copies
-from ddp_trainer.run.parts import Parts
+from ddp_trainer.run.parts import Parts, move
 from ddp_trainer.run.position import Bookmarks, Order, Position
 from ddp_trainer.run.updates import SchedulerInterval, Updates
 from ddp_trainer.settings.batch import Batch
@@ -41,8 +41,9 @@ class Run:
     ) -> None:
         """`parts`: whatever has a state, by its name in the state of the run.
 
-        Models move to the device. `scheduler_interval`: what torch's schedulers count. `batch`:
-        whose batches make a step; None: those of the ranks that there are.
+        Models move to the device, unless all of one is there. `scheduler_interval`: what torch's
+        schedulers count. `batch`: whose batches make a step; None: those of the ranks that there
+        are.
 
         Raises:
             ConfigurationError: a part cannot be remembered.
@@ -67,8 +68,9 @@ class Run:
         self._before, self._copies = Copies(), Copies()
         self._parts = Parts(parts)
         self.models, self.optimizers = self._parts.models, self._parts.optimizers
-        for model in self.models:
-            model.to(device)
+        for name, part in self._parts.by_name.items():
+            if isinstance(part, nn.Module):
+                move(part, device, name=name)
         self._updates = Updates(self._parts, scheduler_interval=scheduler_interval)
 
     # State.
@@ -100,6 +102,15 @@ class Run:
             "epoch": self.epoch,
             "answers": list(self.answers.items()),
         }
+
+    def untrained(self) -> Iterator[Tensor]:
+        """Tensors of the models that no gradient changes: buffers, and frozen parameters.
+
+        Something else may change them, as it does an average of weights.
+        """
+        for model in self.models:
+            yield from (each for each in model.parameters() if not each.requires_grad)
+            yield from model.buffers()
 
     def take_in(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` or `memory` has told, in the same tensors that the model has now.

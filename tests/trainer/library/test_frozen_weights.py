@@ -1,0 +1,191 @@
+"""Weights that are frozen or quantised: left where they are, and sent only where they differ."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, cast
+
+import pytest
+import torch
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.library.handover import hand_over
+from ddp_trainer.run.fingerprint import fingerprint
+from ddp_trainer.run.run import Run
+from torch import Tensor, nn
+
+CPU = torch.device("cpu")
+SIDE = 1024
+"""Of square matrices, of 4 MiB where they are of floating-point numbers."""
+
+
+class Quantised(nn.Module):
+    """Packed weights in a buffer, as GPTQ has them, a frozen embedding, and a trained adapter."""
+
+    packed: Tensor
+
+    def __init__(self, *, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        packed = torch.randint(-(1 << 31), 1 << 31, (SIDE, SIDE), dtype=torch.int32)
+        self.register_buffer("packed", packed)
+        self.embedding = nn.Embedding(SIDE, SIDE).requires_grad_(False)
+        self.adapter = nn.Linear(SIDE, 4)
+
+    def to(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse, as quantised models do."""
+        raise ValueError("`.to` is not supported for `4-bit` models")
+
+
+class Pair:
+    """Two ranks of one group, in threads, and the bytes that one has sent to the other."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.barrier = threading.Barrier(2, timeout=60)
+        self.given: list[Any] = [None, None]
+
+    def exchange(self, rank: int, what: Any) -> list[Any]:
+        self.given[rank] = what
+        self.barrier.wait()
+        both = list(self.given)
+        self.barrier.wait()
+        return both
+
+
+class Rank:
+    """What `hand_over` needs of a group."""
+
+    size, device = 2, CPU
+
+    def __init__(self, pair: Pair, rank: int) -> None:
+        self.rank, self._pair = rank, pair
+        self.gate = self
+
+    def wait(self) -> None:
+        """As a gate."""
+
+    def sum(self, *values: float) -> list[float]:
+        """Over both."""
+        return [sum(each) for each in zip(*self._pair.exchange(self.rank, values), strict=True)]
+
+    def broadcast(self, data: bytes | None, *, source: int) -> bytes:
+        """A message."""
+        return cast(bytes, self._pair.exchange(self.rank, data)[source])
+
+    def share(self, *tensors: Tensor, source: int) -> None:
+        """Several tensors."""
+        for tensor in tensors:
+            self.pass_on(tensor, source=source)
+
+    def pass_on(self, tensor: Tensor, *, source: int) -> None:
+        """One tensor."""
+        theirs = self._pair.exchange(self.rank, tensor.clone())[source]
+        if self.rank == source:
+            self._pair.sent += tensor.nbytes
+        else:
+            tensor.copy_(theirs)
+
+
+def new_run(*, seed: int = 0) -> Run:
+    model = Quantised(seed=seed)
+    optimizer = torch.optim.Adam(model.adapter.parameters())
+    return Run({"model": model, "optimizer": optimizer}, seed=0, device=CPU)
+
+
+def handed_over(giver: Run, taker: Run) -> int:
+    """Bytes that were sent, all in all."""
+    pair = Pair()
+
+    def give(rank: int) -> int:
+        group = cast(Group, Rank(pair, rank))
+        return hand_over((giver, taker)[rank], group, source=0, lacks_it=rank == 1)
+
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(give, (0, 1))
+    assert one == other == pair.sent
+    return pair.sent
+
+
+def assert_equal(one: Run, other: Run) -> None:
+    for mine, theirs in zip(
+        one.models[0].state_dict().values(), other.models[0].state_dict().values(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def train(run: Run) -> None:
+    model = cast(Quantised, run.models[0])
+    model.adapter(torch.randn(2, SIDE)).sum().backward()
+    run.complete_step(2)
+
+
+def test_frozen_weights_are_not_sent_to_a_rank_that_has_them() -> None:
+    giver, taker = new_run(), new_run()
+    train(giver)
+    with torch.no_grad():
+        cast(Quantised, taker.models[0]).adapter.weight.zero_()
+    assert handed_over(giver, taker) < 1 << 18, "the adapter, and what Adam knows of it"
+    assert_equal(giver, taker)
+    assert taker.position.step == 1
+
+
+def replaced(model: Quantised) -> None:
+    model.packed[5, 7] += 1
+
+
+def written(model: Quantised) -> None:
+    model.embedding.weight.data[SIDE - 1, SIDE - 1] += 1
+
+
+@pytest.mark.parametrize("change", [replaced, written])
+@pytest.mark.parametrize("of", ["giver", "taker"])
+def test_frozen_weights_that_have_changed_are_sent(
+    change: Callable[[Quantised], None], of: str
+) -> None:
+    giver, taker = new_run(), new_run()
+    change(cast(Quantised, (giver if of == "giver" else taker).models[0]))
+    assert 1 << 22 <= handed_over(giver, taker) < 1 << 23, "one of the two"
+    assert_equal(giver, taker)
+
+
+def test_a_rank_with_other_weights_gets_all() -> None:
+    giver, taker = new_run(), new_run(seed=1)
+    assert handed_over(giver, taker) > 1 << 23
+    assert_equal(giver, taker)
+
+
+def test_a_model_that_is_in_its_place_is_not_moved() -> None:
+    new_run()
+    with pytest.raises(ConfigurationError, match=r"cannot move model to meta .*`4-bit`.* place it"):
+        Run({"model": Quantised()}, seed=0, device=torch.device("meta"))
+
+
+def test_a_model_that_is_elsewhere_is_moved() -> None:
+    model = nn.Linear(2, 2)
+    Run({"model": model}, seed=0, device=torch.device("meta"))
+    assert model.weight.device.type == "meta"
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 1 << 16, (1 << 22) + 3])
+def test_any_change_changes_the_fingerprint(size: int) -> None:
+    tensor = torch.arange(size).to(torch.int8)
+    first = fingerprint(tensor)
+    assert fingerprint(tensor.clone()) == first
+    found = {first}
+    for at in {0, size // 2, size - 1}:
+        for bit in (0, 6):
+            other = tensor.clone()
+            other[at] ^= 1 << bit
+            found.add(fingerprint(other))
+    assert len(found) == 1 + 2 * len({0, size // 2, size - 1})
+    assert fingerprint(torch.cat([tensor, torch.zeros(1, dtype=torch.int8)])) not in found
+
+
+def test_order_and_shape_of_memory_do_not_hide_a_change() -> None:
+    tensor = torch.arange(64.0).reshape(8, 8)
+    assert fingerprint(tensor) != fingerprint(tensor.T)
+    assert fingerprint(tensor) == fingerprint(tensor.T.contiguous().T)
+    assert fingerprint(tensor) != fingerprint(tensor.flip(0))
