@@ -104,9 +104,10 @@ generate: $(STAMP) ## Write the CRD, and the chart's values and schema, from the
 	$(PY) -m ddp_operator crd > crds/ddpjobs.yaml
 	cp $(MESSAGES) $(MESSAGES_COPY)
 	$(PY) -m tests.chart generate
+	$(PY) -m tests.trainer.support.faults
 
 check-generated: generate ## Fail when what is stored of them is not what the models say
-	git diff --exit-code -- crds/ddpjobs.yaml manifests/chart $(MESSAGES_COPY)
+	git diff --exit-code -- crds/ddpjobs.yaml manifests/chart $(MESSAGES_COPY) docs/concepts/faults.md
 
 .PHONY: docs
 docs: $(STAMP) ## Build the documentation to build/docs; a dead link is an error

@@ -58,6 +58,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-reforms", type=int, default=10)
     parser.add_argument("--heartbeat-timeout-seconds", type=float, default=5)
     parser.add_argument("--group-timeout-seconds", type=float, default=5)
+    parser.add_argument("--rendezvous-timeout-seconds", type=float, default=600)
     parser.add_argument("--step-delay-seconds", type=float, default=0)
     parser.add_argument("--trace-samples", type=Path)
     options, _ = parser.parse_known_args(arguments)
@@ -83,6 +84,7 @@ def main(arguments: Sequence[str], *, loader_of: Callable[[int], DataLoader[Any]
         scheduler=scheduler,
         checkpoint_every_steps=3,
         group_timeout_seconds=options.group_timeout_seconds,
+        rendezvous_timeout_seconds=options.rendezvous_timeout_seconds,
         heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
         max_reforms=options.max_reforms,
     ) as job:

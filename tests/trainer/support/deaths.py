@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tests.trainer.support import faults
+
 PLAN_VARIABLE = "TEST_DEATHS"
 FOLDER_VARIABLE = "TEST_DEATHS_FOLDER"
 
@@ -52,9 +54,10 @@ _WITNESSES_SECONDS = 60.0
 
 SLOW_SECONDS = 12.0
 
-DEEDS: dict[str, Callable[[], None]] = {
+DEEDS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "wait": lambda: time.sleep(SLOW_SECONDS),
+    **faults.DEEDS,
 }
 """What can befall a rank."""
 

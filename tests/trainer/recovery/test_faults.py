@@ -1,0 +1,129 @@
+"""What comes of each fault of a rank, in each kind of training.
+
+After NVIDIA's Resiliency Extension, whose tests inject such a list of faults into ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.library.runs import script_job
+from tests.trainer.support import deaths, faults
+from tests.trainer.support.deaths import Death
+from tests.trainer.support.faults import FAULTS, Outcome
+from tests.trainer.support.membership_changes import assert_ends_alike
+from tests.trainer.support.pods import Job, job
+
+COME_BACK = [
+    name for name, fault in FAULTS.items() if fault.joined in (Outcome.AGAIN, Outcome.KILLED)
+]
+COME_TO_NOTHING = [name for name, fault in FAULTS.items() if fault.joined is Outcome.NOTHING]
+GIVEN_UP = [name for name, fault in FAULTS.items() if fault.joined is Outcome.GIVEN_UP]
+FLAGS = (
+    *("--epochs", "2", "--max-restarts", "100", "--heartbeat-timeout-seconds", "4"),
+    *("--group-timeout-seconds", "6", "--max-reforms", "100"),
+)
+
+
+def joined(kind: str, folder: Path, variables: Mapping[str, str]) -> AbstractContextManager[Job]:
+    """Two ranks of one pod that train together by the library."""
+    if kind == "library":
+        return script_job(folder, ranks=2, variables=dict(variables))
+    return job(folder, nodes=1, local_world_size=2, extra_environment=variables)
+
+
+@pytest.mark.parametrize("kind", ["bundled", "library"])
+def test_a_rank_comes_back_after_each_fault(kind: str, tmp_path: Path) -> None:
+    plan = [
+        Death(rank=1, point="backward", step=2 + 2 * number, deed=name)
+        for number, name in enumerate([*COME_BACK, *COME_TO_NOTHING])
+    ]
+    graves = tmp_path / "graves"
+    with joined(kind, tmp_path, deaths.environment(plan, graves)) as of:
+        [pod] = of.start_all(*FLAGS, "--trace-samples", str(of.traces))
+        of.wait_for_step(1)
+        survivor = pod.pids_of_ranks()[0]
+        of.wait_for_step(46 - 3)
+        assert deaths.toll(graves) == len(plan), pod.log
+        assert pod.pids_of_ranks()[0] == survivor
+        assert pod.wait() == 0, pod.log
+        assert pod.log.count("rank 1 has been frozen for 4 s: killing it") >= 2
+        assert pod.log.count(": starting it again") == len(COME_BACK), pod.log
+        assert "resuming from checkpoint" not in pod.log
+        for rank in range(2):
+            assert list(of.steps_of(rank)) == list(range(1, 47)), "no step is left out"
+
+
+@pytest.mark.parametrize("kind", ["bundled", "library"])
+@pytest.mark.parametrize("name", GIVEN_UP)
+def test_a_rank_is_given_up_that_neither_ends_nor_comes_back(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    plan = [Death(rank=1, point="backward", step=2, deed=name)]
+    with joined(kind, tmp_path, deaths.environment(plan, tmp_path / "graves")) as of:
+        short = ("--rendezvous-timeout-seconds", "10", "--stop-within-seconds", "1")
+        [pod] = of.start_all(*FLAGS, *short, "--kill-after-seconds", "1")
+        assert pod.wait() == 75, pod.log
+        assert deaths.toll(tmp_path / "graves") == 1, pod.log
+        assert "rank 0 waits for rank 1 of 2" in pod.message["error"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_pod_of_two_ranks_is_killed_and_replaced(victim: int, tmp_path: Path) -> None:
+    """After torchft's `test_ddp_recovery_multi_rank`: a replica has several ranks."""
+    flags = ("--epochs", "2", "--step-delay-seconds", "0.1", "--max-reforms", "100")
+    with script_job(tmp_path, ranks=4, nodes=2) as of:
+        trained = (*flags, "--trace-samples", str(of.traces))
+        pods = of.start_all(*trained)
+        of.wait_for_step(4)
+        survivors = pods[1 - victim].rank_pids()
+        pods[victim].kill()
+        pods[1 - victim].wait_for_log("the group broke")
+        successor = of.start(victim, *trained)
+        successor.wait_for_log("going on from memory")
+        assert pods[1 - victim].rank_pids() == survivors
+        for pod in (successor, pods[1 - victim]):
+            assert pod.wait() == 0, pod.log
+            assert "resuming from checkpoint" not in pod.log
+        assert_ends_alike([successor, pods[1 - victim]])
+        for rank in range(4):
+            assert list(of.steps_of(rank)) == list(range(1, max(of.steps_of(0)) + 1))
+
+
+PLAIN = """
+import datetime, os, sys
+import torch
+from torch import distributed as dist
+from tests.trainer.support.faults import DEEDS
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
+for step in range(1, 6):
+    dist.all_reduce(torch.ones(1))
+    if step == 3 and dist.get_rank() == 1:
+        DEEDS[sys.argv[1]]()
+dist.destroy_process_group()
+print("trained to the end", flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_pod_ends_with_a_plain_scripts_failure(name: str, tmp_path: Path) -> None:
+    program, fault = tmp_path / "plain.py", FAULTS[name]
+    program.write_text(PLAIN)
+    with job(tmp_path, nodes=1, local_world_size=2) as of:
+        command = (sys.executable, str(program), name)
+        [pod] = of.start_all("--kill-after-seconds", "1", "--", *command)
+        assert pod.wait() == fault.code, pod.log
+        assert pod.log.count("trained to the end") == (2 if fault.code == 0 else 0)
+        if fault.code != 0:
+            assert pod.message["rank"] == (0 if fault.is_seen_by_others else 1)
+
+
+def test_the_page_has_the_table_of_these_faults() -> None:
+    page = faults.PAGE.read_text()
+    assert page == faults.written(page), f"{faults.PAGE} is out of date: run make generate"

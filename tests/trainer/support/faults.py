@@ -1,0 +1,189 @@
+"""Faults that a rank suffers in the middle of a step, and what has to come of each.
+
+Most are on the list that NVIDIA's Resiliency Extension injects into trainings (`inject_fault.py`).
+`test_faults` lets ranks suffer them; the table in docs/concepts/faults.md is written from here:
+
+    python -m tests.trainer.support.faults
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+PAGE = Path(__file__).parents[3] / "docs/concepts/faults.md"
+_BEGIN, _END = "<!-- written by `make generate` -->\n\n", "\n<!-- end -->"
+
+
+class Outcome(Enum):
+    """What comes of a fault where ranks join their job: all that the others have is kept."""
+
+    AGAIN = "the launcher starts the rank again; training continues from the others' memory"
+    KILLED = (
+        "after `--heartbeat-timeout-seconds` the launcher kills the rank and starts it again; "
+        "training continues from the others' memory"
+    )
+    NOTHING = "training continues"
+    GIVEN_UP = (
+        "the others wait for the rank for `--rendezvous-timeout-seconds`; then the pod ends with "
+        "exit code 75"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault; `code`: the exit code of the pod where the script uses torch alone."""
+
+    what: str
+    deed: Callable[[], object]
+    joined: Outcome
+    """Of the bundled training, and of a script with `ddp_trainer.join`."""
+    code: int
+    is_seen_by_others: bool = False
+    """Whether it is the other rank of a plain script that fails, in a collective."""
+
+    @property
+    def plain(self) -> str:
+        """What comes of it where the script uses torch alone, in words."""
+        if self.code == 0:
+            return Outcome.NOTHING.value
+        why = "another rank's collective fails; " if self.is_seen_by_others else ""
+        return f"{why}the pod ends with exit code {self.code}"
+
+
+def _raise() -> None:
+    raise ValueError("a fault was injected")
+
+
+def _in_a_thread(do: Callable[[], object]) -> None:
+    """Do it in another thread; this one waits, as if it computed."""
+    thread = threading.Thread(target=do)
+    thread.start()
+    thread.join()
+
+
+def _raise_from_a_thread() -> None:
+    main = ctypes.c_ulong(threading.main_thread().ident or 0)
+    raised = ctypes.py_object(KeyError)
+    _in_a_thread(lambda: ctypes.pythonapi.PyThreadState_SetAsyncExc(main, raised))
+    time.sleep(0)
+
+
+def _signal(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def _wait_for_a_lock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+_DEAD, _FROZEN = Outcome.AGAIN, Outcome.KILLED
+FAULTS: dict[str, Fault] = {
+    "exception": Fault(what="the script raises an exception", deed=_raise, joined=_DEAD, code=1),
+    "asynchronous exception": Fault(
+        what="another thread raises an exception in the main thread",
+        deed=_raise_from_a_thread,
+        joined=_DEAD,
+        code=1,
+    ),
+    "sys.exit": Fault(
+        what="the script calls `sys.exit(5)`", deed=lambda: sys.exit(5), joined=_DEAD, code=5
+    ),
+    "exit": Fault(
+        what="a library ends the process with exit code 3",
+        deed=lambda: os._exit(3),
+        joined=_DEAD,
+        code=3,
+    ),
+    "SIGTERM": Fault(
+        what="SIGTERM to one rank", deed=_signal(signal.SIGTERM), joined=_DEAD, code=143
+    ),
+    "SIGKILL": Fault(
+        what="SIGKILL, as when memory runs out",
+        deed=_signal(signal.SIGKILL),
+        joined=_DEAD,
+        code=137,
+    ),
+    "SIGSEGV": Fault(
+        what="a segmentation fault",
+        deed=lambda: print(ctypes.string_at(0)),
+        joined=_DEAD,
+        code=139,
+    ),
+    "abort": Fault(what="`abort()`", deed=os.abort, joined=_DEAD, code=134),
+    "abort in a thread": Fault(
+        what="`abort()` in another thread",
+        deed=lambda: _in_a_thread(os.abort),
+        joined=_DEAD,
+        code=134,
+    ),
+    "SIGSTOP": Fault(
+        what="the process is frozen (SIGSTOP)",
+        deed=_signal(signal.SIGSTOP),
+        joined=_FROZEN,
+        code=1,
+        is_seen_by_others=True,
+    ),
+    "GIL": Fault(
+        what="a call in C keeps Python's lock, and waits",
+        deed=lambda: ctypes.PyDLL(None).sleep(10_000),
+        joined=_FROZEN,
+        code=1,
+        is_seen_by_others=True,
+    ),
+    "exception in a thread": Fault(
+        what="another thread ends with an exception",
+        deed=lambda: _in_a_thread(_raise),
+        joined=Outcome.NOTHING,
+        code=0,
+    ),
+    "lock": Fault(
+        what="the main thread waits for a lock that is never released",
+        deed=_wait_for_a_lock,
+        joined=Outcome.GIVEN_UP,
+        code=1,
+        is_seen_by_others=True,
+    ),
+    "exit as if done": Fault(
+        what="a library ends the process with exit code 0",
+        deed=lambda: os._exit(0),
+        joined=Outcome.GIVEN_UP,
+        code=1,
+        is_seen_by_others=True,
+    ),
+}
+DEEDS: dict[str, Callable[[], object]] = {name: fault.deed for name, fault in FAULTS.items()}
+
+
+def table() -> str:
+    """Return the page's table."""
+    rows = [
+        "| fault of one rank | bundled training | script with `ddp_trainer.join` | "
+        "script that uses torch alone |",
+        "|---|---|---|---|",
+    ]
+    rows += [
+        f"| {fault.what} | {fault.joined.value} | the same | {fault.plain} |"
+        for fault in FAULTS.values()
+    ]
+    return "\n".join(rows)
+
+
+def written(page: str) -> str:
+    """Return the page with the table as it should be."""
+    begin, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
+    return f"{page[:begin]}{table()}\n{page[end:]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
