@@ -16,6 +16,7 @@ from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.library.steps.attempt import Attempt
 from ddp_trainer.library.steps.fixed_batch import check
+from ddp_trainer.run.buffers import Copies
 from ddp_trainer.run.run import Run
 from ddp_trainer.settings.batch import Batch
 from ddp_trainer.settings.training import DDPOptions
@@ -183,7 +184,7 @@ def test_losses_and_gradients_weigh_what_samples_they_are_of(
         loss = gradient = 0.0
         for deal, share in zip(deals, shares, strict=True):
             attempt = Attempt(
-                before=[],
+                before=Copies(),
                 deal=deal,
                 answered=0,
                 samples=share.samples,
