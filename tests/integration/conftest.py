@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from ddp_operator.api.rules import SPEC_RULES
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.kube import ApiClient, check_served, load_credentials
 from ddp_operator.kube.client import MERGE_PATCH
@@ -103,7 +104,9 @@ async def change_crd(client: ApiClient, *, with_rules: bool) -> None:
     definition = custom_resource_definition()
     if not with_rules:
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        for node in (schema, schema["properties"]["spec"]):
+        spec = schema["properties"]["spec"]
+        on = {rule.on for rule in SPEC_RULES}
+        for node in (schema, *(spec["properties"][field] if field else spec for field in on)):
             del node["x-kubernetes-validations"]
     path = f"{CRDS}/{definition['metadata']['name']}"
     versions = {"spec": {"versions": definition["spec"]["versions"]}}

@@ -53,7 +53,12 @@ def with_defaults(value: Any, schema: Json) -> Any:
 
 def cel_holds(rule: Rule, spec: Json) -> bool:
     """Evaluate a rule's CEL; it must give a truth value and no error, which users would see."""
-    context = cel.Context({"self": with_defaults(spec, _SCHEMA["properties"]["spec"])})
+    value = with_defaults(spec, _SCHEMA["properties"]["spec"])
+    if rule.on:
+        if rule.on not in value:
+            return True  # the API server evaluates rules on fields that are there
+        value = value[rule.on]
+    context = cel.Context({"self": value})
     for name, function in _STRINGS.items():
         context.add_function(name, function)
     verdict = _PROGRAMS[rule.cel].execute(context)
@@ -286,9 +291,23 @@ def test_the_server_refuses_what_would_start_pods_anew(fields: Json, changes: Js
     assert (refused(before, after) == []) is (len(digests) == 1)
 
 
+@pytest.mark.parametrize(
+    "rule", [rule for rule in SPEC_RULES if rule.on], ids=lambda rule: f"{rule.on}: {rule.cel}"
+)
+def test_a_default_obeys_the_rules_on_its_field_as_it_is_written(rule: Rule) -> None:
+    """The API server refuses a CRD of which this is not so."""
+    default = _SCHEMA["properties"]["spec"]["properties"][rule.on].get("default")
+    if default is not None:
+        assert _PROGRAMS[rule.cel].execute(cel.Context({"self": default})) is True
+
+
 def test_the_schema_carries_every_rule() -> None:
-    carried = _SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
-    assert carried == [{"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES]
+    spec = _SCHEMA["properties"]["spec"]
+    for field in {rule.on for rule in SPEC_RULES}:
+        node = spec["properties"][field] if field else spec
+        assert node["x-kubernetes-validations"] == [
+            {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES if rule.on == field
+        ]
     assert _SCHEMA["x-kubernetes-validations"] == [
         {"rule": NAME_CEL[0], "message": NAME_CEL[1]},
         *(

@@ -1,9 +1,9 @@
 """Rules that concern more than one field, each written twice: in CEL for the API server, in Python
 for the operator.
 
-The API server evaluates CEL whenever a spec is written. The operator evaluates Python for jobs from
-before a rule and for overrides, since CEL cannot merge a patch; `ddp run`, `local` and `convert` do
-where there is no server.
+The API server evaluates CEL whenever a job or its status is written. The operator evaluates Python
+for jobs from before a rule and for overrides, since CEL cannot merge a patch; `ddp run`, `local`
+and `convert` do where there is no server.
 
 Why not one text for both: a CEL interpreter would enter the image of the operator, which has rights
 in a cluster and reads specs of strangers. The official one is 52 MB. The small one brings the

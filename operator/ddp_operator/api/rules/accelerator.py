@@ -65,48 +65,48 @@ def _selects(label: str, value: str = "") -> str:
 ACCELERATOR_RULES = (
     Rule(
         "spec.accelerator: does not say which; give it a type, or a computeClass that chooses one",
-        "!has(self.accelerator) || has(self.accelerator.type)"
-        " || has(self.accelerator.computeClass)",
+        "has(self.type) || has(self.computeClass)",
         lambda spec: (
             spec.accelerator is None
             or spec.accelerator.type is not None
             or spec.accelerator.compute_class is not None
         ),
+        on="accelerator",
     ),
     Rule(
         "spec.accelerator.computeClass: chooses machines and how they are bought; leave type, "
         "provisioning and reservation to it, or leave it out",
-        "!has(self.accelerator) || !has(self.accelerator.computeClass)"
-        " || !has(self.accelerator.type) && self.accelerator.provisioning == 'standard'"
-        " && !has(self.accelerator.reservation)",
+        "!has(self.computeClass) || !has(self.type) && self.provisioning == 'standard'"
+        " && !has(self.reservation)",
         lambda spec: (
             (a := spec.accelerator) is None
             or a.compute_class is None
             or (a.type is None and a.provisioning == "standard" and a.reservation is None)
         ),
+        on="accelerator",
     ),
     Rule(
         "spec.accelerator.reservation: goes with provisioning: reservation, and that with it; give "
         "both, or neither",
-        "!has(self.accelerator) || has(self.accelerator.computeClass)"
-        " || has(self.accelerator.reservation) == (self.accelerator.provisioning == 'reservation')",
+        "has(self.computeClass) || has(self.reservation) == (self.provisioning == 'reservation')",
         lambda spec: (
             (a := spec.accelerator) is None
             or a.compute_class is not None
             or (a.reservation is not None) is (a.provisioning == "reservation")
         ),
+        on="accelerator",
     ),
     Rule(
         "spec.accelerator.reservation.subBlocks: of which block it is; give blocks, too",
-        "!has(self.accelerator) || !has(self.accelerator.reservation)"
-        " || !has(self.accelerator.reservation.subBlocks)"
-        " || has(self.accelerator.reservation.blocks)",
+        "!has(self.reservation) || !has(self.reservation.subBlocks)"
+        " || has(self.reservation.blocks)",
         lambda spec: (
             (a := spec.accelerator) is None
             or a.reservation is None
             or a.reservation.sub_blocks is None
             or a.reservation.blocks is not None
         ),
+        on="accelerator",
     ),
     Rule(
         "spec.accelerator.provisioning: queued needs a queue of Kueue's, whose admission check "
@@ -124,25 +124,24 @@ ACCELERATOR_RULES = (
     Rule(
         "spec.accelerator.maxRunSeconds: nodes of flex-start, queued ones too, run for "
         f"{_SHORTEST} to {_LONGEST} seconds; choose a number between, or leave it out for the most",
-        "!has(self.accelerator) || !has(self.accelerator.maxRunSeconds)"
-        " || !(self.accelerator.provisioning in ['flex-start', 'queued'])"
-        f" || self.accelerator.maxRunSeconds >= {_SHORTEST}"
-        f" && self.accelerator.maxRunSeconds <= {_LONGEST}",
+        "!has(self.maxRunSeconds) || !(self.provisioning in ['flex-start', 'queued'])"
+        f" || self.maxRunSeconds >= {_SHORTEST} && self.maxRunSeconds <= {_LONGEST}",
         lambda spec: (
             (a := spec.accelerator) is None
             or a.max_run_seconds is None
             or a.provisioning not in ("flex-start", "queued")
             or _SHORTEST <= a.max_run_seconds <= _LONGEST
         ),
+        on="accelerator",
     ),
     Rule(
         f"spec.accelerator.nodeSelector: leave out {GKE_ACCELERATOR_LABEL}; "
         "spec.accelerator.type sets it",
-        "!has(self.accelerator) || !has(self.accelerator.nodeSelector)"
-        f" || !('{GKE_ACCELERATOR_LABEL}' in self.accelerator.nodeSelector)",
+        f"!has(self.nodeSelector) || !('{GKE_ACCELERATOR_LABEL}' in self.nodeSelector)",
         lambda spec: (
             spec.accelerator is None or GKE_ACCELERATOR_LABEL not in spec.accelerator.node_selector
         ),
+        on="accelerator",
     ),
     Rule(
         "spec.accelerator.count: no machine of spec.accelerator.type has so many GPUs; ask for "

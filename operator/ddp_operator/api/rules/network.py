@@ -17,7 +17,7 @@ _JOINED = {name: gpu for name, gpu in GPUS.items() if networks(gpu)}
 _WITHOUT = "!has(self.accelerator) || self.accelerator.network == 'none'"
 # Not by a map of lists: the API server cannot tell how long a list is that comes out of a map.
 _SERVES = " || ".join(
-    f"self.accelerator.type == '{name}' && self.accelerator.network in {['auto', *networks(gpu)]}"
+    f"self.type == '{name}' && self.network in {['auto', *networks(gpu)]}"
     for name, gpu in _JOINED.items()
 )
 _WHOLE = {name: gpu.most for name, gpu in _JOINED.items()}
@@ -49,9 +49,10 @@ NETWORK_RULES = (
         "spec.accelerator.network: machines of this type have no such fabric, or it is not known "
         "which; choose none, or one of "
         + ", ".join(f"{' or '.join(networks(gpu))} with {t}" for t, gpu in _JOINED.items()),
-        f"{_WITHOUT} || (has(self.accelerator.type) && self.accelerator.type in {list(GPUS)}"
-        f" ? {_SERVES} : self.accelerator.network != 'auto')",
+        f"self.network == 'none' || (has(self.type) && self.type in {list(GPUS)}"
+        f" ? {_SERVES} : self.network != 'auto')",
         _serves,
+        on="accelerator",
     ),
     Rule(
         "spec.accelerator.network: a fabric serves whole machines; set "

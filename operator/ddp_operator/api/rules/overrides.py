@@ -26,22 +26,23 @@ OVERRIDE_RULES = (
     ),
     Rule(
         "spec.overrides: an index that is named twice; name each pod in one override, once",
-        "!has(self.overrides) || self.overrides.all(o, o.indexes.all(r,"
+        "self.all(o, o.indexes.all(r,"
         f" {_first('r')} > {_last('r')} || o.indexes.exists_one(q, {_BEGINS_IN})"
-        f" && self.overrides.exists_one(p, p.indexes.exists(q, {_BEGINS_IN}))))",
+        f" && self.exists_one(p, p.indexes.exists(q, {_BEGINS_IN}))))",
         lambda spec: not overrides.twice(spec),
         overrides.twice,
+        on="overrides",
     ),
     Rule(
         "spec.overrides: an override that changes nothing; give it nprocPerNode, accelerator or "
         "template, or leave it out",
-        "!has(self.overrides) || self.overrides.all(o,"
-        " has(o.nprocPerNode) || has(o.accelerator) || has(o.template))",
+        "self.all(o, has(o.nprocPerNode) || has(o.accelerator) || has(o.template))",
         lambda spec: (
             not any(
                 one.nproc_per_node is None and one.accelerator is None and one.template is None
                 for one in spec.overrides or ()
             )
         ),
+        on="overrides",
     ),
 )

@@ -64,45 +64,53 @@ SPEC_RULES = (
     Rule(
         "spec.template.spec.restartPolicy: leave it out or set it to Never; "
         "the operator restarts pods according to spec.restart",
-        "!has(self.template.spec.restartPolicy) || self.template.spec.restartPolicy == 'Never'",
+        "!has(self.spec.restartPolicy) || self.spec.restartPolicy == 'Never'",
         lambda spec: pod_spec(spec).get("restartPolicy", "Never") == "Never",
+        on="template",
     ),
     Rule(
         "spec.template.spec.containers: leave out restartPolicy or set it to Never, in each "
         "container; the operator restarts pods according to spec.restart",
-        "self.template.spec.containers.all(c, !has(c.restartPolicy) || c.restartPolicy == 'Never')",
+        "self.spec.containers.all(c, !has(c.restartPolicy) || c.restartPolicy == 'Never')",
         lambda spec: all(c.get("restartPolicy", "Never") == "Never" for c in _containers(spec)),
+        on="template",
     ),
     Rule(
         "spec.template.spec: leave out restartPolicyRules in all containers and initContainers; "
         "the operator restarts pods according to spec.restart.rules",
-        "self.template.spec.containers.all(c, !has(c.restartPolicyRules))"
-        " && (!has(self.template.spec.initContainers)"
-        " || self.template.spec.initContainers.all(c, !has(c.restartPolicyRules)))",
+        "self.spec.containers.all(c, !has(c.restartPolicyRules))"
+        " && (!has(self.spec.initContainers)"
+        " || self.spec.initContainers.all(c, !has(c.restartPolicyRules)))",
         lambda spec: (
             not any(
                 "restartPolicyRules" in c
                 for c in (*_containers(spec), *(pod_spec(spec).get("initContainers") or ()))
             )
         ),
+        on="template",
     ),
     Rule(
         "spec.template.spec: leave out hostname and subdomain; the operator sets them, "
         "and other ranks find the pod by them",
-        "!has(self.template.spec.hostname) && !has(self.template.spec.subdomain)",
+        "!has(self.spec.hostname) && !has(self.spec.subdomain)",
         lambda spec: not {"hostname", "subdomain"} & set(pod_spec(spec)),
+        on="template",
     ),
     Rule(
         "spec.template.spec.containers: remove the variables that only the operator can know from "
         f"the trainer's env ({', '.join(RESERVED_ENVIRONMENT)}); it sets them in each pod",
-        for_trainer(f"!has(c.env) || c.env.all(e, !(e.name in [{_RESERVED}]))"),
+        for_trainer(f"!has(c.env) || c.env.all(e, !(e.name in [{_RESERVED}]))", "self"),
         lambda spec: not _environment(spec) & set(RESERVED_ENVIRONMENT),
+        on="template",
     ),
     Rule(
         "spec.template.spec.containers: write the trainer's GPU limits as whole numbers of at most "
         f"{MAX_GPUS}, such as 2",
-        for_trainer(f"!({HAS_LIMITS}) || {LIMITS}.all(k, !{IS_GPU} || {whole(f'{LIMITS}[k]')})"),
+        for_trainer(
+            f"!({HAS_LIMITS}) || {LIMITS}.all(k, !{IS_GPU} || {whole(f'{LIMITS}[k]')})", "self"
+        ),
         lambda spec: all(is_whole(amount) for amount in gpu_limits(spec).values()),
+        on="template",
     ),
     Rule(
         "spec.nprocPerNode: more processes than the trainer container's nvidia.com/gpu limit; "
@@ -179,33 +187,36 @@ SPEC_RULES = (
     Rule(
         "spec.restart.rules: a rule without a matcher; give it exitCodes, reasons, messageRegex, "
         "ranks or classes",
-        "!has(self.restart.rules) || self.restart.rules.all(r, has(r.exitCodes)"
+        "!has(self.rules) || self.rules.all(r, has(r.exitCodes)"
         " || has(r.reasons) || has(r.messageRegex) || has(r.ranks) || has(r.classes))",
         lambda spec: all(_has_matcher(rule) for rule in spec.restart.rules),
+        on="restart",
     ),
     Rule(
         "spec.restart.rules: charged goes with RestartPod and RestartGang only; leave it out",
-        "!has(self.restart.rules) || self.restart.rules.all(r, !has(r.charged)"
+        "!has(self.rules) || self.rules.all(r, !has(r.charged)"
         " || r.action in ['RestartPod', 'RestartGang'])",
         lambda spec: all(
             rule.charged is None or rule.action in ("RestartPod", "RestartGang")
             for rule in spec.restart.rules
         ),
+        on="restart",
     ),
     Rule(
         "spec.progress.logPattern: name the group that holds the step: (?P<step>\\d+)",
-        "!has(self.progress) || self.progress.logPattern.contains('(?P<step>')"
-        " || self.progress.logPattern.contains('(?<step>')",
+        "self.logPattern.contains('(?P<step>') || self.logPattern.contains('(?<step>')",
         lambda spec: (
             spec.progress is None
             or any(name in spec.progress.log_pattern for name in ("(?P<step>", "(?<step>"))
         ),
+        on="progress",
     ),
     Rule(
         "spec.checkpoint: name at most one of persistentVolumeClaim, gcsBucket and hostPath",
-        "[has(self.checkpoint.persistentVolumeClaim), has(self.checkpoint.gcsBucket),"
-        " has(self.checkpoint.hostPath)].filter(given, given).size() <= 1",
+        "[has(self.persistentVolumeClaim), has(self.gcsBucket),"
+        " has(self.hostPath)].filter(given, given).size() <= 1",
         lambda spec: _locations(spec) <= 1,
+        on="checkpoint",
     ),
 )
 

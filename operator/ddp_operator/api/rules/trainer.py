@@ -71,13 +71,6 @@ def _is_clear(spec: DDPJobSpec) -> bool:
 # containers. It takes every int-or-string to be as long as a whole request, so that matches() on
 # one costs too much: hence lists of what is allowed.
 IS_GPU = is_accelerator_cel("k")
-_CONTAINERS = "self.template.spec.containers"
-_NOTES = "self.template.metadata.annotations"
-_DEFAULT = f"{_NOTES}['{ANNOTATION_DEFAULT_CONTAINER}']"
-_NAMES_ONE = (
-    f"(has(self.template.metadata) && has({_NOTES}) && '{ANNOTATION_DEFAULT_CONTAINER}' in {_NOTES}"
-    f" && {_CONTAINERS}.exists(d, d.name == {_DEFAULT}))"
-)
 
 
 def _equipped(container: str) -> str:
@@ -91,19 +84,26 @@ def _equipped(container: str) -> str:
 LIMITS = "c.resources.limits"
 HAS_LIMITS = f"has(c.resources) && has({LIMITS})"
 HAS_GPU_LIMIT = f"({HAS_LIMITS} && {LIMITS}.exists(k, {IS_GPU}))"
-_IS_TRAINER = (
-    f"(c.name == '{TRAINER_CONTAINER}' || !{_CONTAINERS}.exists(d, d.name == '{TRAINER_CONTAINER}')"
-    f" && ({_NAMES_ONE} ? c.name == {_DEFAULT}"
-    f" : {_CONTAINERS}.exists_one(d, {_equipped('d')}) ? {_equipped('c')}"
-    f" : c.name == {_CONTAINERS}[0].name))"
-)
 PLAIN_LIMIT = f"{LIMITS}['{GPU_RESOURCE}']"
 _WHOLE_NUMBERS = tuple(str(number) for number in range(MAX_GPUS + 1))
 
 
-def for_trainer(predicate: str) -> str:
-    """CEL: whether something holds of the trainer container, `c`."""
-    return f"{_CONTAINERS}.all(c, !{_IS_TRAINER} || {predicate})"
+def for_trainer(predicate: str, template: str = "self.template") -> str:
+    """CEL: whether something holds of a template's trainer container, `c`."""
+    containers, notes = f"{template}.spec.containers", f"{template}.metadata.annotations"
+    default = f"{notes}['{ANNOTATION_DEFAULT_CONTAINER}']"
+    names_one = (
+        f"(has({template}.metadata) && has({notes}) && '{ANNOTATION_DEFAULT_CONTAINER}' in {notes}"
+        f" && {containers}.exists(d, d.name == {default}))"
+    )
+    is_trainer = (
+        f"(c.name == '{TRAINER_CONTAINER}'"
+        f" || !{containers}.exists(d, d.name == '{TRAINER_CONTAINER}')"
+        f" && ({names_one} ? c.name == {default}"
+        f" : {containers}.exists_one(d, {_equipped('d')}) ? {_equipped('c')}"
+        f" : c.name == {containers}[0].name))"
+    )
+    return f"{containers}.all(c, !{is_trainer} || {predicate})"
 
 
 def whole(amount: str) -> str:
@@ -141,9 +141,11 @@ TRAINER_RULES = (
         f"name the one that trains {TRAINER_CONTAINER}",
         for_trainer(
             f"(c.name == '{TRAINER_CONTAINER}' || {_equipped('c')}"
-            f" || !{_CONTAINERS}.exists(d, {_equipped('d')}))"
+            f" || !self.spec.containers.exists(d, {_equipped('d')}))",
+            "self",
         ),
         _is_clear,
         lambda spec: f"{trainer_container(spec.template).get('name')} would be the trainer",
+        on="template",
     ),
 )

@@ -55,9 +55,10 @@ def custom_resource_definition() -> dict[str, Any]:
         spec["properties"][to_camel(name)]["description"] += (
             f" Immutable once a pod has run, except while suspended{unless}."
         )
-    spec["x-kubernetes-validations"] = [
-        {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES
-    ]
+    for rule in SPEC_RULES:
+        node = spec["properties"][rule.on] if rule.on else spec
+        rules = node.setdefault("x-kubernetes-validations", [])
+        rules.append({"rule": rule.cel, "message": rule.message})
     status = _unbounded(_schema(DDPJobStatus))
     # As in all of Kubernetes: of each type one, whoever writes it.
     status["properties"]["conditions"] |= {
