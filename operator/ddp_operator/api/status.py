@@ -1,6 +1,7 @@
 """`DDPJob.status`: what the operator says of a job, and all that it must remember."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -427,6 +428,10 @@ class DDPJobStatus(StatusModel):
         notes = self.bookkeeping
         replaced = sum(notes.replacements.values()) - (notes.spares_renewed or 0)
         return self.attempt, generation, replaced
+
+    def is_paused(self, now: datetime) -> bool:
+        """Say whether the time has not come yet before which no pod is created."""
+        return self.next_start_time is not None and now < self.next_start_time
 
     @property
     def fixes_pods(self) -> bool:

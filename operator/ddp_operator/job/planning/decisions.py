@@ -27,6 +27,14 @@ _NO_TROUBLE: Final = (
     RESCHEDULED,
 )
 """Reasons of restarts that nobody has to look into."""
+_FIRST_PAUSE_SECONDS: Final = 10
+_LONGEST_PAUSE_SECONDS: Final = 300
+"""Kubernetes' own back-off limits for pods that crash."""
+
+
+def pause_seconds(retries: int) -> int:
+    """Return how long to wait after so many retries: twice as long each time, up to a limit."""
+    return min(_FIRST_PAUSE_SECONDS << min(retries, 10), _LONGEST_PAUSE_SECONDS)
 
 
 def active_deadline(job: DDPJob) -> datetime | None:
@@ -54,8 +62,10 @@ def finish(
 def fail(
     job: DDPJob, reason: str, message: str, now: datetime, failure: Failure | None = None
 ) -> Plan:
-    """Decide that a job has failed for good."""
-    status = records.remember(job.status, failure) if failure else job.status
+    """Decide that a job has failed for good, of `failure` if that is given."""
+    status = job.status
+    if failure:
+        status = records.remember(status, failure.model_copy(update={"action": "FailJob"}))
     return finish(status, "Failed", reason, message, now)
 
 
@@ -103,8 +113,7 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     status = job.status.noting(restart_requested=job.restart_requested)
     suspended = status.condition("Suspended")
     if status.start_time and suspended:
-        seconds = max(int((now - suspended.last_transition_time).total_seconds()), 0)
-        status = status.noting(suspended_seconds=status.bookkeeping.suspended_seconds + seconds)
+        status = _inactive(status, suspended.last_transition_time, now)
     if status.start_time or status.world or pods.current or pods.spares or pods.old:
         # A pod of before may still be terminating: the new ones need names of their own.
         status = next_attempt(job, status)
@@ -132,8 +141,13 @@ def queued(status: DDPJobStatus, now: datetime, *, waits: bool) -> DDPJobStatus:
         return status.noting(queued_since=notes.queued_since or now)
     if notes.queued_since is None:
         return status
-    seconds = max(int((now - notes.queued_since).total_seconds()), 0)
-    return status.noting(queued_since=None, suspended_seconds=notes.suspended_seconds + seconds)
+    return _inactive(status.noting(queued_since=None), notes.queued_since, now)
+
+
+def _inactive(status: DDPJobStatus, since: datetime, now: datetime) -> DDPJobStatus:
+    """Return the status in which this time does not count as active."""
+    seconds = max(int((now - since).total_seconds()), 0)
+    return status.noting(suspended_seconds=status.bookkeeping.suspended_seconds + seconds)
 
 
 def next_attempt(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
@@ -150,7 +164,8 @@ def next_attempt(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
         no_spare_before=None,
         broken_since=None,
         renewed=(),
-        isolation=isolation.in_doubt(status),
+        # The policy of the last attempt may have been removed by hand, and may not fit any more.
+        isolation=isolation.CHANGING if status.bookkeeping.isolation else isolation.NONE,
     )
 
 

@@ -34,15 +34,14 @@ def leave(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | No
     doomed = _doomed(job, pods, nodes)
     if not doomed:
         return None
-    without = [pod.identity.index for pod, _ in doomed]
-    if not (elasticity.can_go_without(job, pods, without) or _is_place(job, pods, nodes, doomed)):
+    lost = [pod.identity.index for pod, _ in doomed]
+    if not (elasticity.can_go_without(job, pods, lost) or _is_place(job, pods, nodes, doomed)):
         return None
     left = (*job.status.bookkeeping.left_nodes, *dict.fromkeys(_start(n) for _, n in doomed))
     job = replace(job, status=job.status.noting(left_nodes=left[-MAX_LEFT:]))
     pod, node = doomed[0]
     why = f"node {pod.node} is about to be terminated ({node.leaving})"
     failure = records.of_lost(job, pod, records.NODE_LEAVING, why, "Disruption", now)
-    lost = tuple(pod.identity.index for pod, _ in doomed)
     return recovery.failed(job, pods, failure, lost, now, leaving=True)
 
 

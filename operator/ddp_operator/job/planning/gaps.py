@@ -16,6 +16,7 @@ from ddp_operator.job.failure import classes, starts
 from ddp_operator.job.failure.causes import vanished
 from ddp_operator.job.membership.launchers import Heard
 from ddp_operator.job.membership.order import is_first_due
+from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.pods.manifests import is_held
 from ddp_operator.job.pods.observed import Gap, Observed
 from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, PodState
@@ -152,7 +153,7 @@ def in_present_group(job: DDPJob, pod: PodState, heard: Heard, *, started: bool 
     """Whether no process of an earlier generation runs in a pod; and, if asked, whether those of
     the present one may.
     """
-    generation = job.status.world.generation if job.status.world else 0
+    generation = world_of(job).generation
     held = started and (is_held(job, pod.identity) or is_first_due(job))
     if pod.generation >= generation and not held:
         return True
@@ -171,8 +172,7 @@ def _reasons(
             yield Gap(node_rank, "Silent", told, pod.node)
         elif reason:
             yield Gap(node_rank, reason, now, pod.node)
-    paused_until = job.status.next_start_time
-    paused = paused_until is not None and now < paused_until
+    paused = job.status.is_paused(now)
     lost = {gone.index for gone in vanished(job, pods)} if pods.missing else ()
     for gone in pods.missing:
         before = known.get(gone.index)

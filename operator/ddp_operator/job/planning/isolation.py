@@ -6,7 +6,6 @@ It is not watched: the status says whether it exists and, before that changes, t
 from dataclasses import replace
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.planning.model import Plan
 
 EXISTS = "Job"
@@ -19,13 +18,6 @@ def begin_change(job: DDPJob) -> Plan | None:
     if job.status.bookkeeping.isolation in (_wanted(job), CHANGING):
         return None
     return Plan(job.status.noting(isolation=CHANGING), decided=True)
-
-
-def in_doubt(status: DDPJobStatus) -> str:
-    """Return what a new attempt knows: the policy of the last one may have been removed by hand,
-    and may not fit any more.
-    """
-    return CHANGING if status.bookkeeping.isolation else NONE
 
 
 def isolated(job: DDPJob, planned: Plan) -> Plan:

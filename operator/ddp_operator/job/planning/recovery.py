@@ -10,11 +10,7 @@ from ddp_operator.job.failure import budget, causes, classes, records, restart_r
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import members, next_generation, replaced
 from ddp_operator.job.planning import gaps, hindsight, local_checkpoints
-from ddp_operator.job.planning.decisions import (
-    fail,
-    next_attempt,
-    restarting,
-)
+from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import train_on
@@ -73,7 +69,6 @@ def failed(
     by_rule = f", {verdict.rule}" if verdict.rule else ""
     if verdict.action == "FailJob":
         reason = _reason_to_fail(failure, by_rule=bool(verdict.rule))
-        failure = failure.model_copy(update={"action": "FailJob"})
         told = f"{verdict.rule} (FailJob): {words}" if verdict.rule else words
         return fail(job, reason, told, now, failure)
     status = budget.after_progress(job.status)
@@ -82,7 +77,6 @@ def failed(
         charged = not excused and budget.is_charged(job, status, failure.class_)
     limit = job.spec.restart.max_restarts
     if charged and budget.is_spent(job, status):
-        failure = failure.model_copy(update={"action": "FailJob"})
         told = f"spec.restart.maxRestarts ({limit}) is used up{by_rule}; {words}"
         return fail(job, "MaxRestartsExceeded", told, now, failure)
 
@@ -143,8 +137,7 @@ def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
 
 def _is_excused(job: DDPJob, pods: Observed, now: datetime) -> bool:
     """Whether a mere consequence, whose cause nobody saw, is not charged."""
-    paused = job.status.next_start_time is not None and now < job.status.next_start_time
-    if paused or any(gaps.POLICY[gap.reason].absent for gap in pods.gaps):
+    if job.status.is_paused(now) or elasticity.absentees(pods):
         return True  # who waits in vain for pods that are not there has not failed once more
     # A lost node is noticed only after its peers have failed. Such a failure shall not end a job by
     # itself; two in a row do.

@@ -9,19 +9,13 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.world import members
-from ddp_operator.job.planning.decisions import next_attempt, restarting
+from ddp_operator.job.planning.decisions import next_attempt, pause_seconds, restarting
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
 
 SCHEDULING_TIMEOUT = "SchedulingTimeout"
-
-FIRST_PAUSE_SECONDS = 10
-LONGEST_PAUSE_SECONDS = 300
-"""The pause before the next try doubles from the one to the other, Kubernetes' own back-off limits
-for pods that crash. Each job adds a share of its own, up to as much: two that gave up at one moment
-must not meet again at the next."""
 
 
 def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
@@ -48,7 +42,8 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
     if due is None or now < due:
         return None
     retries = job.status.bookkeeping.scheduling_retries
-    pause = min(FIRST_PAUSE_SECONDS * 2 ** min(retries, 10), LONGEST_PAUSE_SECONDS)
+    pause = pause_seconds(retries)
+    # Two jobs that gave up at one moment must not meet again at the next.
     pause += round(pause * _share(f"{job.uid}/{retries}"))
     message = _in_words(job, pods)
     status = next_attempt(job, job.status).noting(scheduling_retries=retries + 1)

@@ -8,7 +8,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.membership.world import members, next_generation, replaced, scope_of
-from ddp_operator.job.planning.decisions import regrouped
+from ddp_operator.job.planning.decisions import pause_seconds, regrouped
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
@@ -18,10 +18,6 @@ from ddp_operator.ports import Event
 
 SPARES_REFUSED: Final = "SparesRefused"
 SPARES_LOST: Final = "SparesLost"
-FIRST_PAUSE_SECONDS: Final = 10
-LONGEST_PAUSE_SECONDS: Final = 300
-"""Between a spare's end and the next one the pause doubles from the one to the other, Kubernetes'
-own back-off limits for pods that crash."""
 REFUSED_PAUSE_SECONDS: Final = 60
 """Until spares are asked for again for which there was no quota."""
 
@@ -89,12 +85,11 @@ def renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     if not ended:
         return None
     renewed = job.status.bookkeeping.spares_renewed or 0
-    pause = min(FIRST_PAUSE_SECONDS * 2 ** min(renewed, 10), LONGEST_PAUSE_SECONDS)
     status = job.status.noting(
         replacements=replaced(job.status, (identity.slot for identity in ended)),
         spares=tuple(sorted({*known} - {identity.slot for identity in ended})),
         spares_renewed=renewed + len(ended),
-        no_spare_before=now + timedelta(seconds=pause),
+        no_spare_before=now + timedelta(seconds=pause_seconds(renewed)),
     )
     names = some([identity.pod_name(job.name) for identity in ended])
     said = f"spares ended and are replaced, which costs the job nothing: {names}"

@@ -64,14 +64,7 @@ def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool
     """
     if scope_of(job) == "Pod":
         return not is_first_due(job)
-    if is_due(job):
-        return False
-    paused_until = job.status.next_start_time
-    if (
-        _must_wait(job, pods, now)
-        or pods.missing
-        or (paused_until is not None and now < paused_until)
-    ):
+    if is_due(job) or _must_wait(job, pods, now) or pods.missing or job.status.is_paused(now):
         return False
     return all(
         pod.succeeded or (pod.started and in_present_group(job, pod, heard))
