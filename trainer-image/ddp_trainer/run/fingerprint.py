@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -12,13 +14,24 @@ _FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """64 bits of a tensor's content, the same on every device.
+    """64 bits of a tensor's content, for comparison with tensors on devices of the same kind.
 
-    It is computed where the tensor is, in whole numbers, so that no order of sums matters. Tensors
-    that differ by accident have the same one with a probability of about 2^-64; it is no defence
-    against somebody who looks for such tensors.
+    Tensors that differ by accident have the same one with a probability of about 2^-64.
     """
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return by_hash(data) if data.device.type == "cpu" else by_sum(data)
+
+
+def by_hash(data: Tensor) -> int:
+    """Of bytes on the CPU, by one that other threads do not wait for."""
+    return int.from_bytes(hashlib.blake2b(data.numpy().data, digest_size=8).digest())
+
+
+def by_sum(data: Tensor) -> int:
+    """Of bytes on any device, computed there; in whole numbers, so that no order of sums matters.
+
+    It is no defence against somebody who looks for tensors that have the same one.
+    """
     found = data.numel()
     for begin in range(0, data.numel(), _CHUNK_BYTES):
         found = (found * (_FACTORS[0] & _MASK) + _mixed(data[begin : begin + _CHUNK_BYTES])) & _MASK
