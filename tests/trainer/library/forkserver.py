@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ddp_trainer import __main__ as trainer
 
-from tests.trainer.library import adversaries, averaging, script, streaming
+from tests.trainer.library import adversaries, averaging, calling, script, streaming
 from tests.trainer.stream_device.device import install
 from tests.trainer.stream_device.kernels import replace
 from tests.trainer.support import forkserver
@@ -22,6 +22,7 @@ SCRIPTS = {
     "two models": adversaries.main,
     "streams": streaming.main,
     "an average": averaging.main,
+    "collectives": calling.main,
 }
 
 

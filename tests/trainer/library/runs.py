@@ -34,8 +34,8 @@ def script_job(
     )
 
 
-def run_to_its_end(of: Job) -> Pod:
+def run_to_its_end(of: Job, *more: str) -> Pod:
     """The one pod of a job, which ends well."""
-    [pod] = of.start_all("--max-restarts", "1000", "--trace-samples", str(of.traces))
+    [pod] = of.start_all("--max-restarts", "1000", "--trace-samples", str(of.traces), *more)
     assert pod.wait() == 0, pod.log
     return pod

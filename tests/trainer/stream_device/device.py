@@ -19,6 +19,7 @@ from typing import Any
 
 from ddp_trainer.collectives import shard_gradients
 from ddp_trainer.collectives.pending import PendingWork
+from ddp_trainer.collectives.script_group import ScriptGroup
 from ddp_trainer.devices.gate import Event, Gate
 from ddp_trainer.library.steps import net
 from ddp_trainer.loop import learner
@@ -112,9 +113,15 @@ def hang() -> None:
 
 def stall() -> None:
     """The link to the others is gone: no collective comes to its end, though all ranks live."""
+    STREAM.tell(_present_group().wait_for_abort)
+
+
+def _present_group() -> StreamGroup:
     group = distributed_c10d._get_default_group()
+    if isinstance(group, ScriptGroup):
+        group = group.formed
     assert isinstance(group, StreamGroup)
-    STREAM.tell(group.wait_for_abort)
+    return group
 
 
 def fail() -> None:
@@ -172,9 +179,7 @@ def _fail_late() -> None:
 
 def _abort_and_linger() -> None:
     if dist.is_initialized():
-        group = distributed_c10d._get_default_group()
-        assert isinstance(group, StreamGroup)
-        group.abort()
+        _present_group().abort()
         STREAM.synchronize()
         time.sleep(_SLOWNESS_SECONDS)
 

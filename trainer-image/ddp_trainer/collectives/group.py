@@ -8,13 +8,14 @@ to wait for the GPU, and NCCL notices a dead peer much later than gloo's broken 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -47,11 +48,15 @@ class Group:
         pending: PendingWork,
         gate: Gate,
         queues: bool = False,
+        world: dist.ProcessGroup | None = None,
         control: dist.ProcessGroup | None = None,
+        form_smaller: Callable[[tuple[int, ...], str], dist.ProcessGroup] | None = None,
     ) -> None:
         """`queues`: what the device is told, it does later, collectives included.
 
-        `control`: what takes control messages along; None: the default group.
+        `world`: torch's group of all ranks; None: its default group, as it is now. `control`: what
+        takes control messages along; None: `world`. `form_smaller` forms a group of some ranks, by
+        a name that only they know it by.
         """
         self.rank = rank
         self.size = size
@@ -59,7 +64,9 @@ class Group:
         self.gate = gate
         self._pending = pending
         self._queues = queues
-        self._control = control
+        self.world = world if world is not None else distributed_c10d._get_default_group()
+        self._control = control if control is not None else self.world
+        self._form_smaller = form_smaller
 
     def wrap(self, model: nn.Module, options: DDPOptions) -> DistributedDataParallel:
         """Average the gradients of a model on this rank's device over the ranks of this group.
@@ -70,6 +77,7 @@ class Group:
         """
         wrapped = DistributedDataParallel(
             model,
+            process_group=self.world,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             bucket_cap_mb=options.bucket_cap_mb,
             find_unused_parameters=options.find_unused_parameters,
@@ -85,14 +93,14 @@ class Group:
 
     def _mean(self, _: object, bucket: GradBucket) -> Future[Any]:
         gradients = bucket.buffer().div_(self.size)
-        work: dist.Work = dist.all_reduce(gradients, async_op=True)
+        work: dist.Work = dist.all_reduce(gradients, group=self.world, async_op=True)
         return work.get_future()
 
     def _guarded(self, average: _Average, bucket: GradBucket) -> Future[Tensor]:
         """The mean of a bucket, or at last the bucket as it is in a group that breaks."""
         gradients = bucket.buffer()
         try:
-            future = average(None, bucket)
+            future = average(self.world, bucket)
             if self._queues:  # the host waits at the gate alone
                 return future.then(value_of)
             return self._pending.guard(future, instead=gradients)
@@ -119,7 +127,7 @@ class Group:
         for some in alike.values():
             # A copy: half of what was to arrive must not take the place of what is there.
             together = torch.cat([tensor.reshape(-1) for tensor in some])
-            self._wait(dist.broadcast(together, src=source, async_op=True))
+            self._wait(self._broadcast(together, source))
             arriving.extend(torch.split(together, [tensor.numel() for tensor in some]))
         self.gate.wait()
         if self.rank != source:
@@ -131,14 +139,15 @@ class Group:
 
         It is whole when the gate says so.
         """
-        self._wait(dist.broadcast(tensor, src=source, async_op=True))
+        self._wait(self._broadcast(tensor, source))
 
     def add_up(self, *tensors: Tensor) -> None:
         """Replace tensors on this rank's device by their sums; where the group breaks, in part.
 
         They are whole when the gate says so.
         """
-        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+        works = [dist.all_reduce(tensor, group=self.world, async_op=True) for tensor in tensors]
+        for work in works:
             self._wait(work)
 
     def swap(self, parts: Tensor, came: Tensor) -> None:
@@ -146,20 +155,55 @@ class Group:
 
         It is whole when the gate says so.
         """
-        self._wait(dist.all_to_all_single(came, parts, async_op=True))
+        self._wait(dist.all_to_all_single(came, parts, group=self.world, async_op=True))
 
     def collect(self, own: Tensor, whole: Tensor) -> None:
         """Fill `whole` with the ranks' `own`, one after the other.
 
         It is whole when the gate says so.
         """
-        self._wait(_all_gather_single(whole, own, async_op=True))
+        self._wait(_all_gather_single(whole, own, group=self.world, async_op=True))
+
+    def _broadcast(self, tensor: Tensor, source: int) -> dist.Work:
+        work: dist.Work = dist.broadcast(tensor, src=source, group=self.world, async_op=True)
+        return work
 
     def _wait(self, work: dist.Work) -> None:
         if self._queues:
             work.wait()  # makes the device wait, and the gate the host
         else:
             self._pending.wait(work)
+
+    # What a script's own collectives need.
+
+    def form_smaller(self, ranks: tuple[int, ...], name: str) -> dist.ProcessGroup:
+        """Form a group of some ranks, each of which calls this with the same name.
+
+        Raises:
+            RuntimeError: one of them is lost.
+        """
+        assert self._form_smaller is not None
+        return self._form_smaller(ranks, name)
+
+    def wait(self, work: dist.Work, tensors: Sequence[Tensor]) -> None:
+        """Wait for a collective of any group of these ranks, which writes these tensors.
+
+        On a device, what follows waits instead, and the gate tells whether it is whole.
+        """
+        if self._queues and any(tensor.device.type == self.device.type for tensor in tensors):
+            work.wait()
+        else:
+            self._pending.wait(work)
+
+    def future_of(self, work: dist.Work, outputs: list[Tensor]) -> Future[Any]:
+        """A future of a collective, complete also when the group breaks."""
+        if self._queues:
+            return work.get_future()
+        return self._pending.guard(work.get_future(), instead=outputs, value=lambda _: outputs)
+
+    def fail(self, error: Exception) -> None:
+        """Note what broke the group: the gate raises it."""
+        self._pending.fail(error)
 
     def sum(self, *values: float) -> list[float]:
         """Each value summed over all ranks."""

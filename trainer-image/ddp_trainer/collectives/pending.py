@@ -73,15 +73,22 @@ class PendingWork:
         """Note what a collective failed of that could not even begin."""
         self._note(error)
 
-    def guard(self, future: Future[Any], *, instead: Tensor) -> Future[Tensor]:
-        """What DDP may wait for instead of a future; see `value_of`.
+    def guard(
+        self,
+        future: Future[Any],
+        *,
+        instead: Any,
+        value: Callable[[Future[Any]], Any] | None = None,
+    ) -> Future[Any]:
+        """What DDP may wait for instead of a future; `value` of it: None: as `value_of` has it.
 
         If it ends badly, or not before the group, the value is another one; `failure` says why.
         """
-        ended: Future[Tensor] = Future()
+        ended: Future[Any] = Future()
+        of = value or value_of
 
         def settle(error: Exception | None) -> None:
-            ended.set_result(value_of(future) if error is None else instead)
+            ended.set_result(of(future) if error is None else instead)
 
         self._settle_at_the_end(future, settle)
         return ended

@@ -11,6 +11,7 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import BrokenGroupError, MovedError
 from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.progress import FAREWELL_SECONDS
+from ddp_trainer.library.script_collectives import ScriptCollectives
 from ddp_trainer.library.steps.net import Net
 from ddp_trainer.membership.burial import bury_the_last_group
 from ddp_trainer.membership.failures import is_lost_peer
@@ -39,6 +40,7 @@ class Formation:
         run: Run,
         keeper: Keeper,
         stop: StopSignal,
+        script: ScriptCollectives,
         options: Options,
     ) -> None:
         """`run`: what all ranks train."""
@@ -46,6 +48,7 @@ class Formation:
         self._world = world
         self._keeper = keeper
         self._stop = stop
+        self._script = script
         self._patience = Patience(options.max_reforms)
         self._seconds = options.rendezvous_timeout_seconds
         self._formed: AbstractContextManager[Group] | None = None
@@ -181,6 +184,7 @@ class Formation:
         """Leave a group that everybody leaves."""
         for net in self.nets:
             net.leave()
+        self._script.leave()
         formed, self._formed = self._formed, None
         if formed is not None:
             formed.__exit__(None, None, None)
@@ -230,11 +234,13 @@ class Formation:
             save=self._keeper.is_overdue,
             leave=self._world.whereabouts.is_outdated,
         )
+        self._script.enter(self._group)
 
     def _give_up(self, error: BaseException) -> None:
         """Leave the group; raises BrokenGroupError if that is what the error means, else itself."""
         for net in self.nets:
             net.leave()
+        self._script.leave()
         formed, self._formed = self._formed, None
         if formed is not None:
             formed.__exit__(type(error), error, error.__traceback__)

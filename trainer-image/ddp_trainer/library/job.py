@@ -107,6 +107,7 @@ class Job(Stepping):
         self._plan.epochs, self._plan.max_steps = count, max_steps
         while run.epoch < count:
             self._epoch, self._asked = run.epoch, 0
+            self._script.come_to("epoch", self._epoch)
             yield self._epoch
             self._settle()
             if run.epoch != self._epoch:  # the others were further
@@ -116,6 +117,7 @@ class Job(Stepping):
             else:
                 run.end_epoch()
         self._epoch, self._asked = run.epoch, 0
+        self._script.come_to("end")
 
     def batches(self, loader: DataLoader[Any], *, accumulate: int = 1) -> Iterator[Any]:
         """This rank's batches of what is left of the epoch; call `step` after each of them.
@@ -142,16 +144,19 @@ class Job(Stepping):
         loading = self._use(loader, accumulate)
         position = self._run.position
         epoch = position.epoch
-        while (
-            position.epoch == epoch
-            and not position.is_at_end
-            and not self._plan.is_at_limit(position)
-        ):
-            before = position.step, position.samples, self.rank, self.world_size
-            yield from self._batches_from_here(loading, accumulate)
-            after = position.step, position.samples, self.rank, self.world_size
-            if after == before:  # too few for a whole batch
-                position.end(epoch_length=loading.samples)
+        try:
+            while (
+                position.epoch == epoch
+                and not position.is_at_end
+                and not self._plan.is_at_limit(position)
+            ):
+                before = position.step, position.samples, self.rank, self.world_size
+                yield from self._batches_from_here(loading, accumulate)
+                after = position.step, position.samples, self.rank, self.world_size
+                if after == before:  # too few for a whole batch
+                    position.end(epoch_length=loading.samples)
+        finally:
+            self._script.come_to("after an epoch", epoch)
 
     def step(
         self,

@@ -23,6 +23,7 @@ from ddp_trainer.library.keeper import Keeper
 from ddp_trainer.library.plan import Plan
 from ddp_trainer.library.profiling import Profiling
 from ddp_trainer.library.progress import Progress, voice_of
+from ddp_trainer.library.script_collectives import ScriptCollectives
 from ddp_trainer.membership.finding.network import hurry_the_resolver
 from ddp_trainer.membership.world import World
 from ddp_trainer.run.run import Run
@@ -84,6 +85,7 @@ class Session:
         self._progress.lead(self.rank == 0)
         self._profiling = Profiling(os.environ, self.rank)
         self._formation: Formation
+        self._script: ScriptCollectives
         self._asked = 0
         """How many of the run's answers the script has got at this place."""
         self._epoch = 0
@@ -128,7 +130,10 @@ class Session:
                 scheduler_interval=scheduler_interval,
                 batch=self._batch,
             )
-            self._formation = Formation(self._world, run, self._keeper, self._stop, self._options)
+            self._script = ScriptCollectives(self._form, settle=self._settle)
+            self._formation = Formation(
+                self._world, run, self._keeper, self._stop, self._script, self._options
+            )
             self._report.update(finished=False)  # tells the launcher that this rank can come back
             try:
                 self._form()

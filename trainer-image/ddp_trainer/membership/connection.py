@@ -9,6 +9,8 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -65,6 +67,8 @@ class Connection:
         self._last_resort = last_resort
         self._told_to_stop = told_to_stop
         self._communicator: Communicator | None = None
+        self._smaller: list[dist.ProcessGroup] = []
+        """Groups of some of its ranks, which the script has made."""
         self._pending = PendingWork()
         self._left = threading.Event()
 
@@ -95,6 +99,7 @@ class Connection:
                     store, rank=rank, world_size=size, timeout=contact
                 )
         control = self._communicator.control if self._communicator is not None else None
+        world = distributed_c10d._get_default_group()
         group = Group(
             rank=rank,
             size=size,
@@ -107,16 +112,41 @@ class Connection:
                 told_to_stop=self._told_to_stop,
             ),
             queues=self._accelerator is not None,
+            world=world,
             control=control,
+            form_smaller=partial(self._form_smaller, timeout=timeout),
         )
         connections.complete(_from_all(group, connections.listening()))
         if self._pending.failure is not None:  # perhaps before there was anything to cut
             raise self._pending.failure
-        _set_timeout(timeout, control)
+        _set_timeout(timeout, control or world)
         if self._communicator is not None:
             # The host may wait for the device elsewhere than at the gate, such as in a forward pass
             # that looks at a number; only an abort gets it out of there.
             start_thread("communicator", self._watch)
+        return group
+
+    def _form_smaller(
+        self, ranks: tuple[int, ...], name: str, *, timeout: timedelta
+    ) -> dist.ProcessGroup:
+        new_group: Any = distributed_c10d._new_process_group_helper
+        known = distributed_c10d._world
+        backend, store = known.pg_map[distributed_c10d._get_default_group()]
+        group: dist.ProcessGroup
+        what = "the devices of a group that the script made were not joined in time"
+        with self._last_resort.during(timeout.total_seconds(), what):
+            group, _ = new_group(
+                len(ranks),
+                ranks.index(self._membership.rank),
+                list(ranks),
+                distributed_c10d.Backend(backend),
+                store,
+                f"smaller/{name}",
+                timeout=timeout,
+                device_id=self._device if self._device.type == "cuda" else None,
+            )
+        known.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
+        self._smaller.append(group)
         return group
 
     def cause_of(self, error: BaseException) -> BaseException:
@@ -138,6 +168,9 @@ class Connection:
         if communicator is not None:
             with contextlib.suppress(RuntimeError):
                 communicator.abort()
+            for smaller in list(self._smaller):
+                with contextlib.suppress(RuntimeError):
+                    smaller.abort()
 
     def cut(self) -> None:
         """Let no request to the store keep this rank, and the others know that it leaves."""
@@ -186,6 +219,7 @@ class Connection:
     def _leave_behind(self) -> None:
         leave_behind(*distributed_c10d._world.pg_map, self._communicator)
         self._communicator = None
+        self._smaller.clear()
 
     def _failure(self) -> Exception | None:
         if self._pending.failure is None and (trouble := self._trouble()) is not None:

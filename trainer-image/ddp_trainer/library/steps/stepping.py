@@ -96,6 +96,7 @@ class Stepping(Session):
 
     def _prepare_for_batch(self, attempt: Attempt) -> None:
         number = attempt.give()
+        self._script.come_to("step", self._run.position.step)
         slot, batch = attempt.place
         if slot > 0 and batch == 0:
             self._begin_another_part(attempt)
@@ -195,6 +196,7 @@ class Stepping(Session):
         """The step's batches come again, in another group if this one is broken."""
         self._attempt = None
         self._asked = attempt.answered
+        self._script.come_to("after a step", self._run.position.step)
         if self._formation.trouble is not None:
             self._form(self._formation.trouble)
         else:
@@ -203,6 +205,8 @@ class Stepping(Session):
     def _complete(self, attempt: Attempt) -> None:
         self._attempt = None
         self._asked = 0
+        self._script.come_to("after a step", self._run.position.step)
+        self._script.stepped(epoch=self._run.position.epoch)
         samples = attempt.samples * self._plan.samples_a_place
         self._progress.step(self._run.position, samples=samples)
         self._profiling.step()

@@ -1,0 +1,82 @@
+"""A script that calls collectives of its own wherever scripts do: before, within and after steps.
+
+What it prints depends on what they give: the same whether a rank is lost or not. Deaths have a
+point before each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ddp_trainer
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+from tests.trainer.library.script import BATCH_SIZE, Digits, digest, parsed
+from tests.trainer.support import deaths
+from tests.trainer.support.norm import network
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train to the end."""
+    options = parsed(arguments)
+    torch.manual_seed(0)
+    model = network(dropout=0.25)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loader = DataLoader(Digits(train=True), batch_size=BATCH_SIZE, shuffle=True)
+    tests = Digits(train=False)
+    with ddp_trainer.join(
+        model=model,
+        optimizer=optimizer,
+        group_timeout_seconds=20,
+        heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
+        max_reforms=100,
+    ) as job:
+        deaths.pass_by("before training")
+        names: list[Any] = [None] * job.world_size
+        dist.all_gather_object(names, f"rank {job.rank}")
+        last = dist.new_group([1, job.world_size - 1])
+        net = job.wrap(model, bucket_cap_mb=0.01)
+        for epoch in job.epochs(options.epochs):
+            deaths.pass_by("before an epoch")
+            begun = torch.tensor([100 * epoch + job.rank])
+            dist.broadcast(begun, src=1)
+            steps = 0.0
+            for inputs, targets, _ in job.batches(loader):
+                loss = nn.functional.cross_entropy(net(inputs), targets)
+                shared = loss.detach().clone()
+                deaths.pass_by("within a step")
+                dist.all_reduce(shared)
+                loss.backward()  # type: ignore[no-untyped-call]
+                job.step(loss)
+                deaths.pass_by("after a step")
+                mean = loss.detach().clone()
+                dist.all_reduce(mean)
+                steps += mean.isfinite().item()
+            deaths.pass_by("barrier")
+            dist.barrier()
+            net.eval()
+            own = [tests[place] for place in range(job.rank, len(tests), job.world_size)]
+            images, targets = torch.stack([one[0] for one in own]), [one[1] for one in own]
+            with torch.no_grad():
+                right = int((net(images).argmax(1) == torch.tensor(targets)).sum())
+            net.train()
+            counts = torch.tensor([right, len(own)])
+            deaths.pass_by("evaluation")
+            dist.all_reduce(counts)
+            among = torch.tensor([job.rank])
+            if job.rank in (1, job.world_size - 1):
+                deaths.pass_by("in a smaller group")
+                dist.all_reduce(among, group=last)
+            deaths.pass_by("gathering")
+            parts = [torch.empty(1, dtype=torch.long) for _ in range(job.world_size)]
+            dist.all_gather(parts, among)
+            told = begun.item(), counts.tolist(), [part.item() for part in parts]
+            if job.is_main:
+                print(f"epoch {epoch}: {told}, among {names}", flush=True)
+        deaths.pass_by("after training")
+        dist.barrier()
+    print(f"ends with {digest(model, optimizer)}", flush=True)

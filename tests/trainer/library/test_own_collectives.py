@@ -1,0 +1,81 @@
+"""Collectives that a script calls by itself: no rank but the lost one ends because of a loss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+from tests.trainer.support.pods import Job, Pod, assert_same
+
+RANKS = 3
+EPOCHS = 6
+STEPS = 15
+"""Of an epoch: ceil(ceil(1438 / 3) / 32)."""
+
+pytestmark = [pytest.mark.timeout(600)]
+
+
+def plan_for(rank: int) -> list[Death]:
+    """A rank dies before each of its script's collectives, once between any two steps."""
+    in_the_loop = [("within a step", 4), ("after a step", 8), ("before an epoch", STEPS)]
+    at_the_end = ["barrier", "evaluation", "gathering", "in a smaller group"]
+    if rank == 0:  # no member
+        at_the_end.remove("in a smaller group")
+    ends = [(point, (epoch + 2) * STEPS) for epoch, point in enumerate(at_the_end)]
+    points = [*in_the_loop, *ends, ("after training", EPOCHS * STEPS)]
+    later = [Death(rank=rank, point=point, step=step) for point, step in points]
+    return [Death(rank=rank, point="before training"), *later]
+
+
+def run(folder: Path, *, device: str, plan: list[Death]) -> tuple[Job, Pod]:
+    """Run the script to its end."""
+    variables = deaths.environment(plan, folder / "graves")
+    with script_job(
+        folder, ranks=RANKS, device=device, script="collectives", variables=variables
+    ) as job:
+        return job, run_to_its_end(job, "--epochs", str(EPOCHS))
+
+
+def printed(pod: Pod) -> list[str]:
+    """What the script has told of its epochs, and how it ended: the same on all ranks."""
+    epochs = dict.fromkeys(re.findall(r"epoch \d+: \(.*", pod.log))
+    return [*epochs, *sorted(set(re.findall(r"ends with \w+", pod.log)))]
+
+
+Reference = Callable[[str], tuple[Job, Pod]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """A run on each device that nothing happens to."""
+    known: dict[str, tuple[Job, Pod]] = {}
+
+    def on(device: str) -> tuple[Job, Pod]:
+        if device not in known:
+            folder = tmp_path_factory.mktemp(f"undisturbed-{device}")
+            known[device] = run(folder, device=device, plan=[])
+        return known[device]
+
+    return on
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_no_other_rank_ends_when_one_is_lost(
+    rank: int, device: str, tmp_path: Path, undisturbed: Reference
+) -> None:
+    plan = plan_for(rank)
+    expected, peace = undisturbed(device)
+    wounded, pod = run(tmp_path, device=device, plan=plan)
+    assert deaths.toll(tmp_path / "graves") == len(plan), pod.log
+    assert pod.log.count("starting it again") == len(plan), pod.log
+    assert "resuming from checkpoint" not in pod.log
+    assert printed(pod) == printed(peace)
+    last = EPOCHS * STEPS
+    assert_same(wounded.state(last), expected.state(last))

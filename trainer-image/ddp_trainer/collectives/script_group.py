@@ -1,0 +1,189 @@
+"""The process groups that a script sees: they stay the same while the job's groups come and go.
+
+`torch.distributed`'s default group in a job, and each group that the script makes with `new_group`,
+is one of these. It hands collectives to the group that the job has formed at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import distributed_c10d
+from torch.futures import Future
+
+from ddp_trainer.collectives.script_collective import Collective
+from ddp_trainer.exit_codes import LostPeerError
+
+_NAMES = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "gather", "scatter"),
+    *("allgather", "allgather_coalesced", "reduce_scatter", "alltoall"),
+    # torch 2.13 has other names than before for those of one tensor.
+    *("all_gather_single", "all_gather_single_coalesced", "_allgather_base"),
+    *("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced", "_reduce_scatter_base"),
+    *("all_to_all_single", "alltoall_base", "send", "recv", "recv_anysource"),
+)
+"""The methods of a process group that `torch.distributed` calls for collectives and messages."""
+_DEFAULT = "ddp_trainer"
+
+
+class Ended(dist.Work):
+    """A collective that has ended."""
+
+    def __init__(self, outputs: list[Tensor]) -> None:
+        """`outputs`: what it has written."""
+        super().__init__()
+        self._outputs = outputs
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return at once."""
+        del timeout
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self) -> list[Tensor]:
+        """Return what it has written."""
+        return self._outputs
+
+    def get_future(self) -> Future[Any]:
+        """Return a future that is complete."""
+        future: Future[Any] = Future()
+        future.set_result(self._outputs)
+        return future
+
+
+class ScriptGroup(dist.ProcessGroup):
+    """A process group of the script, on a rank that is a member of it."""
+
+    def __init__(
+        self,
+        label: str,
+        ranks: tuple[int, ...] | None,
+        carry_out: Callable[[ScriptGroup, Collective], dist.Work],
+        make_group: Callable[[tuple[int, ...]], ScriptGroup] | None = None,
+    ) -> None:
+        """`ranks`: its members; None: all ranks of the job. `make_group` is what `new_group` calls.
+
+        `label`: the same on all members, and of no other group.
+        """
+        super().__init__(0, 1)  # type: ignore[call-arg]  # see `rank` and `size`
+        self.label = label
+        self.ranks = ranks
+        self._carry_out = carry_out
+        self._make_group = make_group
+        self._entered: dist.ProcessGroup | None = None
+        self._formed: dist.ProcessGroup | None = None
+        self._form: Callable[[], dist.ProcessGroup] | None = None
+
+    @property
+    def formed(self) -> dist.ProcessGroup:
+        """The group that carries its collectives now, formed with the other members if need be."""
+        if self._formed is None:
+            assert self._form is not None, "the job is not formed"
+            self._formed = self._form()
+        return self._formed
+
+    def enter(
+        self, world: dist.ProcessGroup, form: Callable[[], dist.ProcessGroup] | None = None
+    ) -> None:
+        """Use a group that the job has formed.
+
+        `form` makes the members' own group when it is first used: a rank that takes the place of a
+        lost one makes this one later than the others. None: all ranks of the world are members.
+        """
+        self._entered = world
+        self._form = form
+        self._formed = world if form is None else None
+        known = distributed_c10d._world
+        backend, store = known.pg_map[world]
+        known.pg_map[self] = backend, store
+        names: dict[dist.ProcessGroup, Any] = known.pg_names
+        names[self] = self.label or _DEFAULT
+        known.pg_backend_config[self] = known.pg_backend_config[world]
+        members = self.ranks or range(world.size())
+        known.pg_group_ranks[self] = {rank: number for number, rank in enumerate(members)}
+
+    def leave(self) -> None:
+        """Let go of the group that the job has formed."""
+        self._entered = self._formed = self._form = None  # a group ends when nobody refers to it
+        known = distributed_c10d._world
+        for table in (known.pg_map, known.pg_names, known.pg_backend_config, known.pg_group_ranks):
+            table.pop(self, None)
+
+    @property
+    def _world(self) -> dist.ProcessGroup:
+        assert self._entered is not None, "the job is not formed"
+        return self._entered
+
+    # What torch asks of a group.
+
+    def rank(self) -> int:
+        """Return this rank's number in the group."""
+        own = self._world.rank()
+        if self.ranks is None:
+            return own
+        if own not in self.ranks or max(self.ranks) >= self._world.size():
+            raise LostPeerError(
+                f"the ranks have changed: this is rank {own} of {self._world.size()}, and the "
+                f"script made a group of {list(self.ranks)} with new_group(): it has to begin again"
+            )
+        return self.ranks.index(own)
+
+    def size(self) -> int:
+        """Return the number of members."""
+        return len(self.ranks) if self.ranks is not None else self._world.size()
+
+    def new_group(self, ranks: Sequence[int], **_: object) -> ScriptGroup | None:
+        """Make a group of some ranks, as torch's `new_group` asks its default group to.
+
+        torch hands on no backend, and its other options are for backends: the group has that of
+        the job.
+        """
+        assert self._make_group is not None
+        return self._make_group(tuple(ranks)) if self._world.rank() in ranks else None
+
+    def monitored_barrier(self, *_: object, **__: object) -> None:
+        """Wait until all members are here."""
+        self._carry_out(self, Collective("barrier", ())).wait()
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self._world._device_types
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self.formed._get_backend(device)
+
+    def _get_backend_name(self) -> str:
+        return self._world._get_backend_name()
+
+    def abort(self) -> None:
+        """Do nothing: the group that the job has formed is aborted."""
+
+    def shutdown(self) -> None:
+        """Do nothing: the group that the job has formed is shut down."""
+
+
+def _collective(name: str) -> Callable[..., dist.Work]:
+    def carried_out(group: ScriptGroup, *arguments: Any, **named: Any) -> dist.Work:
+        return group._carry_out(group, Collective(name, (*arguments, *named.values())))
+
+    return carried_out
+
+
+for _name in _NAMES:
+    setattr(ScriptGroup, _name, _collective(_name))
