@@ -65,7 +65,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return on
 
 
-@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("device", ["cpu", "stream"])
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_no_other_rank_ends_when_one_is_lost(
     rank: int, device: str, tmp_path: Path, undisturbed: Reference

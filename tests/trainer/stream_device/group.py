@@ -3,6 +3,9 @@
 As with NCCL, a collective's future is complete when the collective is queued. Its data comes later.
 When a peer is gone it never comes, nobody says so, and the stream stands still until the group is
 aborted. Then it goes on: with nothing written, or with half of a bucket.
+
+As with NCCL, no collective begins on a communicator that was aborted. torch raises a
+DistBackendError there, and with TORCH_NCCL_BLOCKING_WAIT also where one is waited for.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ _TRANSPORT_TIMEOUT = timedelta(hours=1)
 class StreamWork(dist.Work):
     """A collective that is queued."""
 
-    def __init__(self, mark: Mark, outputs: list[Tensor]) -> None:
+    def __init__(self, group: StreamGroup, mark: Mark, outputs: list[Tensor]) -> None:
         super().__init__()
+        self._group = group
         self._mark = mark
         self._future: Future[Any] = Future()
         self._future.set_result(outputs)
@@ -42,12 +46,21 @@ class StreamWork(dist.Work):
         collectives are not asynchronous: torch itself waits (its options tell only since 2.8).
         """
         del timeout
-        if sys._getframe(1).f_globals["__name__"] == dist.all_reduce.__module__:
+        if _torch_waits():
             self._mark.synchronize()
+        self._group.check()
         return True
 
     def get_future(self) -> Future[Any]:
         return self._future
+
+
+def _torch_waits() -> bool:
+    """Whether torch itself waits, by way of the trainer's own work or not."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_name == "wait" and frame.f_back is not None:
+        frame = frame.f_back
+    return bool(frame.f_globals["__name__"] == dist.all_reduce.__module__)
 
 
 class StreamGroup(dist.ProcessGroup):
@@ -103,6 +116,21 @@ class StreamGroup(dist.ProcessGroup):
     _allgather_base = all_gather_single  # type: ignore[assignment]
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
+    def allgather(  # type: ignore[override]
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any
+    ) -> StreamWork:
+        del options
+        [own] = inputs
+        return self._tell(
+            outputs[0],
+            lambda copies: self._transport.allgather([copies], [own.clone()]),
+        )
+
+    def check(self) -> None:
+        """Raise what torch raises of a communicator that was aborted."""
+        if self._aborted.is_set():
+            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.")
+
     def abort(self) -> None:
         """Let the stream go on."""
         self._aborted.set()
@@ -129,8 +157,9 @@ class StreamGroup(dist.ProcessGroup):
                     half = tensor.view(-1)[: tensor.numel() // 2]
                     half.copy_(half * 3 + 1)
 
+        self.check()
         self._stream.tell(carry_out)
-        return StreamWork(self._stream.record(), outputs)
+        return StreamWork(self, self._stream.record(), outputs)
 
     def _arrives(self, copies: list[Tensor], begin: Callable[[list[Tensor]], Any]) -> bool:
         time.sleep(self._dice.uniform(0, _LONGEST_JOURNEY_SECONDS))
