@@ -11,17 +11,19 @@ import ddp_trainer
 import pytest
 import torch
 from ddp_trainer.collectives.pending import PendingWork
+from ddp_trainer.devices import accelerator
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.devices.gate import Gate, expect, pause_after
 from ddp_trainer.exit_codes import BrokenGroupError, LostDeviceError
 from ddp_trainer.membership.failures import is_lost_device, is_lost_peer
+from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.last_resort import LastResort
 from torch import distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.support.device_errors import DeviceError
-from tests.trainer.support.pods import assert_same
+from tests.trainer.support.pods import assert_same, contract
 from tests.trainer.support.same_group import group_of_one
 
 
@@ -280,4 +282,21 @@ def test_nccl_leaves_broken_collectives_to_this_process() -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+        "NCCL_NVLS_ENABLE": "0",
     }
+
+
+@pytest.mark.parametrize(("value", "warns"), [("", False), ("0", False), ("1", True)])
+def test_a_setting_that_ends_processes_is_warned_of(
+    value: str, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    environment = {name: value} if value else {}
+    prepare_nccl(environment)
+    monkeypatch.setattr("os.environ", environment)
+    place = {"DDP_BACKEND": "nccl", "RANK": "0", "LOCAL_RANK": "0"}
+    placement = Environment.from_env(contract() | place).placement
+    accelerator.accelerator_for(placement, torch.device("cpu"))
+    assert ("Unset the variable" in caplog.text) == warns
+    assert environment[name] == (value or "0")

@@ -8,8 +8,9 @@ What is here for NCCL follows torch's sources. It has not been run on a GPU.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 from typing import Protocol
 
@@ -23,6 +24,8 @@ from ddp_trainer.devices.gate import Event
 from ddp_trainer.devices.marks import mark
 from ddp_trainer.settings.environment import Placement
 
+_logger = logging.getLogger(__name__)
+
 _NCCL_SETTINGS = {
     # torch's watchdog notes that a collective failed or took too long, and touches nothing: 1 and 3
     # end the process, 2 would abort the communicator before this process knows that it is broken.
@@ -33,6 +36,11 @@ _NCCL_SETTINGS = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     # Four times this long it sleeps after an error, and nobody waits for what it would be good for.
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+    # Else an error of CUDA that torch's watchdog meets ends the process.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    # NVIDIA asks for 0 where processes outlive a lost peer: NVLink SHARP, of nodes with NVSwitch,
+    # shares memory among the processes of a node.
+    "NCCL_NVLS_ENABLE": "0",
 }
 
 
@@ -110,10 +118,27 @@ class _NcclCommunicator:
 
 def accelerator_for(placement: Placement, device: torch.device) -> Accelerator | None:
     """A rank's accelerator; None where it computes on the CPU, which does as it is told at once."""
-    return Nccl(device) if placement.backend == "nccl" else None
+    if placement.backend != "nccl":
+        return None
+    _check_nccl(os.environ)
+    return Nccl(device)
 
 
 def prepare_nccl(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set what makes a broken collective this process's own affair; what the user set stays."""
     for name, value in _NCCL_SETTINGS.items():
         environment.setdefault(name, value)
+
+
+def _check_nccl(environment: Mapping[str, str]) -> None:
+    """Warn of a setting of the user's that takes broken collectives out of this process's hands."""
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    value, wanted = environment.get(name, ""), _NCCL_SETTINGS[name]
+    if value != wanted:
+        _logger.warning(
+            "%s is %r: torch may end this process when another rank is lost, and its state is lost "
+            "with it. Unset the variable in the pod and in the image, or set it to %s",
+            name,
+            value,
+            wanted,
+        )
