@@ -300,3 +300,26 @@ def test_a_setting_that_ends_processes_is_warned_of(
     accelerator.accelerator_for(placement, torch.device("cpu"))
     assert ("Unset the variable" in caplog.text) == warns
     assert environment[name] == (value or "0")
+
+
+def test_blocks_have_deadlines_of_their_own() -> None:
+    ended: list[str] = []
+    called = threading.Event()
+
+    def end(what: str) -> None:
+        ended.append(what)
+        called.set()
+
+    resort = LastResort(end)
+    with resort.during(3600, "one"), resort.during(0.01, "another"):
+        assert called.wait(60)
+    assert ended == ["another"]
+    with resort.during(3600, "one that the group's end ends"):
+        resort.over()
+    with resort.during(0.0, "one that comes too late"):
+        pass
+    for thread in threading.enumerate():
+        if thread.name == "last-resort":
+            thread.join(60)
+            assert not thread.is_alive()
+    assert ended == ["another"]

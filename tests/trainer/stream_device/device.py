@@ -39,6 +39,7 @@ from tests.trainer.stream_device.stream import Stream
 from tests.trainer.support import deaths
 
 STREAM = Stream()
+LEAVE_SECONDS = 5.0
 _SLOWNESS_SECONDS = 0.5
 """For a thread that sabotages: more than the training needs to take a step."""
 
@@ -129,6 +130,11 @@ def fail() -> None:
     STREAM.tell(_raise)
 
 
+def be_busy() -> None:
+    """The script does something else, for longer than devices may take to leave a group."""
+    time.sleep(2 * LEAVE_SECONDS)
+
+
 def _raise() -> None:
     raise RuntimeError("device-side assert triggered")
 
@@ -136,10 +142,10 @@ def _raise() -> None:
 def install(sabotage: Sabotage | None = None) -> None:
     """Make it the device of this process, and of those that are forked from it."""
     kernels.install()
-    deaths.DEEDS |= {"hang": hang, "stall": stall, "fail": fail}
+    deaths.DEEDS |= {"hang": hang, "stall": stall, "fail": fail, "be busy": be_busy}
     # As long as a device may take that is a thread.
     replace(connection, "_DRAIN_SECONDS", 2.0)
-    replace(connection, "_LEAVE_SECONDS", 5.0)
+    replace(connection, "_LEAVE_SECONDS", LEAVE_SECONDS)
     dist.Backend.register_backend("stream", functools.partial(StreamGroup, STREAM), devices=["cpu"])
     replace(world, "accelerator_for", lambda *_: StreamDevice())
     replace(learner, "check_abilities", lambda *_: None)

@@ -79,3 +79,14 @@ def test_nobody_waits_for_ever_for_a_rank_that_dies_while_devices_are_joined(
     pod = run_with(*plan, folder=tmp_path, reference=reference)
     assert len(re.findall(r"\[rank [02]\] this process cannot go on: ", pod.log)) == 2
     assert pod.log.count("starting it again") == 4
+
+
+def test_whoever_is_busy_for_long_is_not_taken_for_stuck(
+    tmp_path: Path, reference: Undisturbed
+) -> None:
+    """Longer than the device has to come to itself, which does so at once."""
+    busy = Death(rank=0, point="after the optimizer's step", step=STEP, deed="be busy")
+    pod = run_with(busy, Death(rank=1, point="vote"), folder=tmp_path, reference=reference)
+    assert "this process cannot go on" not in pod.log
+    assert pod.log.count("starting it again") == 1
+    assert "resuming from checkpoint" not in pod.log

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.accelerator import Accelerator, Communicator
-from ddp_trainer.devices.gate import Gate, expect
+from ddp_trainer.devices.gate import Gate, come_to, expect
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.membership.burial import leave_behind
 from ddp_trainer.membership.failures import is_lost_peer, reason
@@ -31,8 +31,8 @@ from ddp_trainer.system.last_resort import LastResort
 from ddp_trainer.system.threads import start_thread
 
 _LEAVE_SECONDS = 120.0
-"""For a thread to come out of a group that was given up: more than it takes to read a batch, and
-less than the others wait for this rank (--rendezvous-timeout-seconds)."""
+"""For a communicator to be aborted, and for the device to do what it was told before: less than the
+others wait for this rank (--rendezvous-timeout-seconds)."""
 _DRAIN_SECONDS = 30.0
 """For a device to do what is left of a step once no collective holds it up."""
 _WATCH_SECONDS = 1.0
@@ -159,18 +159,24 @@ class Connection:
     def give_up(self, why: str) -> None:
         """Make every collective under way fail, from any thread."""
         _logger.warning("%s: leaving the group", why)
-        if self._accelerator is not None:
-            self._last_resort.within(_LEAVE_SECONDS, f"it does not leave the group ({why})")
+        what = f"it does not leave the group ({why})"
+        if self._accelerator is not None and self._communicator is None:
+            self._last_resort.within(_LEAVE_SECONDS, what)  # nothing interrupts devices that join
         self.cut()
         # Before the abort, which lets the device go on: whoever finds that it has, looks here.
         self._pending.give_up(why)
         communicator = self._communicator
-        if communicator is not None:
-            with contextlib.suppress(RuntimeError):
-                communicator.abort()
-            for smaller in list(self._smaller):
+        if communicator is not None and self._accelerator is not None:
+            # Not until the host comes: it may be busy with what takes it longer, such as an
+            # evaluation of its own. It can only be stuck where the abort or the device is.
+            with self._last_resort.during(_LEAVE_SECONDS, what):
                 with contextlib.suppress(RuntimeError):
-                    smaller.abort()
+                    communicator.abort()
+                for smaller in list(self._smaller):
+                    with contextlib.suppress(RuntimeError):
+                        smaller.abort()
+                with contextlib.suppress(RuntimeError):  # it has failed: the host learns of that
+                    come_to(self._accelerator.record())
 
     def cut(self) -> None:
         """Let no request to the store keep this rank, and the others know that it leaves."""

@@ -22,6 +22,7 @@ class LastResort:
         self._lock = threading.Lock()
         self._at = math.inf
         self._timer: threading.Timer | None = None
+        self._blocks: list[threading.Timer | None] = []
         self._over = False
 
     def within(self, seconds: float, what: str) -> None:
@@ -31,26 +32,36 @@ class LastResort:
             if at < self._at and not self._over:
                 self._cancel()
                 self._at = at
-                self._timer = threading.Timer(seconds, self._end, [what])
-                self._timer.name = "last-resort"
-                self._timer.daemon = True
-                self._timer.start()
+                self._timer = self._start(seconds, what)
 
     def over(self) -> None:
         """The group is left: whoever sets a deadline from here on comes too late."""
         with self._lock:
             self._over = True
             self._cancel()
+            for timer in filter(None, self._blocks):
+                timer.cancel()
 
     @contextmanager
     def during(self, seconds: float, what: str) -> Iterator[None]:
-        """The block has so much time, and nothing has after it."""
-        self.within(seconds, what)
+        """The block has so much time, beside other deadlines; from any thread."""
+        with self._lock:
+            timer = None if self._over else self._start(seconds, what)
+            self._blocks.append(timer)
         try:
             yield
         finally:
             with self._lock:
-                self._cancel()
+                self._blocks.remove(timer)
+            if timer is not None:
+                timer.cancel()
+
+    def _start(self, seconds: float, what: str) -> threading.Timer:
+        timer = threading.Timer(seconds, self._end, [what])
+        timer.name = "last-resort"
+        timer.daemon = True
+        timer.start()
+        return timer
 
     def _cancel(self) -> None:
         self._at = math.inf
