@@ -8,8 +8,10 @@ that is started again finds it done. To the script all is as if Python had been 
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -78,6 +80,9 @@ def serve(channel: socket.socket, program: Sequence[str]) -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     if fork_ranks(channel):
+        # What was imported before the fork is freed when Python ends, as in a Python of its own.
+        # Triton's bindings print more than a report has room for about what is not freed.
+        atexit.register(gc.unfreeze)
         wait_for_gloo_at_exit()
         answer_with_stacks()
         _seed_generators()
