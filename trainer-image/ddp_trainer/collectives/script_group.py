@@ -187,3 +187,17 @@ def _collective(name: str) -> Callable[..., dist.Work]:
 
 for _name in _NAMES:
     setattr(ScriptGroup, _name, _collective(_name))
+
+
+def _new_group(ranks: Sequence[int] | None = None, *arguments: Any, **named: Any) -> Any:
+    """Make a group as torch 2.13 does, which asks its default group to."""
+    world = distributed_c10d._get_default_group()
+    if not isinstance(world, ScriptGroup):
+        return _torch_new_group(ranks, *arguments, **named)
+    made = world.new_group(sorted(ranks) if ranks is not None else range(world.size()))
+    return made if made is not None else dist.GroupMember.NON_GROUP_MEMBER
+
+
+_torch_new_group = distributed_c10d.new_group
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+    dist.new_group = distributed_c10d.new_group = _new_group
