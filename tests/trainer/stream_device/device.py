@@ -132,7 +132,7 @@ def fail() -> None:
 
 def be_busy() -> None:
     """The script does something else, for longer than devices may take to leave a group."""
-    time.sleep(2 * LEAVE_SECONDS)
+    time.sleep(4 * LEAVE_SECONDS)
 
 
 def _raise() -> None:
