@@ -237,6 +237,7 @@ def buffers(group: Group) -> Json:
         buffer = trial.learner.model.get_buffer("seen")
         found = seen[flag] = []
         trial.train(2, then=functools.partial(append_value, found, buffer))
+        append_value(found, buffer, 2)
     return seen
 
 

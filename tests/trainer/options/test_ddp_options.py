@@ -107,13 +107,13 @@ def test_gradients_live_in_their_buckets_unless_told_otherwise(seen: Results) ->
 
 def test_buffers_are_equal_before_each_step_or_at_least_before_saves(seen: Results) -> None:
     assert seen[0]["buffers"] == {
-        "--broadcast-buffers": [5.0, 5.0],
-        "--no-broadcast-buffers": [5.0, 5.0],
+        "--broadcast-buffers": [5.0, 5.0, 5.0],
+        "--no-broadcast-buffers": [5.0, 5.0, 5.0],
     }
-    # Training ends with an evaluation, and with a save.
+    # After each step and at the end: training ends with an evaluation, and with a save.
     assert seen[1]["buffers"] == {
-        "--broadcast-buffers": [5.0, 5.0],
-        "--no-broadcast-buffers": [6.0, 5.0],
+        "--broadcast-buffers": [5.0, 5.0, 5.0],
+        "--no-broadcast-buffers": [6.0, 6.0, 5.0],
     }
 
 
