@@ -114,6 +114,8 @@ class GoPrograms:
     ldflags: str = ""
     comes_last: bool = False
     """Whether the build leaves the machine to everything else that runs on it."""
+    space_bytes: int = _BUILD_SPACE_BYTES
+    """How much free space in the cache a build asks for before it begins."""
     _to_compile: int = field(default=0, init=False)
     """How many packages the build that runs in this process compiles."""
 
@@ -138,9 +140,9 @@ class GoPrograms:
         with exclusive(cache_dir() / "go-build.lock", waiting_for="a build of Go programs") as lock:
             if self.is_done():
                 return
-            if (free := shutil.disk_usage(cache_dir()).free) < _BUILD_SPACE_BYTES:
+            if (free := shutil.disk_usage(cache_dir()).free) < self.space_bytes:
                 raise ClusterUnavailableError(
-                    f"building {', '.join(self.names)} needs {_BUILD_SPACE_BYTES >> 30} GiB in "
+                    f"building {', '.join(self.names)} needs {self.space_bytes >> 30} GiB in "
                     f"{cache_dir()}, {free >> 30} GiB are free"
                 )
             shutil.rmtree(self._output, ignore_errors=True)

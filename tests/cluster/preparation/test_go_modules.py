@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def programs(folder: Path) -> GoPrograms:
         packages=["example.com/hello/cmd/one", "example.com/hello/cmd/two"],
         into=folder / "programs",
         ldflags="-X main.version=v7",
+        space_bytes=0,
     )
 
 
@@ -59,6 +61,13 @@ def test_a_build_from_nothing(folder: Path) -> None:
         program = folder / "programs" / name
         assert subprocess.run(program, capture_output=True, check=True).stderr == b"v7\n"
     assert sorted(os.listdir(folder / "programs")) == ["one", "two"]
+
+
+def test_too_little_space_is_told_before_a_build(folder: Path) -> None:
+    build = replace(programs(folder), space_bytes=1 << 60)
+    with pytest.raises(ClusterUnavailableError, match=r"needs 1073741824 GiB in .*GiB are free"):
+        build.build()
+    assert not (folder / "programs").exists()
 
 
 def test_what_is_there_is_not_built_again(folder: Path) -> None:
