@@ -14,7 +14,6 @@ from ddp_operator.job.membership.world import scope_of
 from ddp_operator.job.planning import recovery
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Event, Node, Nodes
@@ -70,13 +69,17 @@ def saved(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datetim
     new = [key for key in keys if key not in job.status.bookkeeping.asked_nodes]
     if not new:
         return planned
-    message = f"asked for a checkpoint: {some([why[key] for key in new])}"
+    message = f"asked for a checkpoint: {why[new[0]]}{_more_nodes(len(new) - 1)}"
     return replace(
         planned,
         status=planned.status.noting(asked_nodes=tuple(keys)),
         ask_checkpoint=pod_0.address,
         events=(*planned.events, Event(CHECKPOINT_REQUESTED, message)),
     )
+
+
+def _more_nodes(count: int) -> str:
+    return f", and {count} more node{'s' if count > 1 else ''}" if count else ""
 
 
 def _is_at_work(job: DDPJob, pods: Observed) -> bool:

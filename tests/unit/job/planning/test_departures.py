@@ -13,6 +13,7 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Node
 
 from tests.good_manifests import template
+from tests.manners import faults
 from tests.unit.job.builders import (
     condition,
     does_nothing,
@@ -258,6 +259,8 @@ class TestCheckpoints:
         pods[0] = replace(pods[0], address="10.0.0.0:29501")
         acting = planned(job, pods, nodes)
         assert acting.ask_checkpoint
+        assert acting.events[0].message.endswith(f"to be terminated ({TAINT}), and 99 more nodes")
+        assert list(faults(acting.events[0].message)) == []
         job = stored(job, acting)
         assert len(job.status.bookkeeping.asked_nodes) == 100
         assert planned(job, pods, nodes).ask_checkpoint == ""
