@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.settings.flags import Parser
+from ddp_trainer.settings.flags import Parser, flag_of
 
 OPERATIONS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "send_recv")
 """In the order in which they are measured."""
@@ -44,9 +44,8 @@ class BenchOptions:
         values = _parser().parse_args(arguments)
         for name, minimum in _MINIMA.items():
             if getattr(values, name) < minimum:
-                flag = "--" + name.replace("_", "-")
                 raise ConfigurationError(
-                    f"{flag} is {getattr(values, name)}: set it to {minimum} or more"
+                    f"{flag_of(name)} is {getattr(values, name)}: set it to {minimum} or more"
                 )
         if values.min_busbw is not None and values.min_busbw <= 0:
             raise ConfigurationError(f"--min-busbw is {values.min_busbw}: set it to more than 0")

@@ -31,9 +31,10 @@ from ddp_trainer.system.buffers import size_of
 
 _LOOK_SECONDS = 0.05
 """How often a wait looks whether this rank was told to stop meanwhile."""
-_LOG_AFTER_SECONDS = 5.0
+LOG_AFTER_SECONDS = 5.0
 """A wait that takes so long is worth a line in the log."""
-_LOG_EVERY_SECONDS = 60.0
+LOG_EVERY_SECONDS = 60.0
+"""And another one so much later, each time."""
 _MEANWHILE_SECONDS = 1.0
 """How often a wait does what else there is to do."""
 
@@ -194,7 +195,7 @@ class Saver:
         When it is not `for_stop`, being told to stop is a reason to wait no longer.
         """
         begin = time.monotonic()
-        log_at, meanwhile_at = begin + _LOG_AFTER_SECONDS, begin + _MEANWHILE_SECONDS
+        log_at, meanwhile_at = begin + LOG_AFTER_SECONDS, begin + _MEANWHILE_SECONDS
         while not save.ended(within_seconds=_LOOK_SECONDS):
             now = time.monotonic()
             end = min(until, self._stop.deadline if for_stop else self._stop.told_at)
@@ -202,7 +203,7 @@ class Saver:
                 return False
             if now >= log_at:
                 self._log_wait(save, seconds_left=end - now)
-                log_at = now + _LOG_EVERY_SECONDS
+                log_at = now + LOG_EVERY_SECONDS
             if now >= meanwhile_at:
                 meanwhile()
                 meanwhile_at = time.monotonic() + _MEANWHILE_SECONDS

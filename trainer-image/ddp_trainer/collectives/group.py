@@ -168,8 +168,8 @@ class Group:
         work: dist.Work = dist.broadcast(tensor, src=source, group=self.world, async_op=True)
         return work
 
-    def _wait(self, work: dist.Work) -> None:
-        if self._queues:
+    def _wait(self, work: dist.Work, *, is_on_device: bool = True) -> None:
+        if self._queues and is_on_device:
             work.wait()  # makes the device wait, and the gate the host
         else:
             self._pending.wait(work)
@@ -190,10 +190,8 @@ class Group:
 
         On a device, what follows waits instead, and the gate tells whether it is whole.
         """
-        if self._queues and any(tensor.device.type == self.device.type for tensor in tensors):
-            work.wait()
-        else:
-            self._pending.wait(work)
+        is_on_device = any(tensor.device.type == self.device.type for tensor in tensors)
+        self._wait(work, is_on_device=is_on_device)
 
     def future_of(self, work: dist.Work, outputs: list[Tensor]) -> Future[Any]:
         """A future of a collective, complete also when the group breaks."""

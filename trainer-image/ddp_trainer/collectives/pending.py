@@ -22,6 +22,17 @@ _Settle = Callable[[Exception | None], None]
 """Told once how a collective ended; None: well."""
 
 
+def value_of(future: Future[Any]) -> Tensor:
+    """The value of a future that has ended: the tensor of a hook, or the only one of a collective.
+
+    Raises:
+        RuntimeError: whatever it failed of.
+    """
+    value = future.value()
+    tensor: Tensor = value[0] if isinstance(value, list) else value
+    return tensor
+
+
 class PendingWork:
     """What one rank waits for in one group."""
 
@@ -78,17 +89,16 @@ class PendingWork:
         future: Future[Any],
         *,
         instead: Any,
-        value: Callable[[Future[Any]], Any] | None = None,
+        value: Callable[[Future[Any]], Any] = value_of,
     ) -> Future[Any]:
-        """What DDP may wait for instead of a future; `value` of it: None: as `value_of` has it.
+        """What DDP may wait for instead of a future: complete with the `value` of it.
 
         If it ends badly, or not before the group, the value is another one; `failure` says why.
         """
         ended: Future[Any] = Future()
-        of = value or value_of
 
         def settle(error: Exception | None) -> None:
-            ended.set_result(of(future) if error is None else instead)
+            ended.set_result(value(future) if error is None else instead)
 
         self._settle_at_the_end(future, settle)
         return ended
@@ -122,14 +132,3 @@ class PendingWork:
         error.with_traceback(None)
         with self._lock:
             self.failure = self.failure or error
-
-
-def value_of(future: Future[Any]) -> Tensor:
-    """The value of a future that has ended: the tensor of a hook, or the only one of a collective.
-
-    Raises:
-        RuntimeError: whatever it failed of.
-    """
-    value = future.value()
-    tensor: Tensor = value[0] if isinstance(value, list) else value
-    return tensor

@@ -107,10 +107,3 @@ def expect(event: Event, *, within_seconds: float, what: str) -> None:
         if waited >= within_seconds:
             raise LostDeviceError(f"this rank's device did not {what} within {within_seconds:g} s")
         time.sleep(pause_after(waited))
-
-
-def come_to(event: Event) -> None:
-    """Wait for a device without end: whoever calls this has a deadline."""
-    begin = time.monotonic()
-    while not event.query():
-        time.sleep(pause_after(time.monotonic() - begin))

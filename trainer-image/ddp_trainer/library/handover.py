@@ -63,7 +63,7 @@ def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
         ]
         if not tensors:
             size = sum(end - begin for _, begin, end in pieces)
-            device = group.device if outline.on_device[pieces[0][0]] else torch.device("cpu")
+            device = _home(outline.on_device[pieces[0][0]], group.device)
             tensors = [torch.empty(size, dtype=torch.uint8, device=device)]
         if len(pieces) == 1:  # most of a large state, which is not copied on its way
             group.pass_on(tensors[0], source=source)
@@ -86,14 +86,12 @@ def _needed(
     columns = zip(outline.holes.items(), outline.on_device, outline.prints, strict=True)
     for (place, hole), on_device, print_ in columns:
         mine = own.get(place)
-        is_needed = print_ is None or (
-            lacks_it
-            and not (
-                mine is not None
-                and _fits(mine, hole, on_device, group.device)
-                and fingerprint(mine) == print_
-            )
-        )
+        if print_ is None:
+            is_needed = True
+        elif mine is None or not _fits(mine, hole, on_device, group.device):
+            is_needed = lacks_it
+        else:
+            is_needed = lacks_it and fingerprint(mine) != print_
         differs.append(float(is_needed))
     return [count > 0 for count in group.sum(*differs)]
 
@@ -162,13 +160,16 @@ def _room(own: Tensor | None, hole: Tensor, on_device: bool, device: torch.devic
     """Where a tensor is to be: in the place of its like, or in new memory."""
     if own is not None and _fits(own, hole, on_device, device):
         return own
-    wanted = device if on_device else torch.device("cpu")
-    return torch.empty(hole.shape, dtype=hole.dtype, device=wanted)
+    return torch.empty(hole.shape, dtype=hole.dtype, device=_home(on_device, device))
 
 
 def _fits(own: Tensor, hole: Tensor, on_device: bool, device: torch.device) -> bool:
-    wanted = device if on_device else torch.device("cpu")
-    return own.shape == hole.shape and own.dtype == hole.dtype and own.device == wanted
+    alike = own.shape == hole.shape and own.dtype == hole.dtype
+    return alike and own.device == _home(on_device, device)
+
+
+def _home(on_device: bool, device: torch.device) -> torch.device:
+    return device if on_device else torch.device("cpu")
 
 
 def _buckets(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
-from ddp_trainer.checkpoints.saver import Saver
+from ddp_trainer.checkpoints.saver import LOG_AFTER_SECONDS, LOG_EVERY_SECONDS, Saver
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import (
     BrokenGroupError,
@@ -30,9 +30,6 @@ from ddp_trainer.telemetry.asked.request import CheckpointRequest
 
 _NOTHING: list[int] = []
 """The progress of a rank that holds no state: less than any other."""
-
-_LOG_AFTER_SECONDS = 5.0
-_LOG_EVERY_SECONDS = 60.0
 
 _logger = logging.getLogger(__name__)
 
@@ -281,7 +278,7 @@ class _Waiting:
     def until_end(self) -> bool:
         """On the others: wait for the end; returns whether rank 0 failed."""
         begin = time.monotonic()
-        log_at = begin + _LOG_AFTER_SECONDS
+        log_at = begin + LOG_AFTER_SECONDS
         while True:
             ended, failed = self._group.sum(0.0, 0.0)
             if ended > 0:
@@ -290,4 +287,4 @@ class _Waiting:
                 _logger.info(
                     "rank 0 has been saving for %.0f s: waiting for it", time.monotonic() - begin
                 )
-                log_at += _LOG_EVERY_SECONDS
+                log_at += LOG_EVERY_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from torch.distributed import distributed_c10d
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.accelerator import Accelerator, Communicator
-from ddp_trainer.devices.gate import Gate, come_to, expect
+from ddp_trainer.devices.gate import Gate, expect
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.membership.burial import leave_behind
 from ddp_trainer.membership.failures import is_lost_peer, reason
@@ -176,7 +177,7 @@ class Connection:
                     with contextlib.suppress(RuntimeError):
                         smaller.abort()
                 with contextlib.suppress(RuntimeError):  # it has failed: the host learns of that
-                    come_to(self._accelerator.record())
+                    expect(self._accelerator.record(), within_seconds=math.inf, what="go on")
 
     def cut(self) -> None:
         """Let no request to the store keep this rank, and the others know that it leaves."""

@@ -92,7 +92,7 @@ def add_flags(parser: argparse.ArgumentParser, fields_of: type[DataclassInstance
             settings.update(type=_integers, metavar="N,N,...")
         else:
             settings["type"] = kind
-        parser.add_argument(_name(field.name), **settings)
+        parser.add_argument(flag_of(field.name), **settings)
     for _, kind in _groups_of(fields_of):
         add_flags(parser, kind)
 
@@ -135,7 +135,7 @@ def _groups_of(
 
 
 def _check_number(field: dataclasses.Field[Any], kind: type[Any], value: Any) -> None:
-    name, (wanted, what) = _name(field.name), _NUMBERS[kind]
+    name, (wanted, what) = flag_of(field.name), _NUMBERS[kind]
     if isinstance(value, bool) or not isinstance(value, wanted) or math.isnan(float(value)):
         raise ConfigurationError(f"{name} is {value!r}: set it to {what}")
     minimum, maximum = field.metadata["minimum"], field.metadata["maximum"]
@@ -153,7 +153,8 @@ def _without_none(kind: Any) -> Any:
     return something
 
 
-def _name(field: str) -> str:
+def flag_of(field: str) -> str:
+    """The flag that a field is on the command line."""
     return "--" + field.replace("_", "-")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.settings.flags import flag_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +76,6 @@ def settle(
     if rule.shorter not in chosen:
         return {**seconds, rule.shorter: long}
     raise ConfigurationError(
-        f"{_flag(rule.shorter)} is {short:g} and {_flag(rule.longer)} {long:g}: {rule.otherwise}; "
-        f"lower the first, or raise the second to {short:g} or more"
+        f"{flag_of(rule.shorter)} is {short:g} and {flag_of(rule.longer)} {long:g}: "
+        f"{rule.otherwise}; lower the first, or raise the second to {short:g} or more"
     )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
