@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -39,3 +41,16 @@ def run_to_its_end(of: Job, *more: str) -> Pod:
     [pod] = of.start_all("--max-restarts", "1000", "--trace-samples", str(of.traces), *more)
     assert pod.wait() == 0, pod.log
     return pod
+
+
+def resume_after_step_6(of: Job, *arguments: str) -> Pod:
+    """Kill the one pod of a job once step 6 is saved; its successor, which ends well."""
+    [first] = of.start_all(*arguments)
+    first.wait_for_log("(step 6)")
+    for pid in first.rank_pids():
+        os.kill(pid, signal.SIGKILL)
+    first.kill()
+    [second] = of.start_all()
+    assert second.wait() == 0, second.log
+    assert "resuming from checkpoint" in second.log
+    return second

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.library.runs import resume_after_step_6, run_to_its_end, script_job
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
 from tests.trainer.support.pods import Job, assert_same
@@ -37,14 +35,7 @@ def test_a_checkpoint_has_it(tmp_path: Path, undisturbed: Job) -> None:
     slow = Death(rank=0, point="vote", step=8, deed="wait")  # it saves step 6 meanwhile
     variables = deaths.environment([slow], tmp_path / "graves")
     with script_job(tmp_path, ranks=2, script=SCRIPT, variables=variables) as wounded:
-        [first] = wounded.start_all()
-        first.wait_for_log("(step 6)")
-        for pid in first.rank_pids():
-            os.kill(pid, signal.SIGKILL)
-        first.kill()
-        [second] = wounded.start_all()
-        assert second.wait() == 0, second.log
-        assert "resuming from checkpoint" in second.log
+        second = resume_after_step_6(wounded)
         assert_same(wounded.state(LAST), undisturbed.state(LAST))
         assert ends_of(second.log) == ends_of(undisturbed.pods[0].log)
 

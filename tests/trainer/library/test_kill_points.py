@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.library.runs import resume_after_step_6, run_to_its_end, script_job
 from tests.trainer.recovery.test_kill_points import plan_for, spread
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
@@ -76,14 +75,7 @@ def test_ranks_whose_optimizers_take_turns_die_at_every_point(device: str, tmp_p
 
 def test_all_ranks_die_and_resume_from_a_checkpoint(tmp_path: Path, reference: Reference) -> None:
     with script_job(tmp_path, ranks=2) as wounded:
-        [first] = wounded.start_all("--step-delay-seconds=0.1")
-        first.wait_for_log("(step 6)")
-        for pid in first.rank_pids():
-            os.kill(pid, signal.SIGKILL)
-        first.kill()
-        [second] = wounded.start_all()
-        assert second.wait() == 0, second.log
-        assert "resuming from checkpoint" in second.log
+        resume_after_step_6(wounded, "--step-delay-seconds=0.1")
         assert_same(wounded.state(LAST_STEP[2]), reference(2, "cpu").state(LAST_STEP[2]))
 
 

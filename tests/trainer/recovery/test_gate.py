@@ -212,7 +212,8 @@ def test_what_a_broken_group_shared_is_not_taken() -> None:
         assert tensor.tolist() == [1, 1, 1]
 
 
-def test_the_last_resort_ends_what_does_not_come_back() -> None:
+def resort_that_notes() -> tuple[LastResort, list[str], threading.Event]:
+    """A last resort that ends nothing: what it would have ended, and whether it was called."""
     ended: list[str] = []
     called = threading.Event()
 
@@ -220,7 +221,11 @@ def test_the_last_resort_ends_what_does_not_come_back() -> None:
         ended.append(what)
         called.set()
 
-    resort = LastResort(end)
+    return LastResort(end), ended, called
+
+
+def test_the_last_resort_ends_what_does_not_come_back() -> None:
+    resort, ended, called = resort_that_notes()
     resort.within(3600, "the later deadline")
     resort.within(0.01, "the sooner one")
     resort.within(3600, "a later one does not take its place")
@@ -303,14 +308,7 @@ def test_a_setting_that_ends_processes_is_warned_of(
 
 
 def test_blocks_have_deadlines_of_their_own() -> None:
-    ended: list[str] = []
-    called = threading.Event()
-
-    def end(what: str) -> None:
-        ended.append(what)
-        called.set()
-
-    resort = LastResort(end)
+    resort, ended, called = resort_that_notes()
     with resort.during(3600, "one"), resort.during(0.01, "another"):
         assert called.wait(60)
     assert ended == ["another"]
