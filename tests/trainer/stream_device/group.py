@@ -58,7 +58,7 @@ class StreamWork(dist.Work):
 def _torch_waits() -> bool:
     """Whether torch itself waits, by way of the trainer's own work or not."""
     frame = sys._getframe(2)
-    while frame.f_code.co_name == "wait" and frame.f_back is not None:
+    while frame.f_code.co_name in {"wait", "_wait"} and frame.f_back is not None:
         frame = frame.f_back
     return bool(frame.f_globals["__name__"] == dist.all_reduce.__module__)
 
