@@ -6,6 +6,9 @@ That scripts come back as commands of their own is for `test_your_script`.
 from __future__ import annotations
 
 import os
+import runpy
+import shlex
+import sys
 from collections.abc import Sequence
 
 from ddp_trainer import __main__ as trainer
@@ -28,8 +31,13 @@ SCRIPTS = {
 
 def run_script(arguments: Sequence[str]) -> int:
     """What a rank does."""
+    script = os.environ[SCRIPT_VARIABLE]
     try:
-        SCRIPTS[os.environ[SCRIPT_VARIABLE]](arguments)
+        if script in SCRIPTS:
+            SCRIPTS[script](arguments)
+        else:  # a command line: a file and its arguments
+            sys.argv = shlex.split(script)
+            runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         return int(end.code or 0)
     return 0
