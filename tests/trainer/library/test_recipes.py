@@ -6,10 +6,13 @@ import os
 import re
 import shlex
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tests.trainer.library.runs import script_job
 from tests.trainer.support import deaths
@@ -19,6 +22,8 @@ from tests.trainer.support.pods import Job, assert_same
 pytestmark = [pytest.mark.timeout(600)]
 
 RECIPES = Path(__file__).parents[3] / "trainer-image" / "examples" / "your_script" / "recipes"
+SAVE_EVERY = 5
+"""Steps, in all recipes."""
 EVERY_STEP = [
     Death(rank=1, point="backward", step=3),
     Death(rank=0, point="gate", step=6),
@@ -28,13 +33,18 @@ EVERY_STEP = [
 
 def last_state(of: Job) -> Any:
     """What the newest checkpoint holds."""
-    steps = [int(path.parent.name.split("-")[1]) for path in of.checkpoints.glob("*/manifest.json")]
-    return of.state(max(steps))
+    newest = max(of.checkpoints.glob("step-*/manifest.json"))
+    return torch.load(newest.with_name("state.pt"), weights_only=True)
 
 
 def results(log: str) -> set[str]:
-    """What the script has printed of its epochs; a rank may print twice what is told twice."""
-    return set(re.findall(r"^epoch \d+: .*", log, re.M))
+    """What the script has printed of its epochs."""
+    return set(re.findall(r"^(?:epoch|validated) .*", log, re.M))
+
+
+def command(name: str, *arguments: str) -> str:
+    """The command line of a recipe."""
+    return shlex.join([str(RECIPES / f"{name}.py"), *arguments])
 
 
 def run(of: Job) -> str:
@@ -45,34 +55,67 @@ def run(of: Job) -> str:
 
 
 def assert_survives(
-    folder: Path, name: str, *arguments: str, plan: list[Death], resume_at: int
-) -> None:
-    """Compare an undisturbed run with one that loses ranks, and one that loses all of them."""
-    script = shlex.join([str(RECIPES / f"{name}.py"), *arguments])
-    with script_job(folder / "peace", ranks=2, script=script) as peaceful:
+    folder: Path, script: str, *, plan: Sequence[Death] = EVERY_STEP, ranks: int = 2
+) -> Job:
+    """Compare an undisturbed run, which is returned, with one that loses ranks, and one that loses
+    all of them at once.
+    """
+    with script_job(folder / "peace", ranks=ranks, script=script) as peaceful:
         expected = results(run(peaceful))
         assert expected
     graves = folder / "graves"
     variables = deaths.environment(plan, graves)
-    with script_job(folder / "war", ranks=2, script=script, variables=variables) as wounded:
+    with script_job(folder / "war", ranks=ranks, script=script, variables=variables) as wounded:
         log = run(wounded)
         assert deaths.toll(graves) == len(plan), log
         assert "resuming from checkpoint" not in log
         assert results(log) == expected
         assert_same(last_state(wounded), last_state(peaceful))
-    slow = Death(rank=0, point="vote", step=resume_at + 2, deed="wait")
+    slow = Death(rank=0, point="vote", step=SAVE_EVERY + 2, deed="wait")
     variables = deaths.environment([slow], folder / "slow")
-    with script_job(folder / "end", ranks=2, script=script, variables=variables) as ended:
+    with script_job(folder / "end", ranks=ranks, script=script, variables=variables) as ended:
         [pod] = ended.start_all()
-        pod.wait_for_log(f"(step {resume_at})")
+        pod.wait_for_log(f"(step {SAVE_EVERY})")
         for pid in pod.rank_pids():
             os.kill(pid, signal.SIGKILL)
         pod.kill()
         assert "resuming from checkpoint" in run(ended)
         assert_same(last_state(ended), last_state(peaceful))
+    return peaceful
 
 
 def test_a_text_file_and_a_trainer_class(tmp_path: Path) -> None:
     text = tmp_path / "input.txt"
     text.write_text("the quick brown fox jumps over the lazy dog; " * 60)
-    assert_survives(tmp_path, "mingpt", "--data", str(text), plan=EVERY_STEP, resume_at=5)
+    assert_survives(tmp_path, command("mingpt", "--data", str(text)))
+
+
+def test_meters_that_all_reduce_and_schedules_by_epoch(tmp_path: Path) -> None:
+    trained = assert_survives(tmp_path, command("imagenet"))
+    [log] = [pod.log for pod in trained.pods]
+    newest = max(trained.checkpoints.glob("step-*"))
+    alone = {"DDP_CHECKPOINT_DIR": str(trained.checkpoints)}
+    script = command("imagenet", "--evaluate")
+    with script_job(tmp_path / "evaluate", ranks=2, script=script, variables=alone) as evaluated:
+        [again] = results(run(evaluated))
+        assert again in results(log)
+    script = command("imagenet", "--pretrained", str(newest), "--epochs", "0")
+    with script_job(tmp_path / "tune", ranks=2, script=script) as tuned:
+        assert "resuming" not in run(tuned)
+        assert_same(last_state(tuned)["model"], last_state(trained)["model"])
+        assert last_state(tuned)["optimizer"]["state"] == {}
+
+
+def test_accumulation_and_a_rate_set_by_hand(tmp_path: Path) -> None:
+    tokens = tmp_path / "train.bin"
+    np.random.default_rng(0).integers(0, 32, 4000, dtype=np.uint16).tofile(tokens)
+    assert_survives(tmp_path, command("nanogpt", "--data", str(tokens)), ranks=3)
+
+
+def test_two_optimizers_and_three_backward_passes(tmp_path: Path) -> None:
+    plan = [
+        Death(rank=1, point="backward", step=3, turn=0),
+        Death(rank=0, point="gate", step=5, turn=1),
+        Death(rank=1, point="after a turn", step=7, turn=1),
+    ]
+    assert_survives(tmp_path, command("dcgan"), plan=plan)
