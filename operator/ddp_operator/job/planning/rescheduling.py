@@ -48,8 +48,8 @@ def _barred(job: DDPJob, pods: Observed, nodes: Nodes) -> dict[int, Sequence[str
     ]
     if not waiting:
         return {}
-    known = {node.name for node in nodes if node.schedulable}
-    free = known.difference(with_bad_nodes(job, job.status, nodes).excluded_nodes)
+    well = {node.name for node in nodes if node.schedulable and node.name not in pods.signalled}
+    free = well.difference(with_bad_nodes(job, job.status, nodes).excluded_nodes)
     found: dict[int, Sequence[str]] = {}
     for node_rank, pod in waiting:
         own = kept_off(spec_of(job.spec, node_rank).template.get("spec") or {})

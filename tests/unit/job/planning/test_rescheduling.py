@@ -81,6 +81,19 @@ def test_a_pod_that_keeps_off_a_node_which_is_well_again_is_made_anew() -> None:
     assert waiting(job, new).avoids == ("node-0",)
 
 
+@pytest.mark.parametrize("signal", [{"leaving": "a taint"}, {"bad": "Xid"}, {"unready": True}])
+def test_a_pod_may_keep_off_a_node_that_is_unwell_although_others_are_avoided_now(
+    signal: dict[str, Any],
+) -> None:
+    """Only a quarter of the nodes may be avoided."""
+    job, pods = lost(unready("node-2"))
+    unwell = [
+        replace(node, **signal) if node.name == "node-2" else replace(node, bad="Xid")
+        for node in WELL
+    ]
+    assert not plan(job, pods, later(60), nodes=unwell).decided
+
+
 def test_what_was_forgotten_meanwhile_does_not_matter() -> None:
     job, pods = lost(unready("node-2"))
     job = replace(job, status=job.status.model_copy(update={"excluded_nodes": ()}))
