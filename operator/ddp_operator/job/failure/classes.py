@@ -15,7 +15,7 @@ from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import symptoms
 from ddp_operator.job.pods.access import lacks_token
-from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.pods.state import CONTAINER_LOST, PodState
 
 _START_FAILED: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 """Kubelet's reasons for a container that was made but could not be started: its runtime's fault or
@@ -39,6 +39,10 @@ _PASSING: Final = re2.compile(
 """What registries, and the network on the way to them, say of themselves and not of an image."""
 _BARE: Final = re2.compile(r'Back-off pulling image "[^"]*"')
 """All that kubelets before 1.32 say between two tries."""
+
+_NEVER_RAN: Final = _START_FAILED | {CONTAINER_LOST}
+"""Reasons of ends that do not say that a process ran: the kubelet also calls a container lost whose
+image it was still pulling when the pod was deleted."""
 
 _CERTAIN: Final = frozenset({"OOMKilled", "DeadlineExceeded"})
 """Kubelet's reasons for ends that no other rank brings about."""
@@ -90,7 +94,7 @@ def tells_nothing(pod: PodState) -> bool:
 def has_begun(pod: PodState) -> bool:
     """Whether its trainer runs, or has run."""
     ended = pod.exit
-    return pod.started is not None or (ended is not None and ended.reason not in _START_FAILED)
+    return pod.started is not None or (ended is not None and ended.reason not in _NEVER_RAN)
 
 
 def lacks_command(pod: PodState) -> bool:

@@ -24,7 +24,7 @@ def seen(job: DDPJob, pods: Observed) -> str:
         return job.spec_hash
     began = {
         pod.identity.index
-        for pod in pods.current.values()
+        for pod in (*pods.current.values(), *pods.old)  # nobody may have looked before a restart
         if classes.has_begun(pod) and pod.spec_hash == job.spec_hash
     }
     ran = began and all(

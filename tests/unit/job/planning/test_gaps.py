@@ -73,7 +73,10 @@ class TestImages:
         job = stored(job, plan(job, [], later(70)))
         return job, [replace(ready(job, index), started=later(71)) for index in (0, 1)]
 
-    @pytest.mark.parametrize(("reason", "ran"), [("Error", True), ("StartError", False)])
+    @pytest.mark.parametrize(
+        ("reason", "ran"),
+        [("Error", True), ("StartError", False), ("ContainerStatusUnknown", False)],
+    )
     def test_what_has_ended_has_run_though_nobody_saw_it_run(
         self, reason: str, *, ran: bool
     ) -> None:
@@ -81,6 +84,15 @@ class TestImages:
         pods = [ended(job, 0, code=1, at=60, reason=reason)]
         status = plan(job, pods, later(61)).status
         assert bool(status.bookkeeping.ran_spec_hash) is ran
+
+    def test_pods_of_an_attempt_that_was_given_up_before_anybody_saw_them_run(self) -> None:
+        job = with_status(fresh_job(overrides=[{"indexes": ["0"], "nprocPerNode": 2}]), attempt=1)
+        old = [
+            pod(job, index, identity=Identity(index, 0), phase="Running", started=later(5))
+            for index in (0, 1)
+        ]
+        assert not plan(job, old[:1], later(60)).status.bookkeeping.ran_spec_hash
+        assert plan(job, old, later(60)).status.bookkeeping.ran_spec_hash == job.spec_hash
 
     @pytest.mark.parametrize("message", [UNAVAILABLE, "not found", "unauthorized"])
     def test_after_a_first_run_the_pod_alone_is_tried_elsewhere(self, message: str) -> None:
