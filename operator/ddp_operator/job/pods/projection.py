@@ -98,7 +98,7 @@ def project(manifest: Manifest) -> PodState:
         ends_by=ends_by,
         address=trainer_address(name, spec, status),
         has_nodes_ip=is_the_nodes(spec, status),
-        ended_by_deletion=_ended_by_deletion(deleted_at, ended),
+        ended_by_deletion=_ended_by_deletion(deleted_at, ended, status),
         disrupted_at=_earliest(deleted_at, _time_of(disruption)),
         container=container,
         memory_limited=_has_memory_limit(spec, container),
@@ -268,14 +268,19 @@ def _deleted_at(
     return ends_by - timedelta(seconds=_grace_seconds(grace_seconds, 0))
 
 
-def _ended_by_deletion(deleted_at: datetime | None, ended: ContainerExit | None) -> bool:
-    """Whether the trainer ended only after somebody had asked for the pod's deletion.
+def _ended_by_deletion(
+    deleted_at: datetime | None, ended: ContainerExit | None, status: Manifest
+) -> bool:
+    """Return whether the trainer ended only after somebody had asked for the pod's deletion.
 
     Of a container that it kept from starting the kubelet reports no end at all, only that the pod
-    has failed.
+    has failed. Where it names a reason as well, the pod failed first: no kubelet refuses a pod that
+    is being deleted.
     """
-    if deleted_at is None or ended is None:
-        return deleted_at is not None
+    if deleted_at is None:
+        return False
+    if ended is None:
+        return not (status.get("phase") == "Failed" and status.get("reason"))
     return ended.finished is not None and ended.finished >= deleted_at
 
 

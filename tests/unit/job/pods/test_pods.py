@@ -208,6 +208,20 @@ def test_a_pod_that_failed_without_its_trainer() -> None:
     )
 
 
+@pytest.mark.parametrize(("reason", "is_nodes"), [("UnexpectedAdmissionError", True), ("", False)])
+def test_a_pod_that_its_node_refused_is_no_loss_although_somebody_deletes_it_then(
+    reason: str, *, is_nodes: bool
+) -> None:
+    """A finalizer, such as Kueue's, keeps a pod that has failed."""
+    stored = manifest(status={"phase": "Failed", "reason": reason})
+    stored["metadata"] |= {
+        "deletionTimestamp": "2026-03-01T12:00:00Z",
+        "deletionGracePeriodSeconds": 0,
+    }
+    failure = records.of_pod(fresh_job(), project(stored), NOW)
+    assert failure.class_ == ("Infrastructure" if is_nodes else "Disruption")
+
+
 @pytest.mark.parametrize(
     ("waiting", "expected"),
     [
