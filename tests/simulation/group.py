@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
+from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure.records import LAUNCHER_UNREACHABLE, NODE_LEAVING
@@ -69,7 +70,9 @@ class GroupJudge:
         require(times <= len(starts), claim)
         heirs = {*members(new)} - {*members(old)}
         for pod in self._pods_of(new):
-            is_heir = int(pod["metadata"]["labels"]["ddp-operator.io/replica-index"]) in heirs
+            labels = pod["metadata"]["labels"]
+            is_present = int(labels[LABEL_ATTEMPT]) == new.status.attempt
+            is_heir = is_present and int(labels[LABEL_INDEX]) in heirs
             where = node_of(pod)
             if is_heir and where and not is_deleting(pod):
                 goes = self._says_for_long_that_it_goes(where)

@@ -24,7 +24,7 @@ from ddp_operator.ports import (
 from tests.good_manifests import job as job_manifest
 from tests.mergepatch import merged
 from tests.simulation.clock import Clock
-from tests.simulation.kubelet import trainer_of
+from tests.simulation.kubelet import is_over, trainer_of
 from tests.simulation.nodes import NODES, boot_id_of, is_leaving
 
 JOB = Key("research", "digits")
@@ -127,7 +127,9 @@ class ApiServer:
         return deleted
 
     def end_pod(self, key: Key, *, grace_seconds: int | None = None) -> Manifest:
-        """Ask for a pod's end, whoever asks; one that no kubelet has is gone at once."""
+        """Ask for a pod's end, whoever asks; one that no kubelet has, or that has ended, is gone at
+        once.
+        """
         pod = self.found_pod(key)
         if "deletionTimestamp" not in pod["metadata"]:
             grace = POD_GRACE_SECONDS if grace_seconds is None else grace_seconds
@@ -138,7 +140,7 @@ class ApiServer:
                 "deletionGracePeriodSeconds": grace,
             }
             pod = self.change_pod(key, {**pod, "metadata": metadata})
-        if not pod["spec"].get("nodeName"):
+        if is_over(pod) or not pod["spec"].get("nodeName"):
             self.remove_pod(key)
         return pod
 

@@ -5,14 +5,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from ddp_operator.api.elastic import Elastic
 from ddp_operator.job.failure import records
+from ddp_operator.job.membership.world import first_world
 from ddp_operator.job.planning.group.elasticity import GROUP_SHRUNK
 from ddp_operator.job.pods.state import START_TIMEOUT
 from ddp_operator.job.status.conditions import with_condition
 
 from tests.good_manifests import container, template
 from tests.simulation.group import GroupJudge
-from tests.simulation.kubelet import trainer_exit
+from tests.simulation.kubelet import failed, trainer_exit
+from tests.simulation.nodes import saying
 from tests.simulation.server import shape_of
 from tests.simulation.simulation import Simulation
 from tests.simulation.truth import Ledger, Truth
@@ -47,6 +50,53 @@ def test_a_launcher_that_nobody_answers_ends_with_the_words_of_its_processes() -
         [one] = simulation.pods(live=False)
         assert bool(trainer_exit(one)) is ended
     assert (trainer_exit(one) or {})["message"] == "uncorrectable ECC error"
+
+
+def test_a_pod_that_has_ended_is_gone_once_it_is_deleted() -> None:
+    simulation = Simulation()
+    simulation.server.create_job(stored_job(replicas=1, template=template(container()))["spec"])
+    simulation.advance(1.0)
+    simulation.kill_operator()
+    [one] = simulation.pods()
+    simulation.bring_further(one)
+    [one] = simulation.pods()
+    key = simulation.key_of(one)
+    simulation.server.end_pod(key)
+    assert simulation.pods(live=False)
+    simulation.change(one, failed(one, "UnexpectedAdmissionError"))
+    simulation.server.end_pod(key)
+    assert not simulation.pods(live=False)
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_only_pods_of_the_present_attempt_inherit_places(*, restarts: bool) -> None:
+    """An elastic group of one pod leaves a node, and has more places then."""
+    simulation = Simulation()
+    simulation.server.create_job(stored_job(replicas=2, template=template(container()))["spec"])
+    simulation.advance(1.0)
+    simulation.kill_operator()
+    for one in simulation.pods():
+        simulation.bring_further(one, nodes=("node-b",))
+    node = saying(simulation.server.node_manifests["node-b"], "maintenance")
+    simulation.server.put_node(node)
+    simulation.clock.seconds += 100
+    job = simulation.job()
+    assert job is not None
+    old = replace(job, status=job.status.model_copy(update={"world": first_world(1)}))
+    old = replace(old, spec=job.spec.model_copy(update={"elastic": Elastic(min_replicas=1)}))
+    lost = pod(job, node="node-b")
+    failure = records.of_lost(job, lost, records.NODE_LEAVING, "", "Disruption", job.created)
+    status = old.status.model_copy(
+        update={"failures": (failure,), "world": first_world(2), "attempt": int(restarts)}
+    )
+    broken: list[str] = []
+    judge = GroupJudge(simulation.server, simulation.clock, simulation.launchers)
+    judge.judge(
+        old,
+        replace(old, status=status),
+        lambda holds, claim: broken.extend([] if holds else [claim]),
+    )
+    assert bool(broken) is not restarts
 
 
 @pytest.mark.parametrize("is_right", [True, False])
