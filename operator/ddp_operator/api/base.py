@@ -3,9 +3,11 @@
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
+
+from ddp_operator.api.values.bounded import LeanModel
 
 _PLAIN: Final = {
     "int_type": re.compile(r"-?\d+"),
@@ -27,7 +29,7 @@ def explained(problem: ErrorDetails) -> str:
     return f"{words[0].lower()}{words[1:]}"
 
 
-class ApiModel(BaseModel):
+class ApiModel(LeanModel):
     """Base of all that users write: camelCase on the wire, unknown fields and loose types ("2" for
     2) refused as the API server refuses them, immutable.
     """

@@ -51,7 +51,7 @@ _NEWER = frozenset({"extra_forbidden", "literal_error"})
 """pydantic's types of error for fields, and for words, that are not known."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DDPJob:
     """One job: identity, wish and state."""
 
@@ -86,11 +86,13 @@ class DDPJob:
             NewerJobError: all that cannot be understood are names that are not known.
         """
         metadata = manifest["metadata"]
-        spec_as_stored = _checked_digest(manifest.get("spec"))
+        written = _written(manifest.get("spec"))
+        spec_as_stored = sha256(written).digest()
         wanted = (metadata["name"], spec_as_stored)  # rules depend on the name, too
         same = known if known and (known.name, known.spec_as_stored) == wanted else None
         try:
-            spec = same.spec if same else _read_spec(manifest.get("spec") or {})
+            # Read again, since orjson's objects share their keys with all others that it has read.
+            spec = same.spec if same else _read_spec(orjson.loads(written) or {})
             status = DDPJobStatus.model_validate(manifest.get("status") or {})
         except ValidationError as error:
             problems = error.errors(include_url=False, include_context=False)
@@ -143,7 +145,12 @@ def _restart_requested(metadata: Manifest) -> str:
     return value[:MAX_WORD]
 
 
-def _checked_digest(spec: Any) -> bytes:
+def _written(spec: Any) -> bytes:
+    """Return a spec as JSON.
+
+    Raises:
+        InvalidJobError: it is too long, or is no JSON.
+    """
     try:
         written = orjson.dumps(spec)
     except TypeError as error:  # it is nested a few hundred deep, as no pod template is
@@ -153,7 +160,7 @@ def _checked_digest(spec: Any) -> bytes:
             f"spec: {len(written)} bytes as JSON, more than {MAX_SPEC_BYTES}; "
             "put what is long into a ConfigMap or the image"
         )
-    return sha256(written).digest()
+    return written
 
 
 def _spec_hash(spec: DDPJobSpec) -> str:

@@ -1,9 +1,12 @@
 """The jobs as last seen: from the watch, and from the answers to our own writes."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
+
+import orjson
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.ports import Key, Manifest
@@ -30,17 +33,36 @@ class Entry:
     new one.
     """
 
-    manifest: Manifest
-    """Without its spec, but for the time to live of a job which could not be understood."""
+    uid: str
+    version: str
+    """The job's resourceVersion."""
+    stored: str
+    """`manifest` as JSON: parsed it takes four times the memory, and only writes read it."""
     job: DDPJob | InvalidJobError
     status_written_at: datetime = _NEVER
     """When this operator last wrote the job's status."""
 
+    @classmethod
+    def of(
+        cls, manifest: Manifest, job: DDPJob | InvalidJobError, status_written_at: datetime = _NEVER
+    ) -> Self:
+        """Keep of a stored job what is read again: there may be ten thousand."""
+        metadata = manifest["metadata"]
+        kept: dict[str, Any] = {
+            name: manifest[name] for name in ("apiVersion", "kind", "status") if name in manifest
+        }
+        kept["metadata"] = {name: metadata[name] for name in _KEPT_METADATA if name in metadata}
+        if isinstance(job, InvalidJobError):
+            kept["spec"] = _time_to_live(manifest.get("spec"))
+        return cls(metadata["uid"], _version(metadata), _written(kept), job, status_written_at)
+
     @property
-    def uid(self) -> str:
-        """The job's UID."""
-        uid: str = self.manifest["metadata"]["uid"]
-        return uid
+    def manifest(self) -> Manifest:
+        """The job as stored; without its spec, but for the time to live of a job which could not be
+        understood.
+        """
+        manifest: Manifest = json.loads(self.stored)
+        return manifest
 
 
 class JobCache:
@@ -76,13 +98,13 @@ class JobCache:
         metadata = manifest["metadata"]
         key = Key(metadata["namespace"], metadata["name"])
         known = self._entries.get(key)
-        if known is not None and not _newer(manifest, than=known.manifest):
+        if known is not None and not _newer(_version(metadata), than=known.version):
             if written_at is not None:  # the watch was faster than the answer
                 self._entries[key] = replace(known, status_written_at=written_at)
             return False
         if known is not None and known.uid == metadata["uid"]:
             written_at = written_at or known.status_written_at
-        self._entries[key] = _entry(manifest, written_at or _NEVER, known)
+        self._entries[key] = _read(manifest, written_at or _NEVER, known)
         return True
 
     def doubt(self, key: Key) -> None:
@@ -105,10 +127,10 @@ class JobCache:
         self._doubtful.discard(key)
         if self._entries.get(key) is not knowing:
             self.put(manifest)
-        elif metadata.get("resourceVersion") != knowing.manifest["metadata"].get("resourceVersion"):
+        elif _version(metadata) != knowing.version:
             same = metadata["uid"] == knowing.uid
             written_at = knowing.status_written_at if same else _NEVER
-            self._entries[key] = _entry(manifest, written_at, knowing)
+            self._entries[key] = _read(manifest, written_at, knowing)
 
     def remove(self, key: Key, *, uid: str | None = None) -> bool:
         """Forget a job that is gone, with a UID only that very job; say whether it was known."""
@@ -128,19 +150,21 @@ class JobCache:
         return [key for key in gone if self.remove(key, uid=known[key])]
 
 
-def _entry(manifest: Manifest, status_written_at: datetime, known: Entry | None) -> Entry:
-    """Keep of a job what is read again: there may be ten thousand; `known`: what was kept of it
-    before.
-    """
-    metadata = manifest["metadata"]
-    kept: dict[str, Any] = {
-        name: manifest[name] for name in ("apiVersion", "kind", "status") if name in manifest
-    }
-    kept["metadata"] = {name: metadata[name] for name in _KEPT_METADATA if name in metadata}
-    job = _parse(manifest, known.job if known else None)
-    if isinstance(job, InvalidJobError):
-        kept["spec"] = _time_to_live(manifest.get("spec"))
-    return Entry(kept, job, status_written_at)
+def _read(manifest: Manifest, status_written_at: datetime, known: Entry | None) -> Entry:
+    """Understand a job as stored; `known`: what was kept of it before."""
+    job = known.job if known and isinstance(known.job, DDPJob) else None
+    try:
+        return Entry.of(manifest, DDPJob.parse(manifest, job), status_written_at)
+    except InvalidJobError as error:
+        # Without the traceback, which holds on to everything.
+        return Entry.of(manifest, type(error)(str(error)), status_written_at)
+
+
+def _written(kept: Manifest) -> str:
+    try:
+        return orjson.dumps(kept).decode()  # its bytes have room for three times as much
+    except TypeError:  # it is nested a few hundred deep, as no status of this operator's CRD is
+        return json.dumps(kept)
 
 
 def _time_to_live(spec: Any) -> dict[str, Any]:
@@ -148,21 +172,16 @@ def _time_to_live(spec: Any) -> dict[str, Any]:
     return {name: spec[name]} if isinstance(spec, Mapping) and name in spec else {}
 
 
-def _parse(manifest: Manifest, known: DDPJob | InvalidJobError | None) -> DDPJob | InvalidJobError:
-    try:
-        return DDPJob.parse(manifest, known if isinstance(known, DDPJob) else None)
-    except InvalidJobError as error:
-        return type(error)(str(error))  # without the traceback, which holds on to everything
+def _version(metadata: Manifest) -> str:
+    return str(metadata.get("resourceVersion", ""))
 
 
-def _newer(manifest: Manifest, *, than: Manifest) -> bool:
+def _newer(new: str, *, than: str) -> bool:
     """Compare resource versions: integers on every API server; any other is taken as news.
 
     They grow through all objects of a resource, so that a job which bears the name of an earlier
     one has the later version.
     """
-    new = str(manifest["metadata"].get("resourceVersion", ""))
-    old = str(than["metadata"].get("resourceVersion", ""))
-    if new.isdecimal() and old.isdecimal():
-        return int(new) > int(old)
-    return new != old
+    if new.isdecimal() and than.isdecimal():
+        return int(new) > int(than)
+    return new != than

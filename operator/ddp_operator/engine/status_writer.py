@@ -91,7 +91,7 @@ class StatusWriter:
             stored = DDPJobStatus.model_validate(answer.get("status") or {})
             lost = forgotten(planned.status, stored)
             if lost and not stored.finished:  # else nothing is left to be decided by it
-                partly = Entry(answer, replace(entry.job, status=stored))
+                partly = Entry.of(answer, replace(entry.job, status=stored))
                 return await self._take_back(entry.job, partly, lost)
         self._undecided_until.pop(key, None)
         await self._tell(entry, planned.status, planned.events)
@@ -146,11 +146,11 @@ class StatusWriter:
         """
         if isinstance(entry.job, DDPJob) and status == entry.job.status:
             return entry.manifest
-        wanted = as_stored(status)
-        patch = status_patch(entry.manifest.get("status") or {}, wanted)
+        known, wanted = entry.manifest, as_stored(status)
+        patch = status_patch(known.get("status") or {}, wanted)
         if not patch:
-            return entry.manifest
-        version = entry.manifest["metadata"].get("resourceVersion")
+            return known
+        version = entry.version or None
         try:
             stored = await self._cluster.patch_status(key, patch, resource_version=version)
         except (ConflictError, UnavailableError):
@@ -194,8 +194,9 @@ class StatusWriter:
 
     async def emit(self, entry: Entry, events: Iterable[Event]) -> None:
         """Log events, and post them as Events of the job."""
-        metadata = entry.manifest["metadata"]
         for event in events:
+            about = entry.manifest
+            metadata = about["metadata"]
             logger.info(
                 "%s/%s: %s: %s",
                 metadata["namespace"],
@@ -203,4 +204,4 @@ class StatusWriter:
                 event.reason,
                 event.message,
             )
-            await self._cluster.emit_event(entry.manifest, event)
+            await self._cluster.emit_event(about, event)

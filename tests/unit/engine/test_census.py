@@ -14,7 +14,7 @@ from tests.unit.job.status.test_outages import restarted, said
 
 
 def entry(job: DDPJob | InvalidJobError) -> Entry:
-    return Entry({}, job)
+    return Entry("", "", "", job)
 
 
 def seconds(*jobs: DDPJob, at: float) -> dict[str, int]:

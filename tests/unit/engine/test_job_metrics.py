@@ -133,7 +133,7 @@ def a_job(
     job = replace(
         fresh_job(), name=name, namespace=namespace, created=later(created), status=status
     )
-    return Entry({}, job)
+    return Entry("", "", "", job)
 
 
 def names(chosen: Chosen) -> list[str]:
@@ -179,7 +179,7 @@ def test_a_finished_job_leaves_after_an_hour() -> None:
 
 
 def test_a_job_that_is_not_understood_is_none_that_is_left_out() -> None:
-    assert chosen([Entry({}, NewerJobError("later"))], 1) == Chosen([], left_out=0)
+    assert chosen([Entry("", "", "", NewerJobError("later"))], 1) == Chosen([], left_out=0)
 
 
 def engine(*, limit: int, jobs: int) -> Engine:
@@ -215,7 +215,8 @@ def test_a_deleted_job_is_gone_with_the_next_scrape() -> None:
 def test_a_scrape_of_as_many_jobs_as_are_told_of_keeps_nobody_waiting() -> None:
     job = training(progress=TOLD, checkpoint=SAVED)
     entries = [
-        Entry({}, replace(job, name=f"job-{i}", namespace=f"team-{i % 50}")) for i in range(10_000)
+        Entry("", "", "", replace(job, name=f"job-{i}", namespace=f"team-{i % 50}"))
+        for i in range(10_000)
     ]
 
     def scrape() -> str:

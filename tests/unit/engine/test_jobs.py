@@ -1,5 +1,8 @@
 """What is planned from a job must not be stored on what became of it meanwhile."""
 
+import gc
+import json
+import tracemalloc
 from datetime import UTC, datetime
 from typing import Any
 
@@ -138,3 +141,34 @@ def test_the_spec_of_a_job_that_cannot_be_understood_is_kept_for_its_rejection()
     assert isinstance(entry.job, InvalidJobError)
     assert entry.job.__traceback__ is None, "it would hold on to the whole manifest"
     assert entry.job.__context__ is None
+
+
+def test_a_job_takes_few_kilobytes() -> None:
+    """Its template is a tenth of a kilobyte here, as JSON; the rest is what each job has."""
+    status = {
+        "phase": "Running",
+        "message": "all 2 pods are ready",
+        "conditions": [
+            {"type": type_, "status": "True", "reason": "PodsReady", "message": "2 pods exist",
+             "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
+            for type_ in ("PodsCreated", "Running")
+        ],
+        "bookkeeping": {"acceptedSpecHash": "0" * 16, "restartsWithoutProgress": 0},
+        "goodput": {"pendingSeconds": 15, "accountedUntil": "2026-01-01T00:00:00Z"},
+    }  # fmt: skip
+    jobs, count = JobCache(), 100
+    documents = []
+    for i in range(count):
+        manifest = stored(i + 1, uid=f"u{i}") | {"status": status}
+        manifest["metadata"]["name"] = f"train-{i}"
+        documents.append(json.dumps(manifest))
+    jobs.put(json.loads(documents[0]))  # what the first one makes stays for all
+    tracemalloc.start()
+    try:
+        for document in documents[1:]:
+            jobs.put(json.loads(document))
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept / (count - 1) < 10_000

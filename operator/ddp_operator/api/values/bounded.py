@@ -69,7 +69,20 @@ def wire_name(name: str) -> str:
     return to_camel(name.rstrip("_"))  # `class_`, since Python has a word `class` of its own
 
 
-class StatusModel(BaseModel):
+_NO_FIELDS: Final[set[str]] = set()
+
+
+class LeanModel(BaseModel):
+    """Base of all models of a job: without pydantic's notes of which fields were given. Nobody
+    reads them, and those of one job take 5 kB.
+    """
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ARG002 - pydantic calls it
+        """Drop the notes; copies begin with notes of their own."""
+        object.__setattr__(self, "__pydantic_fields_set__", _NO_FIELDS)
+
+
+class StatusModel(LeanModel):
     """Base of all that the operator writes: camelCase; fields of other versions are ignored.
 
     Whatever is too long or too large is cut, when it is read and (`DDPJobStatus.bounded`) before it
