@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import weakref
 from collections.abc import Iterator
@@ -27,8 +28,8 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    Sampler,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 from tests.trainer.support.exposition import parse
@@ -109,6 +110,30 @@ def test_a_job_that_ends_does_not_wait_for_itself_to_let_go_of_its_group(model: 
 def test_accumulated_batches_make_a_step(job: ddp_trainer.Job, model: nn.Module) -> None:
     assert len(train(job, job.wrap(model), epochs=2, accumulate=2)) == 6
     assert job.steps_done == 4, "the last batch of an epoch has no other to wait for"
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_has_as_many_steps_as_is_said_before(
+    job: ddp_trainer.Job, model: nn.Module, accumulate: int, drop_last: bool
+) -> None:
+    net, loader = job.wrap(model), loader_of(drop_last=drop_last)
+    for (inputs,) in job.batches(loader, accumulate=accumulate):
+        net(inputs).sum().backward()
+        job.step()
+    assert job.steps_done == ddp_trainer.steps_per_epoch(loader, accumulate=accumulate)
+
+
+def test_the_steps_of_an_epoch_are_those_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = loader_of(batch_size=2)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert ddp_trainer.steps_per_epoch(loader) == 2, "4 samples each"
+    assert ddp_trainer.steps_per_epoch(loader, ranks=1) == 5
+    monkeypatch.setenv("DDP_BATCH", "global")
+    monkeypatch.setenv("DDP_BATCH_RANKS", "2")
+    assert ddp_trainer.steps_per_epoch(loader) == 3, "5 samples each"
+    with pytest.raises(ConfigurationError, match="IterableDataset, whose length nobody knows"):
+        ddp_trainer.steps_per_epoch(DataLoader(Endless(), batch_size=2))
 
 
 def test_weights_make_the_mean_of_a_step(job: ddp_trainer.Job, model: nn.Module) -> None:
@@ -304,21 +329,51 @@ def test_kept_workers_serve_one_epoch_after_another() -> None:
     assert torch.equal(epochs[1], torch.cat([*once.rest(1, 0, ALONE).batches]))
 
 
+class Restless(Sampler[int]):
+    """Has random numbers of its own, which nobody else can draw again."""
+
+    def __init__(self, *, num_replicas: int = 1) -> None:
+        self.num_replicas = num_replicas
+        self._random = random.Random(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._random.sample(range(SAMPLES), SAMPLES))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
         (DataLoader(Endless(), batch_size=2), "IterableDataset, whose samples nobody can share"),
         (loader_of(batch_size=None, shuffle=False), "has no batch_size"),
         (
-            loader_of(shuffle=False, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)),
-            "has a WeightedRandomSampler, and nobody knows how to begin in the middle",
+            loader_of(shuffle=False, sampler=Restless()),
+            "the loader's Restless gives another order each time that it is read",
+        ),
+        (
+            loader_of(shuffle=False, sampler=Restless(num_replicas=2)),
+            "shares out samples among ranks, .* make it with num_replicas=1 and rank=0",
         ),
     ],
-    ids=["iterable", "no batches", "sampler"],
+    ids=["iterable", "no batches", "sampler", "sharing sampler"],
 )
 def test_a_loader_that_cannot_be_resumed_is_refused(loader: DataLoader[Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Loading(loader, seed=0)
+
+
+def test_batches_of_a_batch_sampler_are_not_cut(no_launcher: None, model: nn.Module) -> None:
+    del no_launcher
+    batches = [[0, 1, 2], [3, 4]]
+    loader = DataLoader(loader_of().dataset, batch_sampler=batches)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with (
+        ddp_trainer.join(model=model, optimizer=optimizer, logical_shards=2) as job,
+        pytest.raises(ConfigurationError, match=r"batches stay whole.*leave --logical-shards out"),
+    ):
+        next(job.batches(loader))
 
 
 def test_the_optimizer_steps_behind_the_gate_alone(

@@ -64,7 +64,7 @@ def assert_survives(
         expected = results(run(peaceful))
         assert expected
     graves = folder / "graves"
-    variables = deaths.environment(plan, graves)
+    variables = deaths.environment([*plan], graves)
     with script_job(folder / "war", ranks=ranks, script=script, variables=variables) as wounded:
         log = run(wounded)
         assert deaths.toll(graves) == len(plan), log
@@ -119,3 +119,7 @@ def test_two_optimizers_and_three_backward_passes(tmp_path: Path) -> None:
         Death(rank=1, point="after a turn", step=7, turn=1),
     ]
     assert_survives(tmp_path, command("dcgan"), plan=plan)
+
+
+def test_an_average_of_the_weights_and_a_sampler(tmp_path: Path) -> None:
+    assert_survives(tmp_path, command("timm_style"))

@@ -14,19 +14,11 @@ from functools import partial
 from itertools import tee
 from typing import Any
 
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from ddp_trainer.collectives.deal import Deal
-from ddp_trainer.data.order import shuffled, unshuffled
 from ddp_trainer.data.sampler import Share, shares
+from ddp_trainer.data.samplers import Key, order_of
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.seeds import seed_by_name
 from ddp_trainer.system.deathsignal import die_with_parent
@@ -34,9 +26,6 @@ from ddp_trainer.system.deathsignal import die_with_parent
 
 class Loading:
     """What a DataLoader reads, and how."""
-
-    samples_a_place = 1
-    """Samples are counted."""
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         """Understand a loader.
@@ -49,16 +38,18 @@ class Loading:
                 "the loader reads an IterableDataset, whose samples nobody can share out: give "
                 "job.share() a loader of a dataset with __len__ and __getitem__"
             )
-        if loader.batch_size is None:
+        if loader.batch_sampler is None:
             raise ConfigurationError(
                 "the loader has no batch_size, so that nobody knows how many samples a batch has: "
-                "give DataLoader a batch_size instead of a batch_sampler"
+                "give DataLoader a batch_size or a batch_sampler"
             )
         self._loader = loader
-        self._seed = seed
-        self.samples = len(loader.dataset)  # type: ignore[arg-type]  # map-style datasets have one
-        self.batch_size = loader.batch_size
-        self._shuffles = _shuffles(loader)
+        self._epochs = order_of(loader, seed=seed)
+        self.samples = self._epochs.length
+        """Of an epoch; batches, where the loader has a batch sampler."""
+        self.batch_size = loader.batch_size or 1
+        self.samples_a_place = self._epochs.samples_a_place
+        """Samples that count as one."""
         self._places = _Places()
         seeded = _SeededBatches if _draws_batches(loader.dataset) else _Seeded
         self._seeded = seeded(loader.dataset, seed=seed)
@@ -87,10 +78,11 @@ class Loading:
         if not 0 <= samples <= self.samples:
             raise ValueError(f"{samples} lies outside an epoch of {self.samples} samples")
         left = self._samples_left(samples, shards=deal.shards)
+        order, keys = self._epochs.begin(epoch)
         taken, to_read = tee(
             shares(
                 deal,
-                shuffled(self.samples, seed=self._seed + epoch) if self._shuffles else unshuffled,
+                order,
                 length=self.samples,
                 start=samples,
                 left=left,
@@ -98,7 +90,7 @@ class Loading:
                 accumulate=accumulate,
             )
         )
-        places = ([(epoch, index) for index in batch] for share in to_read for batch in share.read)
+        places = (keys(batch) for share in to_read for batch in share.read)
         count = math.ceil(left / (self.batch_size * accumulate))
         if self._reader is None:
             return Rest(taken, count, map(self._load, places))
@@ -107,10 +99,12 @@ class Loading:
 
     def share(self, *, rank: int, world_size: int) -> Iterator[Any]:
         """The batches of one rank, where all ranks together read each sample once."""
-        own: Subset[Any] = Subset(self._loader.dataset, range(rank, self.samples, world_size))
-        return iter(self._read(own, batch_size=self.batch_size))
+        part = self._epochs.part(rank, world_size)
+        if self._loader.batch_size is None:
+            return iter(self._read(self._loader.dataset, batch_sampler=part))
+        return iter(self._read(Subset(self._loader.dataset, part), batch_size=self.batch_size))
 
-    def _load(self, places: list[tuple[int, int]]) -> Any:
+    def _load(self, places: list[Key]) -> Any:
         """A batch, as DataLoader does it in this process; its own way costs as much as a seed."""
         if isinstance(self._seeded, _SeededBatches):
             samples = self._seeded.__getitems__(places)
@@ -183,9 +177,9 @@ class _Places:
     """What DataLoader takes for a batch sampler: the batches of whatever is to be read next."""
 
     def __init__(self) -> None:
-        self.batches: Iterator[list[tuple[int, int]]] = iter(())
+        self.batches: Iterator[list[Key]] = iter(())
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Key]]:
         return self.batches
 
 
@@ -196,34 +190,20 @@ class _Seeded(Dataset[Any]):
         self._dataset = dataset
         self._seed = seed
 
-    def __getitem__(self, place: tuple[int, int]) -> Any:
+    def __getitem__(self, place: Key) -> Any:
         seed_by_name(self._seed, *place, "sample")
-        return self._dataset[place[1]]
+        return self._dataset[place[-1]]
 
 
 class _SeededBatches(_Seeded):
     """The same of a dataset that draws the samples of a batch together."""
 
-    def __getitems__(self, places: list[tuple[int, int]]) -> Any:
+    def __getitems__(self, places: list[Key]) -> Any:
         seed_by_name(self._seed, *places[0], len(places), "batch")
-        return self._dataset.__getitems__([index for _, index in places])  # type: ignore[attr-defined]
+        return self._dataset.__getitems__([place[-1] for place in places])  # type: ignore[attr-defined]
 
 
 def _draws_batches(dataset: Dataset[Any]) -> bool:
     while isinstance(dataset, Subset):  # hands through what the dataset in it can do
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
-
-
-def _shuffles(loader: DataLoader[Any]) -> bool:
-    sampler = loader.sampler
-    if isinstance(sampler, DistributedSampler):
-        return sampler.shuffle
-    if type(sampler) is RandomSampler and not sampler.replacement:
-        return True
-    if type(sampler) is SequentialSampler:
-        return False
-    raise ConfigurationError(
-        f"the loader has a {type(sampler).__name__}, and nobody knows how to begin in the middle "
-        "of its order: give DataLoader shuffle=True or shuffle=False instead of a sampler"
-    )

@@ -216,9 +216,10 @@ class Job(Stepping):
         """
         self._settle()
         run, seed = self._run, self._options.seed
+        loading = Loading(loader, seed=seed)
         seed_step(seed, rank=self.rank, step=run.position.step, purpose="evaluation")
         [count], begins_here = self._sum(1)
-        parts = Parts(Loading(loader, seed=seed), int(count))
+        parts = Parts(loading, int(count))
         if begins_here:
             parts.take(self.rank)
         # What each rank does follows from the answers alone, so that all ask for the same ones.

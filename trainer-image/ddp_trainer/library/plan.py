@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ddp_trainer.data.loading import Loading
+from ddp_trainer.data.loading import Loading, is_stream
 from ddp_trainer.data.stream import Stream
+from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Position
+from ddp_trainer.settings.batch import Batch
 
 
 @dataclass(kw_only=True)
@@ -62,3 +65,26 @@ class Plan:
     def _steps_left(self, loading: Loading, samples: int) -> int:
         batches = loading.batches_left(samples, shards=self.shards)
         return math.ceil(batches / self.accumulate)
+
+
+def steps_per_epoch(
+    loader: DataLoader[Any], *, accumulate: int = 1, ranks: int | None = None
+) -> int:
+    """Return how many steps an epoch of `job.batches(loader)` has.
+
+    For a scheduler that is made before `join`: `len(loader)` counts the batches of the whole
+    dataset, which all ranks share out. `accumulate`: as `job.batches` gets it. `ranks`: whose
+    batches make a step, by default those of the job; with `logical_shards` as many as those.
+
+    Raises:
+        ConfigurationError: the loader reads a stream, whose length is not known, or cannot be
+            shared out.
+    """
+    if is_stream(loader):
+        raise ConfigurationError(
+            "steps_per_epoch() got a loader of an IterableDataset, whose length nobody knows: give "
+            "the scheduler a number of steps, and job.epochs() the same as max_steps"
+        )
+    shards = ranks or Batch.from_env(os.environ).shards or int(os.environ.get("WORLD_SIZE", "1"))
+    batches = Loading(loader, seed=0).batches_left(0, shards=shards)
+    return math.ceil(batches / accumulate)

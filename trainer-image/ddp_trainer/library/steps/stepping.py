@@ -258,6 +258,12 @@ class Stepping(Session):
                 self._run.choose_streams(readers=self.world_size)
                 loading = Stream(loader, self._run, seed=self._options.seed)
             else:
+                if self._batch.is_fixed and loader.batch_size is None:
+                    raise ConfigurationError(
+                        "the loader has a batch_sampler, whose batches stay whole, and "
+                        f"{self._batch.name} may cut them: {self._batch.remedy}, or give the "
+                        "DataLoader a batch_size and a sampler"
+                    )
                 loading = Loading(loader, seed=self._options.seed)
                 self._run.choose_samples(loading.samples)
             self._plan.choose(loader, loading, accumulate)

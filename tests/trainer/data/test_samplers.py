@@ -1,0 +1,144 @@
+"""Samplers of a script's own: all of their order, shared out among ranks, begun anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.data.loading import Loading
+from ddp_trainer.exit_codes import ConfigurationError
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+SAMPLES = 12
+
+
+class Noise(Dataset[float]):
+    """Each sample is its index and a random part of 1."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> float:
+        return index + 0.5 * float(torch.rand(()))
+
+
+class Halves(Sampler[int]):
+    """One half of the samples in even epochs, and the other one in odd ones."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.epoch % 2, SAMPLES, 2))
+
+    def __len__(self) -> int:
+        return SAMPLES // 2
+
+
+def seen(
+    loader: DataLoader[Any], *, rank: int = 0, ranks: int = 1, epoch: int = 0, done: int = 0
+) -> list[list[float]]:
+    """What a rank reads, batch by batch."""
+    loading = Loading(loader, seed=7)
+    torch.seed()  # what is drawn does not depend on what was drawn
+    rest = loading.rest(epoch, done, Deal(shards=ranks, rank=rank, size=ranks))
+    return [batch.tolist() for batch in rest.batches]
+
+
+def weighted(**settings: Any) -> WeightedRandomSampler:
+    return WeightedRandomSampler([1.0] * SAMPLES, 2 * SAMPLES, **settings)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [weighted(), weighted(generator=torch.Generator()), RandomSampler(Noise(), num_samples=7)],
+    ids=["weighted", "its own generator", "fewer"],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_share_out_what_a_sampler_gives(sampler: Sampler[int], workers: int) -> None:
+    loader = DataLoader(Noise(), batch_size=2, sampler=sampler, num_workers=workers)
+    alone = [*chain(*seen(loader))]
+    assert len(alone) == len(list(sampler))
+    assert [*chain(*seen(loader, done=5))] == alone[5:]
+    first, second = ([*chain(*seen(loader, rank=rank, ranks=2))] for rank in (0, 1))
+    assert first == alone[::2]
+    assert second[: len(alone) // 2] == alone[1::2]
+    assert [*chain(*seen(loader, epoch=1))] != alone
+
+
+def test_a_sample_that_comes_twice_is_augmented_twice() -> None:
+    samples = [*chain(*seen(DataLoader(Noise(), batch_size=4, sampler=weighted())))]
+    assert len({int(sample) for sample in samples}) < len(samples)
+    assert len(set(samples)) == len(samples)
+
+
+def test_a_sampler_is_told_the_epoch() -> None:
+    loader = DataLoader(Noise(), batch_size=3, sampler=Halves())
+    for epoch in (0, 1, 2):
+        assert [int(one) for one in chain(*seen(loader, epoch=epoch))] == [
+            *range(epoch % 2, SAMPLES, 2)
+        ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_a_batch_sampler_stay_whole(workers: int) -> None:
+    batches = BatchSampler(RandomSampler(Noise()), batch_size=5, drop_last=False)
+    loader = DataLoader(Noise(), batch_sampler=batches, num_workers=workers)
+    alone = seen(loader)
+    assert [len(batch) for batch in alone] == [5, 5, 2]
+    assert sorted(map(int, chain(*alone))) == [*range(SAMPLES)]
+    assert seen(loader, rank=1, ranks=2) == [alone[1], alone[0]]
+    assert seen(loader, done=1) == alone[1:]
+    assert Loading(loader, seed=0).samples_a_place == 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_size": 2, "sampler": SubsetRandomSampler(range(3, 10))},
+        {"batch_sampler": BatchSampler(SubsetRandomSampler(range(3, 10)), 2, drop_last=False)},
+    ],
+    ids=["sampler", "batch sampler"],
+)
+def test_an_evaluation_reads_what_a_sampler_gives_once(settings: dict[str, Any]) -> None:
+    loading = Loading(DataLoader(Noise(), **settings), seed=7)
+    parts = [loading.share(rank=rank, world_size=2) for rank in (0, 1)]
+    assert sorted(int(one) for part in parts for batch in part for one in batch) == [*range(3, 10)]
+
+
+def test_a_sampler_of_another_length_each_epoch_is_refused() -> None:
+    class Growing(Halves):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(self.epoch + 4))
+
+    loading = Loading(DataLoader(Noise(), batch_size=2, sampler=Growing()), seed=0)
+    with pytest.raises(ConfigurationError, match=r"gives 5 in epoch 1, and gave 4 in the first"):
+        loading.rest(1, 0, Deal(shards=1, rank=0, size=1))
+
+
+def test_a_subclass_of_the_distributed_sampler_is_not_taken_for_one() -> None:
+    class Reversed(DistributedSampler[float]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(SAMPLES - 1, -1, -1))
+
+    sampler = Reversed(Noise(), num_replicas=1, rank=0)
+    loader = DataLoader(Noise(), batch_size=4, sampler=sampler)
+    assert [int(one) for one in chain(*seen(loader))] == [*range(SAMPLES - 1, -1, -1)]
+    shares = Reversed(Noise(), num_replicas=2, rank=0)
+    with pytest.raises(ConfigurationError, match="shares out samples among ranks"):
+        Loading(DataLoader(Noise(), batch_size=4, sampler=shares), seed=0)
