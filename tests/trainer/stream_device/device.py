@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -64,7 +65,13 @@ class StreamDevice:
     """A rank's device."""
 
     def join(
-        self, store: Store, *, rank: int, world_size: int, timeout: timedelta
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        on_contact: Callable[[], object],
     ) -> StreamCommunicator:
         """Make the default group of streams, and beside it one of gloo."""
         dist.init_process_group(
@@ -73,6 +80,7 @@ class StreamDevice:
         group = distributed_c10d._get_default_group()
         assert isinstance(group, StreamGroup)
         control = dist.new_group(backend="gloo", timeout=timeout)
+        on_contact()
         deaths.pass_by("joining")
         _wait_for_all(store, rank=rank, world_size=world_size)
         return StreamCommunicator(group, control)
@@ -94,13 +102,31 @@ class Sabotage(StrEnum):
 
 
 def _wait_for_all(store: Store, *, rank: int, world_size: int) -> None:
-    """Wait as NCCL's initialisation does: for ever, and for nobody's word, if a rank is gone."""
-    try:
-        store.set(f"joining/{rank}", "")
-        while not store.check([f"joining/{other}" for other in range(world_size)]):
+    """Wait as NCCL's initialisation does: if a rank is gone, until the socket is cut that listens.
+
+    It is polled for others to come, and is not closed before all have.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as root:
+        root.setblocking(False)
+        is_store_there = True
+        while True:
+            try:
+                if is_store_there:
+                    store.set(f"joining/{rank}", "")
+                    if store.check([f"joining/{other}" for other in range(world_size)]):
+                        return
+            except RuntimeError:
+                is_store_there = False
             time.sleep(0.001)
-    except RuntimeError:
-        _wait_for_ever()
+            try:
+                root.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise dist.DistBackendError(
+                    "NCCL error in: NCCLUtils.cpp:94, unhandled system error\nncclSystemError: "
+                    f"Last error: ncclOsSocketTryAccept: Accept failed: {error.strerror}"
+                ) from error
 
 
 def _wait_for_ever() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import timedelta
 from typing import Protocol
 
@@ -60,10 +60,23 @@ class Communicator(Protocol):
 class Accelerator(Protocol):
     """One rank's device, in one group after another."""
 
-    def join(self, store: Store, *, rank: int, world_size: int, timeout: timedelta) -> Communicator:
+    def join(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        on_contact: Callable[[], object],
+    ) -> Communicator:
         """Make torch's default group, whose collectives of the device's tensors run on the device.
 
-        `timeout`: of the first contact between CPUs, and of all their messages.
+        `timeout`: of the first contact between CPUs, and of all their messages. `on_contact` is
+        called after this contact. Whoever cuts the TCP sockets that are opened from then on ends
+        the wait for the other devices.
+
+        Raises:
+            RuntimeError: another rank was lost.
         """
 
     def record(self) -> Event:
@@ -76,24 +89,32 @@ class Nccl:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def join(self, store: Store, *, rank: int, world_size: int, timeout: timedelta) -> Communicator:
+    def join(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        on_contact: Callable[[], object],
+    ) -> Communicator:
         """Make the group; the communicator too, while it is known that all ranks have just come.
 
-        NCCL's initialisation has no timeout of its own: a peer that dies in it keeps the others.
-        torch could begin it without blocking (TORCH_NCCL_USE_COMM_NONBLOCKING, and a timeout of its
-        own, TORCH_NCCL_NONBLOCKING_TIMEOUT), but no longer does so by itself since NCCL 2.26 was
-        seen to hang that way (pytorch/pytorch#153960). So it blocks unless the user wants it
-        otherwise, in a place where the caller has a deadline for the whole process.
+        NCCL's initialisation has no timeout of its own: it waits for ever for a rank that is lost
+        meanwhile. torch could begin it without blocking (TORCH_NCCL_USE_COMM_NONBLOCKING), but no
+        longer does so by itself since NCCL 2.26 was seen to hang that way
+        (pytorch/pytorch#153960), and would not abort it either: it waits for it with its lock held.
+        So it blocks. It meets by TCP, and fails when its sockets are cut, listening ones included.
         """
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-            device_id=self._device,
+            "cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=world_size, timeout=timeout
         )
-        return _NcclCommunicator(distributed_c10d._get_default_group()._get_backend(self._device))
+        on_contact()
+        group = distributed_c10d._get_default_group()
+        group.bound_device_id = self._device
+        backend = group._get_backend(self._device)
+        backend.eager_connect_single_device(self._device)
+        return _NcclCommunicator(backend)
 
     def record(self) -> Event:
         """An event on the stream that computes: DDP let it wait for the streams of collectives."""

@@ -94,11 +94,9 @@ class Connection:
                 "gloo", store=store, rank=rank, world_size=size, timeout=contact
             )
         else:
-            what = "the devices of all ranks were not joined in time"
-            with self._last_resort.during(timeout.total_seconds(), what):
-                self._communicator = self._accelerator.join(
-                    store, rank=rank, world_size=size, timeout=contact
-                )
+            self._communicator = self._join(
+                self._accelerator, contact=contact, within_seconds=timeout.total_seconds()
+            )
         control = self._communicator.control if self._communicator is not None else None
         world = distributed_c10d._get_default_group()
         group = Group(
@@ -126,6 +124,28 @@ class Connection:
             # that looks at a number; only an abort gets it out of there.
             start_thread("communicator", self._watch)
         return group
+
+    def _join(
+        self, accelerator: Accelerator, *, contact: timedelta, within_seconds: float
+    ) -> Communicator:
+        """Join the devices of all ranks, which may wait for one that is lost: until it is cut."""
+        connections = self._membership.connections
+        is_given_up = partial(getattr, self._pending, "failure")
+        what = "the devices of all ranks were not joined, and the wait for them cannot be ended"
+        try:
+            with (
+                self._last_resort.during(within_seconds + _LEAVE_SECONDS, what),
+                connections.cut_unless_done_within(within_seconds, is_vain=is_given_up),
+            ):
+                return accelerator.join(
+                    self._membership.store,
+                    rank=self._membership.rank,
+                    world_size=self._membership.size,
+                    timeout=contact,
+                    on_contact=connections.begin_to_join_devices,
+                )
+        except RuntimeError as error:
+            raise self._pending.failure or error from error
 
     def _form_smaller(
         self, ranks: tuple[int, ...], name: str, *, timeout: timedelta
@@ -162,7 +182,7 @@ class Connection:
         _logger.warning("%s: leaving the group", why)
         what = f"it does not leave the group ({why})"
         if self._accelerator is not None and self._communicator is None:
-            self._last_resort.within(_LEAVE_SECONDS, what)  # nothing interrupts devices that join
+            self._last_resort.within(_LEAVE_SECONDS, what)
         self.cut()
         # Before the abort, which lets the device go on: whoever finds that it has, looks here.
         self._pending.give_up(why)

@@ -48,6 +48,9 @@ class Connections:
     Until the ranks meet, these are the connections to rank 0's store. While the group forms, its
     own cannot be told from others, so that all new ones count. From then on they are those that
     lead to a port on which a rank listens.
+
+    A socket that listens is left alone: its end makes gloo abort the whole process. Only those of
+    NCCL are cut while it joins the devices, since that is where it waits for lost ranks.
     """
 
     def __init__(self, store_port: int) -> None:
@@ -55,11 +58,16 @@ class Connections:
         self._store_port = store_port
         self._before = _open_sockets()
         self._before_forming: frozenset[_OpenSocket] | None = None
+        self._before_joining: frozenset[_OpenSocket] | None = None
         self._chosen: frozenset[_OpenSocket] | None = None
 
     def begin_to_form(self) -> None:
         """The sockets of the group itself are opened from here on."""
         self._before_forming = _open_sockets()
+
+    def begin_to_join_devices(self) -> None:
+        """All sockets of gloo are open; those of NCCL are opened from here on."""
+        self._before_joining = _open_sockets()
 
     def listening(self) -> list[Endpoint]:
         """Where this process has begun to listen since then; the others need to know."""
@@ -76,13 +84,15 @@ class Connections:
 
     def cut(self) -> None:
         """End the connections for both sides; the descriptors stay with whoever opened them."""
-        chosen = self._chosen
+        chosen, of_devices = self._chosen, frozenset[_OpenSocket]()
         if chosen is None:
             now = _open_sockets()
             chosen = self._of_the_store(now) | self._opened_to_form(now)
+            of_devices = _opened_since(self._before_joining, now)
         for one in chosen:
-            with contextlib.suppress(OSError):
-                _cut(one)
+            if not one.listens or one in of_devices:
+                with contextlib.suppress(OSError):
+                    _cut(one)
 
     def _of_the_store(self, now: frozenset[_OpenSocket]) -> frozenset[_OpenSocket]:
         return frozenset(
@@ -92,7 +102,7 @@ class Connections:
         )
 
     def _opened_to_form(self, now: frozenset[_OpenSocket]) -> frozenset[_OpenSocket]:
-        return frozenset() if self._before_forming is None else now - self._before_forming
+        return _opened_since(self._before_forming, now)
 
     @contextmanager
     def cut_unless_done_within(
@@ -117,6 +127,13 @@ class Connections:
             yield
         finally:
             done.set()
+
+
+def _opened_since(
+    before: frozenset[_OpenSocket] | None, now: frozenset[_OpenSocket]
+) -> frozenset[_OpenSocket]:
+    """Those that were not open `before`; None: at no time yet."""
+    return frozenset() if before is None else now - before
 
 
 def _open_sockets() -> frozenset[_OpenSocket]:
@@ -161,6 +178,5 @@ def _option(fd: int, name: int) -> int:
 def _cut(one: _OpenSocket) -> None:
     copy = os.dup(one.fd)
     with socket.socket(fileno=copy) as connection:
-        # The end of a listening socket makes gloo abort the whole process.
-        if os.fstat(copy).st_ino == one.inode and not one.listens:
+        if os.fstat(copy).st_ino == one.inode:
             connection.shutdown(socket.SHUT_RDWR)
