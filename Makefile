@@ -82,6 +82,10 @@ test-torch: $(STAMP) ## The trainer's tests on another torch: VERSION=2.7.0 (an 
 	}
 	PYTHONPATH=$(CURDIR)/operator:$(CURDIR)/trainer-image $(TORCH_VENV)/bin/python -m pytest $(TORCH_TESTS)
 
+.PHONY: test-gpu
+test-gpu: $(STAMP) ## The trainer's tests that need a GPU; one is enough
+	$(PY) -m pytest -s tests/trainer/gpu
+
 .PHONY: chaos
 chaos: $(STAMP) ## Kill, freeze and take away at random for minutes: everything must end well
 	$(PY) -m tests.run chaos

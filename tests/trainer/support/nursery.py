@@ -47,7 +47,9 @@ STREAM = "tests.trainer.stream_device.forkserver"
 """The same, but they compute on a device with a stream."""
 SCRIPT = "tests.trainer.library.forkserver"
 """Forks ranks that run a script."""
-_FORKSERVERS = (CPU, STREAM, SCRIPT)
+GPU = "tests.trainer.gpu.forkserver"
+"""Forks ranks of the bundled trainer in pods that share one GPU."""
+_FORKSERVERS = (CPU, STREAM, SCRIPT, GPU)
 _popen = starters._popen
 
 

@@ -1,0 +1,65 @@
+"""Forms a group, gives it up and forms it again, as the only rank.
+
+    python -m tests.trainer.gpu.cycles COUNT
+
+Prints after a tenth of them and at the end what the process holds, and how long they took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from ddp_trainer.exit_codes import BrokenGroupError
+from ddp_trainer.membership.world import World
+from ddp_trainer.settings.environment import Environment
+from torch import distributed as dist
+
+
+def main(count: int) -> None:
+    """Form so many groups."""
+    world = World(
+        Environment.from_env(os.environ), group_timeout_seconds=600, heartbeat_timeout_seconds=5
+    )
+    numbers = torch.ones(1 << 20, device=world.device)
+    forming, leaving = [], []
+    for number in range(1, count + 1):
+        begun = time.monotonic()
+        try:
+            with world.formed(timeout_seconds=60) as group:
+                dist.all_reduce(numbers, group=group.world)
+                torch.cuda.synchronize()
+                forming.append(time.monotonic() - begun)
+                begun = time.monotonic()
+                raise BrokenGroupError("the test gives it up")
+        except BrokenGroupError:
+            leaving.append(time.monotonic() - begun)
+        if number in (count // 10, count):
+            print(json.dumps(held(forming, leaving)), flush=True)
+    os._exit(0)
+
+
+def held(forming: list[float], leaving: list[float]) -> dict[str, object]:
+    """What this process holds, and what a group took, in seconds: median and longest."""
+    free, total = torch.cuda.mem_get_info()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "groups": len(forming),
+        "forming": [round(statistics.median(forming), 3), round(max(forming), 3)],
+        "leaving": [round(statistics.median(leaving), 3), round(max(leaving), 3)],
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "python threads": sorted(thread.name for thread in threading.enumerate()),
+        "device MiB": (total - free) >> 20,
+        "host MiB": pages * os.sysconf("SC_PAGE_SIZE") >> 20,
+    }
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,57 @@
+"""Runs on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from tests.ports import free_port
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+from tests.trainer.support.nursery import GPU
+from tests.trainer.support.pods import DEADLINE_SECONDS, Job, Pod, contract, job
+from tests.trainer.support.runs import flags
+
+NCCL = {"DDP_BACKEND": "nccl"}
+
+
+def pods(folder: Path, *plan: Death, ranks: int = 2) -> AbstractContextManager[Job]:
+    """A job of pods that share the GPU, with a rank each."""
+    variables = deaths.environment(list(plan), folder / "graves") if plan else {}
+    return job(folder, nodes=ranks, forkserver=GPU, extra_environment={**NCCL, **variables})
+
+
+def run_to_the_end(of: Job, *more: str) -> list[Pod]:
+    """Its pods, which end well."""
+    started = of.start_all(*flags(of), "--deterministic", *more)
+    for pod in started:
+        assert pod.wait() == 0, "\n".join(each.log for each in started)
+    return started
+
+
+def run_script(folder: Path, script: str, *arguments: str) -> Pod:
+    """A pod whose one rank runs a script of this folder, started as in a container, to its end."""
+    with job(folder, nodes=1, imports_torch=True, extra_environment=NCCL) as started:
+        module = f"tests.trainer.gpu.{script}"
+        [pod] = started.start_all("--", sys.executable, "-m", module, *arguments)
+        pod.wait()
+        return pod
+
+
+def run_alone(script: str, *arguments: str) -> list[dict[str, Any]]:
+    """What a script of this folder prints, a JSON object in each line, as the only rank."""
+    variables = {**contract(port=free_port()), **NCCL, "RANK": "0", "LOCAL_RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.trainer.gpu.{script}", *arguments],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=4 * DEADLINE_SECONDS,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -1,0 +1,79 @@
+"""Ranks that share a GPU die while they train with NCCL: all end as undisturbed, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.gpu.runs import pods, run_to_the_end
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+from tests.trainer.support.pods import Job
+from tests.trainer.support.runs import assert_same_run
+
+pytestmark = [pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The same run that nothing has happened to."""
+    with pods(tmp_path_factory.mktemp("undisturbed")) as run:
+        run_to_the_end(run)
+    # Of ranks that are numbered by pods, each pod having one.
+    return replace(run, local_world_size=2)
+
+
+def assert_same_end(folder: Path, plan: list[Death], undisturbed: Job) -> str:
+    """All die as planned, and nothing else comes of it; the logs."""
+    with pods(folder, *plan) as wounded:
+        ended = run_to_the_end(wounded)
+    log = "\n".join(pod.log for pod in ended)
+    assert deaths.toll(folder / "graves") == len(plan), log
+    assert "resuming from checkpoint" not in log
+    assert "this process cannot go on" not in log
+    assert log.count("starting it again") == len(plan)
+    assert_same_run(wounded, undisturbed)
+    return log
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_within_a_step(victim: int, tmp_path: Path, undisturbed: Job) -> None:
+    plan = [
+        Death(rank=victim, point=point, step=5 + 12 * number)
+        for number, point in enumerate(deaths.IN_A_STEP)
+    ]
+    assert_same_end(tmp_path, plan, undisturbed)
+
+
+def test_while_the_group_forms(tmp_path: Path, undisturbed: Job) -> None:
+    plan = []
+    for number, point in enumerate((*deaths.WHILE_FORMING, "joining")):
+        lost = Death(rank=number % 2, point="backward", step=5 + 20 * number)
+        plan += [lost, Death(rank=number % 2, point=point)]
+    assert_same_end(tmp_path, plan, undisturbed)
+
+
+def test_a_rank_freezes_while_nccl_starts(tmp_path: Path, undisturbed: Job) -> None:
+    plan = [
+        Death(rank=1, point="backward", step=9),
+        Death(rank=1, point="joining", deed="SIGSTOP"),
+        Death(rank=0, point="gate", step=40, deed="SIGSTOP"),
+    ]
+    assert_same_end(tmp_path, plan, undisturbed)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--sync-batch-norm",), ("--precision", "fp16"), ("--compile", "inductor")],
+    ids=lambda options: options[-1],
+)
+def test_options_that_need_a_gpu(options: tuple[str, ...], tmp_path: Path) -> None:
+    with pods(tmp_path / "undisturbed") as calm:
+        run_to_the_end(calm, *options)
+    plan = [Death(rank=1, point="backward", step=9), Death(rank=0, point="gate", step=30)]
+    with pods(tmp_path / "wounded", *plan) as wounded:
+        run_to_the_end(wounded, *options)
+    assert deaths.toll(tmp_path / "wounded/graves") == len(plan)
+    assert_same_run(replace(wounded, local_world_size=2), replace(calm, local_world_size=2))
