@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.membership.world import World
 from ddp_trainer.settings.environment import Environment
@@ -24,6 +25,7 @@ from torch import distributed as dist
 
 def main(count: int) -> None:
     """Form so many groups."""
+    prepare_nccl()
     world = World(
         Environment.from_env(os.environ), group_timeout_seconds=600, heartbeat_timeout_seconds=5
     )

@@ -22,6 +22,7 @@ NCCL = {"DDP_BACKEND": "nccl"}
 
 def pods(folder: Path, *plan: Death, ranks: int = 2) -> AbstractContextManager[Job]:
     """A job of pods that share the GPU, with a rank each."""
+    folder.mkdir(exist_ok=True)
     variables = deaths.environment(list(plan), folder / "graves") if plan else {}
     return job(folder, nodes=ranks, forkserver=GPU, extra_environment={**NCCL, **variables})
 

@@ -43,7 +43,7 @@ class StreamWork(dist.Work):
         """Make what follows on the stream wait, as all there does: the host goes on.
 
         Not where layers call collectives: what follows there is computed by the host. Their
-        collectives are not asynchronous: torch itself waits (its options tell only since 2.8).
+        collectives are not asynchronous: torch itself waits.
         """
         del timeout
         if _torch_waits():
@@ -85,31 +85,34 @@ class StreamGroup(dist.ProcessGroup):
     # What torch calls; the other overloads are shorthands for people.
     def allreduce(  # type: ignore[override]
         self, tensors: list[Tensor], options: Any
-    ) -> StreamWork:
-        return self._tell(tensors, lambda copies: self._transport.allreduce(copies, options))
+    ) -> StreamWork | None:
+        return self._tell(
+            tensors, lambda copies: self._transport.allreduce(copies, options), options
+        )
 
     def broadcast(  # type: ignore[override]
         self, tensors: list[Tensor], options: Any
-    ) -> StreamWork:
-        return self._tell(tensors, lambda copies: self._transport.broadcast(copies, options))
+    ) -> StreamWork | None:
+        return self._tell(
+            tensors, lambda copies: self._transport.broadcast(copies, options), options
+        )
 
     def all_gather_single(  # type: ignore[override]
         self, output: Tensor, own: Tensor, options: Any
-    ) -> StreamWork:
-        del options
-
+    ) -> StreamWork | None:
         def begin(copies: list[Tensor]) -> Any:
             parts = list(copies[0].view(self.size(), -1).unbind())
             return self._transport.allgather([parts], [own.reshape(-1).contiguous()])
 
-        return self._tell([output], begin)
+        return self._tell([output], begin, options)
 
     def all_to_all_single(  # type: ignore[override]
         self, output: Tensor, own: Tensor, came: list[int], sent: list[int], options: Any
-    ) -> StreamWork:
+    ) -> StreamWork | None:
         return self._tell(
             [output],
             lambda copies: self._transport.alltoall_base(copies[0], own, came, sent, options),
+            options,
         )
 
     # Before torch 2.13 they have these names.
@@ -118,12 +121,12 @@ class StreamGroup(dist.ProcessGroup):
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any
-    ) -> StreamWork:
-        del options
+    ) -> StreamWork | None:
         [own] = inputs
         return self._tell(
             outputs[0],
             lambda copies: self._transport.allgather([copies], [own.clone()]),
+            options,
         )
 
     def check(self) -> None:
@@ -143,7 +146,11 @@ class StreamGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Nothing is under way."""
 
-    def _tell(self, outputs: list[Tensor], begin: Callable[[list[Tensor]], Any]) -> StreamWork:
+    def _tell(
+        self, outputs: list[Tensor], begin: Callable[[list[Tensor]], Any], options: Any
+    ) -> StreamWork | None:
+        """Queue it; None where torch asks for nothing to wait for, as NCCL does since torch 2.8."""
+
         def carry_out() -> None:
             copies = [tensor.clone() for tensor in outputs]
             if self._arrives(copies, begin):
@@ -159,6 +166,8 @@ class StreamGroup(dist.ProcessGroup):
 
         self.check()
         self._stream.tell(carry_out)
+        if not getattr(options, "asyncOp", True):
+            return None
         return StreamWork(self, self._stream.record(), outputs)
 
     def _arrives(self, copies: list[Tensor], begin: Callable[[list[Tensor]], Any]) -> bool:

@@ -28,6 +28,9 @@ class Collective:
         self.name = name
         self._arguments = arguments
         self._options: Any = arguments[-1] if arguments else None
+        if not getattr(self._options, "asyncOp", True):
+            # NCCL returns nothing to wait for then, since torch 2.8: the current stream waits.
+            arguments[-1].asyncOp = True
         self.outputs = list(_tensors_of(arguments[:1]))
         self._inputs = list(_tensors_of(arguments[1:2])) or self.outputs
 
