@@ -4,10 +4,10 @@ This is their only clock. `POLICY` says for each reason who may fill the place, 
 may stay empty.
 """
 
-import heapq
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
@@ -81,8 +81,8 @@ def find(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> tuple[Gap,
 
 def record(gaps: Sequence[Gap]) -> tuple[GapRecord, ...]:
     """Return what is stored of them: of more than there is room for, the oldest."""
-    kept = heapq.nsmallest(MAX_GAPS, gaps, key=lambda gap: (gap.since, gap.node_rank))
-    return tuple(map(_record, sorted(kept)))
+    oldest_first = sorted(gaps, key=attrgetter("since", "node_rank"))
+    return tuple(map(_record, sorted(oldest_first[:MAX_GAPS])))
 
 
 @lru_cache(maxsize=4096)
@@ -167,7 +167,9 @@ def _reasons(
     unreached = {} if job.status.is_true("Running") else heard.unreached_since
     for node_rank, pod in pods.current.items():
         reason = None if pod.succeeded else _reason(pod)
-        told = unreached.get(pod.key.name) if reason in (None, "Starting") else None
+        told = None
+        if unreached and reason in (None, "Starting"):
+            told = unreached.get(pod.key.name)
         if told is not None and not (pod.succeeded or in_present_group(job, pod, heard)):
             yield Gap(node_rank, "Silent", told, pod.node)
         elif reason:

@@ -159,9 +159,10 @@ def is_held(job: DDPJob, identity: Identity) -> bool:
     """Whether a pod's processes are not to start before it is told: those of the pods that it comes
     to may be of an earlier generation, as may be rank 0, which it would take for its own.
     """
+    if identity.replacement == 0 or world_of(job).generation == 0:
+        return False
     # Where nobody has answered who could tell it, it starts as pods do that know of no launcher.
-    in_place = scope_of(job) == "InPlace" and bool(job.status.bookkeeping.launcher)
-    return in_place and identity.replacement > 0 and world_of(job).generation > 0
+    return scope_of(job) == "InPlace" and bool(job.status.bookkeeping.launcher)
 
 
 def _trackers(job: DDPJob) -> dict[str, str]:
