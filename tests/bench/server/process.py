@@ -26,11 +26,11 @@ def memory_mb(pid: int, field: str, *, file: str = "status") -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has used, in user and kernel mode."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    # The command name (field 2) may hold spaces and parentheses: count from its end.
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the CPU time that a process has used, in user and kernel mode, but for threads that
+    have ended. The kernel counts it in nanoseconds here, and in ticks of 10 ms elsewhere.
+    """
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
 
 
 class ControllerProcess:
