@@ -6,6 +6,7 @@ The memory is used again for the next copy: getting it from the kernel takes lon
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ddp_trainer.devices.gate import expect
 from ddp_trainer.devices.marks import mark
+from ddp_trainer.devices.page_locked import page_locked_like
 from ddp_trainer.system.buffers import tensors
 
 _COPY_SECONDS = 300.0
@@ -36,35 +38,59 @@ class Snapshot:
         Raises:
             LostDeviceError: the device hangs.
         """
-        copies: dict[int, Tensor] = {}  # by the identity of the tensor object, as deepcopy wants
+        found = {id(tensor): tensor for tensor in tensors(state)}
+        originals: dict[object, Tensor] = {}
+        for tensor in found.values():
+            originals.setdefault(_memory(tensor), tensor)
+        self._make_fit(list(originals.values()))
         by_memory: dict[object, Tensor] = {}
-        buffers: list[tuple[object, Tensor]] = []
-        for tensor in tensors(state):
-            memory = _memory(tensor)
-            if memory not in by_memory:
-                buffers.append(self._copy(tensor, number=len(buffers)))
-                by_memory[memory] = buffers[-1][1]
-            copies[id(tensor)] = by_memory[memory]
-        self._buffers = buffers
-        for device in {tensor.device for tensor in tensors(state)}:
+        for (memory, original), (_, buffer) in zip(originals.items(), self._buffers, strict=True):
+            _copy(original, buffer)
+            by_memory[memory] = buffer
+        for device in {tensor.device for tensor in originals.values()}:
             if device.type == "cuda":
                 expect(mark(device), within_seconds=_COPY_SECONDS, what="copy the run's state")
+        # By the identity of the tensor object, as deepcopy wants.
+        copies = {number: by_memory[_memory(tensor)] for number, tensor in found.items()}
         return copy.deepcopy(state, dict[int, Any](copies))
 
-    def _copy(self, tensor: Tensor, *, number: int) -> tuple[object, Tensor]:
-        layout = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-        kept, buffer = self._buffers[number] if number < len(self._buffers) else (None, None)
-        if buffer is None or kept != layout:
-            on_gpu = tensor.device.type == "cuda"
-            buffer = torch.empty_like(tensor, device="cpu", pin_memory=on_gpu, requires_grad=False)
-        if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_complex():
-            # In one thread. It is the memory that takes the time, and torch's threads, which wait
-            # for each other at every tensor, take many times as long where cores are shared.
-            np.copyto(_bytes(buffer), _bytes(tensor))
+    def _make_fit(self, originals: list[Tensor]) -> None:
+        """Have a buffer for each: the one that there is, or else a new one."""
+        layouts = [_layout(original) for original in originals]
+        known = zip(layouts, self._buffers, strict=False)
+        fitting = {
+            number: buffer
+            for number, (layout, (kept, buffer)) in enumerate(known)
+            if kept == layout
+        }
+        missing = [number for number in range(len(originals)) if number not in fitting]
+        made = _buffers_for([originals[number] for number in missing])
+        fitting |= dict(zip(missing, made, strict=True))
+        self._buffers = [(layout, fitting[number]) for number, layout in enumerate(layouts)]
+
+
+def _buffers_for(originals: Sequence[Tensor]) -> Iterator[Tensor]:
+    on_gpu = [original for original in originals if original.device.type == "cuda"]
+    page_locked = page_locked_like(on_gpu)
+    for original in originals:
+        if original.device.type == "cuda":
+            yield next(page_locked)
         else:
-            # From a GPU, all copies are under way before one is waited for.
-            buffer.copy_(tensor.detach(), non_blocking=True)
-        return layout, buffer
+            yield torch.empty_like(original, device="cpu", requires_grad=False)
+
+
+def _copy(original: Tensor, buffer: Tensor) -> None:
+    if original.device.type == "cpu" and original.is_contiguous() and not original.is_complex():
+        # In one thread. It is the memory that takes the time, and torch's threads, which wait
+        # for each other at every tensor, take many times as long where cores are shared.
+        np.copyto(_bytes(buffer), _bytes(original))
+    else:
+        # From a GPU, all copies are under way before one is waited for.
+        buffer.copy_(original.detach(), non_blocking=True)
+
+
+def _layout(tensor: Tensor) -> object:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _bytes(tensor: Tensor) -> npt.NDArray[np.uint8]:
