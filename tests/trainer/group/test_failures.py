@@ -64,6 +64,20 @@ def test_errors_of_others(error: Exception) -> None:
             dist.DistNetworkError("Failed to recv, got 0 bytes.\nstack"),
             "Failed to recv, got 0 bytes.",
         ),
+        (
+            dist.DistBackendError(
+                "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3780, "
+                "remote process exited or there was a network error, NCCL version 2.28.9\nstack"
+            ),
+            "NCCL: remote process exited or there was a network error",
+        ),
+        (
+            dist.DistBackendError(
+                "NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO "
+                "for details), NCCL version 2.28.9"
+            ),
+            "NCCL: unhandled system error",
+        ),
         (RuntimeError(), "RuntimeError"),
     ],
 )

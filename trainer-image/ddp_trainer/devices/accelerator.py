@@ -3,7 +3,7 @@
 A collective on them has begun when it returns. It ends later, or when the communicator is aborted,
 which looks the same from here: `gate` tells one from the other.
 
-What is here for NCCL follows torch's sources. It has not been run on a GPU.
+What is here for NCCL follows torch's sources, and has run on one GPU that two ranks shared.
 """
 
 from __future__ import annotations

@@ -20,7 +20,10 @@ _DeviceError = getattr(torch, "AcceleratorError", LostDeviceError)
 """torch has it since 2.8. Before, it raises a RuntimeError with the same text."""
 _GLOO = re.compile("|".join(messages.GLOO))
 _CUDA = re.compile("|".join(messages.CUDA))
-_GLOO_NOISE = re.compile(r"^\[[^]]*gloo/[^]]*\] |\. This is typically caused by .*$")
+_PLACE = re.compile(r"^\[[^]]*gloo/[^]]*\] |^(?P<who>NCCL) error in: [^,]*:\d+, ")
+_ADVICE = re.compile(
+    r"\. This is typically caused by .*$|,? \(run with NCCL_DEBUG[^)]*\)|, NCCL version .*$"
+)
 
 
 def is_lost_device(error: BaseException) -> bool:
@@ -51,6 +54,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """What happened, in one line without gloo's source lines and good wishes."""
+    """What happened, in one line without the places in the sources of gloo and torch, and hints."""
     first_line = next(iter(str(error).splitlines()), type(error).__name__)
-    return _GLOO_NOISE.sub("", first_line).strip()
+    words = _PLACE.sub(lambda found: f"{found['who']}: " if found["who"] else "", first_line)
+    return _ADVICE.sub("", words).strip()
