@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ddp_trainer
 import numpy as np
@@ -23,7 +23,10 @@ from ddp_trainer.library.join import environment_of
 from ddp_trainer.telemetry.prometheus import render
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.termination import RankReport
+from torch import distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -194,6 +197,39 @@ def test_a_scheduler_may_count_epochs(no_launcher: None, tmp_path: Path) -> None
     assert run(3, tmp_path / "whole") == [1.0] * 3 + [0.5] * 3 + [0.25] * 3
     assert run(1, tmp_path / "cut") == [1.0] * 3
     assert run(3, tmp_path / "cut") == [0.5] * 3 + [0.25] * 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "scores"),
+    [("max", [1.0, 2.0, 2.0, 1.0, 3.0]), ("min", [-3.0, -2.0, -2.0, -3.0, -1.0])],
+)
+def test_a_rate_falls_when_scores_get_no_better(
+    no_launcher: None, tmp_path: Path, mode: Literal["min", "max"], scores: list[float]
+) -> None:
+    def run(epochs: int, folder: Path) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = ReduceLROnPlateau(optimizer, mode=mode, factor=0.5, patience=0)
+        rates: list[float] = []
+        optimizer.register_step_pre_hook(
+            lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+        )
+        with ddp_trainer.join(
+            model=model, optimizer=optimizer, scheduler=scheduler, checkpoint_dir=folder
+        ) as job:
+            net, loader = job.wrap(model), loader_of()
+            for epoch in job.epochs(epochs):
+                for (inputs,) in job.batches(loader):
+                    net(inputs).sum().backward()
+                    job.step()
+                job.evaluated(scores[epoch])
+        return rates
+
+    del no_launcher
+    assert run(5, tmp_path / "whole") == [1.0] * 9 + [0.5] * 3 + [0.25] * 3
+    assert run(3, tmp_path / "cut") == [1.0] * 9
+    assert run(5, tmp_path / "cut") == [0.5] * 3 + [0.25] * 3
 
 
 def test_an_unknown_compression_is_refused(no_launcher: None, model: nn.Module) -> None:
@@ -376,6 +412,33 @@ def test_batches_of_a_batch_sampler_are_not_cut(no_launcher: None, model: nn.Mod
         next(job.batches(loader))
 
 
+def test_ranks_ask_each_other_between_epochs(job: ddp_trainer.Job, model: nn.Module) -> None:
+    net, loader = job.wrap(model), loader_of()
+    for _ in job.epochs(1):
+        for number, (inputs,) in enumerate(job.batches(loader)):
+            with pytest.raises(ConfigurationError, match=r"within the loop .* between epochs"):
+                job.sum(1)
+            net(inputs).sum().backward()
+            job.step()
+            with pytest.raises(ConfigurationError, match=r"job\.share\(\) was called within"):
+                next(job.share(loader))
+            if number == 1:
+                break
+        assert job.sum(1) == [1]
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_a_script_leaves_the_process_group_to_the_job(model: nn.Module) -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(SystemExit) as end, ddp_trainer.join(model=model):
+            raise AssertionError("it joined")
+    finally:
+        dist.destroy_process_group()
+    assert end.value.code == 64
+    assert "take init_process_group() out of the script" in str(end.value.__cause__)
+
+
 def test_the_optimizer_steps_behind_the_gate_alone(
     job: ddp_trainer.Job, optimizer: torch.optim.Optimizer
 ) -> None:
@@ -434,6 +497,13 @@ class Extra:
         self.state = state
 
 
+class ZeroRedundancyOptimizer(Extra):
+    """Torch's needs a process group when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -442,6 +512,11 @@ class Extra:
         ({"extra": Extra({"lock": threading.Lock()})}, "of extra cannot be saved"),
         ({"position": nn.Linear(1, 1)}, "uses the name position itself"),
         ({}, "got no model"),
+        (
+            {"optimizer": torch.optim.LBFGS([nn.Parameter(torch.zeros(1))])},
+            "optimizer is a LBFGS, which computes the loss several times",
+        ),
+        ({"optimizer": ZeroRedundancyOptimizer()}, "each rank has a part of its state"),
     ],
 )
 def test_what_cannot_be_remembered_is_refused(

@@ -87,7 +87,8 @@ def assert_survives(
 def test_a_text_file_and_a_trainer_class(tmp_path: Path) -> None:
     text = tmp_path / "input.txt"
     text.write_text("the quick brown fox jumps over the lazy dog; " * 60)
-    assert_survives(tmp_path, command("mingpt", "--data", str(text)))
+    trained = assert_survives(tmp_path, command("mingpt", "--data", str(text)))
+    assert last_state(trained)["optimizer"]["param_groups"][0]["lr"] < 1e-3, "the rate has fallen"
 
 
 def test_meters_that_all_reduce_and_schedules_by_epoch(tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ class Job(Stepping):
         loading = self._use(loader, accumulate)
         position = self._run.position
         epoch = position.epoch
+        self._is_in_loop = True
         try:
             while (
                 position.epoch == epoch
@@ -156,6 +157,7 @@ class Job(Stepping):
                 if after == before:  # too few for a whole batch
                     position.end(epoch_length=loading.samples)
         finally:
+            self._is_in_loop = False
             self._script.come_to("after an epoch", epoch)
 
     def step(
@@ -203,8 +205,13 @@ class Job(Stepping):
     def sum(self, *values: float) -> list[float]:
         """Each value summed over all ranks, the same on all of them; a collective.
 
-        Such as a score and the number of samples that it is of, after an evaluation.
+        Such as a score and the number of samples that it is of, after an evaluation. Call it
+        between epochs: a rank that takes the place of a lost one has no way into a loop's body.
+
+        Raises:
+            ConfigurationError: it is called within the loop of `batches`.
         """
+        self._expect_no_loop("sum")
         self._settle()
         answer, _ = self._sum(*values)
         return answer
@@ -212,8 +219,10 @@ class Job(Stepping):
     def share(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """This rank's batches of an evaluation: all ranks together get each sample once, in order.
 
-        Ranks may get one more or less than others; none may call `sum` in between.
+        Ranks may get one more or less than others; none may call `sum` in between. Call it between
+        epochs, as `sum`; it raises the same.
         """
+        self._expect_no_loop("share")
         self._settle()
         run, seed = self._run, self._options.seed
         loading = Loading(loader, seed=seed)
@@ -245,9 +254,13 @@ class Job(Stepping):
     def evaluated(self, score: float) -> None:
         """The models have this score now, of which more is better: an accuracy, as a rule.
 
-        It is for the log and the status. A checkpoint of the best one is kept.
+        It is for the log and the status. A checkpoint of the best one is kept. Each
+        ReduceLROnPlateau that `join` knows takes it with the next epoch's first step: the score
+        with mode "max", its negative with mode "min", as in `job.evaluated(-loss)`. For those, all
+        ranks need the same score.
         """
         self._settle()
+        self._run.score = float(score)
         self._progress.evaluated(self._run.position, accuracy=score)
         self._keeper.evaluated(self._run, score)
 

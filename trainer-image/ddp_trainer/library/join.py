@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, get_args
 
 import torch
+from torch import distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LeftError
@@ -77,6 +78,10 @@ def join(
     _show_log()
     report: RankReport | None = None
     try:
+        if dist.is_initialized():
+            raise ConfigurationError(
+                "join() forms the process group itself: take init_process_group() out of the script"
+            )
         if scheduler_interval not in get_args(SchedulerInterval):
             raise ConfigurationError(
                 f"join() got scheduler_interval={scheduler_interval!r}: choose step or epoch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +16,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Position
 from ddp_trainer.run.savable import check
 
-_RESERVED = frozenset({"position", "order", "answers", "bookmarks", "epoch"})
+_RESERVED = frozenset({"position", "order", "answers", "bookmarks", "epoch", "score"})
 """Names of what is no part."""
 
 
@@ -54,7 +55,10 @@ class Parts:
         if not self.models:
             raise ConfigurationError("join() got no model: name it, as in join(model=model, ...)")
         self.optimizers: list[Optimizer] = self._of_kind(Optimizer)
-        self.schedulers: list[LRScheduler] = self._of_kind(LRScheduler)
+        self.plateaus: list[ReduceLROnPlateau] = self._of_kind(ReduceLROnPlateau)
+        self.schedulers: list[LRScheduler] = [
+            each for each in self._of_kind(LRScheduler) if each not in self.plateaus
+        ]
         self.schedules: list[PositionalSchedule] = self._of_kind(PositionalSchedule)
         self.scaler: torch.amp.GradScaler | None = self._one("scaler", torch.amp.GradScaler)
 
@@ -108,6 +112,11 @@ def _is_on(found: torch.device, wanted: torch.device) -> bool:
     return found.type == wanted.type and (wanted.index is None or found.index == wanted.index)
 
 
+def _needs_closure(optimizer: Optimizer) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 def _names(parts: set[str]) -> str:
     return ", ".join(sorted(parts))
 
@@ -115,10 +124,16 @@ def _names(parts: set[str]) -> str:
 def _checked(name: str, part: Any) -> Part:
     if name in _RESERVED:
         raise ConfigurationError(f"join() uses the name {name} itself: call it something else")
-    if isinstance(part, ReduceLROnPlateau):
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(part).__mro__):
         raise ConfigurationError(
-            f"{name} is a ReduceLROnPlateau, which wants a score at each step: choose a scheduler "
-            "that counts steps"
+            f"{name} is a ZeroRedundancyOptimizer: each rank has a part of its state, which would "
+            "be lost with the rank; give join() the optimizer that it is made of"
+        )
+    if isinstance(part, Optimizer) and _needs_closure(part):
+        raise ConfigurationError(
+            f"{name} is a {type(part).__name__}, which computes the loss several times within a "
+            "step, and job.step() takes a step with the gradients that there are: choose another, "
+            "such as Adam"
         )
     methods: list[Callable[..., Any] | None] = [
         getattr(part, method, None) for method in ("state_dict", "load_state_dict")

@@ -65,6 +65,8 @@ class Run:
 
         Since the last step. A rank may be an epoch further than one that still waits for an answer.
         """
+        self.score: float | None = None
+        """Of the evaluation since the last step, of which more is better."""
         self._before, self._copies = Copies(), Copies()
         self._parts = Parts(parts)
         self.models, self.optimizers = self._parts.models, self._parts.optimizers
@@ -101,6 +103,7 @@ class Run:
             "position": asdict(self.position),
             "epoch": self.epoch,
             "answers": list(self.answers.items()),
+            "score": self.score,
         }
 
     def untrained(self) -> Iterator[Tensor]:
@@ -130,6 +133,7 @@ class Run:
         # A checkpoint is of a step, after which nothing was answered yet.
         self.epoch = state.get("epoch", self.position.epoch)
         self.answers = {tuple(place): values for place, values in state.get("answers", [])}
+        self.score = state.get("score")
         self.is_torn = False
 
     def choose_samples(self, samples: int) -> None:
@@ -241,12 +245,16 @@ class Run:
         Padding included. The gradients have come. Nothing in here waits for another rank: a run is
         at a boundary between steps whenever a collective fails.
         """
-        self._updates.apply(self.position, self.optimizers, clip_grad_norm, ends_step=True)
+        self._updates.apply(
+            self.position, self.optimizers, clip_grad_norm, ends_step=True, score=self.score
+        )
         self._advance(samples, ends_epoch=ends_epoch)
 
     def take_turn(self, optimizer: Optimizer, *, clip_grad_norm: float | None = None) -> None:
         """Step with one of several optimizers, of a step that `complete_turns` completes."""
-        self._updates.apply(self.position, [optimizer], clip_grad_norm, ends_step=False)
+        self._updates.apply(
+            self.position, [optimizer], clip_grad_norm, ends_step=False, score=self.score
+        )
         self.position.turns += 1
 
     def complete_turns(self, samples: int, *, ends_epoch: bool = False) -> None:
@@ -259,6 +267,7 @@ class Run:
         if ends_epoch:
             self.position.end(epoch_length=self.order.samples)
         self.answers.clear()
+        self.score = None
 
     def end_epoch(self) -> None:
         """The script has come to the end of an epoch."""

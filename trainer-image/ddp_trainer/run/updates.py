@@ -38,14 +38,21 @@ class Updates:
         clip_grad_norm: float | None,
         *,
         ends_step: bool,
+        score: float | None = None,
     ) -> None:
-        """Step with these optimizers, at a position; `ends_step`: they are the last ones to."""
+        """Step with these optimizers, at a position; `ends_step`: they are the last ones to.
+
+        `score`: that of the evaluation since the step before, of which more is better.
+        """
         for schedule in self._parts.schedules:
             schedule.set_rates(position)
         begins_epoch = position.epoch > 0 and position.samples == 0 and position.turns == 0
+        # With the epoch's first step rather than at the end of the one before: after that there are
+        # states with and without an evaluation, which must not differ.
+        if begins_epoch and score is not None:
+            for plateau in self._parts.plateaus:
+                plateau.step(score if plateau.mode == "max" else -score)
         if self._scheduler_interval == "epoch" and begins_epoch:
-            # With the epoch's first step rather than at the end of the one before: after that there
-            # are states with and without an evaluation, which must not differ.
             with warnings.catch_warnings():
                 # The steps before, after which this is right, may have been another process's.
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")

@@ -36,6 +36,8 @@ class Stepping(Session):
         self._attempt: Attempt | None = None
         self._taken: Attempt | None = None
         """The step before, until what is due after it is done."""
+        self._is_in_loop = False
+        """Whether the script is between two batches of an epoch."""
 
     def _take_place(self) -> None:
         super()._take_place()
@@ -244,6 +246,13 @@ class Stepping(Session):
             self._save_and_stop()
         if votes.leave:
             raise MovedError("the group changes")
+
+    def _expect_no_loop(self, method: str) -> None:
+        if self._is_in_loop:
+            raise ConfigurationError(
+                f"job.{method}() was called within the loop of job.batches(), which a rank that "
+                "takes the place of a lost one enters at its next batch: call it between epochs"
+            )
 
     def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading | Stream:
         if not self._plan.is_of(loader, accumulate):

@@ -6,7 +6,6 @@ from pathlib import Path
 import ddp_trainer
 import torch
 from sklearn.datasets import load_digits
-from torch import distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -34,17 +33,18 @@ class Digits(Dataset):
 class AverageMeter:
     """The mean of a number over batches, and over ranks."""
 
-    def __init__(self, device):
-        self.sum_and_count = torch.zeros(2, dtype=torch.float64, device=device)
+    def __init__(self):
+        self.sum = self.count = 0
 
     def update(self, value, count):
         """Add a batch."""
-        self.sum_and_count += torch.tensor([value * count, count], device=self.sum_and_count.device)
+        self.sum += value * count
+        self.count += count
 
-    def all_reduce(self):
-        """The mean over all ranks; call it outside of `job.batches`."""
-        dist.all_reduce(self.sum_and_count)
-        return (self.sum_and_count[0] / self.sum_and_count[1]).item()
+    def all_reduce(self, job):
+        """Return the mean over all ranks; call it between epochs."""
+        total, count = job.sum(self.sum, self.count)
+        return total / count
 
 
 def network():
@@ -68,7 +68,7 @@ def train(loader, net, criterion, job):
 @torch.no_grad()
 def validate(loader, model, criterion, job):
     """Return the accuracy on all images."""
-    losses, accuracy = AverageMeter(job.device), AverageMeter(job.device)
+    losses, accuracy = AverageMeter(), AverageMeter()
     model.eval()
     for batch in job.share(loader):
         images, targets = (part.to(job.device) for part in batch)
@@ -76,7 +76,7 @@ def validate(loader, model, criterion, job):
         losses.update(criterion(output, targets).item(), len(targets))
         accuracy.update((output.argmax(1) == targets).float().mean().item(), len(targets))
     model.train()
-    loss, top1 = losses.all_reduce(), accuracy.all_reduce()
+    loss, top1 = losses.all_reduce(job), accuracy.all_reduce(job)
     if job.is_main:
         step = job.steps_done
         print(f"validated at step {step}: loss {loss:.4f}, accuracy {top1:.4f}", flush=True)

@@ -1,4 +1,4 @@
-"""In the style of minGPT: a text file, configurations, and a trainer class."""
+"""In the style of minGPT: a text file, configurations, a trainer class, a rate that waits."""
 
 import argparse
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import ddp_trainer
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, random_split
 
 
@@ -77,6 +78,7 @@ class Trainer:
         self.config = config
         self.model = model
         self.optimizer = optimizer
+        self.scheduler = ReduceLROnPlateau(optimizer, patience=0, threshold=0.9)
         workers = config.data_loader_workers
         self.train_loader = DataLoader(
             train_set, config.batch_size, shuffle=True, num_workers=workers
@@ -88,6 +90,7 @@ class Trainer:
         with ddp_trainer.join(
             model=self.model,
             optimizer=self.optimizer,
+            scheduler=self.scheduler,
             checkpoint_every_steps=self.config.save_every,
         ) as job:
             net = job.wrap(self.model)
@@ -96,11 +99,15 @@ class Trainer:
                     _, loss = net(letters.to(job.device), targets.to(job.device))
                     loss.backward()
                     job.step(loss, clip_grad_norm=self.config.grad_norm_clip)
-                self.evaluate(job, epoch)
+                test_loss = self.evaluate(job)
+                job.evaluated(-test_loss)  # more is better; the scheduler gets it too
+                if job.is_main:
+                    rate = self.optimizer.param_groups[0]["lr"]
+                    print(f"epoch {epoch}: test loss {test_loss:.4f}, rate {rate}", flush=True)
 
     @torch.no_grad()
-    def evaluate(self, job, epoch):
-        """Print the loss of the test set."""
+    def evaluate(self, job):
+        """Return the loss of the test set."""
         self.model.eval()
         total = count = 0
         for letters, targets in job.share(self.test_loader):
@@ -108,15 +115,14 @@ class Trainer:
             total, count = total + loss.item() * len(letters), count + len(letters)
         self.model.train()
         total, count = job.sum(total, count)
-        if job.is_main:
-            print(f"epoch {epoch}: test loss {total / count:.4f}", flush=True)
+        return total / count
 
 
 def main():
     """Train as one rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
     torch.manual_seed(0)  # first: all ranks must split the data alike
     config = DataConfig(options.data)
