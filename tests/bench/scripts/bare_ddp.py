@@ -61,14 +61,18 @@ def now() -> Moment:
     return Moment(time.perf_counter(), time.process_time())
 
 
-def train(workload: Workload, *, epochs: int) -> list[Moment]:
-    """Train with AdamW and a cosine schedule in the default process group.
+def train(
+    workload: Workload, *, epochs: int, group: dist.ProcessGroup | None = None
+) -> list[Moment]:
+    """Train with AdamW and a cosine schedule in a process group; None: the default one.
 
     Returns when each step was complete.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = DistributedDataParallel(workload.model(), gradient_as_bucket_view=True)
+    model = DistributedDataParallel(
+        workload.model(), process_group=group, gradient_as_bucket_view=True
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     steps_of_an_epoch = -(-len(workload.train) // (BATCH_SIZE * world_size))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps_of_an_epoch)

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from ddp_trainer import workloads
+from ddp_trainer.collectives.script_group import ScriptGroup
 from ddp_trainer.library.job import Job
 from ddp_trainer.loop.learner import Learner
 from ddp_trainer.loop.train import train
@@ -31,6 +32,7 @@ from ddp_trainer.system.logs import end_process, log_to_stdout
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.workloads.base import MapSamples, Samples, SampleSet, Workload
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.utils.data import Dataset
 
 from tests.bench.scripts import bare_ddp
@@ -81,11 +83,18 @@ def main(name: str, steps: int, pairs: int, results: Path) -> None:
                     job.sum(0.0)
                     if ours:
                         train(job, learner, options)
-                    complete = job.complete if ours else bare_ddp.train(workload, epochs=1)
+                    complete = job.complete if ours else by_hand(workload)
                     times[ours] = a_step(complete, steps)
         found.append({"bare": times[False], "trainer": times[True]})
     if environment.rank == 0:
         results.write_text(json.dumps(found))
+
+
+def by_hand(workload: Workload) -> list[bare_ddp.Moment]:
+    """Train without the trainer, in the group that it has formed."""
+    group = distributed_c10d._get_default_group()
+    assert isinstance(group, ScriptGroup)
+    return bare_ddp.train(workload, epochs=1, group=group.formed)
 
 
 class Slow(Dataset[Any]):

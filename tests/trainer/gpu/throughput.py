@@ -16,7 +16,9 @@ from collections.abc import Callable
 
 import ddp_trainer
 import torch
+from ddp_trainer.collectives.script_group import ScriptGroup
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -52,7 +54,11 @@ def main(width: int, layers: int, batch: int, steps: int, rounds: int) -> None:
     with ddp_trainer.join(
         model=ours, optimizer=optimizer, checkpoint_every_seconds=0, log_every_steps=10
     ) as job:
-        by_hand = DistributedDataParallel(theirs, gradient_as_bucket_view=True)
+        group = distributed_c10d._get_default_group()
+        assert isinstance(group, ScriptGroup)
+        by_hand = DistributedDataParallel(
+            theirs, process_group=group.formed, gradient_as_bucket_view=True
+        )
         other = torch.optim.AdamW(theirs.parameters(), fused=True)
         net = job.wrap(ours)
 

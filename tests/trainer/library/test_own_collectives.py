@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ddp_trainer.exit_codes import ExitCode
 
 from tests.trainer.library.runs import run_to_its_end, script_job
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
 from tests.trainer.support.pods import Job, Pod, assert_same
+from tests.trainer.support.pods import job as pods_job
 
 RANKS = 3
 EPOCHS = 6
@@ -79,3 +82,19 @@ def test_no_other_rank_ends_when_one_is_lost(
     assert printed(pod) == printed(peace)
     last = EPOCHS * STEPS
     assert_same(wounded.state(last), expected.state(last))
+
+
+def test_a_script_that_wraps_its_model_by_itself_is_told_how_to(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import ddp_trainer, torch\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "with ddp_trainer.join(model=model, optimizer=optimizer):\n"
+        "    DistributedDataParallel(model)\n"
+    )
+    with pods_job(tmp_path, nodes=1, local_world_size=2, imports_torch=True) as job:
+        [pod] = job.start_all("--", sys.executable, str(program))
+        assert pod.wait() == ExitCode.CONFIGURATION
+    assert "make it with job.wrap(model), which takes its arguments" in pod.message["error"]

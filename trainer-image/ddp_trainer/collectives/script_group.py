@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 from torch.futures import Future
 
 from ddp_trainer.collectives.script_collective import Collective
-from ddp_trainer.exit_codes import LostPeerError
+from ddp_trainer.exit_codes import ConfigurationError, LostPeerError
 
 _NAMES = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "gather", "scatter"),
@@ -180,6 +180,12 @@ class ScriptGroup(dist.ProcessGroup):
 
 def _collective(name: str) -> Callable[..., dist.Work]:
     def carried_out(group: ScriptGroup, *arguments: Any, **named: Any) -> dist.Work:
+        if name == "allgather" and len(arguments[0][0]) != group.size():
+            # Only C++ asks for another number, and of that only what DDP calls when it is made.
+            raise ConfigurationError(
+                "DistributedDataParallel itself cannot go on when a rank is lost: make it with "
+                "job.wrap(model), which takes its arguments"
+            )
         return group._carry_out(group, Collective(name, (*arguments, *named.values())))
 
     return carried_out
