@@ -210,6 +210,16 @@ def test_looks_at_pods_that_come_up_take_a_small_share_of_the_time(replicas: int
     assert look_seconds <= 0.06 * engine._rest_seconds(key)
 
 
+@pytest.mark.parametrize(
+    ("replicas", "looks_a_second"), [(1, 20), (100, 20), (500, 18), (1000, 8), (5000, 1)]
+)
+def test_large_jobs_are_looked_at_more_rarely(replicas: int, looks_a_second: int) -> None:
+    cluster = FakeCluster()
+    engine = Engine(cluster, access=ACCESS)
+    engine.job_changed(cluster.store_job(job(replicas=replicas)))
+    assert int(1 / engine._rest_seconds(Key("default", "train"))) == looks_a_second
+
+
 def test_a_failure_in_a_job_at_rest_is_acted_upon_at_once(world: VirtualEngine) -> None:
     world.pod_becomes(7, CRASHED, at=101.0)
     world.loop.run_until(101.0)
