@@ -2,6 +2,7 @@
 
 import re
 from datetime import datetime, timedelta
+from sys import intern
 from typing import Final, Literal
 
 from ddp_operator.api.constants import (
@@ -84,23 +85,24 @@ def project(manifest: Manifest) -> PodState:
     disruption: Manifest = next((c for c in announced if c and _is_true(c)), {})
     return PodState(
         key=Key(metadata["namespace"], metadata["name"]),
-        owner_uid=owner.get("uid", ""),
+        # Interned, since thousands of pods share a few of these words.
+        owner_uid=intern(owner.get("uid") or ""),
         identity=_identity(manifest, is_controlled=bool(owner)),
-        spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
+        spec_hash=intern(annotations.get(ANNOTATION_SPEC_HASH) or ""),
         token_source=_token_source(annotations),
         generation=_number(annotations.get(ANNOTATION_GENERATION)) or 0,
-        phase=status.get("phase", "Pending"),
+        phase=intern(status.get("phase") or "Pending"),
         ready=ready,
         deleting=ends_by is not None,
         serving=labels.get(LABEL_SERVING) == "true",
         grace_seconds=_grace_seconds(spec.get("terminationGracePeriodSeconds"), 30),
-        node=spec.get("nodeName", ""),
+        node=intern(spec.get("nodeName") or ""),
         ends_by=ends_by,
         address=trainer_address(name, spec, status),
         has_nodes_ip=is_the_nodes(spec, status),
         ended_by_deletion=_ended_by_deletion(deleted_at, ended, status),
         disrupted_at=_earliest(deleted_at, _time_of(disruption)),
-        container=container,
+        container=intern(container),
         memory_limited=_has_memory_limit(spec, container),
         started=read_time((state.get("running") or {}).get("startedAt")),
         exit=ended,

@@ -1,5 +1,6 @@
 """What is read out of a pod as the API server has it, and what is said of its end."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -59,6 +60,13 @@ def test_a_created_pod_is_read_back_as_what_it_is() -> None:
     assert (read.phase, read.serving, read.ready, read.scheduled) == ("Pending", True, False, False)
     assert not any((read.failed, read.succeeded, read.disrupted, read.deleting))
     assert job_of(manifest()) == job.key
+
+
+def test_pods_share_the_words_that_they_have_in_common() -> None:
+    text = json.dumps(manifest(nodeName="node-a", status={"phase": "Running"}))
+    one, other = project(json.loads(text)), project(json.loads(text))
+    for name in ("owner_uid", "spec_hash", "phase", "node", "container"):
+        assert getattr(one, name) is getattr(other, name)
 
 
 def test_a_running_pod() -> None:
