@@ -21,7 +21,7 @@ def trainer_address(trainer: str, spec: Manifest, status: Manifest) -> str:
     """Return `ip:port` of the container of this name; empty where there is none to be asked."""
     container: Manifest = next((c for c in spec["containers"] if c.get("name") == trainer), {})
     ip, port = status.get("podIP") or "", told_port(container)
-    if port is None or not _may_be_a_pods(ip):
+    if port is None or not ip or not _may_be_a_pods(ip):
         return ""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 

@@ -21,7 +21,7 @@ _SAVES: Final = re.compile(
     r"check_?point|ckpt|snapshot|save|\.(pt|pth|safetensors)\b", re.IGNORECASE
 )
 """Words that tell a path to save to from one of caches and scratch files."""
-_PER_POD: Final = ("emptyDir", "ephemeral")
+_PER_POD: Final = frozenset({"emptyDir", "ephemeral"})
 
 
 def dies_with_pods(spec: DDPJobSpec) -> bool:
@@ -51,7 +51,8 @@ def named_paths(spec: DDPJobSpec) -> Sequence[str]:
 
 def _on_empty_dirs(spec: DDPJobSpec) -> Iterator[str]:
     container = trainer_container(spec.template)
-    if not container.get("volumeMounts"):
+    volumes = pod_spec(spec).get("volumes") or ()
+    if not (container.get("volumeMounts") and any(map(_is_per_pod, volumes))):
         return  # most have none, and each pod is asked
     for before, word in _words(container):
         for path in _PATH.findall(word) if _SAVES.search(f"{before} {word}") else ():
@@ -87,4 +88,4 @@ def _volume_at(spec: DDPJobSpec, path: str) -> Mapping[str, Any] | None:
 
 
 def _is_per_pod(volume: Mapping[str, Any]) -> bool:
-    return any(kind in volume for kind in _PER_POD)
+    return not _PER_POD.isdisjoint(volume)

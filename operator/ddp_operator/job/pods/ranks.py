@@ -51,8 +51,8 @@ def pod_sizes(spec: DDPJobSpec) -> str:
 
     Empty where all have as many.
     """
-    sizes = _sizes(spec)
-    if len({size for size, _ in sizes}) == 1:
+    sizes = _sizes(spec) if spec.overrides else ()
+    if len({size for size, _ in sizes}) <= 1:
         return ""
     return ",".join(f"{size}x{pods}" if pods > 1 else str(size) for size, pods in sizes)
 
