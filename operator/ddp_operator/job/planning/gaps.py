@@ -115,7 +115,7 @@ def overdue(job: DDPJob, pods: Observed, now: datetime) -> tuple[Failure, tuple[
     """Return what has kept a pod from training for too long, and the node ranks of all such; None
     while all may be waited for.
     """
-    late = [gap for gap in pods.gaps if (due := _due(job, pods, gap)) and due <= now]
+    late = [gap for gap in _timed(pods) if (due := _due(job, pods, gap)) and due <= now]
     if not late:
         return None
     first = late[0]
@@ -125,13 +125,16 @@ def overdue(job: DDPJob, pods: Observed, now: datetime) -> tuple[Failure, tuple[
 
 def next_due(job: DDPJob, pods: Observed) -> datetime | None:
     """Return when a pod will have been waited for long enough; None while none is."""
-    dues = (_due(job, pods, gap) for gap in pods.gaps)
+    dues = (_due(job, pods, gap) for gap in _timed(pods))
     return min((due for due in dues if due), default=None)
 
 
+def _timed(pods: Observed) -> list[Gap]:
+    """Return the places that may stay empty for some time only: few of thousands."""
+    return [gap for gap in pods.gaps if gap.reason in _TIMED]
+
+
 def _due(job: DDPJob, pods: Observed, gap: Gap) -> datetime | None:
-    if gap.reason not in _TIMED:  # spares most of thousands of places the rest
-        return None
     pod = pods.current.get(gap.node_rank)
     if pod is None:
         return None

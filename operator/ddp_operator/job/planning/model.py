@@ -53,7 +53,8 @@ class Plan:
         """
         new = (moment for moment in moments if moment and (after is None or after < moment))
         known = [*new, *([self.look_again_at] if self.look_again_at else ())]
-        return replace(self, look_again_at=min(known, default=None))
+        first = min(known, default=None)
+        return self if first == self.look_again_at else replace(self, look_again_at=first)
 
 
 def accounted(

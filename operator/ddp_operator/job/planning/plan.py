@@ -15,7 +15,8 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure import budget, causes, restart_rules, starts
 from ddp_operator.job.failure.nodes import with_bad_nodes
 from ddp_operator.job.membership.launchers import NOTHING, Heard
-from ddp_operator.job.membership.world import members
+from ddp_operator.job.membership.order import is_first_due
+from ddp_operator.job.membership.world import members, world_of
 from ddp_operator.job.planning import (
     cleanup,
     convergence,
@@ -177,13 +178,14 @@ def _without_late_losses(job: DDPJob, pods: Observed, report: Report | None) -> 
 def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DDPJobStatus:
     """The stored status with what is simply seen: the spec's generation, ready and done pods."""
     present = pods.current.values()
-    # All of a group that runs have said that they know it, if to an operator that is gone.
-    running = job.status.is_true("Running")
+    # All of a group that runs have said that they know it, if to an operator that is gone; of one
+    # that is as it began there is nothing to know.
+    known = job.status.is_true("Running") or not (world_of(job).generation or is_first_due(job))
     ready = sum(
         pod.succeeded
         or (
             (pod.ready and not pod.failed)
-            and (running or in_present_group(job, pod, heard, started=True))
+            and (known or in_present_group(job, pod, heard, started=True))
         )
         for pod in present
     )
