@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ddp_trainer import __main__ as trainer
 
-from tests.trainer.library import adversaries, averaging, calling, script, streaming
+from tests.trainer.library import adversaries, averaging, calling, meshes, script, streaming
 from tests.trainer.stream_device.device import install
 from tests.trainer.stream_device.kernels import replace
 from tests.trainer.support import forkserver
@@ -26,6 +26,7 @@ SCRIPTS = {
     "streams": streaming.main,
     "an average": averaging.main,
     "collectives": calling.main,
+    "meshes": meshes.main,
 }
 
 

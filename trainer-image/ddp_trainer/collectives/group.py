@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.collectives.pending import PendingWork, value_of
+from ddp_trainer.collectives.pending import PendingWork, future_of, value_of
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.settings.training import DDPOptions
 
@@ -197,7 +197,7 @@ class Group:
         """A future of a collective, complete also when the group breaks."""
         if self._queues:
             return work.get_future()
-        return self._pending.guard(work.get_future(), instead=outputs, value=lambda _: outputs)
+        return self._pending.guard(future_of(work), instead=outputs, value=lambda _: outputs)
 
     def fail(self, error: Exception) -> None:
         """Note what broke the group: the gate raises it."""

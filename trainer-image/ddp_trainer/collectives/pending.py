@@ -17,6 +17,7 @@ from torch import distributed as dist
 from torch.futures import Future
 
 from ddp_trainer.exit_codes import BrokenGroupError
+from ddp_trainer.system.threads import start_thread
 
 _Settle = Callable[[Exception | None], None]
 """Told once how a collective ended; None: well."""
@@ -31,6 +32,30 @@ def value_of(future: Future[Any]) -> Tensor:
     value = future.value()
     tensor: Tensor = value[0] if isinstance(value, list) else value
     return tensor
+
+
+def future_of(work: dist.Work | Future[Any]) -> Future[Any]:
+    """Return the future of a collective, or of what follows from one.
+
+    gloo's reduce_scatter has none: a thread waits for its end.
+    """
+    if not isinstance(work, dist.Work):
+        return work
+    try:
+        return work.get_future()
+    except RuntimeError:
+        future: Future[Any] = Future()
+        start_thread("collective", lambda: _settle_when_done(work, future))
+        return future
+
+
+def _settle_when_done(work: dist.Work, future: Future[Any]) -> None:
+    try:
+        work.wait()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(None)
 
 
 class PendingWork:
@@ -60,7 +85,7 @@ class PendingWork:
             BrokenGroupError: the group was given up meanwhile.
             RuntimeError: whatever the collective failed of.
         """
-        future = work.get_future() if isinstance(work, dist.Work) else work
+        future = future_of(work)
         if future.done():
             future.value()
             return
@@ -68,7 +93,7 @@ class PendingWork:
 
     def begin(self, work: dist.Work | Future[Any]) -> Callable[[], None]:
         """What waits for it later, and raises what `wait` does; a failure is known at once."""
-        future = work.get_future() if isinstance(work, dist.Work) else work
+        future = future_of(work)
         ended: futures.Future[None] = futures.Future()
 
         def settle(error: Exception | None) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed import distributed_c10d
+from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+from torch.distributed import device_mesh, distributed_c10d
 from torch.futures import Future
 
 from ddp_trainer.collectives.script_collective import Collective
@@ -113,15 +114,22 @@ class ScriptGroup(dist.ProcessGroup):
         backend, store = known.pg_map[world]
         known.pg_map[self] = backend, store
         names: dict[dist.ProcessGroup, Any] = known.pg_names
-        names[self] = self.label or _DEFAULT
+        names[self] = self.group_name
+        _register_process_group(self.group_name, self)
+        known.pg_to_tag[self] = self._tag
+        known.tags_to_pg[self._tag] = [self]
         known.pg_backend_config[self] = known.pg_backend_config[world]
         members = self.ranks or range(world.size())
         known.pg_group_ranks[self] = {rank: number for number, rank in enumerate(members)}
 
     def leave(self) -> None:
         """Let go of the group that the job has formed."""
-        self._entered = self._formed = self._form = None  # a group ends when nobody refers to it
         known = distributed_c10d._world
+        if self._entered is not None:
+            _unregister_process_group(self.group_name)
+            known.tags_to_pg.pop(self._tag, None)
+        self._entered = self._formed = self._form = None  # a group ends when nobody refers to it
+        known.pg_to_tag.pop(self, None)
         for table in (known.pg_map, known.pg_names, known.pg_backend_config, known.pg_group_ranks):
             table.pop(self, None)
 
@@ -131,6 +139,15 @@ class ScriptGroup(dist.ProcessGroup):
         return self._entered
 
     # What torch asks of a group.
+
+    @property
+    def group_name(self) -> Any:  # torch's type for it is newer than torch 2.7
+        """Return the name by which a DeviceMesh finds the group, also after it has formed again."""
+        return f"{_DEFAULT}/{self.label}" if self.label else _DEFAULT
+
+    @property
+    def _tag(self) -> str:
+        return f"user:{self.group_name}"  # by this a DeviceMesh of torch 2.7 finds it
 
     def rank(self) -> int:
         """Return this rank's number in the group."""
@@ -206,4 +223,5 @@ def _new_group(ranks: Sequence[int] | None = None, *arguments: Any, **named: Any
 
 _torch_new_group = distributed_c10d.new_group
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
-    dist.new_group = distributed_c10d.new_group = _new_group
+    for _module in (dist, distributed_c10d, device_mesh):
+        _module.new_group = _new_group  # type: ignore[attr-defined]

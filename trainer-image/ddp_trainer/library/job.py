@@ -22,6 +22,7 @@ from ddp_trainer.library.steps.evaluation import Parts
 from ddp_trainer.library.steps.fixed_batch import check
 from ddp_trainer.library.steps.net import Net
 from ddp_trainer.library.steps.stepping import Stepping
+from ddp_trainer.run.parts import check_whole
 from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.run.stop import is_carried
 from ddp_trainer.settings.flags import as_arguments
@@ -77,7 +78,7 @@ class Job(Stepping):
         or "bf16".
 
         Raises:
-            ConfigurationError: the model was not given to `join`, or is wrapped already.
+            ConfigurationError: `join` does not know the model, or it is wrapped already or sharded.
         """
         if isinstance(model, Net) or any(net.module is model for net in self._formation.nets):
             raise ConfigurationError("wrap() got a model that is wrapped already: wrap it once")
@@ -86,6 +87,7 @@ class Job(Stepping):
                 "wrap() got a model that join() does not know: name it there, as in "
                 "join(model=model, ...), so that it can be saved and passed on"
             )
+        check_whole(model)
         options = _options_of(ddp)
         check(self._batch, model, options)
         net = Net(
@@ -136,10 +138,11 @@ class Job(Stepping):
         workers read it, has state_dict and load_state_dict.
 
         Raises:
-            ConfigurationError: the loader cannot be begun in the middle.
+            ConfigurationError: the loader cannot be begun in the middle, or a model is sharded.
         """
         if accumulate < 1:
             raise ConfigurationError(f"batches() got accumulate={accumulate}: make it 1 or more")
+        check_whole(*self._run.models)
         self._settle()  # of a loop that was left by `break`
         loading = self._use(loader, accumulate)
         position = self._run.position

@@ -108,6 +108,20 @@ def move(model: nn.Module, device: torch.device, *, name: str) -> None:
         ) from error
 
 
+def check_whole(*models: nn.Module) -> None:
+    """See that each rank has all of these models, so that it can give them to another one.
+
+    Raises:
+        ConfigurationError: one is sharded, or may be.
+    """
+    for name, parameter in itertools.chain(*(model.named_parameters() for model in models)):
+        if hasattr(parameter, "device_mesh"):
+            raise ConfigurationError(
+                f"{name} is a DTensor, and join() cannot restore the part that a lost rank had of "
+                "it: leave out fully_shard() and parallelize_module(), or train without join()"
+            )
+
+
 def _is_on(found: torch.device, wanted: torch.device) -> bool:
     return found.type == wanted.type and (wanted.index is None or found.index == wanted.index)
 
