@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.trainer.support.pods import Job, assert_same
 
 pytestmark = [pytest.mark.timeout(600)]
 
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "your-loop.md"
 RECIPES = Path(__file__).parents[3] / "trainer-image" / "examples" / "your_script" / "recipes"
 SAVE_EVERY = 5
 """Steps, in all recipes."""
@@ -123,4 +125,21 @@ def test_two_optimizers_and_three_backward_passes(tmp_path: Path) -> None:
 
 
 def test_an_average_of_the_weights_and_a_sampler(tmp_path: Path) -> None:
-    assert_survives(tmp_path, command("timm_style"))
+    state = last_state(assert_survives(tmp_path, command("timm_style")))
+    # As the page tells.
+    names = {"model", "average", "optimizer", "scheduler"}
+    assert state.keys() == names | {"position", "order"}
+    assert state["position"].keys() == {"step", "epoch", "samples", "turns", "is_at_end"}
+    assert state["order"].keys() == {"seed", "samples", "readers", "shards"}
+    assert "1.weight" in state["model"]
+
+
+def test_each_block_of_the_page_is_part_of_a_script() -> None:
+    """Of one that is run here, or by `test_your_script`."""
+    scripts = [*RECIPES.glob("*.py"), *RECIPES.with_name("after").glob("*.py")]
+    texts = [script.read_text() for script in scripts]
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 10
+    for block in blocks:
+        indented = [textwrap.indent(block, " " * 4 * depth) for depth in range(6)]
+        assert any(each in text for text in texts for each in indented), block

@@ -1,0 +1,116 @@
+"""Scripts of frameworks restart in their pods after a loss, and end as if there had been none."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ports import free_port
+from tests.trainer.examples.test_frameworks import block
+from tests.trainer.support.worlds import world_job
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BEGIN = """
+import glob, hashlib, os, signal, torch
+folder = os.environ["DDP_CHECKPOINT_DIR"]
+def die_at(step, lost=7):
+    "Rank 1 of the first generation is lost, if that is wanted."
+    print(f"step {step}", flush=True)
+    if step == lost and os.environ["RANK"] == "1" and os.environ["DDP_GENERATION"] == "1":
+        if "WOUND" in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)
+        )
+    def forward(self, inputs, labels):
+        return {"loss": (self.layers(inputs).squeeze(1) - labels).square().mean()}
+def digest(model):
+    values = [value.numpy().tobytes() for value in model.state_dict().values()]
+    return hashlib.sha256(b"".join(values)).hexdigest()
+torch.manual_seed(0)
+inputs = torch.randn(96, 4)
+model = Net()
+"""
+HUGGING_FACE = """
+from transformers import Trainer, TrainerCallback, TrainingArguments
+class Die(TrainerCallback):
+    def on_step_end(self, arguments, state, control, **_):
+        die_at(state.global_step)
+arguments = TrainingArguments(
+    output_dir=folder, max_steps=12, save_steps=5, per_device_train_batch_size=4, use_cpu=True,
+    report_to="none", disable_tqdm=True, logging_strategy="no", ddp_backend="gloo",
+)
+data = [{"inputs": one, "labels": one.sum()} for one in inputs]
+trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Die()])
+{train}
+print("ends with", digest(model), flush=True)
+"""
+ACCELERATE = """
+from accelerate import Accelerator
+accelerator = Accelerator()
+assert accelerator.num_processes == 2
+{functions}
+data = torch.utils.data.TensorDataset(inputs, inputs.sum(1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+order = torch.Generator().manual_seed(0)
+net, optimizer, loader = accelerator.prepare(
+    model, optimizer, torch.utils.data.DataLoader(data, 4, shuffle=True, generator=order)
+)
+first = load()
+for step, batch in enumerate(accelerator.skip_first_batches(loader, first), first + 1):
+    accelerator.backward(net(*batch)["loss"])
+    optimizer.step()
+    optimizer.zero_grad()
+    die_at(step)
+    if step % 5 == 0:
+        save(step)
+print("ends with", digest(model), flush=True)
+accelerator.end_training()
+"""
+SCRIPTS = {
+    "hugging face": HUGGING_FACE.replace("{train}", block("trainer_state.json")),
+    "accelerate": ACCELERATE.replace("{functions}", block("accelerator.save_state")),
+}
+
+
+def ended(folder: Path, script: str, *, wound: bool) -> str:
+    """What both ranks of a pod have in the end, in a digest."""
+    folder.mkdir()
+    (folder / "train.py").write_text(BEGIN + script)
+    variables = {
+        **{"DDP_CHECKPOINT_DIR": str(folder / "checkpoints"), "MASTER_PORT": str(free_port())},
+        **{"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        **({"WOUND": "yes"} if wound else {}),
+    }
+    with world_job(folder) as job:
+        command = ["--", sys.executable, str(folder / "train.py")]
+        pod = job.start(0, variables=variables, command=command, nodes=1, local_world_size=2)
+        pod.wait_to_listen()
+        if wound:
+            news = pod.news()
+            while not news["failures"]:
+                assert pod.process.poll() is None, pod.log
+                news = pod.news(after=news["number"], wait=25)
+            assert json.loads(news["failures"][0]["message"])["rank"] == 1
+            assert pod.tell(2, 0, nodes=1) == (200, 2)
+        assert pod.wait() == 0, pod.log
+        assert pod.log.count("step 1\n") == 2, "both ranks resumed"
+        assert pod.log.count("step 6\n") == (4 if wound else 2), "from step 5"
+        [digest] = set(re.findall(r"ends with (\w+)", pod.log))
+        return str(digest)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_resumes_in_its_pod(name: str, tmp_path: Path) -> None:
+    script = SCRIPTS[name]
+    assert ended(tmp_path / "war", script, wound=True) == ended(
+        tmp_path / "peace", script, wound=False
+    )
