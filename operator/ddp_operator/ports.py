@@ -51,6 +51,11 @@ class Node:
     unready: bool = False
     """Its kubelet does not answer, or says that it is not ready."""
 
+    @property
+    def unwell(self) -> bool:
+        """It is broken, about to go, or silent."""
+        return bool(self.bad or self.leaving or self.unready)
+
 
 class Nodes(tuple[Node, ...]):
     """All nodes; of thousands, jobs look at few again and again."""
@@ -58,8 +63,12 @@ class Nodes(tuple[Node, ...]):
     @cached_property
     def signalled(self) -> Mapping[str, Node]:
         """By name: those that are bad, leaving or not ready, or whose end is known."""
-        said = ((node, node.bad or node.leaving or node.unready or node.ends_at) for node in self)
-        return {node.name: node for node, is_signalled in said if is_signalled}
+        return {node.name: node for node in self if node.unwell or node.ends_at}
+
+    @cached_property
+    def unwell(self) -> Mapping[str, Node]:
+        """By name: those that are bad, leaving or not ready."""
+        return {name: node for name, node in self.signalled.items() if node.unwell}
 
 
 @dataclass(frozen=True, slots=True)

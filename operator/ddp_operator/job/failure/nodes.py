@@ -67,17 +67,14 @@ def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJo
     """Return the status with what signals say of nodes that the job's pods could run on: silent
     ones are avoided, and broken ones and those that are about to go as far as failures leave room.
     """
-    signalled = [
-        node for node in nodes.signalled.values() if node.bad or node.leaving or node.unready
-    ]
-    if not nodes or not (signalled or status.bookkeeping.signalled_nodes):
+    if not nodes or not (nodes.unwell or status.bookkeeping.signalled_nodes):
         return status
     failing = _by_failures(status)
     room, chosen = 0, []
-    if signalled and job.spec.restart.node_failure_limit:
+    if nodes.unwell and job.spec.restart.node_failure_limit:
         fits = fitting(job)
         room = max(_most(job, nodes) - len(failing), 0)
-        chosen = [node for node in signalled if node.name not in failing and fits(node)]
+        chosen = [node for node in nodes.unwell.values() if node.name not in failing and fits(node)]
         chosen.sort(key=lambda node: (not node.unready, not node.bad, node.name))
         # On what does not answer nothing runs, which takes no place from the job.
         room = max(room, min(sum(node.unready for node in chosen), MAX_EXCLUDED - len(failing)))

@@ -16,7 +16,7 @@ from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Event, Node, Nodes
+from ddp_operator.ports import Event, Node
 
 MAX_LEFT: Final = 100
 """Nodes on record that a job has left, which it leaves no second time."""
@@ -26,15 +26,15 @@ SAVE_BEFORE: Final = timedelta(minutes=10)
 """How long before the known end of a machine its job is asked to save."""
 
 
-def leave(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | None:
+def leave(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide to replace the pods on nodes that are about to go, as an early disruption; None where
     there are none, no other place, or something else to do first.
     """
-    doomed = _doomed(job, pods, nodes)
+    doomed = _doomed(job, pods)
     if not doomed:
         return None
     lost = [pod.identity.index for pod, _ in doomed]
-    if not (elasticity.can_go_without(job, pods, lost) or _is_place(job, pods, nodes, doomed)):
+    if not (elasticity.can_go_without(job, pods, lost) or _is_place(job, pods, doomed)):
         return None
     left = (*job.status.bookkeeping.left_nodes, *dict.fromkeys(_start(n) for _, n in doomed))
     job = replace(job, status=job.status.noting(left_nodes=left[-MAX_LEFT:]))
@@ -44,19 +44,19 @@ def leave(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | No
     return recovery.failed(job, pods, failure, lost, now, leaving=True)
 
 
-def saved(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datetime) -> Plan:
+def saved(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: ask its trainer for a checkpoint, once for each node of
     its pods that is about to go, or whose end is known and near.
     """
     pod_0 = pods.current.get(0)
     if pod_0 is None or not (pod_0.address and pod_0.ready):
         return planned
-    if not nodes.signalled or not _is_at_work(job, pods):
+    if not pods.nodes.signalled or not _is_at_work(job, pods):
         return planned
     named = {pod.node for pod in pods.current.values()}
     why: dict[str, str] = {}
     waits: list[datetime] = []
-    for node in filter(None, map(nodes.signalled.get, named)):
+    for node in filter(None, map(pods.nodes.signalled.get, named)):
         if node.leaving:
             why[_start(node)] = f"node {node.name} is about to be terminated ({node.leaving})"
         elif node.ends_at and now < node.ends_at - SAVE_BEFORE:
@@ -88,9 +88,9 @@ def _is_at_work(job: DDPJob, pods: Observed) -> bool:
     return job.status.is_true("Running") and not (pods.any_succeeded or waits)
 
 
-def _doomed(job: DDPJob, pods: Observed, nodes: Nodes) -> list[tuple[PodState, Node]]:
+def _doomed(job: DDPJob, pods: Observed) -> list[tuple[PodState, Node]]:
     """The pods of a job at work whose nodes are about to go, by index, and those nodes."""
-    leaving = {name: node for name, node in nodes.signalled.items() if node.leaving}
+    leaving = {name: node for name, node in pods.nodes.signalled.items() if node.leaving}
     if not leaving or not _is_at_work(job, pods):
         return []
     left = set(job.status.bookkeeping.left_nodes)
@@ -99,9 +99,7 @@ def _doomed(job: DDPJob, pods: Observed, nodes: Nodes) -> list[tuple[PodState, N
     return sorted(found, key=lambda each: each[0].identity.index)
 
 
-def _is_place(
-    job: DDPJob, pods: Observed, nodes: Nodes, doomed: Sequence[tuple[PodState, Node]]
-) -> bool:
+def _is_place(job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node]]) -> bool:
     """Whether there are as many other nodes that suit the pods, as far as can be told: what others
     run there is not known. And whether the new pods will not come back to the old ones.
     """
@@ -110,23 +108,23 @@ def _is_place(
     if len(spares.for_places(job, pods, places, leaving=True)) == len(doomed):
         return True
     fits = fitting(job, places)
-    near = _bound_to(job, pods, nodes, doomed)
+    near = _bound_to(job, pods, doomed)
     unwanted = {pod.node for pod in pods.current.values()}.union(job.status.excluded_nodes)
     free = (
         node
-        for node in nodes
-        if not (node.leaving or node.bad or node.unready or node.name in unwanted)
+        for node in pods.nodes
+        if not (node.unwell or node.name in unwanted)
         and fits(node)
         and near.items() <= node.labels.items()
     )
     if sum(1 for _ in islice(free, len(going))) < len(going):
         return False
-    avoided = set(avoiding_signalled(job, job.status, nodes).excluded_nodes)
+    avoided = set(avoiding_signalled(job, job.status, pods.nodes).excluded_nodes)
     return all(name in avoided or not fits(node) for name, node in going.items())
 
 
 def _bound_to(
-    job: DDPJob, pods: Observed, nodes: Nodes, doomed: Sequence[tuple[PodState, Node]]
+    job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node]]
 ) -> Mapping[str, str]:
     """The labels of nodes that pods which are replaced one by one have to go to: those of the
     others' nodes, where the job wants them in one place.
@@ -136,7 +134,7 @@ def _bound_to(
         return {}
     going = {pod.key for pod, _ in doomed}
     others = {pod.node for pod in pods.current.values() if pod.key not in going}
-    places = (node.labels.get(topology.label) for node in nodes if node.name in others)
+    places = (node.labels.get(topology.label) for node in pods.nodes if node.name in others)
     place = next(filter(None, places), None)
     return {topology.label: place} if place else {}
 

@@ -14,7 +14,6 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import MAX_GAPS, DDPJobStatus, Failure, GapReason, GapRecord
 from ddp_operator.job.failure import classes, starts
 from ddp_operator.job.failure.causes import vanished
-from ddp_operator.job.membership.launchers import Heard
 from ddp_operator.job.membership.order import is_first_due
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.pods.manifests import is_held
@@ -65,13 +64,13 @@ NODE_SECONDS: Final = 90
 start again within a minute."""
 
 
-def find(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> tuple[Gap, ...]:
+def find(job: DDPJob, pods: Observed, now: datetime) -> tuple[Gap, ...]:
     """Return the places in which nothing trains; each keeps the time from which its reason was
     seen first.
     """
     known = {gap.node_rank: gap for gap in job.status.gaps}
     found: list[Gap] = []
-    for gap in _reasons(job, pods, heard, known, now):
+    for gap in _reasons(job, pods, known, now):
         before = known.get(gap.node_rank)
         if before is not None and before.reason == gap.reason and before.since < gap.since:
             gap = gap._replace(since=before.since)  # noqa: PLW2901
@@ -152,7 +151,7 @@ def _due(job: DDPJob, pods: Observed, gap: Gap) -> datetime | None:
     return since + timedelta(seconds=seconds) if seconds else None
 
 
-def in_present_group(job: DDPJob, pod: PodState, heard: Heard, *, started: bool = False) -> bool:
+def in_present_group(job: DDPJob, pods: Observed, pod: PodState, *, started: bool = False) -> bool:
     """Whether no process of an earlier generation runs in a pod; and, if asked, whether those of
     the present one may.
     """
@@ -160,20 +159,20 @@ def in_present_group(job: DDPJob, pod: PodState, heard: Heard, *, started: bool 
     held = started and (is_held(job, pod.identity) or is_first_due(job))
     if pod.generation >= generation and not held:
         return True
-    return heard.knows(pod.key.name, generation, start=started)
+    return pods.heard.knows(pod.key.name, generation, start=started)
 
 
 def _reasons(
-    job: DDPJob, pods: Observed, heard: Heard, known: dict[int, GapRecord], now: datetime
+    job: DDPJob, pods: Observed, known: dict[int, GapRecord], now: datetime
 ) -> Iterator[Gap]:
     # All of a group that runs have said that they know it, if to an operator that is gone.
-    unreached = {} if job.status.is_true("Running") else heard.unreached_since
+    unreached = {} if job.status.is_true("Running") else pods.heard.unreached_since
     for node_rank, pod in pods.current.items():
         reason = None if pod.succeeded else _reason(pod)
         told = None
         if unreached and reason in (None, "Starting"):
             told = unreached.get(pod.key.name)
-        if told is not None and not (pod.succeeded or in_present_group(job, pod, heard)):
+        if told is not None and not (pod.succeeded or in_present_group(job, pods, pod)):
             yield Gap(node_rank, "Silent", told, pod.node)
         elif reason:
             yield Gap(node_rank, reason, now, pod.node)

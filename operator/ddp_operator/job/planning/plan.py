@@ -59,7 +59,7 @@ def plan(
     known = nodes if isinstance(nodes, Nodes) else Nodes(nodes)
     observed = restart_rules.ignoring(job, observe(job, pods, heard, known), now)
     if job.status.finished:
-        seen = replace(job, status=_with_counts(job, observed, heard, now))
+        seen = replace(job, status=_with_counts(job, observed, now))
         return watchdog.with_stacks(job, observed, cleanup.clean_up(seen, observed, now))
     status = progress.with_report(job, report)
     status = progress.with_last_words(status, observed.current.get(0), now)
@@ -67,16 +67,16 @@ def plan(
     seen = replace(job, status=budget.after_resuming(status, resumed))
     observed = _without_late_losses(seen, observed, report)
     if not job.spec.suspend:
-        observed = replace(observed, gaps=gaps.find(job, observed, heard, now))
-    seen = replace(job, status=_with_counts(seen, observed, heard, now))
-    if planned := _decide(seen, observed, report, heard, known, now):
+        observed = replace(observed, gaps=gaps.find(job, observed, now))
+    seen = replace(job, status=_with_counts(seen, observed, now))
+    if planned := _decide(seen, observed, report, now):
         status = with_bad_nodes(seen, planned.status, known)
         planned = replace(planned, status=status, seen=seen.status)
     else:
         start_time = seen.status.start_time or (None if job.spec.suspend else now)
         status = seen.status.model_copy(update={"start_time": start_time})
         seen = replace(seen, status=status)
-        planned = _carry_out(seen, observed, report, heard, known, now)
+        planned = _carry_out(seen, observed, report, now)
         status, told = placement.with_placement(planned.status, observed, known)
         asked = planned.status.bookkeeping.asked_nodes
         planned = replace(
@@ -90,14 +90,7 @@ def plan(
     return accounted(job, planned, now, started=max(began, default=None))
 
 
-def _decide(
-    job: DDPJob,
-    pods: Observed,
-    report: Report | None,
-    heard: Heard,
-    nodes: Nodes,
-    now: datetime,
-) -> Plan | None:
+def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:
     if job.status.is_true("Suspended"):
         return None if job.spec.suspend else decisions.resume(job, pods, now)
     if noted := recovery.note_ignored(job, pods):
@@ -109,23 +102,23 @@ def _decide(
     if job.spec.suspend:
         return decisions.suspend(job, now)
     return (
-        local_checkpoints.note(job, heard)
-        or leading.accept(job, pods, heard, now)
+        local_checkpoints.note(job, pods.heard)
+        or leading.accept(job, pods, now)
         or decisions.end_at_deadline(job, now)
         or elasticity.begin(job)
         or decisions.restart_as_requested(job, now)
         or hindsight.correct(job, pods, now)
         or recovery.recover(job, pods, now)
         or recovery.give_up(job, pods, now)
-        or departures.leave(job, pods, nodes, now)
+        or departures.leave(job, pods, now)
         or _end_hang(job, pods, report, now)
         or spares.relieve(job, pods, now)
-        or elasticity.resize(job, pods, heard, now)
+        or elasticity.resize(job, pods, now)
         or release_half_placed(job, pods, now)
         or spares.renew(job, pods, now)
-        or topology.order(job, pods, nodes, now)
+        or topology.order(job, pods, now)
         or isolation.begin_change(job)
-        or rescheduling.reschedule(job, pods, nodes, now)
+        or rescheduling.reschedule(job, pods, now)
     )
 
 
@@ -135,22 +128,15 @@ def _end_hang(job: DDPJob, pods: Observed, report: Report | None, now: datetime)
     return recovery.failed(job, pods, hang, (), now) if hang else None
 
 
-def _carry_out(
-    job: DDPJob,
-    pods: Observed,
-    report: Report | None,
-    heard: Heard,
-    nodes: Nodes,
-    now: datetime,
-) -> Plan:
+def _carry_out(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan:
     if job.spec.suspend:
         return convergence.stay_suspended(job, pods)
     planned = isolation.isolated(job, convergence.converge(job, pods, now))
-    planned = departures.saved(job, pods, nodes, planned, now)
+    planned = departures.saved(job, pods, planned, now)
     planned = spares.provided(job, pods, planned, now)
     planned = planned.looking_again(elasticity.next_change(job, pods), after=now)
-    planned = topology.awaited(job, pods, nodes, planned, now)
-    planned = telling.told(job, pods, heard, planned, now)
+    planned = topology.awaited(job, pods, planned, now)
+    planned = telling.told(job, pods, planned, now)
     return watchdog.watched(job, planned, report, now)
 
 
@@ -175,7 +161,7 @@ def _without_late_losses(job: DDPJob, pods: Observed, report: Report | None) -> 
     )
 
 
-def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DDPJobStatus:
+def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
     """The stored status with what is simply seen: the spec's generation, ready and done pods."""
     present = pods.current.values()
     # All of a group that runs have said that they know it, if to an operator that is gone; of one
@@ -185,7 +171,7 @@ def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DD
         pod.succeeded
         or (
             (pod.ready and not pod.failed)
-            and (known or in_present_group(job, pod, heard, started=True))
+            and (known or in_present_group(job, pods, pod, started=True))
         )
         for pod in present
     )
@@ -196,7 +182,7 @@ def _with_counts(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> DD
         first_start = status.first_pod_start_time or _first_start(pods, now)
         update = {"first_pod_start_time": first_start, "gaps": gaps.record(pods.gaps)}
         status = status.model_copy(update=update).noting(
-            launcher=heard.scope or _known_launcher(job),
+            launcher=pods.heard.scope or _known_launcher(job),
             ran_spec_hash=starts.seen(job, pods),
             spares=spares.seen(job, pods),
         )

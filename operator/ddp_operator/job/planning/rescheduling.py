@@ -18,28 +18,27 @@ from ddp_operator.job.planning.recovery import replacing
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.avoided_nodes import kept_off
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.ports import Nodes
 
 UNSCHEDULABLE: Final = "Unschedulable"
 """The scheduler's reason for a pod that fits on no node, which it tries again."""
 
 
-def reschedule(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | None:
+def reschedule(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that pods which are about to be created avoid nodes by their signals of now, and that
     those which wait in vain because of earlier signals or failures are made anew; None where
     neither is needed.
     """
-    if barred := _barred(job, pods, nodes):
+    if barred := _barred(job, pods):
         return _made_anew(job, pods, barred, now)
     if not (pods.creatable or pods.spares_missing):
         return None
-    status = avoiding_signalled(job, job.status, nodes)
+    status = avoiding_signalled(job, job.status, pods.nodes)
     if status.excluded_nodes == job.status.excluded_nodes:
         return None
     return Plan(status, decided=True)
 
 
-def _barred(job: DDPJob, pods: Observed, nodes: Nodes) -> dict[int, Sequence[str]]:
+def _barred(job: DDPJob, pods: Observed) -> dict[int, Sequence[str]]:
     """Return the nodes that pods without a node keep off and need not, by the pods' node ranks."""
     waiting = [
         (node_rank, pod)
@@ -48,8 +47,8 @@ def _barred(job: DDPJob, pods: Observed, nodes: Nodes) -> dict[int, Sequence[str
     ]
     if not waiting:
         return {}
-    well = {node.name for node in nodes if node.schedulable and node.name not in pods.signalled}
-    free = well.difference(with_bad_nodes(job, job.status, nodes).excluded_nodes)
+    well = {node.name for node in pods.nodes if node.schedulable and not node.unwell}
+    free = well.difference(with_bad_nodes(job, job.status, pods.nodes).excluded_nodes)
     found: dict[int, Sequence[str]] = {}
     for node_rank, pod in waiting:
         own = kept_off(spec_of(job.spec, node_rank).template.get("spec") or {})

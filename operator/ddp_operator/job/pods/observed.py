@@ -53,10 +53,12 @@ class Observed:
     again since: what fails in them is part of that failure."""
     ignored: tuple[tuple[Failure, str], ...] = ()
     """Failures of current pods that count as good ends, each with the rule that says so."""
-    signalled: frozenset[str] = frozenset()
-    """Nodes that are broken, about to go, or silent, as signals say."""
     gaps: tuple[Gap, ...] = ()
     """Of the group's places those in which nothing trains."""
+    heard: Heard = NOTHING
+    """What the pods' launchers say."""
+    nodes: Nodes = NO_NODES
+    """Those that the pods may be placed on."""
 
     @property
     def any_succeeded(self) -> bool:
@@ -72,7 +74,7 @@ class Observed:
 def observe(
     job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING, nodes: Nodes = NO_NODES
 ) -> Observed:
-    """Sort a job's pods by what they mean to it; `heard`: what their launchers say."""
+    """Sort a job's pods by what they mean to it."""
     unready = {name for name, node in nodes.signalled.items() if node.unready}
     status = job.status
     node_ranks, slots, free = world.node_ranks(job), world.members(job), world.outside_slots(job)
@@ -135,11 +137,8 @@ def observe(
         spares_missing=tuple(i for i in spares_missing if bearer(i) is None),
         completed=done.difference(current),
         behind=_behind(job, current, heard),
-        signalled=frozenset(
-            name
-            for name, node in nodes.signalled.items()
-            if node.bad or node.leaving or node.unready
-        ),
+        heard=heard,
+        nodes=nodes,
     )
 
 

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launchers import Heard
 from ddp_operator.job.membership.world import (
     first_world,
     least_size,
@@ -61,7 +60,7 @@ def can_go_without(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> bo
     return all(_announces(pods.current.get(node_rank)) for node_rank in node_ranks)
 
 
-def resize(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
+def resize(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that the group goes on without pods that did not come in time, or that are wanted no
     more; or that those which wait outside join it. None where it stays as it is.
     """
@@ -73,7 +72,7 @@ def resize(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | N
         return _shrink(job, pods, absent, now)
     if len(members(job)) > wanted_size(job.spec):
         return _dismiss(job, now)
-    return _grow(job, pods, heard, now)
+    return _grow(job, pods, now)
 
 
 def next_change(job: DDPJob, pods: Observed) -> datetime | None:
@@ -132,7 +131,7 @@ def _dismiss(job: DDPJob, now: datetime) -> Plan:
     return regrouped(status, GROUP_SHRUNK, message, now, event=GROUP_SHRUNK)
 
 
-def _grow(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
+def _grow(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     due = _grow_due(job)
     if not job.status.is_true("Running") or due is None or due > now:
         return None
@@ -140,7 +139,7 @@ def _grow(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | No
         return None
     generation = world_of(job).generation
     # Who was told of the present group, and has left what was before, is ready for the next.
-    waiting = [pod for pod in spares.ready(job, pods) if heard.knows(pod.key.name, generation)]
+    waiting = [pod for pod in spares.ready(job, pods) if pods.heard.knows(pod.key.name, generation)]
     joining = sorted(pod.identity.slot for pod in waiting[: _room(job)])
     if not joining:
         return None

@@ -11,7 +11,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import budget, causes, records, restart_rules
-from ddp_operator.job.membership.launchers import Heard, LauncherStatus, PodFailure
+from ddp_operator.job.membership.launchers import LauncherStatus, PodFailure
 from ddp_operator.job.membership.world import in_words, members, world_of
 from ddp_operator.job.planning.decisions import regrouped
 from ddp_operator.job.planning.model import Plan
@@ -25,11 +25,12 @@ _LARGEST: Final = 2**30
 """No launcher leads that often; what claims to is not believed."""
 
 
-def accept(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Plan | None:
+def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that the group is in the generation that launchers led; None where none did.
 
     If it is of other pods than on record, all processes restart in a generation above both.
     """
+    heard = pods.heard
     said, known = heard.said, world_of(job).generation
     led = said.generation if said is not None and said.led else 0
     if max(led, heard.ahead) > _LARGEST:

@@ -26,7 +26,7 @@ def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
     """The spares that can take a place, those on nodes to avoid or named by a signal last. One that
     does not answer would hold the group up.
     """
-    bad = pods.signalled.union(job.status.excluded_nodes)
+    bad = {*pods.nodes.unwell, *job.status.excluded_nodes}
     listening = [pod for pod in pods.spares if pod.started and pod.address and not pod.silent]
     waiting = filter(_is_well, listening)
     return sorted(waiting, key=lambda pod: (pod.node in bad, pod.identity.slot))
@@ -40,7 +40,7 @@ def for_places(
     """
     # Of scope Pod trainers need no launcher that answers, until it is told.
     can_be_told = job.spec.restart.scope == "Pod" or job.status.bookkeeping.launcher
-    heirs = [pod for pod in ready(job, pods) if not (leaving and pod.node in pods.signalled)]
+    heirs = [pod for pod in ready(job, pods) if not (leaving and pod.node in pods.nodes.unwell)]
     return dict(zip(node_ranks, heirs, strict=False)) if can_be_told else {}
 
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launchers import Heard, Telling
+from ddp_operator.job.membership.launchers import Telling
 from ddp_operator.job.membership.order import is_due, is_first_due
 from ddp_operator.job.membership.world import members_to_lead, scope_of, world_of
 from ddp_operator.job.planning.gaps import in_present_group
@@ -22,32 +22,32 @@ _SELDOM: Final = timedelta(seconds=30)
 """The same, at most, where it is of a pod outside the group and has not heard for that long."""
 
 
-def told(job: DDPJob, pods: Observed, heard: Heard, planned: Plan, now: datetime) -> Plan:
+def told(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: have the launchers told that do not know the group."""
     if world_of(job).generation == 0:
         return planned  # as all pods were made
-    tellings = tuple(_tellings(job, pods, heard, now))
+    tellings = tuple(_tellings(job, pods, now))
     if not (tellings or _must_wait(job, pods, now)):
         return planned
     pause = _AGAIN
     if tellings and all(telling.document["nodeRank"] is None for telling in tellings):
         # Whoever is in the group is given up before long; others may never answer.
-        since = max(heard.unreached_since.get(telling.pod, now) for telling in tellings)
+        since = max(pods.heard.unreached_since.get(telling.pod, now) for telling in tellings)
         pause = min(max(now - since, _AGAIN), _SELDOM)
     return replace(planned, tell=tellings).looking_again(now + pause)
 
 
-def _tellings(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Iterator[Telling]:
+def _tellings(job: DDPJob, pods: Observed, now: datetime) -> Iterator[Telling]:
     generation = world_of(job).generation
-    start = _may_start(job, pods, heard, now)
+    start = _may_start(job, pods, now)
     ignorant: list[tuple[int | None, PodState]] = [
         (index, pod)
         for index, pod in pods.current.items()
-        if not in_present_group(job, pod, heard, started=start)
+        if not in_present_group(job, pods, pod, started=start)
     ]
     # Who has lost its place leaves; and who never had one says whether it could have one.
     outside = pods.spares if job.status.bookkeeping.launcher else ()
-    ignorant += [(None, pod) for pod in outside if not heard.knows(pod.key.name, generation)]
+    ignorant += [(None, pod) for pod in outside if not pods.heard.knows(pod.key.name, generation)]
     for index, pod in ignorant:
         if pod.address and pod.started and not (pod.exit or pod.deleting):
             starts = start and index is not None
@@ -56,7 +56,7 @@ def _tellings(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> Itera
             yield Telling(pod.key.name, pod.address, generation, starts, document, source)
 
 
-def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool:
+def _may_start(job: DDPJob, pods: Observed, now: datetime) -> bool:
     """Whether all pods are there and no process of an earlier generation runs.
 
     One that starts alone may wait in vain, or take an old process for its peer; unless processes
@@ -67,7 +67,7 @@ def _may_start(job: DDPJob, pods: Observed, heard: Heard, now: datetime) -> bool
     if is_due(job) or _must_wait(job, pods, now) or pods.missing or job.status.is_paused(now):
         return False
     return all(
-        pod.succeeded or (pod.started and in_present_group(job, pod, heard))
+        pod.succeeded or (pod.started and in_present_group(job, pods, pod))
         for pod in pods.current.values()
     )
 

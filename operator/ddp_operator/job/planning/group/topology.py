@@ -24,7 +24,7 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.placement import place_of
-from ddp_operator.ports import Event, Node, Nodes
+from ddp_operator.ports import Event, Node
 
 RANKS_ORDERED: Final = "RanksOrdered"
 RANKS_NOT_ORDERED: Final = "RanksNotOrdered"
@@ -49,7 +49,7 @@ def along(slots: Sequence[int], places: Mapping[int, Place]) -> tuple[int, ...]:
     return tuple(sorted(slots, key=lambda slot: [first[p] for p in _prefixes(places[slot])]))
 
 
-def order(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | None:
+def order(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide the node ranks of pods that have come; None where that was done, or is too early."""
     if not is_due(job):
         return None
@@ -61,22 +61,22 @@ def order(job: DDPJob, pods: Observed, nodes: Nodes, now: datetime) -> Plan | No
     # A first order is waited for, others as long as pods start anyway.
     due = _due(pods)
     late = due is not None and (now >= due or not first)
-    may_pass, why = _obstacle(job, pods, nodes)
+    may_pass, why = _obstacle(job, pods)
     if may_pass and not late:
         return None
     if late and first:  # ranks start by themselves, or have
         return _kept(job, why or "the operator was away while pods waited; restart the job")
     slots = tuple(members(job))
-    wanted = slots if why else _wanted(job, pods, nodes, first=first)
+    wanted = slots if why else _wanted(job, pods, first=first)
     # The first time also where they stay: at that word they start.
     return _changed(job, wanted, now, why) if first or wanted != slots else _kept(job)
 
 
-def awaited(job: DDPJob, pods: Observed, nodes: Nodes, planned: Plan, now: datetime) -> Plan:
+def awaited(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: look again when the order has to be decided."""
     if not (is_first_due(job) and _is_placed(pods)):
         return planned
-    unheard_of = _unheard_of(pods, nodes)
+    unheard_of = _unheard_of(pods)
     return planned.looking_again(_due(pods), now + _NODES_AGAIN if unheard_of else None)
 
 
@@ -93,19 +93,19 @@ def _due(pods: Observed) -> datetime | None:
     return max(starts) + timedelta(seconds=ANSWER_SECONDS)
 
 
-def _obstacle(job: DDPJob, pods: Observed, nodes: Nodes) -> tuple[bool, str]:
+def _obstacle(job: DDPJob, pods: Observed) -> tuple[bool, str]:
     """Why pods cannot be given other ranks, empty where they can; and whether that may pass."""
     if not job.status.bookkeeping.launcher:
         return True, (
             f"no launcher has answered within {ANSWER_SECONDS} s; see that the image has it "
             f"(spec.launcher: inject) and the operator reaches port {job.spec.status_port}"
         )
-    if not nodes:
+    if not pods.nodes:
         return False, "the operator sees no nodes; let it list and watch them"
-    if unheard_of := _unheard_of(pods, nodes):
+    if unheard_of := _unheard_of(pods):
         return True, f"the operator knows nothing of {some(unheard_of)}; look whether they exist"
     labels = GKE_TOPOLOGY_LABELS.values()
-    known = _by_name(pods, nodes)
+    known = _by_name(pods)
     bare = [name for name, node in known.items() if not any(map(node.labels.get, labels))]
     if bare:
         places = some(sorted(bare))
@@ -113,19 +113,19 @@ def _obstacle(job: DDPJob, pods: Observed, nodes: Nodes) -> tuple[bool, str]:
     return False, ""
 
 
-def _unheard_of(pods: Observed, nodes: Nodes) -> list[str]:
+def _unheard_of(pods: Observed) -> list[str]:
     """Nodes that pods have; none where the operator knows of no node at all."""
-    names = {pod.node for pod in pods.current.values()} if nodes else set()
-    return sorted(names.difference(_by_name(pods, nodes)))
+    names = {pod.node for pod in pods.current.values()} if pods.nodes else set()
+    return sorted(names.difference(_by_name(pods)))
 
 
-def _wanted(job: DDPJob, pods: Observed, nodes: Nodes, *, first: bool) -> tuple[int, ...]:
+def _wanted(job: DDPJob, pods: Observed, *, first: bool) -> tuple[int, ...]:
     """The slots in the order of the node ranks that they are to have."""
     slots = members(job)
     re_forms = scope_of(job) == "Pod"
     if job.status.is_true("Running"):
         return tuple(slots)  # who trains is left alone
-    known = _by_name(pods, nodes)
+    known = _by_name(pods)
     closest = list(GKE_TOPOLOGY_LABELS)[-1]
     places: dict[int, Place] = {}
     for pod in pods.current.values():
@@ -173,6 +173,6 @@ def _prefixes(place: Place) -> list[Place]:
     return [place[: end + 1] for end in range(len(place))]
 
 
-def _by_name(pods: Observed, nodes: Nodes) -> Mapping[str, Node]:
+def _by_name(pods: Observed) -> Mapping[str, Node]:
     names = {pod.node for pod in pods.current.values()}
-    return {node.name: node for node in nodes if node.name in names}
+    return {node.name: node for node in pods.nodes if node.name in names}
