@@ -14,14 +14,13 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.jobs import JobCache
+from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.membership.launchers import (
     FIRST_PAUSE_SECONDS,
     NOTHING,
     Heard,
-    InvalidAnswerError,
     LauncherStatus,
     Telling,
-    parse,
     pause_seconds,
 )
 from ddp_operator.job.membership.order import follows_topology
@@ -251,7 +250,7 @@ class Launchers:
             token=self._access.token_of(key.namespace, known.uid, known.token_source),
         )
         try:
-            said = answer if isinstance(answer, str) else parse(answer)
+            said = answer if isinstance(answer, str) else LauncherStatus.read(answer)
         except InvalidAnswerError as error:
             said = str(error)
         if isinstance(said, str):

@@ -12,10 +12,11 @@ from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.engine.jobs import Entry, JobCache
+from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status import log_progress
-from ddp_operator.job.status.progress import InvalidReportError, Report, TrainerStatus, parse
+from ddp_operator.job.status.progress import Report, TrainerStatus
 from ddp_operator.ports import NOTHING_YET, Cluster, ClusterError, Key, Trainers
 
 logger = logging.getLogger(__name__)
@@ -162,8 +163,8 @@ class ProgressReports:
         if isinstance(answer, str):
             return f"no progress is reported by {pod.key.name}: {answer}"
         try:
-            return parse(answer)
-        except InvalidReportError as error:
+            return TrainerStatus.read(answer)
+        except InvalidAnswerError as error:
             return f"the progress that {pod.key.name} reports is ignored: {error}"
 
     async def _read(self, pod: PodState, pattern: str) -> TrainerStatus | str:
@@ -177,7 +178,7 @@ class ProgressReports:
                 said = await asyncio.to_thread(log_progress.read, pattern, log)
         except ClusterError as error:
             return f"no progress is found {of_log}: {error.message}"
-        except InvalidReportError as error:
+        except InvalidAnswerError as error:
             return f"the progress that is found {of_log} is ignored: {error}"
         return said or f"no progress is found {of_log}: no line of its end matches"
 

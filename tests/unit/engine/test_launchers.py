@@ -15,10 +15,10 @@ from ddp_operator.engine import launchers
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.jobs import JobCache
 from ddp_operator.engine.launchers import Launchers
+from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.membership.launchers import (
-    InvalidAnswerError,
+    LauncherStatus,
     Telling,
-    parse,
     pause_seconds,
 )
 from ddp_operator.ports import Key, OutOfFilesError, SentToken, Told
@@ -339,10 +339,10 @@ async def test_nobody_is_asked_once_the_job_is_gone(world: World) -> None:
 
 def test_what_launchers_led_is_read() -> None:
     said = {"number": 9, "generation": 2, "members": "0-1", "led": [LED], "failures": [FAILURE]}
-    status = parse(json.dumps(said).encode())
+    status = LauncherStatus.read(json.dumps(said).encode())
     assert (status.members, status.led[0].generation) == ("0-1", 1)
     assert status.led[0].time == datetime(2026, 11, 21, 3, 0, 40, tzinfo=UTC)
-    assert parse(b'{"number": 1, "generation": 0}').led == ()
+    assert LauncherStatus.read(b'{"number": 1, "generation": 0}').led == ()
 
 
 async def test_a_launcher_that_knows_a_led_generation_has_not_heard_of_ours() -> None:
@@ -427,4 +427,4 @@ def test_who_has_never_answered_is_asked_ever_more_rarely() -> None:
 )
 def test_what_is_no_answer_decides_nothing(content: bytes) -> None:
     with pytest.raises(InvalidAnswerError):
-        parse(content)
+        LauncherStatus.read(content)

@@ -12,7 +12,7 @@ from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.state import Identity
-from ddp_operator.job.status.progress import Report, parse
+from ddp_operator.job.status.progress import Report, TrainerStatus
 from ddp_operator.ports import (
     AlreadyExistsError,
     ClusterError,
@@ -503,7 +503,9 @@ async def test_progress_alone_is_written_once_in_an_interval() -> None:
     said = {"step": 1}
 
     def report_of(_: Key) -> Report:
-        return Report("u1", Identity(0, 0), parse(json.dumps(said).encode()), NOW, world.now)
+        return Report(
+            "u1", Identity(0, 0), TrainerStatus.read(json.dumps(said).encode()), NOW, world.now
+        )
 
     world.reconciler = Reconciler(
         world.cluster, world.jobs, access=ACCESS, clock=lambda: world.now, report_of=report_of
@@ -530,7 +532,7 @@ async def test_progress_of_all_jobs_together_is_written_so_often_a_second() -> N
     keys = [Key("default", f"train-{i}") for i in range(5)]
 
     def report_of(key: Key) -> Report:
-        said = parse(b'{"step": %d}' % world.now.timestamp())
+        said = TrainerStatus.read(b'{"step": %d}' % world.now.timestamp())
         return Report(f"u-{key.name}", Identity(0, 0), said, NOW, world.now)
 
     world.reconciler = Reconciler(

@@ -1,23 +1,15 @@
-"""What the launchers in a job's pods say, and what they are told.
+"""What the launchers in a job's pods say, and what they are told."""
 
-They are other people's programs: what they say is checked here, field by field, before it decides
-anything.
-"""
-
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, Field
 
-from ddp_operator.api.base import explained
+from ddp_operator.job.membership.answers import YEARS, Answer, Count
 from ddp_operator.ports import TokenSource
 
-_EXACT: Final = 2**53 - 1
-"""The largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""
 FIRST_PAUSE_SECONDS: Final = 2.0
 LONGEST_PAUSE_SECONDS: Final = 60.0
 """Until a launcher is asked again that has not answered. One that has answered before is there, and
@@ -28,11 +20,10 @@ _MAX_FAILURES: Final = 64 + 2 * _MAX_LED
 """As many as a launcher keeps: of the present generation, and two for each that was led."""
 MAX_MEMBERS: Final = 2048
 """Characters of a group that a launcher may have to lead; it takes no more."""
-_YEARS: Final = range(1970, 9998)
 
 
 def _in_a_zone(moment: datetime) -> datetime:
-    if moment.tzinfo is None or moment.year not in _YEARS:
+    if moment.tzinfo is None or moment.year not in YEARS:
         raise ValueError("it is no time of this age, in a time zone")
     return moment
 
@@ -40,38 +31,32 @@ def _in_a_zone(moment: datetime) -> datetime:
 _Moment = Annotated[datetime, Field(strict=False), AfterValidator(_in_a_zone)]
 
 
-class _Said(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True, strict=True
-    )
-
-
-class PodFailure(_Said):
+class PodFailure(Answer):
     """The processes of one pod have ended, and the pod has not."""
 
     pod: Annotated[str, Field(max_length=253)]
     """Its name."""
-    generation: Annotated[int, Field(ge=0, le=_EXACT)]
+    generation: Count
     exit_code: Annotated[int, Field(ge=1, le=255)]
     message: Annotated[str, Field(max_length=4096)] = ""
     """What the pod would have left as its termination message."""
     time: _Moment
 
 
-class Led(_Said):
+class Led(Answer):
     """A generation that node rank 0's launcher began, since no operator asked it."""
 
-    generation: Annotated[int, Field(ge=0, le=_EXACT)]
+    generation: Count
     time: _Moment
     """When its processes could start."""
 
 
-class LauncherStatus(_Said):
+class LauncherStatus(Answer):
     """The answer to GET /world."""
 
-    number: Annotated[int, Field(ge=0, le=_EXACT)]
+    number: Count
     """Another one whenever anything else in it has changed."""
-    generation: Annotated[int, Field(ge=0, le=_EXACT)]
+    generation: Count
     scope: Literal["InPlace", "Pod"] = "InPlace"
     """How its processes get into another group: started anew, or by themselves."""
     failures: Annotated[tuple[PodFailure, ...], Field(max_length=_MAX_FAILURES, strict=False)] = ()
@@ -83,26 +68,6 @@ class LauncherStatus(_Said):
     """The newest generations that the operator has not told of, up to the present one."""
     saved_in_pod: bool = False
     """Whether processes of the pod have saved to a disk that no other pod sees."""
-
-
-class InvalidAnswerError(ValueError):
-    """What a launcher says cannot be understood; the text names the field."""
-
-
-def parse(content: bytes) -> LauncherStatus:
-    """Read a launcher's answer.
-
-    Raises:
-        InvalidAnswerError: it is not JSON, or a field is missing or wrong.
-    """
-    try:
-        return LauncherStatus.model_validate(json.loads(content))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the answer"
-        raise InvalidAnswerError(f"{where}: {explained(first)}") from None
-    except (ValueError, RecursionError):
-        raise InvalidAnswerError("the answer is not JSON") from None
 
 
 def pause_seconds(silent: int, *, has_answered: bool) -> float:

@@ -5,7 +5,7 @@ import re
 from typing import Final
 
 from ddp_operator.api.values.expressions import group_names, groups
-from ddp_operator.job.status.progress import TrainerStatus, parse
+from ddp_operator.job.status.progress import TrainerStatus
 from ddp_operator.ports import LOG_END_BYTES
 
 _LINE_BYTES: Final = 1024
@@ -18,7 +18,7 @@ def read(pattern: str, log: bytes) -> TrainerStatus | None:
     """What the end of a log says, of each of the pattern's groups the newest; None: no step.
 
     Raises:
-        InvalidReportError: what a group holds is no number of its kind.
+        InvalidAnswerError: what a group holds is no number of its kind.
     """
     found: dict[str, str] = {}
     wanted = len(group_names(pattern))
@@ -32,11 +32,11 @@ def read(pattern: str, log: bytes) -> TrainerStatus | None:
             break
     if "step" not in found:
         return None
-    return parse(json.dumps({name: _number(text) for name, text in found.items()}).encode())
+    return TrainerStatus.read(json.dumps({name: _number(text) for name, text in found.items()}))
 
 
 def _number(text: str) -> int | float | str:
-    """A number as people print it, also `1,200`; whatever else stays for `parse` to refuse."""
+    """A number as people print it, also `1,200`; whatever else stays to be refused."""
     plain = text.strip().replace(",", "").replace("_", "")
     for kind in (int, float):
         try:

@@ -1,33 +1,18 @@
-"""How far training is: what trainers report, and what the job's status keeps of it.
+"""How far training is: what trainers report, and what the job's status keeps of it."""
 
-A trainer is the user's own code, so what it says is checked here, field by field, before any of it
-comes near the API server; a report that breaks a rule is no report.
-"""
-
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, Field
 
-from ddp_operator.api.base import explained
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
+from ddp_operator.job.membership.answers import YEARS, Answer, Count, InvalidAnswerError
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.state import Identity, PodState
-
-_LARGEST = 2**53 - 1
-"""The largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""
-_FIRST_YEAR, _LAST_YEAR = 1970, 9998
-"""Years that every writer of RFC 3339 spells with four digits, in any time zone."""
-
-
-class InvalidReportError(ValueError):
-    """What a trainer says of its progress cannot be understood; the text names the field."""
 
 
 def _rounded(value: float | None) -> float | None:
@@ -38,46 +23,39 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _in_utc(moment: datetime) -> datetime:
-    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+    if moment.year not in YEARS:
         raise ValueError(f"year {moment.year} is none in which anything trains")
     return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
 
 
-_Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 _Measure = Annotated[float | None, AfterValidator(_rounded)]
 _Moment = Annotated[datetime, Field(strict=False), AfterValidator(_in_utc)]
 
 
-class _Reported(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True, strict=True
-    )
-
-
-class ReportedCheckpoint(_Reported):
+class ReportedCheckpoint(Answer):
     """The newest complete checkpoint."""
 
-    step: _Count
+    step: Count
     path: Annotated[str, Field(max_length=1024)] = ""
     time: _Moment | None = None
 
 
-class ReportedProgress(_Reported):
+class ReportedProgress(Answer):
     """How far training is."""
 
-    step: _Count
+    step: Count
     last_step_time: _Moment | None = None
-    total_steps: _Count | None = None
-    epoch: _Count | None = None
+    total_steps: Count | None = None
+    epoch: Count | None = None
     loss: _Measure = None
     samples_per_second: _Measure = None
-    slowest_rank: _Count | None = None
+    slowest_rank: Count | None = None
 
 
-class ReportedResumption(_Reported):
+class ReportedResumption(Answer):
     """Where the group that trains began."""
 
-    step: _Count
+    step: Count
     time: _Moment
     """When it formed."""
 
@@ -110,24 +88,6 @@ class Report:
         return self.owner_uid == job.uid and self.identity == current
 
 
-def parse(content: bytes) -> TrainerStatus:
-    """Read a trainer's answer.
-
-    Raises:
-        InvalidReportError: it is not JSON, or a field is missing or wrong.
-    """
-    try:
-        # Python's own writer spells a loss that has diverged `NaN`, which JSON does not know.
-        document = json.loads(content, parse_constant=lambda _: None)
-        return TrainerStatus.model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the answer"
-        raise InvalidReportError(f"{where}: {explained(first)}") from None
-    except (ValueError, RecursionError):
-        raise InvalidReportError("the answer is not JSON") from None
-
-
 def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
     """Return the job's status with what its trainer said last."""
     if report is None or report.said is None or not report.concerns(job):
@@ -147,9 +107,8 @@ def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -
     if not message.lstrip().startswith("{"):
         return status
     try:
-        document = json.loads(message, parse_constant=lambda _: None)
-        said = TrainerStatus.model_validate(document)
-    except (ValueError, RecursionError):
+        said = TrainerStatus.read(message)
+    except InvalidAnswerError:
         return status
     progress = status.progress
     if progress is None or said.step > progress.step:

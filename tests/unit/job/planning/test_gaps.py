@@ -14,7 +14,7 @@ from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
-from ddp_operator.job.status.progress import Report, parse
+from ddp_operator.job.status.progress import Report, TrainerStatus
 from ddp_operator.ports import Node
 
 from tests.good_manifests import template
@@ -374,7 +374,7 @@ class TestNodes:
         job, pods = self.job()
         nodes = self.nodes(unready=True)
         for now in range(100, 600, 30):
-            said = parse(f'{{"step": {now}}}'.encode())
+            said = TrainerStatus.read(f'{{"step": {now}}}'.encode())
             at = later(now)
             report = Report(job.uid, pods[0].identity, said, first_received=at, received=at)
             planned = plan(job, pods, later(now), nodes=nodes, report=report)

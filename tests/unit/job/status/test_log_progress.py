@@ -3,8 +3,9 @@
 import time
 
 import pytest
+from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.status.log_progress import read
-from ddp_operator.job.status.progress import InvalidReportError, TrainerStatus
+from ddp_operator.job.status.progress import TrainerStatus
 from ddp_operator.ports import LOG_END_BYTES
 
 PATTERN = r"step (?P<step>[\d,]+)(?:/(?P<totalSteps>\d+))?|loss[=:] ?(?P<loss>\S+)"
@@ -42,7 +43,7 @@ def test_a_line_whose_beginning_was_cut_off_says_nothing() -> None:
 
 @pytest.mark.parametrize("text", ["twelve", "1.5", "-3", "9" * 400, "inf"])
 def test_a_step_that_is_no_number_of_steps_is_refused(text: str) -> None:
-    with pytest.raises(InvalidReportError, match="step"):
+    with pytest.raises(InvalidAnswerError, match="step"):
         read(r"step=(?P<step>\S+)", f"step={text}\n".encode())
 
 

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from ddp_operator.api.status import CheckpointRecord, Progress
 from ddp_operator.engine.statuspatch import as_stored
+from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status.progress import (
-    InvalidReportError,
     Report,
     TrainerStatus,
-    parse,
     with_last_words,
     with_report,
 )
@@ -50,11 +49,11 @@ def report(
     """
     first = later(received if first_received is None else first_received)
     document = json.dumps({"step": step, **said}).encode()
-    return Report(UID, Identity(0, attempt), parse(document), first, later(received))
+    return Report(UID, Identity(0, attempt), TrainerStatus.read(document), first, later(received))
 
 
 def test_a_full_report_is_read() -> None:
-    said = parse(json.dumps(FULL).encode())
+    said = TrainerStatus.read(json.dumps(FULL).encode())
     assert (said.step, said.total_steps, said.epoch, said.slowest_rank) == (120, 960, 2, 3)
     assert (said.loss, said.samples_per_second) == (0.123457, 8123.0)
     assert said.checkpoint is not None
@@ -62,7 +61,9 @@ def test_a_full_report_is_read() -> None:
 
 
 def test_a_loss_that_is_no_number_costs_nothing_but_the_loss() -> None:
-    assert parse(b'{"step": 1, "loss": NaN, "samplesPerSecond": 1e999}') == TrainerStatus(step=1)
+    assert TrainerStatus.read(
+        b'{"step": 1, "loss": NaN, "samplesPerSecond": 1e999}'
+    ) == TrainerStatus(step=1)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +91,8 @@ def test_a_loss_that_is_no_number_costs_nothing_but_the_loss() -> None:
     ],
 )
 def test_nonsense_is_refused_in_words(content: bytes, word: str) -> None:
-    with pytest.raises(InvalidReportError, match=word):
-        parse(content)
+    with pytest.raises(InvalidAnswerError, match=word):
+        TrainerStatus.read(content)
 
 
 _json = st.recursive(
@@ -112,8 +113,8 @@ _answers = st.fixed_dictionaries(
 @given(_answers)
 def test_whatever_is_believed_can_be_stored(answer: dict[str, Any]) -> None:
     try:
-        said = parse(json.dumps(answer).encode())
-    except InvalidReportError:
+        said = TrainerStatus.read(json.dumps(answer).encode())
+    except InvalidAnswerError:
         return
     heard = Report(UID, Identity(0, 0), said, NOW, NOW)
     stored = json.dumps(as_stored(with_report(fresh_job(), heard)), allow_nan=False)
