@@ -1,13 +1,15 @@
 """What a pod needs so that NCCL reaches the GPUs of other nodes past their CPUs, one file a fabric.
 
-Each is a pure function from a pod to a pod. It adds what is not there: what a user's template says
-of the same thing stands, so that applying it twice changes nothing.
+Each adds to the draft of a pod what is not there: what a user's template says of the same thing
+stands, so that applying it twice changes nothing.
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any, Final
 
 from ddp_operator.api.nodes.machines import Fabric
+from ddp_operator.job.pods.fabrics import edits
 from ddp_operator.job.pods.fabrics.dranet import dranet
 from ddp_operator.job.pods.fabrics.rdma import rdma
 from ddp_operator.job.pods.fabrics.side_cars import DEFAULT_SIDE_CARS, SideCars
@@ -17,7 +19,7 @@ from ddp_operator.ports import Manifest
 
 __all__ = ["DEFAULT_SIDE_CARS", "PRIVILEGES", "SideCars", "on_fabric"]
 
-_FABRICS: Final[Mapping[Fabric, Callable[[Manifest, str, SideCars], dict[str, Any]]]] = {
+_FABRICS: Final[Mapping[Fabric, Callable[[edits.Draft, str, SideCars], None]]] = {
     "tcpx": tcpx,
     "tcpxo": tcpxo,
     "rdma": rdma,
@@ -39,4 +41,6 @@ def on_fabric(
     fabric: Fabric, pod: Manifest, *, trainer: str, side_cars: SideCars = DEFAULT_SIDE_CARS
 ) -> dict[str, Any]:
     """Return the pod with all that its fabric needs; `trainer` is its container that trains."""
-    return _FABRICS[fabric](pod, trainer, side_cars)
+    draft: edits.Draft = deepcopy(dict(pod))
+    _FABRICS[fabric](draft, trainer, side_cars)
+    return draft

@@ -4,8 +4,7 @@ Held against gpudirect-rdma/nccl-test-managed-rdma.yaml of
 https://github.com/GoogleCloudPlatform/container-engine-accelerators at 992db812 (June 2026).
 """
 
-from copy import deepcopy
-from typing import Any, Final
+from typing import Final
 
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.job.pods.fabrics import edits
@@ -32,11 +31,9 @@ CLAIMED: Final[Manifest] = {
 """All RDMA cards of a machine."""
 
 
-def dranet(pod: Manifest, trainer: str, side_cars: SideCars) -> dict[str, Any]:
-    """Return the pod with RDMA by a claim, from the template that its job has by its own name."""
+def dranet(draft: edits.Draft, trainer: str, side_cars: SideCars) -> None:
+    """Give the pod RDMA by a claim, from the template that its job has by its own name."""
     del side_cars  # it has none
-    draft: edits.Draft = deepcopy(dict(pod))
     template = draft["metadata"]["labels"][LABEL_JOB_NAME]
     edits.claim(draft, trainer, _CLAIM, template=template)
     give_gib(draft, trainer)
-    return draft

@@ -4,9 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_operator.api.constants import ENV_NCCL_SCRIPT
-from ddp_operator.ports import Manifest
-
 Draft = dict[str, Any]
 """A copy of a pod, or of a part of it, that may be changed."""
 
@@ -79,11 +76,6 @@ def find_libraries(holder: Draft, *paths: str) -> None:
         holder["env"] = [wanted if entry is given else entry for entry in entries]
 
 
-def source_script(holder: Draft, path: str) -> None:
-    """Tell the launcher of a script of the node that sets NCCL's variables."""
-    set_variables(holder, **{ENV_NCCL_SCRIPT: path})
-
-
 def allow(holder: Draft, *capabilities: str) -> None:
     """Add Linux capabilities."""
     context = dict(holder.get("securityContext") or {})
@@ -105,8 +97,18 @@ def claim(pod: Draft, container_name: str, name: str, *, template: str) -> None:
         holder["resources"] = {**resources, "claims": [*held, {"name": name}]}
 
 
-def add_side_car(pod: Draft, side_car: Manifest) -> None:
-    """Add a container that runs beside the others, and ends with them; before all others."""
+def add_daemon(pod: Draft, trainer: str, daemon: Draft) -> None:
+    """Add a container that receives for the GPUs, runs beside the others and ends with them; give
+    it and the trainer NVIDIA's libraries, and it the node's network cards.
+    """
+    add_host_path(pod, "ddp-nvidia-libraries", HOST_LIBRARIES, kind="Directory")
+    add_host_path(pod, "ddp-host-sys", "/sys")
+    add_host_path(pod, "ddp-host-proc-sys", "/proc/sys")
+    for holder in (container(pod, trainer), daemon):
+        mount(holder, "ddp-nvidia-libraries", LIBRARIES)
+        find_libraries(holder, LIBRARIES)
+    mount(daemon, "ddp-host-sys", "/hostsysfs")
+    mount(daemon, "ddp-host-proc-sys", "/hostprocsysfs")
     own = pod["spec"].get("initContainers") or []
-    if all(other.get("name") != side_car["name"] for other in own):
-        pod["spec"]["initContainers"] = [{**side_car, "restartPolicy": "Always"}, *own]
+    if all(other.get("name") != daemon["name"] for other in own):
+        pod["spec"]["initContainers"] = [{**daemon, "restartPolicy": "Always"}, *own]

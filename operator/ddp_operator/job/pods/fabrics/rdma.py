@@ -5,28 +5,25 @@ https://github.com/GoogleCloudPlatform/container-engine-accelerators at 992db812
 the diagnostic image's entry script makes gIB's libraries known; here LD_LIBRARY_PATH does.
 """
 
-from copy import deepcopy
-from typing import Any, Final
+from typing import Final
 
+from ddp_operator.api.constants import ENV_NCCL_SCRIPT
 from ddp_operator.job.pods.fabrics import edits
 from ddp_operator.job.pods.fabrics.side_cars import SideCars
-from ddp_operator.ports import Manifest
 
 _NETWORKS: Final = tuple((f"eth{n + 2}", f"rdma-{n}") for n in range(8))
 """eth1 is the node's second ordinary card."""
 _GIB: Final = "/usr/local/gib"
 
 
-def rdma(pod: Manifest, trainer: str, side_cars: SideCars) -> dict[str, Any]:
-    """Return the pod with RDMA by interfaces of its own."""
+def rdma(draft: edits.Draft, trainer: str, side_cars: SideCars) -> None:
+    """Give the pod RDMA by interfaces of its own."""
     del side_cars  # it has none
-    draft: edits.Draft = deepcopy(dict(pod))
     edits.give_interfaces(draft, _NETWORKS)
     give_gib(draft, trainer)
     # GKE gives the cards' device files to a pod's first container, and to no other:
     # https://docs.cloud.google.com/ai-hypercomputer/docs/create/gke-ai-hypercompute-custom
     draft["spec"]["containers"].sort(key=lambda container: container.get("name") != trainer)
-    return draft
 
 
 def give_gib(draft: edits.Draft, trainer: str) -> None:
@@ -36,5 +33,5 @@ def give_gib(draft: edits.Draft, trainer: str) -> None:
     trains = edits.container(draft, trainer)
     edits.mount(trains, "ddp-nvidia", "/usr/local/nvidia")
     edits.mount(trains, "ddp-gib", _GIB)
-    edits.source_script(trains, f"{_GIB}/scripts/set_nccl_env.sh")
+    edits.set_variables(trains, **{ENV_NCCL_SCRIPT: f"{_GIB}/scripts/set_nccl_env.sh"})
     edits.find_libraries(trains, f"{_GIB}/lib64", edits.LIBRARIES)

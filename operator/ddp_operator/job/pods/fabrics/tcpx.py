@@ -6,12 +6,10 @@ differences: the daemon is a native side car, so that it ends with the trainer, 
 mounted at its own path, since over /tmp it would hide the trainer's files.
 """
 
-from copy import deepcopy
-from typing import Any, Final
+from typing import Final
 
 from ddp_operator.job.pods.fabrics import edits
 from ddp_operator.job.pods.fabrics.side_cars import SideCars
-from ddp_operator.ports import Manifest
 
 DAEMON: Final = "tcpx-daemon"
 _SOCKET: Final = "/run/tcpx"
@@ -49,26 +47,19 @@ _NCCL: Final = {
 }
 
 
-def tcpx(pod: Manifest, trainer: str, side_cars: SideCars) -> dict[str, Any]:
-    """Return the pod with TCPX."""
-    draft: edits.Draft = deepcopy(dict(pod))
+def tcpx(draft: edits.Draft, trainer: str, side_cars: SideCars) -> None:
+    """Give the pod TCPX."""
     edits.give_interfaces(draft, _NETWORKS)
     edits.give_devices(draft, DAEMON, _DEVICES)
-    edits.add_host_path(draft, "ddp-nvidia-libraries", edits.HOST_LIBRARIES, kind="Directory")
     edits.add_host_path(draft, "ddp-tcpx-socket", _SOCKET)
-    edits.add_host_path(draft, "ddp-host-sys", "/sys")
-    edits.add_host_path(draft, "ddp-host-proc-sys", "/proc/sys")
-    edits.add_side_car(draft, _daemon(side_cars.tcpx))
+    edits.add_daemon(draft, trainer, _daemon(side_cars.tcpx))
     trains = edits.container(draft, trainer)
-    edits.mount(trains, "ddp-nvidia-libraries", edits.LIBRARIES)
     edits.mount(trains, "ddp-tcpx-socket", _SOCKET)
     edits.set_variables(trains, **_NCCL)
-    edits.find_libraries(trains, edits.LIBRARIES)
     edits.allow(trains, "IPC_LOCK")
-    return draft
 
 
-def _daemon(image: str) -> Manifest:
+def _daemon(image: str) -> edits.Draft:
     options = {
         "--gpu_nic_preset": "a3vm",
         "--gpu_shmem_type": "fd",
@@ -81,10 +72,6 @@ def _daemon(image: str) -> Manifest:
         "image": image,
         "command": ["/tcpgpudmarxd/build/app/tcpgpudmarxd", *words],
     }
-    edits.mount(daemon, "ddp-nvidia-libraries", edits.LIBRARIES)
     edits.mount(daemon, "ddp-tcpx-socket", _SOCKET)
-    edits.mount(daemon, "ddp-host-sys", "/hostsysfs")
-    edits.mount(daemon, "ddp-host-proc-sys", "/hostprocsysfs")
-    edits.find_libraries(daemon, edits.LIBRARIES)
     edits.allow(daemon, "NET_ADMIN")
     return daemon

@@ -5,19 +5,22 @@ probe, environment script) of
 https://github.com/GoogleCloudPlatform/container-engine-accelerators at 992db812 (June 2026).
 """
 
-from copy import deepcopy
-from typing import Any, Final
+from typing import Final
 
+from ddp_operator.api.constants import ENV_NCCL_SCRIPT
 from ddp_operator.job.pods.fabrics import edits
 from ddp_operator.job.pods.fabrics.side_cars import SideCars
-from ddp_operator.ports import Manifest
 
 DAEMON: Final = "tcpxo-daemon"
 _ENTRYPOINT: Final = "/fts/entrypoint_rxdm_container.sh"
 _HEALTHY: Final = "/run/health-check"
 """Written by the daemon when it is ready; it takes no name with an underscore."""
 _APERTURES: Final = "/dev/aperture_devices"
-_SCRIPT: Final = f"{edits.LIBRARIES}/nccl-env-profile.sh"
+_NCCL: Final = {
+    "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": _APERTURES,
+    "NCCL_LIB_DIR": edits.LIBRARIES,
+    ENV_NCCL_SCRIPT: f"{edits.LIBRARIES}/nccl-env-profile.sh",
+}
 _NETWORKS: Final = tuple((f"eth{n}", f"vpc{n}") for n in range(1, 9))
 _DEVICES: Final = (
     *(f"/dev/nvidia{n}" for n in range(8)),
@@ -30,28 +33,18 @@ _PROBES: Final = 24
 """Two minutes: it takes half a minute as a rule, and a node where it never gets ready is bad."""
 
 
-def tcpxo(pod: Manifest, trainer: str, side_cars: SideCars) -> dict[str, Any]:
-    """Return the pod with TCPXO."""
-    draft: edits.Draft = deepcopy(dict(pod))
+def tcpxo(draft: edits.Draft, trainer: str, side_cars: SideCars) -> None:
+    """Give the pod TCPXO."""
     edits.give_interfaces(draft, _NETWORKS)
     edits.give_devices(draft, DAEMON, _DEVICES)
-    edits.add_host_path(draft, "ddp-nvidia-libraries", edits.HOST_LIBRARIES, kind="Directory")
     edits.add_host_path(draft, "ddp-apertures", _APERTURES)
-    edits.add_host_path(draft, "ddp-host-sys", "/sys")
-    edits.add_host_path(draft, "ddp-host-proc-sys", "/proc/sys")
-    edits.add_side_car(draft, _daemon(side_cars.tcpxo))
+    edits.add_daemon(draft, trainer, _daemon(side_cars.tcpxo))
     trains = edits.container(draft, trainer)
-    edits.mount(trains, "ddp-nvidia-libraries", edits.LIBRARIES)
     edits.mount(trains, "ddp-apertures", _APERTURES)
-    edits.set_variables(
-        trains, NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY=_APERTURES, NCCL_LIB_DIR=edits.LIBRARIES
-    )
-    edits.source_script(trains, _SCRIPT)
-    edits.find_libraries(trains, edits.LIBRARIES)
-    return draft
+    edits.set_variables(trains, **_NCCL)
 
 
-def _daemon(image: str) -> Manifest:
+def _daemon(image: str) -> edits.Draft:
     daemon: edits.Draft = {
         "name": DAEMON,
         "image": image,
@@ -63,10 +56,6 @@ def _daemon(image: str) -> Manifest:
             "failureThreshold": _PROBES,
         },
     }
-    edits.mount(daemon, "ddp-nvidia-libraries", edits.LIBRARIES)
-    edits.mount(daemon, "ddp-host-sys", "/hostsysfs")
-    edits.mount(daemon, "ddp-host-proc-sys", "/hostprocsysfs")
     edits.set_variables(daemon, HEALTH_CHECK_LOG_FILE=_HEALTHY)
-    edits.find_libraries(daemon, edits.LIBRARIES)
     edits.allow(daemon, "NET_ADMIN", "NET_BIND_SERVICE")
     return daemon
