@@ -38,7 +38,11 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobSta
     counts = Counter(failure.node for failure in charged)
     by_training = {failure.node for failure in charged if failure.class_ == "Application"}
     by_machine = {failure.node for failure in charged if failure.class_ == "Infrastructure"}
-    lost_a_gpu = {failure.node for failure in charged if _is_of_device(failure)}
+    lost_a_gpu = {
+        failure.node
+        for failure in charged
+        if failure.class_ == "Infrastructure" and symptoms.is_of_device(failure.message)
+    }
     limit = job.spec.restart.node_failure_limit
     bad = [
         node
@@ -81,10 +85,6 @@ def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJo
     names = tuple(node.name for node in chosen[:room])
     status = status.model_copy(update={"excluded_nodes": (*failing, *names)})
     return status.noting(signalled_nodes=names)
-
-
-def _is_of_device(failure: Failure) -> bool:
-    return failure.class_ == "Infrastructure" and symptoms.is_of_device(failure.message)
 
 
 def _by_failures(status: DDPJobStatus) -> list[str]:

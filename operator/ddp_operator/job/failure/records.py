@@ -13,14 +13,11 @@ from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, Identity, PodState
 MAX_FAILURES = 10
 MAX_IGNORED = 5
 """Of an attempt's failures that a rule ignores, only the first few are kept on record."""
+# Reasons of failures; `api.reasons` says what each means.
 NO_PROGRESS = "NoProgress"
-"""Reason of a failure that consists in nothing happening."""
 NODE_LEAVING = "NodeLeaving"
-"""Reason of a disruption that comes before its time: the pod's node is about to go."""
 LAUNCHER_UNREACHABLE = "LauncherUnreachable"
-"""Reason of a failure that consists in a launcher that does not hear of a change of the group."""
 OVER_STORAGE_LIMIT = "StorageLimitExceeded"
-"""Reason of a failure that the kubelet calls an eviction, although it is the pod's own fault."""
 _NO_PYTHON = (
     "spec.launcher: inject needs Python 3.11 or newer in the image; take an image that has it, or "
     "leave launcher out"
@@ -34,7 +31,8 @@ def of_pod(job: DDPJob, pod: PodState, now: datetime) -> Failure:
     ended = pod.exit
     rank, said = _last_words(job, pod)
     if pod.disrupted:
-        reason = pod.disruption or pod.reason or _lost(pod) or "Deleted"
+        lost = pod.exit.reason if pod.exit and not pod.ended_by_deletion else ""
+        reason = pod.disruption or pod.reason or lost or "Deleted"
         message = pod.message or "the pod was taken away from outside"
     elif pod.over_storage_limit:
         reason, message = OVER_STORAGE_LIMIT, pod.message
@@ -143,10 +141,6 @@ def _last_words(job: DDPJob, pod: PodState) -> tuple[int | None, str]:
     if rank in own:
         return rank, said.text
     return own.start if len(own) == 1 else None, said.text
-
-
-def _lost(pod: PodState) -> str:
-    return pod.exit.reason if pod.exit and not pod.ended_by_deletion else ""
 
 
 def _signal(exit_code: int) -> int | None:

@@ -13,7 +13,6 @@ from ddp_operator.job.failure import records
 from ddp_operator.job.membership.world import scope_of
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.state import PodState
 
 _OF_SCOPE: Final[Mapping[str, FailureAction]] = {
     "Gang": "RestartGang",
@@ -55,18 +54,13 @@ def ignoring(job: DDPJob, pods: Observed, now: datetime) -> Observed:
     current = dict(pods.current)
     ignored: list[tuple[Failure, str]] = []
     for index, pod in pods.current.items():
-        if _has_ended(pod):
+        if pod.failed and not pod.deleting:  # what is deleted will be missing, and created again
             failure = records.of_pod(job, pod, now)
             verdict = _first(job, failure, lambda _: True)
             if verdict and verdict.action == "Ignore":
                 current[index] = replace(pod, ignored=True)
                 ignored.append((failure.model_copy(update={"action": "Ignore"}), verdict.rule))
     return replace(pods, current=current, ignored=tuple(ignored))
-
-
-def _has_ended(pod: PodState) -> bool:
-    """A pod that is being deleted will be missing soon, and be created again."""
-    return pod.failed and not pod.deleting
 
 
 def _first(job: DDPJob, failure: Failure, applies: Callable[[RestartRule], bool]) -> Verdict | None:

@@ -15,9 +15,7 @@ from ddp_operator.job.status.conditions import with_condition, with_phase
 from ddp_operator.ports import Event
 
 RESTART_REQUESTED: Final = "RestartRequested"
-"""Reason of a restart that a person has asked for."""
 RESCHEDULED: Final = "Rescheduled"
-"""Reason of pods that are made anew because they kept off nodes which are well again."""
 _NO_TROUBLE: Final = (
     "Disrupted",
     "SpecChanged",
@@ -208,10 +206,9 @@ def decided(status: DDPJobStatus, *events: Event) -> Plan:
 def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
     """Running and Restarting, where they were ever set, hold no longer, and no pod is awaited."""
     status = queued(status, now, waits=False).model_copy(update={"gaps": ()})
-    types: tuple[ConditionType, ...] = ("Running", "Restarting")
-    for type_ in types:
-        if status.condition(type_):
-            status = with_condition(status, type_, False, reason, message, now)
+    for known in status.conditions:
+        if known.type in ("Running", "Restarting"):
+            status = with_condition(status, known.type, False, reason, message, now)
     return status
 
 

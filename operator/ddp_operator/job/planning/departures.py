@@ -69,17 +69,14 @@ def saved(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     new = [key for key in keys if key not in job.status.bookkeeping.asked_nodes]
     if not new:
         return planned
-    message = f"asked for a checkpoint: {why[new[0]]}{_more_nodes(len(new) - 1)}"
+    others = f", and {len(new) - 1} more node{'s' if len(new) > 2 else ''}" if len(new) > 1 else ""
+    message = f"asked for a checkpoint: {why[new[0]]}{others}"
     return replace(
         planned,
         status=planned.status.noting(asked_nodes=tuple(keys)),
         ask_checkpoint=pod_0.address,
         events=(*planned.events, Event(CHECKPOINT_REQUESTED, message)),
     )
-
-
-def _more_nodes(count: int) -> str:
-    return f", and {count} more node{'s' if count > 1 else ''}" if count else ""
 
 
 def _is_at_work(job: DDPJob, pods: Observed) -> bool:

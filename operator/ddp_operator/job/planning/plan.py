@@ -177,10 +177,15 @@ def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
     )
     ready += len(pods.completed)
     completed = pods.completed.union(completion.settled(present, now))
+    wanted = max(job.spec.replicas, len(members(job)))  # an elastic group may have more
+    has_spares = job.spec.spares or job.spec.elastic
+    waiting = f" +{len(spares.ready(job, pods))}" if has_spares else ""
     status = job.status
     if not status.finished:
-        first_start = status.first_pod_start_time or _first_start(pods, now)
-        update = {"first_pod_start_time": first_start, "gaps": gaps.record(pods.gaps)}
+        update = {
+            "first_pod_start_time": _first_start(job, pods, now),
+            "gaps": gaps.record(pods.gaps),
+        }
         status = status.model_copy(update=update).noting(
             launcher=pods.heard.scope or _known_launcher(job),
             ran_spec_hash=starts.seen(job, pods),
@@ -190,19 +195,18 @@ def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
         update={
             "observed_generation": job.generation,
             "ready_replicas": ready,
-            "ready": f"{ready}/{_wanted(job)}" + _and_spares(job, pods),
+            "ready": f"{ready}/{wanted}{waiting}",
             "selector": f"{LABEL_JOB_NAME}={job.name}" if job.spec.elastic else "",
             "completed_indexes": completion.in_words(completed),
         }
     )
 
 
-def _first_start(pods: Observed, now: datetime) -> datetime | None:
-    """Return now if any pod runs or has run; None otherwise."""
-    if pods.completed:
-        return now
+def _first_start(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
+    """When the first pod ran, as far as is known; None where none has."""
     seen = (*pods.current.values(), *pods.spares, *pods.old)
-    return now if any(pod.started or pod.exit for pod in seen) else None
+    has_run = pods.completed or any(pod.started or pod.exit for pod in seen)
+    return job.status.first_pod_start_time or (now if has_run else None)
 
 
 def _known_launcher(job: DDPJob) -> str:
@@ -210,13 +214,3 @@ def _known_launcher(job: DDPJob) -> str:
     notes = job.status.bookkeeping
     is_edited = notes.accepted_spec_hash not in ("", job.spec_hash)
     return "" if is_edited else notes.launcher
-
-
-def _wanted(job: DDPJob) -> int:
-    """Pods of a whole group: an elastic one may have more than it would wait for."""
-    return max(job.spec.replicas, len(members(job)))
-
-
-def _and_spares(job: DDPJob, pods: Observed) -> str:
-    """Those that wait without a place, of a job that has them on purpose."""
-    return f" +{len(spares.ready(job, pods))}" if job.spec.spares or job.spec.elastic else ""

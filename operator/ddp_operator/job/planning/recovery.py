@@ -158,7 +158,10 @@ def _action(
         return "RestartGang", (), ""  # it will not come back
     if not verdict.rule and _began_without(job, pods, failure, gone):
         return "RestartPod", gone, ""
-    if not verdict.rule and _misses_launcher(job):
+    # Less would restart, if a launcher had answered.
+    asked = {"InPlace"} if job.spec.kueue_queue else {"InPlace", "Auto"}
+    hears_none = job.spec.restart.scope in asked and not job.status.bookkeeping.launcher
+    if not verdict.rule and hears_none:
         return "RestartGang", (), "; no launcher answers"
     unlike = in_place and local_checkpoints.forbid_in_place(job)
     if unlike or wanted == "RestartGang" or len(gone) == len(members(job)):
@@ -175,12 +178,6 @@ def _began_without(job: DDPJob, pods: Observed, failure: Failure, gone: Sequence
         return False
     never = {gap.node_rank for gap in pods.gaps if gap.reason in ("CannotStart", "NotStarted")}
     return never.issuperset(gone) and 0 < len(gone) < len(members(job))
-
-
-def _misses_launcher(job: DDPJob) -> bool:
-    """Whether less would start anew, if a launcher had answered."""
-    asked = {"InPlace"} if job.spec.kueue_queue else {"InPlace", "Auto"}
-    return job.spec.restart.scope in asked and not job.status.bookkeeping.launcher
 
 
 def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:

@@ -17,7 +17,6 @@ from ddp_operator.job.status.goodput import account
 from ddp_operator.ports import Event, Manifest
 
 NEWER_JOB = "NewerThanOperator"
-"""Reason of a job that waits for a newer operator."""
 
 
 def reject(

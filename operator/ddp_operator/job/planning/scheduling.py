@@ -44,16 +44,11 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
     retries = job.status.bookkeeping.scheduling_retries
     pause = pause_seconds(retries)
     # Two jobs that gave up at one moment must not meet again at the next.
-    pause += round(pause * _share(f"{job.uid}/{retries}"))
+    pause += pause * zlib.crc32(f"{job.uid}/{retries}".encode()) // 2**32
     message = _in_words(job, pods)
     status = next_attempt(job, job.status).noting(scheduling_retries=retries + 1)
     status = status.model_copy(update={"next_start_time": now + timedelta(seconds=pause)})
     return restarting(status, SCHEDULING_TIMEOUT, message, now, event=SCHEDULING_TIMEOUT)
-
-
-def _share(text: str) -> float:
-    """A number from 0 to 1 that looks random, the same for the same text."""
-    return zlib.crc32(text.encode()) / 0xFFFFFFFF
 
 
 def _in_words(job: DDPJob, pods: Observed) -> str:

@@ -20,7 +20,6 @@ from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import Event
 
 NO_REPORTS = "NoProgressReports"
-"""Reason of the condition Running, and of one Event, when nothing was reported at all."""
 _FIRST_STEP_TIMES: Final = 3
 _FIRST_STEP_LEAST: Final = timedelta(minutes=10)
 """The first step may take so many times the deadline of any other, and this long in any case: it

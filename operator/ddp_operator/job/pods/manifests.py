@@ -3,46 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ddp_operator.api import constants
 from ddp_operator.api.accelerator import Accelerator, Reservation
-from ddp_operator.api.constants import (
-    ANNOTATION_GENERATION,
-    ANNOTATION_SIGNS,
-    ANNOTATION_SPEC_HASH,
-    ANNOTATION_TOKEN_SECRET,
-    ANNOTATION_TRAINER,
-    API_VERSION,
-    ARCHITECTURE_LABEL,
-    ENV_BATCH,
-    ENV_BATCH_RANKS,
-    ENV_GENERATION,
-    ENV_HELD,
-    ENV_HOLD_SECONDS,
-    ENV_LEAVE_SECONDS,
-    ENV_LOCAL_PATHS,
-    ENV_MEMBERS,
-    ENV_POD,
-    ENV_POD_SIZES,
-    ENV_SCOPE,
-    ENV_STATUS_PORT,
-    ENV_TOKEN,
-    GKE_ACCELERATOR_LABEL,
-    GKE_COMPUTE_CLASS_LABEL,
-    GKE_FLEX_START_LABEL,
-    GKE_GCSFUSE_ANNOTATION,
-    GKE_GCSFUSE_DRIVER,
-    GKE_MAX_RUN_LABEL,
-    GKE_QUEUED_LABEL,
-    GKE_RESERVATION_PREFIX,
-    GKE_SPOT_LABEL,
-    GPU_RESOURCE,
-    KIND,
-    LABEL_ATTEMPT,
-    LABEL_INDEX,
-    LABEL_JOB_NAME,
-    LABEL_REPLACEMENT,
-    LABEL_SERVING,
-    OWN_PREFIX,
-)
 from ddp_operator.api.devices import accelerators
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import spec_of
@@ -102,7 +64,7 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         "DDP_JOB_UID": job.uid,
         "DDP_ATTEMPT": identity.attempt,
         "DDP_CHECKPOINT_DIR": spec.checkpoint.path,
-        ENV_STATUS_PORT: spec.status_port,
+        constants.ENV_STATUS_PORT: spec.status_port,
         "PYTHONUNBUFFERED": 1,
         "PET_NNODES": pods,
         "PET_NPROC_PER_NODE": local_world_size,
@@ -119,27 +81,30 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         # missing RANK instead of hanging in a group that never completes.
         variables |= {"RANK": ranks.first_rank(spec, identity.index), "LOCAL_RANK": 0}
     if sizes := ranks.pod_sizes(spec):
-        variables[ENV_POD_SIZES] = sizes
+        variables[constants.ENV_POD_SIZES] = sizes
     if token:
-        variables[ENV_TOKEN] = token
-    variables[ENV_SCOPE] = scope_of(job) if spec.kueue_queue else spec.restart.scope
-    variables[ENV_GENERATION] = world_of(job).generation
-    variables[ENV_POD] = identity.pod_name(job.name)
+        variables[constants.ENV_TOKEN] = token
+    variables[constants.ENV_SCOPE] = scope_of(job) if spec.kueue_queue else spec.restart.scope
+    variables[constants.ENV_GENERATION] = world_of(job).generation
+    variables[constants.ENV_POD] = identity.pod_name(job.name)
     if is_held(job, identity):
-        variables[ENV_HELD] = 1
+        variables[constants.ENV_HELD] = 1
     elif is_first_due(job) and not is_spare(job, identity):
-        variables[ENV_HOLD_SECONDS] = HOLD_SECONDS
+        variables[constants.ENV_HOLD_SECONDS] = HOLD_SECONDS
     if spec.elastic:
-        variables |= {ENV_BATCH: spec.elastic.batch, ENV_BATCH_RANKS: ranks.world_size(spec)}
+        variables |= {
+            constants.ENV_BATCH: spec.elastic.batch,
+            constants.ENV_BATCH_RANKS: ranks.world_size(spec),
+        }
     if spec.elastic or spec.spares:
-        variables[ENV_LEAVE_SECONDS] = LEAVE_SECONDS
+        variables[constants.ENV_LEAVE_SECONDS] = LEAVE_SECONDS
     if spec.replicas > 1 or spec.elastic:
         paths = local_paths(spec_of(spec, identity.index))
-        variables |= {ENV_LOCAL_PATHS: ":".join(paths)} if paths else {}
+        variables |= {constants.ENV_LOCAL_PATHS: ":".join(paths)} if paths else {}
     if identity.index == 0 and not is_spare(job, identity):
         variables |= _trackers(job)
         if group := members_to_lead(job):
-            variables[ENV_MEMBERS] = group
+            variables[constants.ENV_MEMBERS] = group
     return {name: str(value) for name, value in variables.items()}
 
 
@@ -175,8 +140,8 @@ def _trackers(job: DDPJob) -> dict[str, str]:
 def owner_reference(job: DDPJob) -> dict[str, Any]:
     """What makes an object go with its job."""
     return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
+        "apiVersion": constants.API_VERSION,
+        "kind": constants.KIND,
         "name": job.name,
         "uid": job.uid,
         "controller": True,
@@ -189,7 +154,7 @@ def own_metadata(job: DDPJob) -> dict[str, Any]:
     return {
         "name": job.name,
         "namespace": job.namespace,
-        "labels": {LABEL_JOB_NAME: job.name},
+        "labels": {constants.LABEL_JOB_NAME: job.name},
         "ownerReferences": [owner_reference(job)],
     }
 
@@ -204,7 +169,7 @@ def service(job: DDPJob) -> dict[str, Any]:
             "clusterIP": "None",
             # Ranks must find each other before any of them is ready.
             "publishNotReadyAddresses": True,
-            "selector": {LABEL_JOB_NAME: job.name, LABEL_SERVING: "true"},
+            "selector": {constants.LABEL_JOB_NAME: job.name, constants.LABEL_SERVING: "true"},
             "ports": [{"name": "rendezvous", "port": job.spec.master_port}],
         },
     }
@@ -229,11 +194,11 @@ def pod(
     spec: dict[str, Any] = dict(template["spec"])
     labels = {
         **_users(metadata.get("labels")),
-        LABEL_JOB_NAME: job.name,
-        LABEL_INDEX: str(identity.slot),
-        LABEL_ATTEMPT: str(identity.attempt),
-        LABEL_REPLACEMENT: str(identity.replacement),
-        LABEL_SERVING: "true",
+        constants.LABEL_JOB_NAME: job.name,
+        constants.LABEL_INDEX: str(identity.slot),
+        constants.LABEL_ATTEMPT: str(identity.attempt),
+        constants.LABEL_REPLACEMENT: str(identity.replacement),
+        constants.LABEL_SERVING: "true",
     }
     # The end of the log is what a plain script has to say of its failure.
     trainer: dict[str, Any] = {
@@ -242,12 +207,12 @@ def pod(
     }
     annotations = {
         **_users(metadata.get("annotations")),
-        ANNOTATION_SPEC_HASH: job.spec_hash,
-        ANNOTATION_SIGNS: "true",
-        ANNOTATION_TRAINER: trainer["name"],
+        constants.ANNOTATION_SPEC_HASH: job.spec_hash,
+        constants.ANNOTATION_SIGNS: "true",
+        constants.ANNOTATION_TRAINER: trainer["name"],
     }
     if generation := world_of(job).generation:
-        annotations[ANNOTATION_GENERATION] = str(generation)
+        annotations[constants.ANNOTATION_GENERATION] = str(generation)
     spec["containers"] = [
         trainer if c.get("name") == trainer.get("name") else c for c in spec["containers"]
     ]
@@ -266,8 +231,8 @@ def pod(
     plain = "" if isinstance(token, SecretKey) else token
     variables: dict[str, str | SecretKey] = {**environment(job, identity, token=plain)}
     if isinstance(token, SecretKey):
-        variables[ENV_TOKEN] = token
-        annotations[ANNOTATION_TOKEN_SECRET] = token.secret
+        variables[constants.ENV_TOKEN] = token
+        annotations[constants.ANNOTATION_TOKEN_SECRET] = token.secret
     _add_environment(trainer, variables)
     _add_checkpoint(spec, annotations, trainer, own.checkpoint)
     _add_shared_memory(spec, trainer)
@@ -301,7 +266,11 @@ def pod(
 
 def _users(marks: Mapping[str, str] | None) -> dict[str, str]:
     """Return the labels or annotations of a template that are its user's to choose."""
-    return {key: value for key, value in (marks or {}).items() if not key.startswith(OWN_PREFIX)}
+    return {
+        key: value
+        for key, value in (marks or {}).items()
+        if not key.startswith(constants.OWN_PREFIX)
+    }
 
 
 def _add_environment(trainer: dict[str, Any], ours: Mapping[str, str | SecretKey]) -> None:
@@ -329,9 +298,9 @@ def _add_checkpoint(
     if checkpoint.persistent_volume_claim:
         source = {"persistentVolumeClaim": {"claimName": checkpoint.persistent_volume_claim}}
     elif checkpoint.gcs_bucket:
-        annotations[GKE_GCSFUSE_ANNOTATION] = "true"
+        annotations[constants.GKE_GCSFUSE_ANNOTATION] = "true"
         attributes = {"bucketName": checkpoint.gcs_bucket}
-        source = {"csi": {"driver": GKE_GCSFUSE_DRIVER, "volumeAttributes": attributes}}
+        source = {"csi": {"driver": constants.GKE_GCSFUSE_DRIVER, "volumeAttributes": attributes}}
     elif checkpoint.host_path:
         source = {"hostPath": {"path": checkpoint.host_path, "type": "DirectoryOrCreate"}}
     elif _mounts(trainer, checkpoint.path):
@@ -364,28 +333,30 @@ def _mount(
 def _add_accelerator(
     spec: dict[str, Any], trainer: dict[str, Any], accelerator: Accelerator
 ) -> None:
-    selector = {GKE_ACCELERATOR_LABEL: accelerator.type} if accelerator.type else {}
+    selector = {constants.GKE_ACCELERATOR_LABEL: accelerator.type} if accelerator.type else {}
     # GKE adds this toleration itself only to pods that request the resource in the classic way;
     # without it a pod waits for ever.
     tolerations: list[dict[str, Any]] = [
-        {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
+        {"key": constants.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
     ]
     if accelerator.gpu and accelerator.gpu.arm64:
-        selector[ARCHITECTURE_LABEL] = "arm64"
-        tolerations.append(_tolerating(ARCHITECTURE_LABEL, "arm64"))
+        selector[constants.ARCHITECTURE_LABEL] = "arm64"
+        tolerations.append(_tolerating(constants.ARCHITECTURE_LABEL, "arm64"))
     if accelerator.compute_class:
-        selector[GKE_COMPUTE_CLASS_LABEL] = accelerator.compute_class
-        tolerations.append(_tolerating(GKE_COMPUTE_CLASS_LABEL, accelerator.compute_class))
-    provisioning = {"spot": GKE_SPOT_LABEL, "flex-start": GKE_FLEX_START_LABEL}
+        selector[constants.GKE_COMPUTE_CLASS_LABEL] = accelerator.compute_class
+        tolerations.append(
+            _tolerating(constants.GKE_COMPUTE_CLASS_LABEL, accelerator.compute_class)
+        )
+    provisioning = {"spot": constants.GKE_SPOT_LABEL, "flex-start": constants.GKE_FLEX_START_LABEL}
     label = provisioning.get(accelerator.provisioning)
     if label:
         selector[label] = "true"
         tolerations.append(_tolerating(label, "true"))
     if accelerator.provisioning == "queued":
         # Which nodes were made for them is not known before: Kueue says so when it admits the pods.
-        tolerations.append(_tolerating(GKE_QUEUED_LABEL, "true"))
+        tolerations.append(_tolerating(constants.GKE_QUEUED_LABEL, "true"))
     elif accelerator.max_run_seconds:
-        selector[GKE_MAX_RUN_LABEL] = str(accelerator.max_run_seconds)
+        selector[constants.GKE_MAX_RUN_LABEL] = str(accelerator.max_run_seconds)
     if accelerator.reservation:
         selector |= _reserved(accelerator.reservation)
     spec["nodeSelector"] = {
@@ -400,7 +371,7 @@ def _add_accelerator(
     ]
     resources = trainer.get("resources") or {}
     if not accelerators(trainer):
-        limits = {**(resources.get("limits") or {}), GPU_RESOURCE: accelerator.count}
+        limits = {**(resources.get("limits") or {}), constants.GPU_RESOURCE: accelerator.count}
         trainer["resources"] = {**resources, "limits": limits}
 
 
@@ -412,7 +383,9 @@ def _reserved(reservation: Reservation) -> dict[str, str]:
         "blocks": reservation.blocks,
         "subblocks": reservation.sub_blocks,
     }
-    return {GKE_RESERVATION_PREFIX + what: value for what, value in asked.items() if value}
+    return {
+        constants.GKE_RESERVATION_PREFIX + what: value for what, value in asked.items() if value
+    }
 
 
 def _tolerating(key: str, value: str) -> dict[str, str]:

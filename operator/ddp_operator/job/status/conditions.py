@@ -5,32 +5,15 @@ from typing import Literal
 
 from ddp_operator.api.status import Condition, ConditionStatus, ConditionType, DDPJobStatus, Phase
 
+# Reasons of the condition Running; `api.reasons` says what each means.
 PODS_READY = "PodsReady"
-"""Reason of the condition Running while all pods train as they should."""
-
 PODS_NOT_READY = "PodsNotReady"
-"""Reason of the condition Running while training goes on, as far as is known, but the kubelet does
-not call all pods ready any more."""
-
 NAME_TAKEN = "NameTaken"
-"""Reason of the condition Running while an object of another owner bears a name that is needed."""
-
 PODS_FORBIDDEN = "PodsForbidden"
-"""Reason of the condition Running while a quota or a policy keeps pods from being created."""
-
 API_SERVER_ERROR = "APIServerError"
-"""Reason of the condition Running while the API server, or a webhook that it asks, keeps answering
-with errors."""
-
 STATUS_NOT_STORED = "StatusNotStored"
-"""Reason of the condition Running while the CRD drops what a decision must remember."""
-
 PODS_STARTING = "PodsStarting"
-"""Reason of the condition Running while pods start as they should."""
-
 QUEUED = "Queued"
-"""Reason of the condition Running while pods wait to be admitted, and no scheduler looks at
-them."""
 
 
 def with_condition(

@@ -69,7 +69,10 @@ def account(
     books = after.goodput or before.goodput or Goodput(accounted_until=created)
     ended = _ended(books, before, after, started=started, now=now)
     books = ended or books
-    if _is_another(after, before) or _failed_again(books, after, before):
+    is_another = (after.phase, after.attempt) != (before.phase, before.attempt)
+    # A pod that was to end an outage is replaced.
+    failed_again = books.outage is not None and after.incarnation != before.incarnation
+    if is_another or failed_again:
         name = "training_seconds" if ended else _booked_to(before.phase, books)
         after = _closed(before, after, books, name, now)
     elif ended:
@@ -100,15 +103,6 @@ def _booked_to(phase: Phase, books: Goodput | None) -> str:
     # Anybody who may write a status may store a final phase whose conditions do not say so.
     booked_to = _BOOKED_TO.get(phase, "pending_seconds")
     return "lost_seconds" if is_out and phase == "Running" else booked_to
-
-
-def _is_another(after: DDPJobStatus, before: DDPJobStatus) -> bool:
-    return (after.phase, after.attempt) != (before.phase, before.attempt)
-
-
-def _failed_again(books: Goodput, after: DDPJobStatus, before: DDPJobStatus) -> bool:
-    """Whether a pod is replaced that was to end an outage."""
-    return books.outage is not None and after.incarnation != before.incarnation
 
 
 def _ended(

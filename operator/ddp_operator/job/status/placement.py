@@ -10,9 +10,9 @@ from ddp_operator.job.pods.observed import Observed
 from ddp_operator.ports import Event, Node
 
 SPREAD: Final = "Spread"
-"""Reason of the Event of a job whose pods share no sub-block, or no block."""
 
 Place = tuple[str | None, ...]
+"""From the widest to the closest."""
 _LEVELS: Final = tuple(GKE_TOPOLOGY_LABELS)
 _SHOWN: Final = 3
 """So many places are named: there may be as many as pods."""

@@ -101,8 +101,8 @@ def _shrink_due(job: DDPJob, pods: Observed, absent: Sequence[int]) -> datetime 
     since = min(gap.since for gap in pods.gaps if POLICY[gap.reason].absent)
     patience = 0
     if rest < job.spec.replicas:
-        at_least = _BEGINNING_SECONDS if _is_first(job) else 0
-        patience = max(elastic.shrink_after_seconds, at_least)
+        is_first = not (world_of(job).changed_at or job.status.bookkeeping.replacements)
+        patience = max(elastic.shrink_after_seconds, _BEGINNING_SECONDS if is_first else 0)
     return since + timedelta(seconds=patience)
 
 
@@ -160,8 +160,3 @@ def _grow_due(job: DDPJob) -> datetime | None:
     if elastic is None or since is None:
         return None
     return since + timedelta(seconds=elastic.grow_after_seconds)
-
-
-def _is_first(job: DDPJob) -> bool:
-    """Whether the pods are those that the attempt began with."""
-    return not (world_of(job).changed_at or job.status.bookkeeping.replacements)

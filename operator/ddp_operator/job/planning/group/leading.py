@@ -38,8 +38,9 @@ def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     own = in_words(members(job))
     is_led = said is not None and led > known
     if said is None or not is_led:
-        if said is None and _may_answer(pods):
-            return None
+        leader = pods.current.get(0)
+        if said is None and leader and leader.started and not leader.exit:
+            return None  # it may still answer
         differs = said is not None and led == known > 0 and said.members not in ("", own)
         if not (differs or heard.ahead >= known > 0):
             return None
@@ -57,11 +58,6 @@ def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     )
     status = status.model_copy(update={"world": world})
     return Plan(status, decided=True, events=(Event(LED, message, warning=bool(charged)),))
-
-
-def _may_answer(pods: Observed) -> bool:
-    leader = pods.current.get(0)
-    return leader is not None and leader.started is not None and not leader.exit
 
 
 def _above(job: DDPJob, status: DDPJobStatus, known: int, now: datetime) -> Plan:

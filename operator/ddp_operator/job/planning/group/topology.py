@@ -23,14 +23,11 @@ from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.status.placement import place_of
+from ddp_operator.job.status.placement import Place, place_of
 from ddp_operator.ports import Event, Node
 
 RANKS_ORDERED: Final = "RanksOrdered"
 RANKS_NOT_ORDERED: Final = "RanksNotOrdered"
-
-Place = tuple[str | None, ...]
-"""From the widest to the closest."""
 
 _BLOCKS: Final = 2
 """Levels for which ranks that train change places: block and sub-block, not host."""
