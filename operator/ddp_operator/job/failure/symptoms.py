@@ -10,7 +10,7 @@ Python's own engine takes seconds for some of the 4 KB that a container may leav
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import re2
 
@@ -37,6 +37,7 @@ _EXCEPTION: Final = re2.compile(
     r"(?m)^(?P<rank>\[rank\d+\])?:? *(?:[A-Za-z_][\w.]*\.)?"
     r"(?P<name>\w*(?:Error|Exception|Interrupt|Exit|Failure))\b(?::|$)"
 )
+_TRACEBACK: Final = "Traceback (most recent call last)"
 _OF_TORCHRUN: Final = "ChildFailedError"
 """It only repeats that a process has failed."""
 _LOG_LINE: Final = re2.compile(r"(?m)^(?:\[rank\d+\]:)?\[?[WEIF]\d{4} .*")
@@ -149,11 +150,5 @@ def _last_exceptions(message: str) -> list[str]:
     by_rank = [match for rank, match in found.items() if rank] or list(found.values())
     root = f"[rank{torchrun_rank(message)}]"
     named = [found[root]] if root in found else by_rank
-    return [_LOG_LINE.split(_up_to_next(message, match))[0] for match in named]
-
-
-def _up_to_next(message: str, exception: Any) -> str:
-    """The text of one exception, up to the traceback of the next."""
-    rest = message[exception.start() :]
-    end = rest.find("Traceback (most recent call last)")
-    return rest if end < 0 else rest[:end]
+    texts = (message[match.start() :].partition(_TRACEBACK)[0] for match in named)
+    return [_LOG_LINE.split(text)[0] for text in texts]

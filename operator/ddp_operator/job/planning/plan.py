@@ -204,9 +204,11 @@ def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
 
 def _first_start(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
     """When the first pod ran, as far as is known; None where none has."""
+    known = job.status.first_pod_start_time
+    if known or pods.completed:
+        return known or now
     seen = (*pods.current.values(), *pods.spares, *pods.old)
-    has_run = pods.completed or any(pod.started or pod.exit for pod in seen)
-    return job.status.first_pod_start_time or (now if has_run else None)
+    return now if any(pod.started or pod.exit for pod in seen) else None
 
 
 def _known_launcher(job: DDPJob) -> str:

@@ -24,8 +24,14 @@ def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
     if policy == "Terminating" or not pods.missing:
         return []
     candidates = (*pods.old, *pods.strangers)
-    if job.status.bookkeeping.replacing:
-        candidates = _replaced(job, pods) if policy == "Gone" else ()
+    if replacing := frozenset(job.status.bookkeeping.replacing):
+        if policy != "Gone":
+            return []
+        candidates = tuple(
+            pod
+            for pod in pods.old
+            if pod.identity.attempt == job.status.attempt and pod.identity.slot in replacing
+        )
     return [pod for pod in candidates if not _is_over(pod) and now < given_up_at(job, pod, now)]
 
 
@@ -47,16 +53,6 @@ def given_up_at(job: DDPJob, pod: PodState, now: datetime) -> datetime:
     if pod.owner_uid != job.uid:
         return job.created + timedelta(seconds=COLLECTION_SECONDS)
     return now + timedelta(seconds=pod.grace_seconds + SILENT_SECONDS)  # it will be told at once
-
-
-def _replaced(job: DDPJob, pods: Observed) -> tuple[PodState, ...]:
-    """The pods whose place single new ones take."""
-    status, slots = job.status, set(job.status.bookkeeping.replacing)
-    return tuple(
-        pod
-        for pod in pods.old
-        if pod.identity.attempt == status.attempt and pod.identity.slot in slots
-    )
 
 
 def _is_over(pod: PodState) -> bool:

@@ -2,12 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.pods.claims import CLAIMS_NEED, claim_template
+from ddp_operator.api.overrides import kinds
+from ddp_operator.job.pods.fabrics.dranet import CLAIMED
 from ddp_operator.job.pods.manifests import own_metadata
 from ddp_operator.job.pods.schedulers import schedulers
 from ddp_operator.ports import Manifest
+
+_CLAIMS_NEED: Final = (
+    "spec.accelerator.network: dranet needs Kubernetes 1.34 or later, and an operator that may "
+    "make claim templates (manifests/components/dranet)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +29,22 @@ class Beforehand:
 def beforehand(job: DDPJob) -> Iterator[Beforehand]:
     """Return what must exist before the job's pods; it is the job's own, and goes with it."""
     if template := claim_template(job):
-        yield Beforehand(template, CLAIMS_NEED)
+        yield Beforehand(template, _CLAIMS_NEED)
     for scheduler in schedulers(job):
         if scheduler.group:
             group = scheduler.group(job)
             metadata = {**own_metadata(job), **group.get("metadata", {})}
             yield Beforehand({**group, "metadata": metadata}, scheduler.needs)
+
+
+def claim_template(job: DDPJob) -> dict[str, Any] | None:
+    """The ResourceClaimTemplate of a job's pods, by its own name; None where they claim nothing."""
+    accelerators = (kind.accelerator for kind, _ in kinds(job.spec))
+    if all(one is None or one.fabric != "dranet" for one in accelerators):
+        return None
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": own_metadata(job),
+        "spec": {"spec": CLAIMED},
+    }
