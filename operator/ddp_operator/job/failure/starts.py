@@ -24,11 +24,13 @@ def seen(job: DDPJob, pods: Observed) -> str:
         return job.spec_hash
     began = {
         pod.identity.index
-        for pod in (*pods.current.values(), *pods.old)  # nobody may have looked before a restart
+        # Nobody may have looked before a restart; and spares are made like the others.
+        for pod in (*pods.current.values(), *pods.spares, *pods.old)
         if classes.has_begun(pod) and pod.spec_hash == job.spec_hash
     }
-    ran = began and all(
-        any(index in some for index in began for some in where) for _, where in kinds(job.spec)
+    ran = began and (
+        not job.spec.overrides
+        or all(any(i in some for i in began for some in where) for _, where in kinds(job.spec))
     )
     return job.spec_hash if ran else job.status.bookkeeping.ran_spec_hash
 

@@ -94,6 +94,12 @@ class TestImages:
         assert not plan(job, old[:1], later(60)).status.bookkeeping.ran_spec_hash
         assert plan(job, old, later(60)).status.bookkeeping.ran_spec_hash == job.spec_hash
 
+    @pytest.mark.parametrize("attempt", [0, 1])
+    def test_a_spare_has_run(self, attempt: int) -> None:
+        job = with_status(fresh_job(replicas=1, spares=1), attempt=attempt)
+        spare = pod(job, 1, identity=Identity(1, 0), phase="Running", started=later(5))
+        assert plan(job, [spare], later(60)).status.bookkeeping.ran_spec_hash == job.spec_hash
+
     @pytest.mark.parametrize("message", [UNAVAILABLE, "not found", "unauthorized"])
     def test_after_a_first_run_the_pod_alone_is_tried_elsewhere(self, message: str) -> None:
         job, others = self.evicted()
