@@ -89,7 +89,12 @@ def assert_survives(
 def test_a_text_file_and_a_trainer_class(tmp_path: Path) -> None:
     text = tmp_path / "input.txt"
     text.write_text("the quick brown fox jumps over the lazy dog; " * 60)
-    trained = assert_survives(tmp_path, command("mingpt", "--data", str(text)))
+    # After its part of an evaluation, before the sum.
+    plan = [
+        Death(rank=rank, point="evaluation", step=10 * epoch)
+        for epoch, rank in enumerate((1, 0), 1)
+    ]
+    trained = assert_survives(tmp_path, command("mingpt", "--data", str(text)), plan=plan)
     assert last_state(trained)["optimizer"]["param_groups"][0]["lr"] < 1e-3, "the rate has fallen"
 
 

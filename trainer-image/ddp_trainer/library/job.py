@@ -9,7 +9,8 @@ the others stand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
@@ -20,28 +21,15 @@ from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
 from ddp_trainer.library.steps.evaluation import Parts
 from ddp_trainer.library.steps.fixed_batch import check
-from ddp_trainer.library.steps.net import Net
+from ddp_trainer.library.steps.net import Net, options_of
 from ddp_trainer.library.steps.stepping import Stepping
 from ddp_trainer.run.parts import check_whole
 from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.run.stop import is_carried
-from ddp_trainer.settings.flags import as_arguments
-from ddp_trainer.settings.training import COMPRESSIONS, DDPOptions
 from ddp_trainer.telemetry.prometheus import is_name
 
 _ASK_SECONDS = 0.25
 """Between questions, within an evaluation, whether a rank was told to stop."""
-
-
-WRAP_OPTIONS = (
-    "broadcast_buffers",
-    "bucket_cap_mb",
-    "find_unused_parameters",
-    "gradient_as_bucket_view",
-    "gradient_compression",
-    "static_graph",
-)
-"""What `Job.wrap` can be told of DDP."""
 
 
 class Job(Stepping):
@@ -88,7 +76,7 @@ class Job(Stepping):
                 "join(model=model, ...), so that it can be saved and passed on"
             )
         check_whole(model)
-        options = _options_of(ddp)
+        options = options_of(ddp)
         check(self._batch, model, options)
         net = Net(
             model,
@@ -234,6 +222,8 @@ class Job(Stepping):
         parts = Parts(loading, int(count))
         if begins_here:
             parts.take(self.rank)
+        are_in_place = True
+        """Whether each part is with the rank of its number, as in the beginning."""
         # What each rank does follows from the answers alone, so that all ask for the same ones.
         while True:
             yield from parts.batches(seconds=_ASK_SECONDS)
@@ -244,15 +234,22 @@ class Job(Stepping):
                 len(parts.held),
             )
             stop = is_carried(votes)
+            are_in_place = are_in_place and not leave
             if stop and is_new:
                 self._or_form(self._save_and_stop)
             elif leave and is_new:
                 self._form(MovedError("the group changes"))
             if held < count:
+                are_in_place = False
                 answer, is_new = self._sum(*(part in parts.held for part in range(int(count))))
                 parts.share_out(answer, rank=self.rank if is_new else None, size=self.world_size)
             elif not (stop or leave or unfinished):
-                return
+                break
+        if not parts.held and are_in_place and count == self.world_size and self._is_awaited:
+            # The others were done before this rank joined them. What the lost rank of its number
+            # had added up is lost: it is missing in the sum that they wait for.
+            parts.take(self.rank)
+            yield from parts.batches(seconds=math.inf)
 
     def evaluated(self, score: float) -> None:
         """The models have this score now, of which more is better: an accuracy, as a rule.
@@ -282,21 +279,3 @@ class Job(Stepping):
                 )
         numbers = {name: float(value) for name, value in metrics.items()}
         self._progress.log(self._run.position, numbers)
-
-
-def _options_of(ddp: Mapping[str, Any]) -> DDPOptions:
-    unknown = set(ddp) - set(WRAP_OPTIONS)
-    if unknown:
-        raise ConfigurationError(
-            f"wrap() takes {', '.join(WRAP_OPTIONS)}, not {', '.join(sorted(unknown))}"
-        )
-    try:
-        options = DDPOptions(**ddp)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"wrap(): {as_arguments(str(error))}") from error
-    if options.gradient_compression not in COMPRESSIONS:
-        raise ConfigurationError(
-            f"wrap() got gradient_compression={options.gradient_compression!r}: choose from "
-            f"{', '.join(COMPRESSIONS)}"
-        )
-    return options

@@ -228,6 +228,12 @@ class Session:
         self._asked += 1
         return answers[place][self._asked - 1], is_new
 
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether the others have got no more answers at this place than this rank."""
+        place = self._run.position.step, self._epoch
+        return self._asked == len(self._run.answers.get(place, []))
+
     def _tell_progress(self) -> None:
         """Say how many steps there are, as soon as that is known."""
         if self._plan.loading is not None:

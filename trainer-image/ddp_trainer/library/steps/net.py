@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,18 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.shard_gradients import ShardGradients
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.membership.failures import is_lost_peer
-from ddp_trainer.settings.training import DDPOptions
+from ddp_trainer.settings.flags import as_arguments
+from ddp_trainer.settings.training import COMPRESSIONS, DDPOptions
+
+WRAP_OPTIONS = (
+    "broadcast_buffers",
+    "bucket_cap_mb",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "gradient_compression",
+    "static_graph",
+)
+"""What `Job.wrap` can be told of DDP."""
 
 _MIB = 1 << 20
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -150,3 +161,26 @@ class Net(nn.Module):
         except RuntimeError as error:  # where ranks agree on their buckets, once in a group
             self._note(error)
             return self.module(*inputs, **named)
+
+
+def options_of(ddp: Mapping[str, Any]) -> DDPOptions:
+    """The options of `Job.wrap`.
+
+    Raises:
+        ConfigurationError: one is unknown, or has a value that it cannot have.
+    """
+    unknown = set(ddp) - set(WRAP_OPTIONS)
+    if unknown:
+        raise ConfigurationError(
+            f"wrap() takes {', '.join(WRAP_OPTIONS)}, not {', '.join(sorted(unknown))}"
+        )
+    try:
+        options = DDPOptions(**ddp)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"wrap(): {as_arguments(str(error))}") from error
+    if options.gradient_compression not in COMPRESSIONS:
+        raise ConfigurationError(
+            f"wrap() got gradient_compression={options.gradient_compression!r}: choose from "
+            f"{', '.join(COMPRESSIONS)}"
+        )
+    return options
