@@ -9,6 +9,7 @@ from ddp_trainer.launcher.verdict import (
     ComesBack,
     RankEnd,
     RestartBudget,
+    ended_early,
     judge,
     judge_script,
     settled,
@@ -72,6 +73,27 @@ def test_verdict(ends: list[RankEnd], exit_code: int, rank: int) -> None:
 def test_a_scripts_exit_codes_are_its_own(ends: list[RankEnd], exit_code: int, rank: int) -> None:
     verdict = judge_script(ends)
     assert (verdict.exit_code, verdict.report.rank) == (exit_code, rank)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "finished", "left", "is_early"),
+    [
+        (0, False, None, True),
+        (0, True, None, False),
+        (0, None, None, False),  # it has not joined
+        (0, False, True, False),  # its pod has no place any more
+        (1, False, None, False),
+        (143, False, None, False),
+    ],
+)
+def test_a_rank_that_has_joined_may_not_end_as_if_done(
+    exit_code: int, finished: bool | None, left: bool | None, is_early: bool
+) -> None:
+    report = TerminationReport(step=7, total_steps=46, finished=finished, left=left)
+    why = ended_early(3, exit_code, report)
+    assert (why is not None) == is_early
+    expected = "rank 3 ended with exit code 0 at step 7 of 46, before the training was complete"
+    assert why is None or why.startswith(expected)
 
 
 @pytest.mark.parametrize("exit_code", [134, 137, 139, 143])

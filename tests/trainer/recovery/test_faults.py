@@ -5,6 +5,7 @@ After NVIDIA's Resiliency Extension, whose tests inject such a list of faults in
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -54,6 +55,7 @@ def test_a_rank_comes_back_after_each_fault(kind: str, tmp_path: Path) -> None:
         assert pod.wait() == 0, pod.log
         assert pod.log.count("rank 1 has been frozen for 4 s: killing it") >= 2
         assert pod.log.count(": starting it again") == len(COME_BACK), pod.log
+        assert re.search(r"rank 1 ended with exit code 0 at step \d+ of 46, before the", pod.log)
         assert "resuming from checkpoint" not in pod.log
         for rank in range(2):
             assert list(of.steps_of(rank)) == list(range(1, 47)), "no step is left out"

@@ -33,8 +33,8 @@ class Outcome(Enum):
     )
     NOTHING = "training continues"
     GIVEN_UP = (
-        "the others wait for the rank for `--rendezvous-timeout-seconds`; then the pod ends with "
-        "exit code 75"
+        "after `--group-timeout-seconds` the others leave the group and name the rank; they wait "
+        "for it for `--rendezvous-timeout-seconds`, then the pod ends with exit code 75"
     )
 
 
@@ -157,7 +157,7 @@ FAULTS: dict[str, Fault] = {
     "exit as if done": Fault(
         what="a library ends the process with exit code 0",
         deed=lambda: os._exit(0),
-        joined=Outcome.GIVEN_UP,
+        joined=Outcome.AGAIN,
         code=1,
         is_seen_by_others=True,
     ),

@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ddp_trainer.exit_codes import ExitCode, of_signal
 from ddp_trainer.launcher.forkserver import STARTED_SIGNAL
@@ -22,7 +23,13 @@ from ddp_trainer.launcher.output import Output, RankOutput
 from ddp_trainer.launcher.own_ranks import OwnRanks
 from ddp_trainer.launcher.starters import Starter
 from ddp_trainer.launcher.stopping import LOOK_SECONDS, Stopping, end_group
-from ddp_trainer.launcher.verdict import ComesBack, RankEnd, RestartBudget, settled
+from ddp_trainer.launcher.verdict import (
+    ComesBack,
+    RankEnd,
+    RestartBudget,
+    ended_early,
+    settled,
+)
 from ddp_trainer.system.deathsignal import adopt_orphans
 from ddp_trainer.telemetry.termination import open_report_file, read_report_file
 
@@ -314,6 +321,10 @@ class Supervisor:
                 counts,
             )
             exit_code = counts
+        if not (finished or self._ending or self._may_have_left or self.told_to_stop):
+            early = ended_early(process.rank, exit_code, report)
+            if early is not None:
+                report, exit_code = replace(report, error=early), ExitCode.FAILURE
         told = exit_code in (of_signal(signal.SIGTERM), of_signal(signal.SIGKILL))
         return RankEnd(
             rank=process.rank,

@@ -73,6 +73,21 @@ def settled(exit_code: int, *, finished: bool, said: int | None = None) -> int:
     return said if said is not None else exit_code
 
 
+def ended_early(rank: int, exit_code: int, report: TerminationReport) -> str | None:
+    """Why an end with exit code 0 is a failure, in a sentence; None: it is none.
+
+    A rank that has joined the others is missed by them until all is trained and saved.
+    """
+    if exit_code != ExitCode.DONE or report.finished is not False or report.left:
+        return None
+    of_all = f" of {report.total_steps}" if report.total_steps is not None else ""
+    return (
+        f"rank {rank} ended with exit code 0 at step {report.step or 0}{of_all}, before the "
+        "training was complete: let the script end after its `with ddp_trainer.join(...)` block, "
+        "and with another exit code where it fails"
+    )
+
+
 class RestartBudget:
     """How many failures a pod gets over by itself within a window of time.
 
