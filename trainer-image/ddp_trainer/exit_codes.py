@@ -33,12 +33,20 @@ class BrokenGroupError(LostPeerError):
     """A peer was lost while the group was in use; it can be formed anew."""
 
 
-class MovedError(BrokenGroupError):
-    """The operator has another group in mind: all ranks leave this one, which is whole."""
+class LeavingError(BrokenGroupError):
+    """All ranks leave the group at this place, though it is whole, to form another one."""
+
+
+class MovedError(LeavingError):
+    """The operator has another group in mind."""
 
 
 class RendezvousTimeoutError(LostPeerError):
     """The other ranks did not come before the deadline."""
+
+
+class LeftEarlyError(Exception):
+    """This rank's script has left the training, and the others train on."""
 
 
 class LeftError(Exception):

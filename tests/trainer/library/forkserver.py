@@ -13,7 +13,15 @@ from collections.abc import Sequence
 
 from ddp_trainer import __main__ as trainer
 
-from tests.trainer.library import adversaries, averaging, calling, meshes, script, streaming
+from tests.trainer.library import (
+    adversaries,
+    averaging,
+    calling,
+    leaving,
+    meshes,
+    script,
+    streaming,
+)
 from tests.trainer.stream_device.device import install
 from tests.trainer.stream_device.kernels import replace
 from tests.trainer.support import forkserver
@@ -27,6 +35,7 @@ SCRIPTS = {
     "an average": averaging.main,
     "collectives": calling.main,
     "meshes": meshes.main,
+    "leaving": leaving.main,
 }
 
 

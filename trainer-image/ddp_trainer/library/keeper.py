@@ -17,8 +17,8 @@ from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.checkpoints.saver import LOG_AFTER_SECONDS, LOG_EVERY_SECONDS, Saver
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import (
-    BrokenGroupError,
     ConfigurationError,
+    LeavingError,
     LostPeerError,
     StoppedError,
 )
@@ -179,7 +179,7 @@ class Keeper:
 
         Raises:
             StoppedError: this rank was told to stop; the state is saved.
-            BrokenGroupError: another rank was told so, and leaves.
+            LeavingError: another rank was told so, and leaves.
             OSError, LostPeerError: this rank was told to stop, and the state could not be saved.
         """
         try:
@@ -191,7 +191,7 @@ class Keeper:
         if stop.told():
             of_all = f" of {total_steps}" if total_steps is not None else ""
             raise StoppedError(f"told to stop at step {run.position.step}{of_all}")
-        raise BrokenGroupError("another pod was told to stop")
+        raise LeavingError("another pod was told to stop")
 
     def close(self) -> None:
         """Let a save under way come to its end: this rank trains no more."""

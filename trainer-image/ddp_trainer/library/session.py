@@ -24,6 +24,7 @@ from ddp_trainer.library.plan import Plan
 from ddp_trainer.library.profiling import Profiling
 from ddp_trainer.library.progress import Progress, voice_of
 from ddp_trainer.library.script_collectives import ScriptCollectives
+from ddp_trainer.membership.farewell import Place
 from ddp_trainer.membership.finding.network import hurry_the_resolver
 from ddp_trainer.membership.world import World
 from ddp_trainer.run.run import Run
@@ -69,6 +70,7 @@ class Session:
             heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
             device_ids=options.hardware.device_ids,
             on_stuck=partial(end_stuck, report),
+            place=self._place,
         )
         self.device = self._world.device
         """Where this rank computes, and where its models are."""
@@ -88,6 +90,7 @@ class Session:
         self._script: ScriptCollectives
         self._asked = 0
         """How many of the run's answers the script has got at this place."""
+        self._is_asking = False
         self._epoch = 0
         """The script's: while it evaluates, other ranks may have gone on to the next one."""
         self._plan = Plan(shards=self._batch.shards or self.world_size)
@@ -152,6 +155,7 @@ class Session:
         self._settle()
         while True:
             try:
+                self._formation.group.come_to_end()
                 self._keeper.save_for_certain(self._run, self._formation.group)
                 self._progress.finished()
                 self._formation.be_brief()
@@ -216,6 +220,7 @@ class Session:
         """
         answers = self._run.answers
         place, is_new = (self._run.position.step, self._epoch), False
+        self._is_asking = True
         while self._asked == len(answers.setdefault(place, [])):
             try:
                 answer = self._formation.group.sum(*map(_value, values))
@@ -225,6 +230,7 @@ class Session:
             else:
                 answers[place].append(answer)
                 is_new = True
+        self._is_asking = False
         self._asked += 1
         return answers[place][self._asked - 1], is_new
 
@@ -233,6 +239,10 @@ class Session:
         """Whether the others have got no more answers at this place than this rank."""
         place = self._run.position.step, self._epoch
         return self._asked == len(self._run.answers.get(place, []))
+
+    def _place(self) -> Place:
+        """How far the script has come, as far as other ranks have to come there, too."""
+        return self._run.position.step, self._epoch, self._asked + self._is_asking, 0
 
     def _tell_progress(self) -> None:
         """Say how many steps there are, as soon as that is known."""

@@ -24,7 +24,9 @@ from ddp_trainer.devices.gate import Gate, expect
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.membership.burial import leave_behind
 from ddp_trainer.membership.failures import is_lost_peer, reason
+from ddp_trainer.membership.farewell import Place, come_to_end
 from ddp_trainer.membership.finding.network import interface_towards
+from ddp_trainer.membership.lifeline import Lifeline, tie
 from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.sockets import Endpoint
 from ddp_trainer.settings.timeouts import contact_seconds
@@ -60,17 +62,23 @@ class Connection:
         last_resort: LastResort,
         *,
         told_to_stop: Callable[[], bool] = lambda: False,
+        place: Callable[[], Place] = tuple,
     ) -> None:
-        """`last_resort`: for what the accelerator does not come back from."""
+        """`last_resort`: for what the accelerator does not come back from.
+
+        `place`: how far this rank's script has come.
+        """
         self._membership = membership
         self._device = device
         self._accelerator = accelerator
         self._last_resort = last_resort
         self._told_to_stop = told_to_stop
+        self._place = place
         self._communicator: Communicator | None = None
         self._smaller: list[dist.ProcessGroup] = []
         """Groups of some of its ranks, which the script has made."""
         self._pending = PendingWork()
+        self._lifeline: Lifeline | None = None
         self._left = threading.Event()
 
     def open(self, timeout: timedelta) -> Group:
@@ -114,6 +122,7 @@ class Connection:
             world=world,
             control=control,
             form_smaller=partial(self._form_smaller, timeout=timeout),
+            come_to_end=partial(self._come_to_end, timeout=timeout),
         )
         connections.complete(_from_all(group, connections.listening()))
         if self._pending.failure is not None:  # perhaps before there was anything to cut
@@ -123,6 +132,13 @@ class Connection:
             # The host may wait for the device elsewhere than at the gate, such as in a forward pass
             # that looks at a number; only an abort gets it out of there.
             start_thread("communicator", self._watch)
+        if size > 1:
+            self._lifeline = tie(
+                group,
+                self._membership.store_address,
+                self.give_up,
+                within_seconds=contact.total_seconds(),
+            )
         return group
 
     def _join(
@@ -146,6 +162,10 @@ class Connection:
                 )
         except RuntimeError as error:
             raise self._pending.failure or error from error
+
+    def _come_to_end(self, *, timeout: timedelta) -> None:
+        seconds = timeout.total_seconds()
+        come_to_end(self._membership, self._place(), self._failure, timeout_seconds=seconds)
 
     def _form_smaller(
         self, ranks: tuple[int, ...], name: str, *, timeout: timedelta
@@ -183,7 +203,7 @@ class Connection:
         what = f"it does not leave the group ({why})"
         if self._accelerator is not None and self._communicator is None:
             self._last_resort.within(_LEAVE_SECONDS, what)
-        self.cut()
+        self.cut(why=why)
         # Before the abort, which lets the device go on: whoever finds that it has, looks here.
         self._pending.give_up(why)
         communicator = self._communicator
@@ -199,15 +219,23 @@ class Connection:
                 with contextlib.suppress(RuntimeError):  # it has failed: the host learns of that
                     expect(self._accelerator.record(), within_seconds=math.inf, what="go on")
 
-    def cut(self) -> None:
-        """Let no request to the store keep this rank, and the others know that it leaves."""
+    def cut(self, why: str | None = "") -> None:
+        """Let no request to the store keep this rank, and the others know that it leaves.
+
+        `why`: what broke the group; None: nothing that the others do not know, too.
+        """
         self._left.set()
+        if self._lifeline is not None:
+            self._lifeline.leave(why)
         self._membership.connections.cut()
 
-    def abort(self) -> None:
-        """Leave a group that may be broken; never waits for the others."""
+    def abort(self, *, in_order: bool = False) -> None:
+        """Leave a group that may be broken; never waits for the others.
+
+        `in_order`: they have the same reason to leave it.
+        """
         # Work under way may wait for ranks that are alive and in turn wait for this one.
-        self.cut()
+        self.cut(None if in_order else "")
         if self._accelerator is not None:
             self._last_resort.within(_LEAVE_SECONDS, "it does not leave the group")
             if dist.is_initialized():
@@ -234,6 +262,8 @@ class Connection:
     def close(self) -> None:
         """Leave a group in which nothing is under way."""
         self._left.set()
+        if self._lifeline is not None:
+            self._lifeline.leave()
         if self._communicator is not None:
             self._last_resort.within(_LEAVE_SECONDS, "it does not leave the group")
         if dist.is_initialized():

@@ -10,7 +10,7 @@ dead, whatever its connections look like from here.
 The operator may know before all of them: a node that is gone closes no connection either.
 
 A rank whose process runs but whose training waits for something else is not found here: that ends
-with the group's timeout.
+with the group's timeout. One that has left its training before the others is: see `farewell`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from datetime import timedelta
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
+from ddp_trainer.membership.farewell import Objection, Place
 from ddp_trainer.membership.membership import Membership
 from ddp_trainer.system.standstill import Silence
 from ddp_trainer.system.threads import start_thread
@@ -53,11 +54,13 @@ class Heartbeat:
         timeout_seconds: float,
         on_lost: Callable[[str], None],
         is_broken: Callable[[], bool] = lambda: False,
+        place: Callable[[], Place] = tuple,
     ) -> None:
         """`on_lost` is called once, in a thread, with a sentence that names the lost rank.
 
         `timeout_seconds`: 0: nobody says that it runs. `is_broken`: whether the operator says that
-        a rank is lost for good, perhaps before its peers can know.
+        a rank is lost for good, perhaps before its peers can know. `place`: how far this rank has
+        come.
         """
         self._membership = membership
         self._rank = rank
@@ -65,6 +68,7 @@ class Heartbeat:
         self._timeout_seconds = timeout_seconds
         self._on_lost = on_lost
         self._is_broken = is_broken
+        self._objection = Objection(rank, place, patience_seconds=timeout_seconds)
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self._beats = 0
@@ -127,6 +131,7 @@ class Heartbeat:
                 if self._rank == 0:
                     store.set(_LOST, lost)
                 return lost
+            self._objection.look(store, now=time.monotonic())
             self._beats += 1
         return None
 

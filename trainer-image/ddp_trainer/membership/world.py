@@ -16,10 +16,11 @@ from datetime import timedelta
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.devices.accelerator import accelerator_for
 from ddp_trainer.devices.hardware import pin_device
-from ddp_trainer.exit_codes import BrokenGroupError, ExitCode
+from ddp_trainer.exit_codes import BrokenGroupError, ExitCode, LeavingError, StoppedError
 from ddp_trainer.membership.burial import bury_the_last_group
 from ddp_trainer.membership.connection import Connection
 from ddp_trainer.membership.failures import is_lost_device, is_lost_peer, reason
+from ddp_trainer.membership.farewell import Place
 from ddp_trainer.membership.finding.announcement import AnnouncedAddress
 from ddp_trainer.membership.finding.rendezvous import Rendezvous
 from ddp_trainer.membership.heartbeat import Heartbeat
@@ -51,12 +52,14 @@ class World:
         heartbeat_timeout_seconds: float,
         device_ids: tuple[int, ...] | None = None,
         on_stuck: Callable[[str], object] = _end_stuck,
+        place: Callable[[], Place] = tuple,
     ) -> None:
         """Pin this rank's device; nobody is met yet.
 
         `heartbeat_timeout_seconds`: after this time a silent rank counts as lost; 0: never.
         `device_ids`: the GPU of each local rank; None: the one with the same number. `on_stuck` has
-        to end the process when an accelerator does not come back; it gets the reason.
+        to end the process when an accelerator does not come back; it gets the reason. `place`: how
+        far this rank's script has come.
 
         Raises:
             ConfigurationError: this pod has not the GPUs that its ranks need.
@@ -73,6 +76,7 @@ class World:
         )
         self._accelerator = accelerator_for(environment.placement, self.device)
         self._on_stuck = on_stuck
+        self._place = place
 
     @contextmanager
     def formed(
@@ -101,6 +105,7 @@ class World:
             self._accelerator,
             last_resort,
             told_to_stop=told_to_stop,
+            place=self._place,
         )
         heartbeat: Heartbeat | None = None
         try:
@@ -124,7 +129,7 @@ class World:
                 # process ends tells them.
                 connection.cut()
                 raise
-            connection.abort()
+            connection.abort(in_order=isinstance(error, LeavingError | StoppedError))
             cause = connection.cause_of(error)
             if isinstance(cause, Exception) and is_lost_peer(cause):
                 connection.expect_device()
@@ -147,6 +152,7 @@ class World:
             timeout_seconds=self._heartbeat_timeout_seconds,
             on_lost=connection.give_up,
             is_broken=self.whereabouts.is_broken,
+            place=self._place,
         )
         heartbeat.start()
         return heartbeat

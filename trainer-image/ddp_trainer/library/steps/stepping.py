@@ -15,6 +15,7 @@ from ddp_trainer.data.stream import Stream, StreamRest
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
 from ddp_trainer.library.session import Session
 from ddp_trainer.library.steps.attempt import Attempt
+from ddp_trainer.membership.farewell import Place
 from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
@@ -38,6 +39,10 @@ class Stepping(Session):
         """The step before, until what is due after it is done."""
         self._is_in_loop = False
         """Whether the script is between two batches of an epoch."""
+
+    def _place(self) -> Place:
+        step, *asked, _ = super()._place()
+        return step + (self._attempt is not None), *asked, int(self._is_in_loop)
 
     def _take_place(self) -> None:
         super()._take_place()

@@ -1,0 +1,51 @@
+"""A script that leaves its training early on one rank, without an error, when a test wants it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import NoReturn
+
+import ddp_trainer
+import torch
+from torch import nn
+
+from tests.trainer.library.script import digest, digits, parsed
+from tests.trainer.support import deaths
+from tests.trainer.support.norm import network
+
+
+class LeaveError(Exception):
+    """It leaves."""
+
+
+def leave() -> NoReturn:
+    """What befalls the rank."""
+    raise LeaveError
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train to the end."""
+    deaths.DEEDS["leave"] = leave
+    options = parsed(arguments)
+    torch.manual_seed(0)
+    model = network(dropout=0.25)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    with ddp_trainer.join(
+        model=model,
+        optimizer=optimizer,
+        heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
+        group_timeout_seconds=options.group_timeout_seconds,
+    ) as job:
+        loader, net = digits(job.rank), job.wrap(model)
+        with contextlib.suppress(LeaveError):
+            for _ in job.epochs(options.epochs):
+                for inputs, targets, _ in job.batches(loader):
+                    loss = nn.functional.cross_entropy(net(inputs), targets)
+                    deaths.pass_by("within a step")
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    job.step(loss)
+                    deaths.pass_by("after a step")
+                deaths.pass_by("after an epoch")
+                job.sum(1)
+    print(f"ends with {digest(model, optimizer)}", flush=True)

@@ -1,0 +1,234 @@
+"""Tells all ranks of a group at once that another one's process has ended.
+
+A process that ends closes its connections, and gloo says so to whoever waits in one of its
+collectives. A host that waits for its GPU, as in `loss.item()`, or for the end of the training does
+not hear of it, and NCCL says nothing of a lost peer. So each rank holds a connection to rank 0 for
+as long as it is in the group, and a thread listens there. Who leaves in order says so before. All
+else that ends a connection breaks the group: rank 0 tells the others.
+
+A node that is gone closes no connection: see `heartbeat`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from selectors import EVENT_READ, DefaultSelector
+from weakref import WeakSet
+
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.exit_codes import BrokenGroupError
+from ddp_trainer.system.threads import start_thread
+
+_KEY_BYTES = 16
+_RANK_BYTES = 4
+_IN_ORDER = b"\0"
+_WELCOME = b"\1"
+"""What rank 0 answers a rank, which else might leave, or miss rank 0, before rank 0 knows it."""
+_LONGEST_BYTES = 1024
+"""Of what a rank says: its key and number, and why it leaves."""
+_GREETING_SECONDS = 30.0
+"""For a rank that has connected to say which one it is."""
+_LOOK_SECONDS = 5.0
+"""Between looks for connections that nobody has used in time."""
+
+
+@dataclass(eq=False)
+class _Line:
+    """A connection, and what came over it."""
+
+    socket: socket.socket
+    heard: bytearray = field(default_factory=bytearray)
+    begun: float = field(default_factory=time.monotonic)
+    rank: int | None = None
+    """Of the other side; None: it has not said yet."""
+
+    def read(self) -> bool:
+        """Read what has come; return whether there is no more to come."""
+        try:
+            data = self.socket.recv(_LONGEST_BYTES)
+        except OSError:
+            data = b""
+        self.heard += data[: _LONGEST_BYTES - len(self.heard)]
+        return not data
+
+    def end(self, last: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.send(last, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
+class Lifeline:
+    """One rank's end of it."""
+
+    def __init__(self, rank: int, on_lost: Callable[[str], None]) -> None:
+        """`on_lost` is called at most once, in a thread, with a sentence that says who is gone."""
+        self._rank = rank
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._left = False
+        self._lines: set[_Line] = set()
+        self._listener: socket.socket | None = None
+        _open.add(self)
+
+    def listen(self) -> tuple[int, str]:
+        """On rank 0: wait for the others; return the port, and the key that they have to know."""
+        key = secrets.token_bytes(_KEY_BYTES)
+        if socket.has_dualstack_ipv6():
+            self._listener = socket.create_server(
+                ("::", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=socket.SOMAXCONN
+            )
+        else:
+            self._listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+        self._listener.setblocking(False)
+        start_thread("lifelines", lambda: self._watch_all(key))
+        return int(self._listener.getsockname()[1]), key.hex()
+
+    def connect(self, address: str, port: int, key: str, *, within_seconds: float) -> None:
+        """On any other rank: connect to rank 0.
+
+        Raises:
+            BrokenGroupError: it is gone, or does not answer.
+        """
+        try:
+            connection = socket.create_connection((address, port), within_seconds)
+            connection.sendall(bytes.fromhex(key) + self._rank.to_bytes(_RANK_BYTES))
+            if connection.recv(1) != _WELCOME:
+                raise ConnectionResetError("it has left the group")
+        except OSError as error:
+            raise BrokenGroupError(f"rank 0 does not answer at {address}: {error}") from error
+        connection.settimeout(None)
+        line = _Line(connection, rank=0)
+        with self._lock:
+            self._lines.add(line)
+        start_thread("lifeline", lambda: self._watch(line))
+
+    def leave(self, why: str | None = None) -> None:
+        """Leave the group, from any thread; the first call counts.
+
+        `why`: what broke it, which the others are told; empty: they shall see that this rank has
+        ended or given up; None: it leaves in order.
+        """
+        last = _IN_ORDER if why is None else why.encode()[:_LONGEST_BYTES]
+        with self._lock:
+            if self._left:
+                return
+            self._left = True
+            for line in self._lines:
+                line.end(last)
+            if self._listener is not None:
+                with contextlib.suppress(OSError):
+                    self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+
+    def close_in_child(self) -> None:
+        """Let go of the sockets in a process that was forked: it must not keep them open."""
+        for line in list(self._lines):
+            line.socket.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _watch(self, line: _Line) -> None:
+        while not line.read():
+            pass
+        line.socket.close()
+        self._tell(line)
+
+    def _watch_all(self, key: bytes) -> None:
+        listener = self._listener
+        assert listener is not None
+        with DefaultSelector() as selector:
+            selector.register(listener, EVENT_READ)
+            while not self._left:
+                for ready, _ in selector.select(_LOOK_SECONDS):
+                    line: _Line | None = ready.data
+                    if line is None:
+                        self._accept(listener, selector)
+                    elif line.read():
+                        self._forget(line, selector)
+                        if line.rank is not None:
+                            self._tell(line)
+                    elif line.rank is None and not self._knows(line, key):
+                        self._forget(line, selector)
+                for line in [*self._lines]:
+                    if line.rank is None and time.monotonic() > line.begun + _GREETING_SECONDS:
+                        self._forget(line, selector)
+            with self._lock:  # not before the others are told why
+                for line in self._lines:
+                    line.socket.close()
+        listener.close()
+
+    def _accept(self, listener: socket.socket, selector: DefaultSelector) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            line = _Line(connection)
+            with self._lock:
+                if self._left:
+                    connection.close()
+                    return
+                self._lines.add(line)
+            selector.register(connection, EVENT_READ, line)
+
+    def _forget(self, line: _Line, selector: DefaultSelector) -> None:
+        selector.unregister(line.socket)
+        with self._lock:
+            self._lines.discard(line)
+        line.socket.close()
+
+    def _knows(self, line: _Line, key: bytes) -> bool:
+        """Whether a line may be a rank's, as far as it has said which one it is."""
+        size = len(key) + _RANK_BYTES
+        if len(line.heard) >= size and secrets.compare_digest(line.heard[: len(key)], key):
+            line.rank = int.from_bytes(line.heard[len(key) : size])
+            del line.heard[:size]
+            with contextlib.suppress(OSError):
+                line.socket.send(_WELCOME, socket.MSG_NOSIGNAL)
+        return line.rank is not None or len(line.heard) < size
+
+    def _tell(self, line: _Line) -> None:
+        heard = bytes(line.heard)
+        if heard.startswith(_IN_ORDER) or self._left:
+            return
+        why = heard.decode(errors="replace") or f"rank {line.rank} has ended, or left the group"
+        self.leave(why)
+        self._on_lost(why)
+
+
+_open: WeakSet[Lifeline] = WeakSet()
+
+
+def _close_in_child() -> None:
+    for lifeline in list(_open):
+        lifeline.close_in_child()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def tie(
+    group: Group, address: str, on_lost: Callable[[str], None], *, within_seconds: float
+) -> Lifeline:
+    """Give this rank its end of a lifeline to all others; a collective.
+
+    `address`: of rank 0, as this rank reaches it.
+
+    Raises:
+        BrokenGroupError: rank 0 does not answer in that time.
+        RuntimeError: a rank was lost meanwhile.
+    """
+    lifeline = Lifeline(group.rank, on_lost)
+    if group.rank == 0:
+        group.broadcast(json.dumps(lifeline.listen()).encode())
+    else:
+        port, key = json.loads(group.broadcast(None))
+        lifeline.connect(address, port, key, within_seconds=within_seconds)
+    return lifeline
