@@ -186,7 +186,6 @@ def test_losses_and_gradients_weigh_what_samples_they_are_of(
             attempt = Attempt(
                 before=Copies(),
                 deal=deal,
-                answered=0,
                 samples=share.samples,
                 sizes=share.counts,
                 ends_epoch=False,

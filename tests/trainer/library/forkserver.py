@@ -15,6 +15,7 @@ from ddp_trainer import __main__ as trainer
 
 from tests.trainer.library import (
     adversaries,
+    asking,
     averaging,
     calling,
     leaving,
@@ -36,6 +37,7 @@ SCRIPTS = {
     "collectives": calling.main,
     "meshes": meshes.main,
     "leaving": leaving.main,
+    "asking": asking.main,
 }
 
 

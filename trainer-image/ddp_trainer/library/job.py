@@ -96,7 +96,7 @@ class Job(Stepping):
         run = self._run
         self._plan.epochs, self._plan.max_steps = count, max_steps
         while run.epoch < count:
-            self._epoch, self._asked = run.epoch, 0
+            self._epoch = run.epoch
             self._script.come_to("epoch", self._epoch)
             yield self._epoch
             self._settle()
@@ -106,7 +106,7 @@ class Job(Stepping):
                 run.end_training(epochs=count)
             else:
                 run.end_epoch()
-        self._epoch, self._asked = run.epoch, 0
+        self._epoch = run.epoch
         self._script.come_to("end")
 
     def batches(self, loader: DataLoader[Any], *, accumulate: int = 1) -> Iterator[Any]:

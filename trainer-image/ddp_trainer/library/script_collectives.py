@@ -67,6 +67,11 @@ class ScriptCollectives:
 
     # Where the script is.
 
+    @property
+    def place(self) -> Place:
+        """Where the script is."""
+        return self._place
+
     def come_to(self, kind: Kind, number: int = 0) -> None:
         """The script is at another place."""
         if self._place[0] in _PASSED_AGAIN:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +28,7 @@ from ddp_trainer.library.script_collectives import ScriptCollectives
 from ddp_trainer.membership.farewell import Place
 from ddp_trainer.membership.finding.network import hurry_the_resolver
 from ddp_trainer.membership.world import World
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.run import BEFORE_TRAINING, Asked, Run, after_step, before_epoch
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.run.updates import SchedulerInterval
 from ddp_trainer.settings.environment import Environment
@@ -88,8 +89,8 @@ class Session:
         self._profiling = Profiling(os.environ, self.rank)
         self._formation: Formation
         self._script: ScriptCollectives
-        self._asked = 0
-        """How many of the run's answers the script has got at this place."""
+        self._asked: Counter[Asked] = Counter()
+        """How many of the run's answers the script has got, by place."""
         self._is_asking = False
         self._epoch = 0
         """The script's: while it evaluates, other ranks may have gone on to the next one."""
@@ -219,9 +220,9 @@ class Session:
         What may have changed in another group comes as a function.
         """
         answers = self._run.answers
-        place, is_new = (self._run.position.step, self._epoch), False
+        place, is_new = self._asked_at(), False
         self._is_asking = True
-        while self._asked == len(answers.setdefault(place, [])):
+        while self._asked[place] == len(answers.setdefault(place, [])):
             try:
                 answer = self._formation.group.sum(*map(_value, values))
             except Exception as error:
@@ -231,18 +232,29 @@ class Session:
                 answers[place].append(answer)
                 is_new = True
         self._is_asking = False
-        self._asked += 1
-        return answers[place][self._asked - 1], is_new
+        self._asked[place] += 1
+        return answers[place][self._asked[place] - 1], is_new
+
+    def _asked_at(self) -> Asked:
+        """Where the script is, the same on all ranks that are there."""
+        kind, _ = self._script.place
+        if kind == "start":
+            return BEFORE_TRAINING
+        if kind == "epoch":
+            return before_epoch(self._epoch)
+        return after_step(self._run.position.step, epoch=self._epoch)
 
     @property
     def _is_awaited(self) -> bool:
         """Whether the others have got no more answers at this place than this rank."""
-        place = self._run.position.step, self._epoch
-        return self._asked == len(self._run.answers.get(place, []))
+        place = self._asked_at()
+        return self._asked[place] == len(self._run.answers.get(place, []))
 
     def _place(self) -> Place:
         """How far the script has come, as far as other ranks have to come there, too."""
-        return self._run.position.step, self._epoch, self._asked + self._is_asking, 0
+        step = self._run.position.step
+        asked = self._asked[after_step(step, epoch=self._epoch)] + self._is_asking
+        return step, self._epoch, asked, 0
 
     def _tell_progress(self) -> None:
         """Say how many steps there are, as soon as that is known."""

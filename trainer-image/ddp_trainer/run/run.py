@@ -27,6 +27,21 @@ from ddp_trainer.settings.batch import Batch
 _logger = logging.getLogger(__name__)
 
 
+Asked = tuple[int, int, int]
+"""Where in the script something was asked."""
+BEFORE_TRAINING: Asked = (0, 0, 0)
+
+
+def before_epoch(epoch: int) -> Asked:
+    """Return the place before the first batch of an epoch."""
+    return 1, epoch, 0
+
+
+def after_step(step: int, *, epoch: int) -> Asked:
+    """Return the place outside of the loop over batches, after a step."""
+    return 2, step, epoch
+
+
 class Run:
     """What changes from step to step, part by part; it outlives broken groups."""
 
@@ -60,10 +75,11 @@ class Run:
         within an epoch."""
         self.bookmarks: Bookmarks | None = None
         """Where the ranks' streams stood at some step before, if they can tell."""
-        self.answers: dict[tuple[int, int], list[list[float]]] = {}
-        """What all ranks were told when they asked each other, by step and epoch of the script.
+        self.answers: dict[Asked, list[list[float]]] = {}
+        """What all ranks were told when they asked each other, by place in the script.
 
-        Since the last step. A rank may be an epoch further than one that still waits for an answer.
+        Since the last step, and what a new rank asks again on its way. A rank may be an epoch
+        further than one that still waits for an answer.
         """
         self.score: float | None = None
         """Of the evaluation since the last step, of which more is better."""
@@ -82,8 +98,8 @@ class Run:
 
         What was answered after a step counts too.
         """
-        place = self.position.step, self.epoch
-        return [*place, self.position.turns, len(self.answers.get(place, []))]
+        answers = sum(map(len, self.answers.values()))
+        return [self.position.step, self.epoch, self.position.turns, answers]
 
     def state(self) -> dict[str, Any]:
         """The whole state, in the very tensors that the next step changes.
@@ -266,7 +282,8 @@ class Run:
         self.position.advance(samples, epoch_length=self.order.samples)
         if ends_epoch:
             self.position.end(epoch_length=self.order.samples)
-        self.answers.clear()
+        kept = BEFORE_TRAINING, before_epoch(self.position.epoch)
+        self.answers = {place: given for place, given in self.answers.items() if place in kept}
         self.score = None
 
     def end_epoch(self) -> None:

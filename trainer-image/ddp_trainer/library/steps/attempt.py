@@ -17,8 +17,6 @@ class Attempt:
 
     before: Copies
     deal: Deal
-    answered: int
-    """What the script had asked for by then."""
     samples: int
     """Of the step, over all ranks, padding included."""
     sizes: list[int]

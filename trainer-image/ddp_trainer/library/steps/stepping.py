@@ -92,7 +92,6 @@ class Stepping(Session):
         self._attempt = Attempt(
             before=self._run.before(),
             deal=self._deal,
-            answered=self._asked,
             samples=share.samples,
             # One pass is enough to see how DDP lays out its buckets.
             sizes=share.counts[: None if self._formation.is_rehearsed else 1],
@@ -137,7 +136,7 @@ class Stepping(Session):
         self._timer.note(Phase.COMMUNICATION)
         if not have_come:
             self._run.take_back(attempt.before)
-            self._try_again(attempt)
+            self._try_again()
             return False
         self._run.complete_step(
             attempt.samples,
@@ -182,7 +181,7 @@ class Stepping(Session):
     def _end_turns(self, attempt: Attempt) -> None:
         is_whole = self._formation.trouble is None and self._formation.is_rehearsed
         if not is_whole or not self._knows_the_end(attempt):
-            self._try_again(attempt)
+            self._try_again()
             return
         self._run.complete_turns(attempt.samples, ends_epoch=attempt.ends_epoch)
         self._complete(attempt)
@@ -199,10 +198,9 @@ class Stepping(Session):
             attempt.ends_epoch = self._formation.votes.has_end
         return True
 
-    def _try_again(self, attempt: Attempt) -> None:
+    def _try_again(self) -> None:
         """The step's batches come again, in another group if this one is broken."""
         self._attempt = None
-        self._asked = attempt.answered
         self._script.come_to("after a step", self._run.position.step)
         if self._formation.trouble is not None:
             self._form(self._formation.trouble)
@@ -211,7 +209,7 @@ class Stepping(Session):
 
     def _complete(self, attempt: Attempt) -> None:
         self._attempt = None
-        self._asked = 0
+        self._asked.clear()
         self._script.come_to("after a step", self._run.position.step)
         self._script.stepped(epoch=self._run.position.epoch)
         samples = attempt.samples * self._plan.samples_a_place

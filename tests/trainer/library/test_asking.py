@@ -1,0 +1,50 @@
+"""What ranks ask each other outside of the loop, a new rank hears of on its way.
+
+The time-out of groups is never reached.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+from tests.trainer.support.pods import Pod
+
+RANKS, STEPS = 3, 15
+FLAGS = ("--epochs", "3", "--heartbeat-timeout-seconds", "4", "--group-timeout-seconds", "1000")
+
+
+def told(pod: Pod) -> set[str]:
+    """What the script has printed."""
+    return set(re.findall(r"(?:epoch \d+: \[|ends with ).*", pod.log))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    with script_job(tmp_path_factory.mktemp("undisturbed"), ranks=RANKS, script="asking") as of:
+        return told(run_to_its_end(of, *FLAGS))
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_new_rank_gets_the_answers_of_those_before_it(
+    rank: int, tmp_path: Path, undisturbed: set[str]
+) -> None:
+    plan = [
+        Death(rank=rank, point="after a step", step=5),
+        Death(rank=rank, point="after an epoch", step=STEPS),
+        Death(rank=rank, point="after a step", step=STEPS + 5),
+        Death(rank=rank, point="after an epoch", step=3 * STEPS),
+    ]
+    graves = tmp_path / "graves"
+    variables = deaths.environment(plan, graves)
+    with script_job(tmp_path, ranks=RANKS, script="asking", variables=variables) as wounded:
+        pod = run_to_its_end(wounded, *FLAGS)
+        assert deaths.toll(graves) == len(plan), pod.log
+        assert "resuming from checkpoint" not in pod.log
+        assert told(pod) == undisturbed
+        assert len(undisturbed) == 3 + 1
