@@ -23,7 +23,7 @@ from ddp_trainer.membership.finding import network, rendezvous, stores
 from ddp_trainer.membership.finding.announcement import AnnouncedAddress, Announcement
 from ddp_trainer.membership.finding.network import Resolver
 from ddp_trainer.membership.finding.rendezvous import Rendezvous
-from ddp_trainer.membership.finding.retry import NotYetError, Wait, pause_after, retry
+from ddp_trainer.membership.finding.retry import NotYetError, Wait, pauses, retry
 from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.sockets import Connections
 from ddp_trainer.settings.environment import Environment
@@ -321,7 +321,9 @@ def test_a_rank_of_another_world_is_told_so() -> None:
 
 
 def test_who_waits_long_asks_less_often() -> None:
-    assert [pause_after(waited) for waited in (0.0, 1.0, 16.0, 600.0)] == [0.05, 0.05, 0.5, 1.0]
+    large, small = pauses(512).after, pauses(2).after
+    assert [large(waited) for waited in (0.0, 1.0, 16.0, 600.0)] == [0.05, 0.05, 0.5, 1.0]
+    assert [small(waited) for waited in (0.0, 0.16, 16.0, 600.0)] == [0.005, 0.005, 0.5, 1.0]
 
 
 @contextmanager

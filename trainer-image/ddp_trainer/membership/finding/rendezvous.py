@@ -244,7 +244,10 @@ class Rendezvous:
                     raise NotYetError("rank 0 has begun another round")
                 if "group" in declared:
                     break
-                wait.pause(f"rank 0 at {placement.master_addr} waits for the other ranks")
+                wait.pause(
+                    f"rank 0 at {placement.master_addr} waits for the other ranks",
+                    ranks=placement.world_size,
+                )
         except (DistNetworkError, DistStoreError) as error:
             raise NotYetError(f"rank 0's store went away: {reason(error)}") from error
         if declared["members"][rank] != registration:

@@ -10,8 +10,9 @@ from typing import TypeVar
 from ddp_trainer.exit_codes import MovedError, RendezvousTimeoutError, StoppedError
 from ddp_trainer.system.pauses import Pauses
 
-pause_after = Pauses(shortest_seconds=0.05, longest_seconds=1.0, per_doubling=32).after
-"""Ever longer: all members of a large group ask rank 0."""
+_SHORTEST_SECONDS = 0.005
+_LARGE_GROUP_RANKS = 500
+"""Together they ask rank 0's store for 10,000 answers a second at most; smaller groups for less."""
 _FIRST_LOG_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 5.0
 
@@ -21,6 +22,14 @@ _T = TypeVar("_T")
 
 class NotYetError(Exception):
     """Worth another try until the deadline; the message says what is being waited for."""
+
+
+def pauses(ranks: int) -> Pauses:
+    """Return the pauses of one of so many ranks, all of which ask rank 0: ever longer ones."""
+    shortest = 0.05 * min(1.0, ranks / _LARGE_GROUP_RANKS)
+    return Pauses(
+        shortest_seconds=max(shortest, _SHORTEST_SECONDS), longest_seconds=1.0, per_doubling=32
+    )
 
 
 class Wait:
@@ -48,8 +57,10 @@ class Wait:
         """Since it began."""
         return time.monotonic() - self._begin
 
-    def pause(self, reason: str) -> None:
+    def pause(self, reason: str, *, ranks: int = _LARGE_GROUP_RANKS) -> None:
         """Sleep a little before another try; `reason`: what is missing.
+
+        `ranks`: how many do the same meanwhile, at most.
 
         Raises:
             RendezvousTimeoutError: the time is up.
@@ -74,7 +85,7 @@ class Wait:
                 self._timeout_seconds,
                 reason,
             )
-        time.sleep(pause_after(now - self._begin))
+        time.sleep(pauses(ranks).after(now - self._begin))
 
 
 def retry(attempt: Callable[[], _T], wait: Wait) -> _T:
