@@ -23,7 +23,7 @@ def test_collectives_and_exact_evaluation_on_three_ranks(tmp_path: Path) -> None
     seen = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(3)]
     others, had_it, lost = (rank.pop("handed over") for rank in seen)
     assert others == had_it, "what rank 0 lacked is rank 1's"
-    assert had_it[1:] == [3, [[[3, 0], [[1.5]]]]]
+    assert had_it[1:] == [3, [[[2, 3, 0], [[1.5]]]]]
     assert lost[1:] == [0, []], "who does not lack it keeps its own"
     assert lost != had_it
     for rank in seen:
