@@ -98,7 +98,7 @@ class Connection:
         contact = timedelta(seconds=contact_seconds(size))
         store.set_timeout(contact)
         # A new group each time. torch 2.14 and newer can reconfigure one in place, but a collective
-        # that waits for half a message keeps one of its two threads: it hangs after two such losses.
+        # that waits for half a message keeps one of its two threads: after two, it hangs.
         # Groups of two backends, as NCCL needs here, cannot be reconfigured.
         if self._accelerator is None:
             dist.init_process_group(
