@@ -7,6 +7,7 @@ what it finds would begin at a different step in each of them.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
+from posixpath import normpath
 from typing import Any, Final
 
 from ddp_operator.api.rules import trainer_container
@@ -74,7 +75,7 @@ def _words(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _volume_at(spec: DDPJobSpec, path: str) -> Mapping[str, Any] | None:
     """Return the volume of the template that a path of the trainer container is on."""
     mounts = {
-        str(PurePosixPath(mount.get("mountPath") or "")): mount.get("name")
+        normpath(mount.get("mountPath") or ""): mount.get("name")
         for mount in trainer_container(spec.template).get("volumeMounts") or ()
     }
     if not mounts:
