@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from tests.ports import free_port
 from tests.trainer.library.runs import script_job
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
+from tests.trainer.support.pods import until
 
 LONG = 60.0
 """Seconds for what comes at once."""
@@ -30,7 +32,7 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.lost: list[SimpleQueue[str]] = [SimpleQueue() for _ in range(size)]
         self.ends = [Lifeline(rank, self.lost[rank].put) for rank in range(size)]
-        self.port, self.key = self.ends[0].listen()
+        self.port, self.key = self.ends[0].listen(size)
         for rank in range(1, size):
             self.connect(rank)
 
@@ -86,6 +88,23 @@ def test_strangers_break_nothing() -> None:
         assert [group.hears(rank) for rank in range(2)] == [None] * 2
         group.ends[1].leave("")
         assert group.lost[0].get(timeout=LONG)
+
+
+def test_many_strangers_keep_no_rank_out() -> None:
+    made = Ranks(1)
+    with ExitStack() as stack:
+        stack.callback(made.ends[0].leave)
+        address = "127.0.0.1", made.port
+        strangers = [
+            stack.enter_context(socket.create_connection(address, LONG)) for _ in range(80)
+        ]
+        # One place for each rank, and 64 more.
+        until(lambda: len(select.select(strangers, [], [], 0)[0]) == 80 - 65, "refusals")
+        for stranger in strangers:
+            stranger.close()
+        rank = Lifeline(1, print)
+        stack.callback(rank.leave)
+        rank.connect(*address, made.key, within_seconds=LONG)
 
 
 def test_a_process_that_was_forked_does_not_keep_it_open() -> None:

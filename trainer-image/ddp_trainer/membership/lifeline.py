@@ -36,6 +36,10 @@ _LONGEST_BYTES = 1024
 """Of what a rank says: its key and number, and why it leaves."""
 _GREETING_SECONDS = 30.0
 """For a rank that has connected to say which one it is."""
+_SPARE_PLACES = 64
+"""For connections that have not said yet whose they are, beside one for each rank."""
+_KEEPALIVE_SECONDS = 300
+"""Nothing is said for days here, and firewalls forget connections that nobody uses for hours."""
 _LOOK_SECONDS = 5.0
 """Between looks for connections that nobody has used in time."""
 
@@ -79,8 +83,11 @@ class Lifeline:
         self._listener: socket.socket | None = None
         _open.add(self)
 
-    def listen(self) -> tuple[int, str]:
-        """On rank 0: wait for the others; return the port, and the key that they have to know."""
+    def listen(self, size: int) -> tuple[int, str]:
+        """On rank 0: wait for the others; return the port, and the key that they have to know.
+
+        `size`: of the group.
+        """
         key = secrets.token_bytes(_KEY_BYTES)
         if socket.has_dualstack_ipv6():
             self._listener = socket.create_server(
@@ -89,7 +96,7 @@ class Lifeline:
         else:
             self._listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
         self._listener.setblocking(False)
-        start_thread("lifelines", lambda: self._watch_all(key))
+        start_thread("lifelines", lambda: self._watch_all(key, size + _SPARE_PLACES))
         return int(self._listener.getsockname()[1]), key.hex()
 
     def connect(self, address: str, port: int, key: str, *, within_seconds: float) -> None:
@@ -106,6 +113,7 @@ class Lifeline:
         except OSError as error:
             raise BrokenGroupError(f"rank 0 does not answer at {address}: {error}") from error
         connection.settimeout(None)
+        _keep_alive(connection)
         line = _Line(connection, rank=0)
         with self._lock:
             self._lines.add(line)
@@ -141,7 +149,7 @@ class Lifeline:
         line.socket.close()
         self._tell(line)
 
-    def _watch_all(self, key: bytes) -> None:
+    def _watch_all(self, key: bytes, most: int) -> None:
         listener = self._listener
         assert listener is not None
         with DefaultSelector() as selector:
@@ -150,7 +158,7 @@ class Lifeline:
                 for ready, _ in selector.select(_LOOK_SECONDS):
                     line: _Line | None = ready.data
                     if line is None:
-                        self._accept(listener, selector)
+                        self._accept(listener, selector, most)
                     elif line.read():
                         self._forget(line, selector)
                         if line.rank is not None:
@@ -165,13 +173,15 @@ class Lifeline:
                     line.socket.close()
         listener.close()
 
-    def _accept(self, listener: socket.socket, selector: DefaultSelector) -> None:
+    def _accept(self, listener: socket.socket, selector: DefaultSelector, most: int) -> None:
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
             connection.setblocking(False)
+            _keep_alive(connection)
             line = _Line(connection)
             with self._lock:
-                if self._left:
+                strangers = sum(other.rank is None for other in self._lines)
+                if self._left or strangers >= most:
                     connection.close()
                     return
                 self._lines.add(line)
@@ -202,6 +212,11 @@ class Lifeline:
         self._on_lost(why)
 
 
+def _keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
+
+
 _open: WeakSet[Lifeline] = WeakSet()
 
 
@@ -227,7 +242,7 @@ def tie(
     """
     lifeline = Lifeline(group.rank, on_lost)
     if group.rank == 0:
-        group.broadcast(json.dumps(lifeline.listen()).encode())
+        group.broadcast(json.dumps(lifeline.listen(group.size)).encode())
     else:
         port, key = json.loads(group.broadcast(None))
         lifeline.connect(address, port, key, within_seconds=within_seconds)
