@@ -27,6 +27,10 @@ from tests.e2e.environment import Environment
 from tests.e2e.jobs import Job
 from tests.e2e.kubectl import Kubectl, wait_for
 
+pytestmark = [pytest.mark.timeout(1800)]
+
+ALL_SECONDS = 1200.0
+"""For all jobs, which start at once: some fifty processes that import torch, beside other tests."""
 WITH_PEERS = bool(os.environ.get("DDP_TEST_PEERS"))
 INPUTS = [*inputs.automatic(), *(inputs.of_peers() if WITH_PEERS else ())]
 _SELECTORS = {
@@ -81,7 +85,7 @@ def test_a_converted_job_has_the_ranks_the_environment_and_the_end_of_the_origin
 ) -> None:
     original, converted = sides
     job = Job(converted, one.name)
-    job.wait_until(one.end)
+    job.wait_until(one.end, deadline_seconds=ALL_SECONDS)
     per_pod = len(one.ranks) // len(one.env) if one.env else 1
     told = [each for each in one.env for _ in range(per_pod)] or [{} for _ in one.ranks]
     expected = [
