@@ -116,9 +116,10 @@ right = dist.broadcast
 
 
 def wrong(tensor, *args, **kwargs):
-    right(tensor, *args, **kwargs)
+    work = right(tensor, *args, **kwargs)
     if os.environ["RANK"] == "1" and tensor.dtype == operations.DTYPE:
         tensor[:5] += 1
+    return work
 
 
 def refuse(*args):
