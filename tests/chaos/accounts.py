@@ -50,6 +50,9 @@ class Account:
     """All deeds, those done to others too."""
     record: PodRecord
     elastic: bool = False
+    rescheduled: int = 0
+    """How often its waiting pods were created again for a node that they had kept off: while the
+    API server was gone, its node looked lost. No failure leads to that, and it counts as none."""
     steps: Sequence[Sequence[Begun]] = ()
     """By rank, of jobs that go on from memory: the steps that were begun, in order."""
 
@@ -79,10 +82,11 @@ class Account:
             "Pod": status.attempt + replaced,
             "InPlace": generations,
         }[self.scope]
-        if not status.attempt <= decisions <= most:
+        if not status.attempt - self.rescheduled <= decisions <= most:
             yield (
-                f"{status.restarts} restarts and {status.disruptions} disruptions, but "
-                f"{status.attempt} new attempts, {replaced} replacements, {generations} generations"
+                f"{status.restarts} restarts, {status.disruptions} disruptions and "
+                f"{self.rescheduled} times for another node, but {status.attempt} new attempts, "
+                f"{replaced} replacements, {generations} generations"
             )
         if self.record.attempts[self.name] != set(range(status.attempt + 1)):
             seen = sorted(self.record.attempts[self.name])

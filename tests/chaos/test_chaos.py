@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from ddp_operator.job.planning.decisions import RESCHEDULED
 
 from tests.chaos.accounts import Account, Begun
 from tests.chaos.conftest import Victim
@@ -151,6 +152,13 @@ def _about_ends(namespace: Kubectl) -> list[str]:
     return found
 
 
+def _times(namespace: Kubectl, name: str, reason: str) -> int:
+    """How many Events of a reason a job has."""
+    selector = f"involvedObject.kind=DDPJob,involvedObject.name={name},reason={reason}"
+    events = namespace.items("events", "--field-selector", selector)
+    return sum((event.get("series") or event).get("count") or 1 for event in events)
+
+
 def _steps(
     environment: Environment, namespace: Kubectl, shape: Shape, opened: float
 ) -> list[list[Begun]]:
@@ -184,6 +192,7 @@ def _audit(
         deeds=journal.deeds,
         record=record,
         elastic=shape.elastic,
+        rescheduled=_times(namespace, shape.name, RESCHEDULED),
         steps=_steps(environment, namespace, shape, journal.opened),
     )
     journal.note(

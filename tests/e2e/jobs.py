@@ -242,7 +242,10 @@ def dump(kubectl: Kubectl, namespaces: Sequence[str], operator_namespace: str) -
                 ("--namespace", operator_namespace, "logs", "--previous", pod["metadata"]["name"])
             ]
     for namespace in namespaces:
-        commands += [("--namespace", namespace, "describe", "ddpjobs,pods")]
+        commands += [
+            ("--namespace", namespace, "describe", "ddpjobs,pods"),
+            ("--namespace", namespace, "get", "events"),
+        ]
         with suppress(KubectlError, ValueError):
             commands += [
                 ("--namespace", namespace, "logs", pod["metadata"]["name"], "--tail=60")

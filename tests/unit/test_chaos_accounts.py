@@ -96,6 +96,12 @@ def test_a_status_that_does_not_fit_is_found(status: dict[str, Any], complaint: 
     assert any(complaint in text for text in account(status=status).complaints())
 
 
+def test_pods_that_were_created_again_for_another_node_are_no_decision() -> None:
+    fewer = account(status={"disruptions": 0, "failures": [KILLED]})
+    assert any("but 2 new attempts" in text for text in fewer.complaints())
+    assert replace(fewer, rescheduled=1).complaints() == []
+
+
 def test_pods_that_should_not_be_there_are_found() -> None:
     good = account()
     left = replace(good, pods=[*good.pods, pod("train-1-1")])
