@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import ddp_trainer
-import torch
 from torch import nn
 
-from tests.trainer.library.script import digest, digits, parsed
+from tests.trainer.library.script import digest, digits, parsed, seeded_parts
 from tests.trainer.support import deaths
-from tests.trainer.support.norm import network
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train to the end."""
     options = parsed(arguments)
-    torch.manual_seed(0)
-    model = network(dropout=0.25)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model, optimizer = seeded_parts()
     with ddp_trainer.join(
         model=model,
         optimizer=optimizer,

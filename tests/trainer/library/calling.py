@@ -13,20 +13,15 @@ import ddp_trainer
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader
 
-from tests.trainer.library.script import BATCH_SIZE, Digits, digest, parsed
+from tests.trainer.library.script import Digits, digest, digits, parsed, seeded_parts
 from tests.trainer.support import deaths
-from tests.trainer.support.norm import network
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train to the end."""
     options = parsed(arguments)
-    torch.manual_seed(0)
-    model = network(dropout=0.25)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    loader = DataLoader(Digits(train=True), batch_size=BATCH_SIZE, shuffle=True)
+    model, optimizer = seeded_parts()
     tests = Digits(train=False)
     with ddp_trainer.join(
         model=model,
@@ -39,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
         names: list[Any] = [None] * job.world_size
         dist.all_gather_object(names, f"rank {job.rank}")
         last = dist.new_group([1, job.world_size - 1])
-        net = job.wrap(model, bucket_cap_mb=0.01)
+        loader, net = digits(job.rank), job.wrap(model, bucket_cap_mb=0.01)
         for epoch in job.epochs(options.epochs):
             deaths.pass_by("before an epoch")
             begun = torch.tensor([100 * epoch + job.rank])

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import ddp_trainer
-import torch
 from torch import nn
 
-from tests.trainer.library.script import digest, digits, parsed
+from tests.trainer.library.script import digest, digits, parsed, seeded_parts
 from tests.trainer.support import deaths
-from tests.trainer.support.norm import network
 
 
 class LeaveError(Exception):
@@ -28,9 +26,7 @@ def main(arguments: Sequence[str]) -> None:
     """Train to the end."""
     deaths.DEEDS["leave"] = leave
     options = parsed(arguments)
-    torch.manual_seed(0)
-    model = network(dropout=0.25)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model, optimizer = seeded_parts()
     with ddp_trainer.join(
         model=model,
         optimizer=optimizer,

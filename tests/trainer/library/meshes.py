@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.utils.data import DataLoader
 
-from tests.trainer.library.script import BATCH_SIZE, Digits, digest, parsed
+from tests.trainer.library.script import digest, digits, parsed, seeded_parts
 from tests.trainer.support import deaths
-from tests.trainer.support.norm import network
 
 
 def gathered(own: Tensor, mesh: DeviceMesh) -> list[float]:
@@ -31,16 +29,14 @@ def summed(own: Tensor, mesh: DeviceMesh, to: Replicate | Shard) -> Tensor:
 def main(arguments: Sequence[str]) -> None:
     """Train to the end."""
     options = parsed(arguments)
-    torch.manual_seed(0)
-    model = network(dropout=0.25)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    loader = DataLoader(Digits(train=True), batch_size=BATCH_SIZE, shuffle=True)
+    model, optimizer = seeded_parts()
     with ddp_trainer.join(
         model=model, optimizer=optimizer, group_timeout_seconds=20, max_reforms=100
     ) as job:
         mesh = init_device_mesh("cpu", (job.world_size,))
         pair = DeviceMesh("cpu", [0, job.world_size - 1])
         net, ranks = job.wrap(model, bucket_cap_mb=0.01), torch.arange(float(job.world_size))
+        loader = digits(job.rank)
         for epoch in job.epochs(options.epochs):
             for inputs, targets, _ in job.batches(loader):
                 loss = nn.functional.cross_entropy(net(inputs), targets)

@@ -65,6 +65,13 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def seeded_parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model with running statistics and random numbers, and its optimizer: equal on all ranks."""
+    torch.manual_seed(0)
+    model = network(dropout=0.25)
+    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+
 def digits(_: int) -> DataLoader[Any]:
     """All that there are, for all ranks."""
     return DataLoader(Digits(train=True), batch_size=BATCH_SIZE, shuffle=True)
@@ -73,9 +80,7 @@ def digits(_: int) -> DataLoader[Any]:
 def main(arguments: Sequence[str], *, loader_of: Callable[[int], DataLoader[Any]] = digits) -> None:
     """Train to the end on what a rank's loader gives."""
     options = parsed(arguments)
-    torch.manual_seed(0)
-    model = network(dropout=0.25)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model, optimizer = seeded_parts()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     test_loader = DataLoader(Digits(train=False), batch_size=BATCH_SIZE)
     with ddp_trainer.join(

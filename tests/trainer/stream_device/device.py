@@ -14,13 +14,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
 from ddp_trainer.collectives import shard_gradients
 from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.collectives.script_group import ScriptGroup
+from ddp_trainer.devices.accelerator import Contact
 from ddp_trainer.devices.gate import Event, Gate
 from ddp_trainer.library.steps import net
 from ddp_trainer.loop import learner
@@ -64,25 +64,15 @@ class StreamCommunicator:
 class StreamDevice:
     """A rank's device."""
 
-    def join(
-        self,
-        store: Store,
-        *,
-        rank: int,
-        world_size: int,
-        timeout: timedelta,
-        on_contact: Callable[[], object],
-    ) -> StreamCommunicator:
+    def join(self, contact: Contact, *, on_contact: Callable[[], object]) -> StreamCommunicator:
         """Make the default group of streams, and beside it one of gloo."""
-        dist.init_process_group(
-            "stream", store=store, rank=rank, world_size=world_size, timeout=timeout
-        )
+        contact.make_group("stream")
         group = distributed_c10d._get_default_group()
         assert isinstance(group, StreamGroup)
-        control = dist.new_group(backend="gloo", timeout=timeout)
+        control = dist.new_group(backend="gloo", timeout=contact.timeout)
         on_contact()
         deaths.pass_by("joining")
-        _wait_for_all(store, rank=rank, world_size=world_size)
+        _wait_for_all(contact.store, rank=contact.rank, world_size=contact.world_size)
         return StreamCommunicator(group, control)
 
     def record(self) -> Event:

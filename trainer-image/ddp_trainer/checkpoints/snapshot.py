@@ -38,20 +38,19 @@ class Snapshot:
         Raises:
             LostDeviceError: the device hangs.
         """
-        found = {id(tensor): tensor for tensor in tensors(state)}
+        memories: dict[int, object] = {}  # by the identity of the tensor object, as deepcopy wants
         originals: dict[object, Tensor] = {}
-        for tensor in found.values():
-            originals.setdefault(_memory(tensor), tensor)
+        for tensor in tensors(state):
+            memory = memories[id(tensor)] = _memory(tensor)
+            originals.setdefault(memory, tensor)
         self._make_fit(list(originals.values()))
-        by_memory: dict[object, Tensor] = {}
-        for (memory, original), (_, buffer) in zip(originals.items(), self._buffers, strict=True):
-            _copy(original, buffer)
-            by_memory[memory] = buffer
+        buffers = dict(zip(originals, (buffer for _, buffer in self._buffers), strict=True))
+        for memory, original in originals.items():
+            _copy(original, buffers[memory])
         for device in {tensor.device for tensor in originals.values()}:
             if device.type == "cuda":
                 expect(mark(device), within_seconds=_COPY_SECONDS, what="copy the run's state")
-        # By the identity of the tensor object, as deepcopy wants.
-        copies = {number: by_memory[_memory(tensor)] for number, tensor in found.items()}
+        copies = {identity: buffers[memory] for identity, memory in memories.items()}
         return copy.deepcopy(state, dict[int, Any](copies))
 
     def _make_fit(self, originals: list[Tensor]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
@@ -44,6 +45,31 @@ _NCCL_SETTINGS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Contact:
+    """How this rank meets the others, which have just come."""
+
+    store: Store
+    rank: int
+    world_size: int
+    timeout: timedelta
+    """Of the first contact between CPUs, and of all their messages."""
+
+    def make_group(self, backend: str) -> None:
+        """Make torch's default group.
+
+        Raises:
+            RuntimeError: another rank was lost.
+        """
+        dist.init_process_group(
+            backend,
+            store=self.store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=self.timeout,
+        )
+
+
 class Communicator(Protocol):
     """What joins the devices of one group."""
 
@@ -60,20 +86,11 @@ class Communicator(Protocol):
 class Accelerator(Protocol):
     """One rank's device, in one group after another."""
 
-    def join(
-        self,
-        store: Store,
-        *,
-        rank: int,
-        world_size: int,
-        timeout: timedelta,
-        on_contact: Callable[[], object],
-    ) -> Communicator:
+    def join(self, contact: Contact, *, on_contact: Callable[[], object]) -> Communicator:
         """Make torch's default group, whose collectives of the device's tensors run on the device.
 
-        `timeout`: of the first contact between CPUs, and of all their messages. `on_contact` is
-        called after this contact. Whoever cuts the TCP sockets that are opened from then on ends
-        the wait for the other devices.
+        `on_contact` is called after the first contact. Whoever cuts the TCP sockets that are opened
+        from then on ends the wait for the other devices.
 
         Raises:
             RuntimeError: another rank was lost.
@@ -89,15 +106,7 @@ class Nccl:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def join(
-        self,
-        store: Store,
-        *,
-        rank: int,
-        world_size: int,
-        timeout: timedelta,
-        on_contact: Callable[[], object],
-    ) -> Communicator:
+    def join(self, contact: Contact, *, on_contact: Callable[[], object]) -> Communicator:
         """Make the group; the communicator too, while it is known that all ranks have just come.
 
         NCCL's initialisation has no timeout of its own: it waits for ever for a rank that is lost
@@ -106,9 +115,7 @@ class Nccl:
         (pytorch/pytorch#153960), and would not abort it either: it waits for it with its lock held.
         So it blocks. It meets by TCP, and fails when its sockets are cut, listening ones included.
         """
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=world_size, timeout=timeout
-        )
+        contact.make_group("cpu:gloo,cuda:nccl")
         on_contact()
         group = distributed_c10d._get_default_group()
         group.bound_device_id = self._device

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.pending import PendingWork
-from ddp_trainer.devices.accelerator import Accelerator, Communicator
+from ddp_trainer.devices.accelerator import Accelerator, Communicator, Contact
 from ddp_trainer.devices.gate import Gate, expect
 from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.membership.burial import leave_behind
@@ -95,18 +95,21 @@ class Connection:
         connections.begin_to_form()
         rank, size = self._membership.rank, self._membership.size
         # Short: all ranks have just been seen alive, so that one that died since is noticed.
-        contact = timedelta(seconds=contact_seconds(size))
-        store.set_timeout(contact)
+        contact = Contact(
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=contact_seconds(size)),
+        )
+        store.set_timeout(contact.timeout)
         # A new group each time. torch 2.14 and newer can reconfigure one in place, but a collective
         # that waits for half a message keeps one of its two threads: after two, it hangs.
         # Groups of two backends, as NCCL needs here, cannot be reconfigured.
         if self._accelerator is None:
-            dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=size, timeout=contact
-            )
+            contact.make_group("gloo")
         else:
             self._communicator = self._join(
-                self._accelerator, contact=contact, within_seconds=timeout.total_seconds()
+                self._accelerator, contact, within_seconds=timeout.total_seconds()
             )
         control = self._communicator.control if self._communicator is not None else None
         world = distributed_c10d._get_default_group()
@@ -140,29 +143,24 @@ class Connection:
                 group,
                 self._membership.store_address,
                 self.give_up,
-                within_seconds=contact.total_seconds(),
+                within_seconds=contact.timeout.total_seconds(),
             )
         return group
 
     def _join(
-        self, accelerator: Accelerator, *, contact: timedelta, within_seconds: float
+        self, accelerator: Accelerator, contact: Contact, *, within_seconds: float
     ) -> Communicator:
         """Join the devices of all ranks, which may wait for one that is lost: until it is cut."""
         connections = self._membership.connections
-        is_given_up = partial(getattr, self._pending, "failure")
         what = "the devices of all ranks were not joined, and the wait for them cannot be ended"
         try:
             with (
                 self._last_resort.during(within_seconds + _LEAVE_SECONDS, what),
-                connections.cut_unless_done_within(within_seconds, is_vain=is_given_up),
+                connections.cut_unless_done_within(
+                    within_seconds, is_vain=lambda: self._pending.failure is not None
+                ),
             ):
-                return accelerator.join(
-                    self._membership.store,
-                    rank=self._membership.rank,
-                    world_size=self._membership.size,
-                    timeout=contact,
-                    on_contact=connections.begin_to_join_devices,
-                )
+                return accelerator.join(contact, on_contact=connections.begin_to_join_devices)
         except RuntimeError as error:
             raise self._pending.failure or error from error
 
