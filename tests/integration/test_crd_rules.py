@@ -11,7 +11,7 @@ from ddp_operator.api.rules import SPEC_RULES
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.pods.beforehand import beforehand
+from ddp_operator.job.pods.prerequisites import beforehand
 from ddp_operator.kube import ApiClient, check_served
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import InvalidError

@@ -7,7 +7,7 @@ from typing import Final
 
 from ddp_operator.api.constants import GKE_TOPOLOGY_LABELS
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.order import ANSWER_SECONDS
+from ddp_operator.job.membership.rank_order import ANSWER_SECONDS
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState

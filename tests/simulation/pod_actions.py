@@ -1,6 +1,6 @@
 """What trainers and their pods do, and what is done to them."""
 
-from ddp_operator.job.membership.order import is_due
+from ddp_operator.job.membership.rank_order import is_due
 
 from tests.simulation import kubelet
 from tests.simulation.history import Choices

@@ -12,7 +12,7 @@ from ddp_operator.api.nodes.machines import GPUS
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.planning.words import unknown_accelerators
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.beforehand import beforehand
+from ddp_operator.job.pods.prerequisites import beforehand
 from ddp_operator.job.pods.state import Identity
 
 from tests.unit.job.builders import fresh_job

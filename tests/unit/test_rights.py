@@ -6,7 +6,7 @@ from typing import Any, Final
 import yaml
 from ddp_operator import startup
 from ddp_operator.endpoints.metrics import PATH
-from ddp_operator.job.pods.beforehand import beforehand
+from ddp_operator.job.pods.prerequisites import beforehand
 from ddp_operator.kube import NODES, PODS, Permission
 from ddp_operator.kube.resources import Resource, resource_of
 from ddp_operator.ports import Key

@@ -14,9 +14,9 @@ from ddp_operator.engine.token_secrets import TokenSecrets
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import Access, SecretKey
-from ddp_operator.job.pods.beforehand import Beforehand, beforehand
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.network_policy import network_policy
+from ddp_operator.job.pods.prerequisites import Beforehand, beforehand
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import (
     AlreadyExistsError,

@@ -15,7 +15,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.jobs import JobCache
 from ddp_operator.job.membership.answers import InvalidAnswerError
-from ddp_operator.job.membership.launchers import (
+from ddp_operator.job.membership.launcher_protocol import (
     FIRST_PAUSE_SECONDS,
     NOTHING,
     Heard,
@@ -23,7 +23,7 @@ from ddp_operator.job.membership.launchers import (
     Telling,
     pause_seconds,
 )
-from ddp_operator.job.membership.order import follows_topology
+from ddp_operator.job.membership.rank_order import follows_topology
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.observed import member_names, with_own_address

@@ -15,7 +15,7 @@ from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.status_writer import PROGRESS_WRITES_PER_SECOND, StatusWriter
-from ddp_operator.job.membership.launchers import NOTHING
+from ddp_operator.job.membership.launcher_protocol import NOTHING
 from ddp_operator.job.planning.convergence import forbidden, hold
 from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.group import spares

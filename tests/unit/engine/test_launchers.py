@@ -16,7 +16,7 @@ from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.jobs import JobCache
 from ddp_operator.engine.launchers import Launchers
 from ddp_operator.job.membership.answers import InvalidAnswerError
-from ddp_operator.job.membership.launchers import (
+from ddp_operator.job.membership.launcher_protocol import (
     LauncherStatus,
     Telling,
     pause_seconds,

@@ -6,7 +6,7 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Bookkeeping, DDPJobStatus
-from ddp_operator.job.membership.order import follows_topology, present
+from ddp_operator.job.membership.rank_order import follows_topology, present
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState

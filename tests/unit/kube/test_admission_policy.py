@@ -18,8 +18,8 @@ from ddp_operator.job.planning.decisions import finish
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.beforehand import beforehand
 from ddp_operator.job.pods.network_policy import network_policy
+from ddp_operator.job.pods.prerequisites import beforehand
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.kube import ApiClient, Credentials, KubeCluster, Reflector
 from ddp_operator.kube.election.lease import LeaderLease

@@ -15,7 +15,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.world import World
-from ddp_operator.job.membership.launchers import MAX_MEMBERS
+from ddp_operator.job.membership.launcher_protocol import MAX_MEMBERS
 
 RESTART_GRACE_SECONDS: Final = 15
 """How long the old processes of a group that restarts may save: as long as a spot node has."""

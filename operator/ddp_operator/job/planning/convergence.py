@@ -17,8 +17,8 @@ from ddp_operator.job.membership.world import RESTART_GRACE_SECONDS, members
 from ddp_operator.job.planning import gaps, local_checkpoints
 from ddp_operator.job.planning.decisions import active_deadline, queued
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.old_pods import awaited, given_up_at
 from ddp_operator.job.planning.scheduling import timeout_due
-from ddp_operator.job.planning.succession import awaited, given_up_at
 from ddp_operator.job.planning.words import not_queued, some, unknown_accelerators, waiting_for
 from ddp_operator.job.pods.completion import next_settled_at
 from ddp_operator.job.pods.fabrics import PRIVILEGES

@@ -14,7 +14,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import MAX_GAPS, DDPJobStatus, Failure, GapReason, GapRecord
 from ddp_operator.job.failure import classes, starts
 from ddp_operator.job.failure.causes import vanished
-from ddp_operator.job.membership.order import is_first_due
+from ddp_operator.job.membership.rank_order import is_first_due
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.pods.manifests import is_held
 from ddp_operator.job.pods.observed import Gap, Observed

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launchers import Heard
+from ddp_operator.job.membership.launcher_protocol import Heard
 from ddp_operator.job.membership.world import members, scope_of, wanted_size
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.local_checkpoints import named_paths

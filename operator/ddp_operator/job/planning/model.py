@@ -6,7 +6,7 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.membership.launchers import Telling
+from ddp_operator.job.membership.launcher_protocol import Telling
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status import goodput
 from ddp_operator.ports import Event, Key

@@ -14,8 +14,8 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure import budget, causes, restart_rules, starts
 from ddp_operator.job.failure.nodes import with_bad_nodes
-from ddp_operator.job.membership.launchers import NOTHING, Heard
-from ddp_operator.job.membership.order import is_first_due
+from ddp_operator.job.membership.launcher_protocol import NOTHING, Heard
+from ddp_operator.job.membership.rank_order import is_first_due
 from ddp_operator.job.membership.world import members, world_of
 from ddp_operator.job.planning import (
     cleanup,
@@ -23,15 +23,15 @@ from ddp_operator.job.planning import (
     decisions,
     departures,
     gaps,
-    hindsight,
     isolation,
+    late_causes,
     local_checkpoints,
     recovery,
     rescheduling,
     watchdog,
 )
 from ddp_operator.job.planning.gaps import in_present_group
-from ddp_operator.job.planning.group import elasticity, leading, spares, telling, topology
+from ddp_operator.job.planning.group import assignments, elasticity, leading, spares, topology
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.planning.scheduling import release_half_placed
 from ddp_operator.job.pods import completion
@@ -107,7 +107,7 @@ def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -
         or decisions.end_at_deadline(job, now)
         or elasticity.begin(job)
         or decisions.restart_as_requested(job, now)
-        or hindsight.correct(job, pods, now)
+        or late_causes.correct(job, pods, now)
         or recovery.recover(job, pods, now)
         or recovery.give_up(job, pods, now)
         or departures.leave(job, pods, now)
@@ -136,7 +136,7 @@ def _carry_out(job: DDPJob, pods: Observed, report: Report | None, now: datetime
     planned = spares.provided(job, pods, planned, now)
     planned = planned.looking_again(elasticity.next_change(job, pods), after=now)
     planned = topology.awaited(job, pods, planned, now)
-    planned = telling.told(job, pods, planned, now)
+    planned = assignments.told(job, pods, planned, now)
     return watchdog.watched(job, planned, report, now)
 
 

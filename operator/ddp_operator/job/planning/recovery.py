@@ -9,7 +9,7 @@ from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import members, next_generation, replaced
-from ddp_operator.job.planning import gaps, hindsight, local_checkpoints
+from ddp_operator.job.planning import gaps, late_causes, local_checkpoints
 from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.model import Plan
@@ -62,7 +62,7 @@ def failed(
     """
     # A job's rules may charge what they like, but no failure twice.
     continued = bool(lost) and failure.index in pods.behind
-    if continued and (absolved := hindsight.absolve(job, pods, failure)):
+    if continued and (absolved := late_causes.absolve(job, pods, failure)):
         return absolved
     verdict = restart_rules.judge(job, failure)
     words = records.in_words(failure)

@@ -10,7 +10,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.spec import Checkpoint
-from ddp_operator.job.membership.order import HOLD_SECONDS, is_first_due
+from ddp_operator.job.membership.rank_order import HOLD_SECONDS, is_first_due
 from ddp_operator.job.membership.world import (
     members,
     members_to_lead,

@@ -10,7 +10,7 @@ from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import wants_host_network
 from ddp_operator.api.status import Failure, GapReason
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launchers import NOTHING, Heard, PodFailure
+from ddp_operator.job.membership.launcher_protocol import NOTHING, Heard, PodFailure
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 from ddp_operator.ports import Nodes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launchers import Heard
+from ddp_operator.job.membership.launcher_protocol import Heard
 from ddp_operator.job.planning.convergence import hold
 from ddp_operator.job.planning.gaps import NODE_SECONDS, POLICY, UNSTARTABLE_SECONDS
 from ddp_operator.job.planning.plan import plan

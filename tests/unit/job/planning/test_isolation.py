@@ -11,8 +11,8 @@ from ddp_operator.api.constants import OPERATOR_LABELS
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.convergence import hold
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.old_pods import COLLECTION_SECONDS
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.planning.succession import COLLECTION_SECONDS
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.state import Identity, PodState

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launchers import Heard, LauncherStatus
+from ddp_operator.job.membership.launcher_protocol import Heard, LauncherStatus
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launchers import Heard, PodFailure
+from ddp_operator.job.membership.launcher_protocol import Heard, PodFailure
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.plan import plan

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.job.membership.order import HOLD_SECONDS
+from ddp_operator.job.membership.rank_order import HOLD_SECONDS
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.beforehand import beforehand
 from ddp_operator.job.pods.fabrics import on_fabric
+from ddp_operator.job.pods.prerequisites import beforehand
 from ddp_operator.job.pods.schedulers import scheduled
 from ddp_operator.job.pods.state import Identity
 

@@ -11,7 +11,7 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import budget, causes, records, restart_rules
-from ddp_operator.job.membership.launchers import LauncherStatus, PodFailure
+from ddp_operator.job.membership.launcher_protocol import LauncherStatus, PodFailure
 from ddp_operator.job.membership.world import in_words, members, world_of
 from ddp_operator.job.planning.decisions import regrouped
 from ddp_operator.job.planning.model import Plan

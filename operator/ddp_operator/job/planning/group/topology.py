@@ -11,7 +11,7 @@ from typing import Final
 
 from ddp_operator.api.constants import GKE_TOPOLOGY_LABELS
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.order import ANSWER_SECONDS, is_due, is_first_due, present
+from ddp_operator.job.membership.rank_order import ANSWER_SECONDS, is_due, is_first_due, present
 from ddp_operator.job.membership.world import (
     RESTART_GRACE_SECONDS,
     members,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launchers import Heard
+from ddp_operator.job.membership.launcher_protocol import Heard
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.manifests import LEAVE_SECONDS, environment

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord
-from ddp_operator.job.membership.launchers import Heard, LauncherStatus, Led, PodFailure
+from ddp_operator.job.membership.launcher_protocol import Heard, LauncherStatus, Led, PodFailure
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launchers import NOTHING, Heard
+from ddp_operator.job.membership.launcher_protocol import NOTHING, Heard
 from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan

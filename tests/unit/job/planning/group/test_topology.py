@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.launchers import _listened_to
-from ddp_operator.job.membership.launchers import NOTHING, Heard
-from ddp_operator.job.membership.order import ANSWER_SECONDS, HOLD_SECONDS
+from ddp_operator.job.membership.launcher_protocol import NOTHING, Heard
+from ddp_operator.job.membership.rank_order import ANSWER_SECONDS, HOLD_SECONDS
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning.group.topology import along
 from ddp_operator.job.planning.model import Plan

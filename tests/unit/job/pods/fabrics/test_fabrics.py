@@ -14,8 +14,8 @@ import yaml
 from ddp_operator.api.nodes.machines import GPUS, Fabric, networks
 from ddp_operator.job.planning.convergence import forbidden
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.beforehand import claim_template
 from ddp_operator.job.pods.fabrics import PRIVILEGES, SideCars, on_fabric
+from ddp_operator.job.pods.prerequisites import claim_template
 from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import Json, container

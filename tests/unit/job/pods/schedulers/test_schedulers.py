@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.beforehand import beforehand
+from ddp_operator.job.pods.prerequisites import beforehand
 from ddp_operator.job.pods.schedulers import scheduled, schedulers
 from ddp_operator.job.pods.state import Identity
 

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launchers import Telling
-from ddp_operator.job.membership.order import is_due, is_first_due
+from ddp_operator.job.membership.launcher_protocol import Telling
+from ddp_operator.job.membership.rank_order import is_due, is_first_due
 from ddp_operator.job.membership.world import members_to_lead, scope_of, world_of
 from ddp_operator.job.planning.gaps import in_present_group
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.planning.succession import still_at_work
+from ddp_operator.job.planning.old_pods import still_at_work
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
