@@ -98,7 +98,7 @@ bare: ## Remove all that earlier runs have left on this machine, then time READM
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy operator/ddp_operator trainer-image/ddp_trainer trainer-image/examples tests docs/reference docs/pictures
+	$(VENV)/bin/mypy operator/ddp_operator trainer-image/ddp_trainer trainer-image/examples tests tools docs/reference docs/pictures
 	PYTHONPATH=operator:trainer-image $(VENV)/bin/lint-imports
 
 MESSAGES := operator/ddp_operator/job/failure/messages.py
@@ -107,7 +107,7 @@ MESSAGES_COPY := trainer-image/ddp_trainer/membership/messages.py
 generate: $(STAMP) ## Write the CRD, and the chart's values and schema, from the models; copy what the trainer shares
 	$(PY) -m ddp_operator crd > crds/ddpjobs.yaml
 	cp $(MESSAGES) $(MESSAGES_COPY)
-	$(PY) -m tests.chart generate
+	$(PY) -m tools.chart generate
 	$(PY) -m tests.trainer.support.faults
 
 check-generated: generate ## Fail when what is stored of them is not what the models say
@@ -120,11 +120,11 @@ docs: $(STAMP) ## Build the documentation to build/docs; a dead link is an error
 
 .PHONY: release
 release: $(STAMP) ## Write chart, ddp-operator.yaml, plugin and checksums to dist/; REGISTRY=… has the images
-	$(PY) -m tests.chart release --registry "$(REGISTRY)" --downloads "$(DOWNLOADS)"
+	$(PY) -m tools.chart release --registry "$(REGISTRY)" --downloads "$(DOWNLOADS)"
 
 .PHONY: plugin
 plugin: $(STAMP) ## Write kubectl ddp as one file, dist/kubectl-ddp, for this Python and platform
-	$(PY) -m tests.chart plugin
+	$(PY) -m tools.chart plugin
 
 .PHONY: lock
 # Hashes for what runs with rights in a cluster. torch has none that hold everywhere: its variants, for

@@ -1,1 +1,1 @@
-"""The Helm chart's tools: what is generated from the model of its values, and releases."""
+"""Parts of the chart that several tests read: rules, dashboards, commands of its README."""

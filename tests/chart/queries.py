@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.chart.generated import CHART
+from tools.chart.generated import CHART
 
 ALERTS: Final = CHART / "files/alerts.yaml"
 DASHBOARDS: Final = {"ddp-operator": "dashboard.json", "ddp-job": "job-dashboard.json"}

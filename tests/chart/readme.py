@@ -1,6 +1,6 @@
 """Commands that the chart's README tells its readers to type."""
 
-from tests.chart.generated import CHART
+from tools.chart.generated import CHART
 
 
 def take_over() -> list[list[str]]:

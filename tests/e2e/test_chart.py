@@ -5,8 +5,8 @@ from __future__ import annotations
 import helm_python as helm
 
 from tests.chart import readme
-from tests.chart.generated import CHART
 from tests.e2e.environment import OPERATOR_NAMESPACE, REPOSITORY, Environment, operator_pods
+from tools.chart.generated import CHART
 
 RELEASE = "ddp-operator"
 

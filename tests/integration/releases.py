@@ -11,9 +11,9 @@ import helm_python as helm
 import yaml
 from ddp_operator.kube import ApiClient
 
-from tests.chart.generated import CHART
 from tests.good_manifests import Json
 from tests.integration.operator_process import OperatorProcess, running_operator
+from tools.chart.generated import CHART
 
 NAME = "ddp"
 

@@ -20,7 +20,6 @@ from ddp_operator.ports import NotFoundError
 
 from tests import cluster
 from tests.chart import readme
-from tests.chart.generated import CHART
 from tests.good_manifests import Json, job
 from tests.integration.conftest import CRDS
 from tests.integration.jobs import JOBS, Jobs
@@ -28,6 +27,7 @@ from tests.integration.kubelet import FakeKubelet, start
 from tests.integration.releases import Release
 from tests.skipping import skip_or_fail
 from tests.waiting import eventually
+from tools.chart.generated import CHART
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL = "manifests/install"

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests import cluster
-from tests.chart import plugin
 from tests.good_manifests import job
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet, run_all, start
+from tools.chart import plugin
 
 pytestmark = pytest.mark.usefixtures("shared_operator")
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import helm_python as helm
 import yaml
 
-from tests.chart.generated import CHART
+from tools.chart.generated import CHART
 
 Json = dict[str, Any]
 Objects = dict[tuple[str, str], Json]

@@ -7,8 +7,8 @@ from typing import Any, Final
 import helm_python as helm
 import pytest
 
-from tests.chart.generated import CHART
 from tests.unit.chart.rendering import Json, container_of, everything
+from tools.chart.generated import CHART
 
 _TOKEN: Final = {"authorization": {"credentials": {"name": "token", "key": "token"}}}
 CHOICES: Final[dict[str, Json]] = {

@@ -7,7 +7,7 @@ import helm_python as helm
 import pytest
 import yaml
 
-from tests.chart.generated import CHART
+from tools.chart.generated import CHART
 
 DEPLOYMENT: Final = "platform/charts/ddp-operator/templates/deployment.yaml"
 

@@ -11,9 +11,9 @@ from ddp_operator.api.constants import VERSION
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.schema.crd import custom_resource_definition
 
-from tests.chart.generated import CHART, files
-from tests.chart.values import Values
 from tests.unit.job.builders import stored_job
+from tools.chart.generated import CHART, files
+from tools.chart.values import Values
 
 
 def test_the_stored_files_are_those_of_the_model() -> None:

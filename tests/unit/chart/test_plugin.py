@@ -13,11 +13,11 @@ from ddp_operator import __version__
 from ddp_operator.cli.__main__ import program
 from ddp_operator.client.cluster import JOBS
 
-from tests.chart import plugin
-from tests.chart.plugin_preamble import KEPT_BESIDE, prune, refusal
 from tests.unit.cli.jobs import stored
 from tests.unit.kube.conftest import kubeconfig, server
 from tests.unit.kube.fake_api_server import FakeApiServer
+from tools.chart import plugin
+from tools.chart.plugin_preamble import KEPT_BESIDE, prune, refusal
 
 __all__ = ["kubeconfig", "server"]
 

@@ -6,8 +6,8 @@ import helm_python as helm
 import pytest
 from ddp_operator.job.pods.fabrics import SideCars as Operators
 
-from tests.chart.values import SideCars
 from tests.unit.chart.rendering import chart, render
+from tools.chart.values import SideCars
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"replica": 3}, "'replica'"),

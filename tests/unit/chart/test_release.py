@@ -11,10 +11,10 @@ import pytest
 import yaml
 from ddp_operator import __version__
 
-from tests.chart.generated import CHART
-from tests.chart.release import release
 from tests.unit.chart.kustomize import build
 from tests.unit.chart.rendering import by_name, container_of
+from tools.chart.generated import CHART
+from tools.chart.release import release
 
 WHERE = "https://example.com/v1/"
 

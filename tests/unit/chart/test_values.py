@@ -9,7 +9,6 @@ import pytest
 from ddp_operator.__main__ import _add_run_arguments
 from pydantic import BaseModel
 
-from tests.chart.values import OF_PARENTS, Values
 from tests.unit.chart.rendering import (
     OPERATOR,
     Json,
@@ -20,6 +19,7 @@ from tests.unit.chart.rendering import (
     pod_of,
     render,
 )
+from tools.chart.values import OF_PARENTS, Values
 
 DIGEST: Final = f"sha256:{'0123456789abcdef' * 4}"
 CRD: Final = ("CustomResourceDefinition", "ddpjobs.ddp-operator.io")

@@ -13,9 +13,9 @@ import helm_python as helm
 import yaml
 from ddp_operator import __version__
 
-from tests.chart import plugin
-from tests.chart.generated import CHART, values_yaml
-from tests.chart.values import Crds, Image, Values
+from tools.chart import plugin
+from tools.chart.generated import CHART, values_yaml
+from tools.chart.values import Crds, Image, Values
 
 NAMESPACE: Final = "ddp-operator"
 SINGLE_FILE: Final = "ddp-operator.yaml"

@@ -9,7 +9,7 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel
 
-from tests.chart.values import OF_PARENTS, Values
+from tools.chart.values import OF_PARENTS, Values
 
 CHART: Final = Path(__file__).parents[2] / "manifests/chart"
 _BEGIN: Final = "<!-- values: make generate -->\n"
@@ -48,7 +48,7 @@ def _without_titles(node: Any) -> Any:
 
 def values_yaml(values: Values) -> str:
     """Write values down with their meaning, as a chart has them."""
-    return "# Generated from tests/chart/values.py (make generate).\n" + "\n".join(
+    return "# Generated from tools/chart/values.py (make generate).\n" + "\n".join(
         _lines(values, indent="")
     )
 

@@ -1,16 +1,16 @@
-"""The Helm chart, and releases, from the command line: `python -m tests.chart generate`."""
+"""The Helm chart, and releases, from the command line: `python -m tools.chart generate`."""
 
 import argparse
 from pathlib import Path
 
-from tests.chart.generated import generate
-from tests.chart.plugin import build
-from tests.chart.release import release
+from tools.chart.generated import generate
+from tools.chart.plugin import build
+from tools.chart.release import release
 
 
 def main() -> None:
     """Run one command."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chart", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.chart", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("generate", help="write what comes from the model of the values")
     asked = commands.add_parser("release", help="write what a release offers to download")

@@ -1,0 +1,1 @@
+"""Programs for developers and releases; the product does not import them."""
