@@ -20,7 +20,7 @@ from ddp_operator.cli.__main__ import program
 from ddp_operator.engine.census import Census
 from ddp_operator.engine.metrics import Metrics, text_of
 from ddp_trainer import exit_codes
-from ddp_trainer.launcher.plan import LaunchPlan
+from ddp_trainer.launcher.options import LaunchPlan
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 

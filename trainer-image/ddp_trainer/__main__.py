@@ -13,7 +13,7 @@ from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.logs import end_process, log_to_stdout
-from ddp_trainer.telemetry.asked.stacks import dump_on_signal
+from ddp_trainer.telemetry.requests.stacks import dump_on_signal
 
 _logger = logging.getLogger(__name__)
 

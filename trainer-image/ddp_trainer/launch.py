@@ -32,12 +32,12 @@ from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launcher.lifetime import Lifetime, Standing
 from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
 from ddp_trainer.launcher.node_environment import NodeEnvironmentError, with_node_environment
-from ddp_trainer.launcher.output import Output
-from ddp_trainer.launcher.own_ranks import OwnRanks
-from ddp_trainer.launcher.plan import LaunchPlan
+from ddp_trainer.launcher.options import LaunchPlan
+from ddp_trainer.launcher.output.rank_output import Output
 from ddp_trainer.launcher.port_conflicts import who_has_port
-from ddp_trainer.launcher.scripts import Script
-from ddp_trainer.launcher.starters import SCRIPTS, CommandStarter, ForkserverStarter, Starter
+from ddp_trainer.launcher.ranks.nested_ranks import OwnRanks
+from ddp_trainer.launcher.ranks.scripts import Script
+from ddp_trainer.launcher.ranks.starters import SCRIPTS, CommandStarter, ForkserverStarter, Starter
 from ddp_trainer.launcher.supervisor import Supervisor, wake
 from ddp_trainer.launcher.verdict import (
     ComesBack,
@@ -53,7 +53,7 @@ from ddp_trainer.membership.place import PlaceFile
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.cores import available_cores
 from ddp_trainer.system.logs import end_process, log_to_stdout
-from ddp_trainer.telemetry.asked.stacks import HOOK
+from ddp_trainer.telemetry.requests.stacks import HOOK
 from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, StatusFile, status_file
 from ddp_trainer.telemetry.termination import TerminationReport, write_termination_message
 
@@ -141,7 +141,7 @@ def _supervise(
     if placement.status_port is not None and status_path is not None:
         # Not before signals are blocked, which the thread inherits; nor where nobody asks for it,
         # for it takes as much memory as half of the launcher.
-        from ddp_trainer.launcher.server import serve_status  # noqa: PLC0415
+        from ddp_trainer.launcher.status_server.server import serve_status  # noqa: PLC0415
         from ddp_trainer.launcher.world.requests import WorldRequests  # noqa: PLC0415
 
         served = serve_status(
@@ -214,7 +214,7 @@ def _trainjob(
     where it reports elsewhere.
     """
     # It takes a certificate's path from ssl, which other launchers do without.
-    from ddp_trainer.launcher import trainjob  # noqa: PLC0415
+    from ddp_trainer.launcher.status_server import trainjob  # noqa: PLC0415
 
     token_file = status_path.with_name(f".{status_path.name}.token")
     found = trainjob.environment(environment, placement.status_port or 0, token_file)

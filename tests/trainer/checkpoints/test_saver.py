@@ -22,7 +22,7 @@ from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import load
-from ddp_trainer.telemetry.asked.request import CheckpointRequest
+from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
 from torch import nn
 
 from tests.trainer.support.pods import assert_same, until

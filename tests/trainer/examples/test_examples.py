@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from ddp_operator.api.job import DDPJob
-from ddp_trainer.launcher.plan import LaunchPlan
+from ddp_trainer.launcher.options import LaunchPlan
 
 from tests.good_manifests import Json
 from tests.trainer.support.pods import DEADLINE_SECONDS, job

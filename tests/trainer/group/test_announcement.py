@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_trainer.launcher.server import serve_status
+from ddp_trainer.launcher.status_server.server import serve_status
 from ddp_trainer.membership.admission import REFUSAL
 from ddp_trainer.membership.finding.announcement import MAX_BYTES, AnnouncedAddress, Announcer
 from ddp_trainer.settings.environment import Placement

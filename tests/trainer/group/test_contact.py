@@ -11,7 +11,7 @@ from ddp_trainer.membership.connection import Connection
 from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.sockets import Connections
 from ddp_trainer.settings.timeouts import contact_seconds
-from ddp_trainer.system.last_resort import LastResort
+from ddp_trainer.system.watchdog import LastResort
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 

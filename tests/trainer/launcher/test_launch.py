@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 from ddp_trainer.checkpoints.manifest import MANIFEST, Manifest
-from ddp_trainer.launcher.forkserver import STARTED_SIGNAL, send_request
-from ddp_trainer.launcher.output import OWN_STREAMS
+from ddp_trainer.launcher.output.rank_output import OWN_STREAMS
+from ddp_trainer.launcher.ranks.forkserver import STARTED_SIGNAL, send_request
 from ddp_trainer.telemetry.termination import open_report_file
 
 from tests.ports import free_port
@@ -369,7 +369,7 @@ def test_the_process_that_forks_ranks_ends_when_it_cannot() -> None:
     # The first fork makes the process between server and rank, which then cannot fork the rank.
     program = """
 import os, socket, sys
-from ddp_trainer.launcher import forkserver
+from ddp_trainer.launcher.ranks import forkserver
 fork, forks = os.fork, []
 def fork_once():
     forks.append(None)

@@ -17,7 +17,7 @@ from ddp_trainer.devices.gate import Gate, expect, pause_after
 from ddp_trainer.exit_codes import BrokenGroupError, LostDeviceError
 from ddp_trainer.membership.failures import is_lost_device, is_lost_peer
 from ddp_trainer.settings.environment import Environment
-from ddp_trainer.system.last_resort import LastResort
+from ddp_trainer.system.watchdog import LastResort
 from torch import distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 
-from ddp_trainer.launcher.forkserver import serve
+from ddp_trainer.launcher.ranks.forkserver import serve
 
 from tests.trainer.support import deaths
 

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 from ddp_trainer import launch
 from ddp_trainer.launcher import lifetime
-from ddp_trainer.launcher.bounded_http import BoundedServer
+from ddp_trainer.launcher.status_server.bounded_http import BoundedServer
 from ddp_trainer.launcher.world import leading, state
 from ddp_trainer.system.logs import end_process
 

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddp_trainer import launch
-from ddp_trainer.launcher import starters
-from ddp_trainer.launcher.forkserver import PRELOADED
-from ddp_trainer.launcher.output import OWN_STREAMS, Streams
+from ddp_trainer.launcher.output.rank_output import OWN_STREAMS, Streams
+from ddp_trainer.launcher.ranks import starters
+from ddp_trainer.launcher.ranks.forkserver import PRELOADED
 from ddp_trainer.system.deathsignal import die_with_parent
 from ddp_trainer.system.logs import end_process
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from ddp_trainer.library.profiling import Profiling
-from ddp_trainer.telemetry.asked import profile
-from ddp_trainer.telemetry.asked.profile import ProfileError, ProfileFiles, wanted
+from ddp_trainer.telemetry.requests import profile
+from ddp_trainer.telemetry.requests.profile import ProfileError, ProfileFiles, wanted
 
-from tests.trainer.launcher.test_status import Server, served_by, server
+from tests.trainer.launcher.status_server.test_status import Server, served_by, server
 from tests.trainer.library.runs import script_job
 from tests.trainer.support.asking import ask
 from tests.trainer.support.pods import TOKEN, job, until

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ddp_trainer.exit_codes import BrokenGroupError, LostDeviceError
-from ddp_trainer.system.pauses import Pauses
+from ddp_trainer.system.backoff import Pauses
 
 pause_after = Pauses(shortest_seconds=50e-6, longest_seconds=500e-6, per_doubling=64).after
 """The shortest is about what the kernel's timers are good for; of the longest a device idles for

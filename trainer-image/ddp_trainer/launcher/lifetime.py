@@ -19,7 +19,7 @@ from typing import Final
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launcher.supervisor import Supervisor, wake
 from ddp_trainer.launcher.verdict import RankEnd, Verdict
-from ddp_trainer.launcher.world.letters import (
+from ddp_trainer.launcher.world.failure_reports import (
     Letter,
     Posting,
     answer_of,

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ddp_trainer.exit_codes import ExitCode, of_signal
-from ddp_trainer.launcher.forkserver import STARTED_SIGNAL
-from ddp_trainer.launcher.frozen import Frozen, RankProcess
-from ddp_trainer.launcher.last_words import last_words
-from ddp_trainer.launcher.output import Output, RankOutput
-from ddp_trainer.launcher.own_ranks import OwnRanks
-from ddp_trainer.launcher.starters import Starter
-from ddp_trainer.launcher.stopping import LOOK_SECONDS, Stopping, end_group
+from ddp_trainer.launcher.output.last_words import last_words
+from ddp_trainer.launcher.output.rank_output import Output, RankOutput
+from ddp_trainer.launcher.ranks.forkserver import STARTED_SIGNAL
+from ddp_trainer.launcher.ranks.frozen import Frozen, RankProcess
+from ddp_trainer.launcher.ranks.nested_ranks import OwnRanks
+from ddp_trainer.launcher.ranks.starters import Starter
+from ddp_trainer.launcher.ranks.stopping import LOOK_SECONDS, Stopping, end_group
 from ddp_trainer.launcher.verdict import (
     ComesBack,
     RankEnd,

@@ -24,7 +24,7 @@ from ddp_trainer.settings.environment import Backend, Environment
 from ddp_trainer.settings.flags import as_arguments
 from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.training import OptimizationOptions
-from ddp_trainer.telemetry.asked.stacks import dump_on_signal
+from ddp_trainer.telemetry.requests.stacks import dump_on_signal
 from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE, RankReport
 
 _AGENT_SECONDS = 60.0

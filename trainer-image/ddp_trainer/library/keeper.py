@@ -26,7 +26,7 @@ from ddp_trainer.library.handover import hand_over
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.system import buffers
-from ddp_trainer.telemetry.asked.request import CheckpointRequest
+from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
 
 _NOTHING: list[int] = []
 """The progress of a rank that holds no state: less than any other."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.telemetry.asked.profile import MAX_BYTES, ProfileFiles
+from ddp_trainer.telemetry.requests.profile import MAX_BYTES, ProfileFiles
 
 _logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.run.updates import SchedulerInterval
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
-from ddp_trainer.telemetry.asked.request import CheckpointRequest
+from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import StepTimer, moments_of
 

@@ -14,7 +14,7 @@ import time
 
 from torch import distributed as dist
 
-from ddp_trainer.system.pauses import Pauses
+from ddp_trainer.system.backoff import Pauses
 from ddp_trainer.system.threads import start_thread
 
 _MOURNING_SECONDS = 60.0

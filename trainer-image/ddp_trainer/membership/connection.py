@@ -30,8 +30,8 @@ from ddp_trainer.membership.lifeline import Lifeline, tie
 from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.sockets import Endpoint
 from ddp_trainer.settings.timeouts import contact_seconds
-from ddp_trainer.system.last_resort import LastResort
 from ddp_trainer.system.threads import start_thread
+from ddp_trainer.system.watchdog import LastResort
 
 _LEAVE_SECONDS = 120.0
 """For a communicator to be aborted, and for the device to do what it was told before: less than the

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ddp_trainer.exit_codes import BrokenGroupError, LeftEarlyError
 from ddp_trainer.membership.membership import Membership
-from ddp_trainer.system.pauses import Pauses
+from ddp_trainer.system.backoff import Pauses
 
 Place = tuple[int, ...]
 """How far a rank's script has come: what is greater is further. The last number says whether it is

@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ddp_trainer.membership.farewell import Objection, Place
 from ddp_trainer.membership.membership import Membership
-from ddp_trainer.system.standstill import Silence
+from ddp_trainer.system.liveness import Silence
 from ddp_trainer.system.threads import start_thread
 
 _LONGEST_INTERVAL_SECONDS = 1.0

@@ -27,8 +27,8 @@ from ddp_trainer.membership.heartbeat import Heartbeat
 from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.place import PlaceFile
 from ddp_trainer.settings.environment import Environment
-from ddp_trainer.system.last_resort import LastResort
 from ddp_trainer.system.logs import end_process
+from ddp_trainer.system.watchdog import LastResort
 
 _LAST_BEAT_SECONDS = 1.0
 """Long for a request to a store that lives."""

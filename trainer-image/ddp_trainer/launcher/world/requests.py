@@ -6,9 +6,9 @@ import json
 from http import HTTPStatus
 from urllib.parse import parse_qs
 
-from ddp_trainer.launcher.bounded_http import BoundedHandler
-from ddp_trainer.launcher.world import letters
-from ddp_trainer.launcher.world.letters import Letter
+from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler
+from ddp_trainer.launcher.world import failure_reports
+from ddp_trainer.launcher.world.failure_reports import Letter
 from ddp_trainer.launcher.world.placing import Placing
 from ddp_trainer.launcher.world.state import LONGEST_WAIT_SECONDS, World
 from ddp_trainer.membership import place
@@ -72,7 +72,7 @@ class WorldRequests:
 
     def post_failure(self, request: BoundedHandler) -> None:
         """POST /failures: a pod's ranks have failed for good."""
-        content = request.content(most=letters.MAX_BYTES)
+        content = request.content(most=failure_reports.MAX_BYTES)
         if content is None:
             return
         try:

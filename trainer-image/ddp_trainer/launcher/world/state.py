@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
-from ddp_trainer.launcher.world.letters import Failure, Letter, Refusal, within_bounds
+from ddp_trainer.launcher.world.failure_reports import Failure, Letter, Refusal, within_bounds
 from ddp_trainer.membership.place import Place
 from ddp_trainer.telemetry.wire import utc
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ddp_trainer.exit_codes import MovedError, RendezvousTimeoutError, StoppedError
-from ddp_trainer.system.pauses import Pauses
+from ddp_trainer.system.backoff import Pauses
 
 _SHORTEST_SECONDS = 0.005
 _LARGE_GROUP_RANKS = 500

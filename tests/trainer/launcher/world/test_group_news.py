@@ -1,0 +1,354 @@
+"""What a launcher knows of the group, and what it makes of what it is told: without any process."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.launcher.lifetime import Standing
+from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
+from ddp_trainer.launcher.world import failure_reports
+from ddp_trainer.launcher.world.failure_reports import (
+    Answer,
+    Letter,
+    Refusal,
+    answer_of,
+    message_of,
+)
+from ddp_trainer.launcher.world.placing import Placing
+from ddp_trainer.launcher.world.state import World
+from ddp_trainer.membership.place import Place
+from ddp_trainer.telemetry.status import CheckpointStatus
+from ddp_trainer.telemetry.termination import TerminationReport
+from ddp_trainer.telemetry.wire import to_json
+
+from tests.trainer.support.clock import Clock
+from tests.trainer.support.pods import DEADLINE_SECONDS, contract
+
+BORN = Place(job_uid="7d1f", attempt=0, generation=4, node_rank=1, nodes=2, master_addr="j-0-0.j")
+LETTER = Letter(
+    job_uid="7d1f",
+    attempt=0,
+    pod="j-0-1-x7k2p",
+    node_rank=1,
+    generation=4,
+    exit_code=3,
+    message='{"exitCode": 3}',
+    time="2026-11-21T03:00:00Z",
+)
+
+
+def number(world: World) -> int:
+    return world.news(after=0, wait_seconds=0).number
+
+
+def test_places_count_by_their_generation_alone() -> None:
+    woken: list[None] = []
+    world = World(BORN, wake=lambda: woken.append(None))
+    newer = replace(BORN, generation=6, node_rank=0)
+    told = [
+        (replace(BORN, node_rank=0), True, BORN),  # what it was made with stands
+        (newer, True, newer),
+        (replace(newer, node_rank=1), True, newer),
+        (replace(BORN, generation=5), False, newer),
+        (BORN, False, newer),
+        (replace(newer, generation=7, attempt=1), False, newer),
+        (replace(newer, generation=7, job_uid="another"), False, newer),
+        (
+            replace(newer, generation=7, node_rank=None),
+            True,
+            replace(newer, generation=7, node_rank=None),
+        ),
+    ]
+    for place, taken, known in told:
+        assert world.take(place) is taken
+        assert world.place == known
+    assert len(woken) == 2
+
+
+def test_of_one_generation_only_the_start_is_news() -> None:
+    world = World(BORN)
+    held = replace(BORN, generation=5, start=False)
+    started = replace(held, start=True, master_address="10.0.0.7")
+    for place, known in [(held, held), (started, started), (held, started)]:
+        assert world.take(place)
+        assert world.place == known
+
+
+def test_news_have_a_number_that_grows_with_each_change() -> None:
+    world = World(BORN)
+    seen = [number(world)]
+    world.joined()
+    seen.append(number(world))
+    world.joined()
+    assert number(world) == seen[-1]
+    world.note(LETTER)
+    seen.append(number(world))
+    world.note(LETTER)
+    assert number(world) == seen[-1]
+    world.take(replace(BORN, generation=5, start=False))
+    seen.append(number(world))
+    world.take(replace(BORN, generation=5))
+    assert number(world) == seen[-1]
+    assert seen == [1, 2, 3, 4]
+
+
+def test_letters_are_bounded_and_those_of_a_generation_end_with_it() -> None:
+    world = World(BORN)
+    world.news(after=0, wait_seconds=0)
+    for i in range(100):
+        assert world.note(replace(LETTER, pod=f"pod-{i}")) is None
+        assert world.note(replace(LETTER, pod=f"pod-{i}")) is None, "told again"
+    news = world.news(after=0, wait_seconds=0)
+    assert [failure.pod for failure in news.failures] == [f"pod-{i}" for i in range(64)]
+    document = json.loads(to_json(news))
+    assert document["failures"][0] == {
+        "pod": "pod-0",
+        "nodeRank": 1,
+        "generation": 4,
+        "exitCode": 3,
+        "message": '{"exitCode": 3}',
+        "time": "2026-11-21T03:00:00Z",
+    }
+    assert {**document, "failures": []} == {
+        "number": 65,
+        "generation": 4,
+        "scope": "InPlace",
+        "failures": [],
+    }
+    world.take(replace(BORN, generation=5))
+    assert json.loads(to_json(world.news(after=0, wait_seconds=0)))["failures"] == []
+
+
+def test_letters_that_nobody_would_read_are_refused() -> None:
+    clock = Clock(0.0)
+    world = World(BORN, clock=clock)
+    deaf = Refusal(error="the operator does not ask node rank 0 for such news")
+    assert world.note(LETTER) == deaf
+    world.news(after=0, wait_seconds=0)
+    clock.now = 600.0
+    assert world.note(LETTER) is None
+    clock.now = 601.0
+    assert world.note(LETTER) == deaf
+    world.news(after=0, wait_seconds=0)
+    assert world.note(replace(LETTER, generation=3)) == Refusal(
+        error="node rank 0 is in generation 4", generation=4
+    )
+    for other in (replace(LETTER, attempt=1), replace(LETTER, job_uid="another")):
+        refusal = world.note(other)
+        assert refusal == Refusal(error="node rank 0 is of another job or attempt")
+    assert [failure.pod for failure in world.news(after=0, wait_seconds=0).failures] == [LETTER.pod]
+
+
+def test_what_a_refusal_means_to_the_sender() -> None:
+    assert answer_of(None, LETTER) == Answer()
+    assert answer_of(Refusal(error="why"), LETTER) == Answer("why")
+    assert answer_of(Refusal(error="why", generation=5), LETTER) == Answer()
+    assert answer_of(Refusal(error="why", generation=3), LETTER) == Answer("why", is_final=False)
+
+
+def test_only_the_newest_two_wait_for_news() -> None:
+    waits: list[threading.Thread] = []
+    began = threading.Semaphore(0)
+    world = World(BORN, wake=began.release)
+    for _ in range(3):
+        options = {"after": 1, "wait_seconds": DEADLINE_SECONDS}
+        waits.append(threading.Thread(target=world.news, kwargs=options, daemon=True))
+        waits[-1].start()
+        assert began.acquire(timeout=DEADLINE_SECONDS)
+        while len(waits) < 3 and len(world._waiting) < len(waits):
+            pass
+    waits[0].join(DEADLINE_SECONDS)
+    assert [wait.is_alive() for wait in waits] == [False, True, True]
+    world.joined()
+    for wait in waits:
+        wait.join(DEADLINE_SECONDS)
+        assert not wait.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"pod": ""}, "pod"),
+        ({"pod": "p" * 300}, "pod"),
+        ({"message": "ü" * 769}, "message: at most 1536 bytes"),
+        ({"time": "2" * 40}, "time"),
+        ({"exitCode": -1}, "exitCode"),
+        ({"generation": "4"}, "generation"),
+        ({"jobUid": None}, "jobUid is missing"),
+    ],
+)
+def test_what_is_no_letter_is_refused(wrong: dict[str, object], words: str) -> None:
+    text = json.loads(to_json(LETTER)) | wrong
+    with pytest.raises(ValueError, match=words):
+        Letter.parse(json.dumps(text).encode())
+
+
+def test_a_letter_travels_as_json() -> None:
+    assert Letter.parse(to_json(LETTER).encode()) == LETTER
+    assert (
+        len(to_json(replace(LETTER, message='"' * failure_reports.MESSAGE_BYTES)).encode())
+        < failure_reports.MAX_BYTES
+    )
+
+
+@pytest.mark.parametrize("error", ["", "short", "x" * 600, "ü" * 600, '"\\' * 300, "\ud800" * 600])
+@pytest.mark.parametrize("folder", ["", "checkpoints/" * 30, "c" * 600])
+def test_a_message_fits_a_letter_and_stays_json(error: str, folder: str) -> None:
+    checkpoint = CheckpointStatus(step=7, path=folder) if folder else None
+    report = TerminationReport(step=9, error=error or None, exit_code=3, checkpoint=checkpoint)
+    text = message_of(report)
+    assert len(text.encode(errors="replace")) <= failure_reports.MESSAGE_BYTES
+    kept = TerminationReport.from_json(text)
+    assert error.startswith(kept.error or "")
+    assert len(kept.error or "") >= min(len(error), 20)
+    if len(folder) < 500:
+        assert replace(kept, error=None) == replace(report, error=None)
+    else:
+        assert kept.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("scope", "joined", "asks"),
+    [
+        ("", False, False),
+        ("Auto", False, True),
+        ("Auto", True, False),
+        ("InPlace", False, True),
+        ("InPlace", True, True),
+        ("Pod", False, False),
+        ("Gang", False, False),
+    ],
+)
+def test_who_asks_for_a_restart_in_place(scope: str, joined: bool, asks: bool) -> None:
+    standing = Standing.from_env({"DDP_POD": "pod", "DDP_RESTART_SCOPE": scope})
+    assert standing.may_ask(joined=joined) is asks
+    assert not Standing(pod="", scope=scope).may_ask(joined=joined)
+
+
+def test_a_scope_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="DDP_RESTART_SCOPE is 'Node': set it to"):
+        Standing.from_env({"DDP_RESTART_SCOPE": "Node"})
+
+
+def member(**variables: str) -> dict[str, str]:
+    told = {"DDP_STATUS_PORT": "8090", "DDP_GENERATION": "4"}
+    return {**contract(node_rank=1, nodes=2, local_world_size=2), **told, **variables}
+
+
+def spare(**variables: str) -> dict[str, str]:
+    place = {"NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR"}
+    return {name: value for name, value in member(**variables).items() if name not in place}
+
+
+def for_torchrun(rank: int, *, of: int) -> dict[str, str]:
+    """A rank as a node of one process."""
+    return {"PET_NODE_RANK": str(rank), "PET_NNODES": str(of), "PET_NPROC_PER_NODE": "1"}
+
+
+def test_the_place_that_a_pod_is_made_with_leaves_its_environment_alone() -> None:
+    placing = Placing(member())
+    assert placing.can_change
+    assert placing.born == replace(BORN, master_addr="localhost")
+    assert placing.ranks(placing.born, by_name=True) == {
+        2: {"RANK": "2", "LOCAL_RANK": "0", **for_torchrun(2, of=4)},
+        3: {"RANK": "3", "LOCAL_RANK": "1", **for_torchrun(3, of=4)},
+    }
+
+
+@pytest.mark.parametrize("made", [member(), spare()])
+def test_another_place_gives_its_ranks_all_variables(made: dict[str, str]) -> None:
+    placing = Placing(made)
+    place = replace(BORN, generation=9, node_rank=2, nodes=3, master_address="10.0.0.7")
+    common = {
+        "MASTER_ADDR": "10.0.0.7",
+        "PET_MASTER_ADDR": "10.0.0.7",
+        "WORLD_SIZE": "6",
+        "NODE_RANK": "2",
+        "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+        "DDP_GENERATION": "9",
+    }
+    assert placing.ranks(place, by_name=False) == {
+        4: {**common, "RANK": "4", "LOCAL_RANK": "0", **for_torchrun(4, of=6)},
+        5: {**common, "RANK": "5", "LOCAL_RANK": "1", **for_torchrun(5, of=6)},
+    }
+    for by_name, known in [(True, place), (False, replace(place, master_address=""))]:
+        assert placing.ranks(known, by_name=by_name)[4]["MASTER_ADDR"] == "j-0-0.j"
+    assert placing.ranks(replace(place, node_rank=None), by_name=False) == {}
+    assert placing.misfit(place) == ""
+
+
+def test_a_pod_without_a_place_waits_for_one() -> None:
+    placing = Placing(spare())
+    assert placing.born.node_rank is None
+    assert (placing.born.job_uid, placing.born.attempt, placing.born.generation) == ("7d1f", 0, 4)
+    assert placing.placement.local_world_size == 2
+
+
+@pytest.mark.parametrize("lacks", ["DDP_GENERATION", "DDP_STATUS_PORT", "DDP_TOKEN"])
+def test_who_can_be_told_of_no_place_needs_one(lacks: str) -> None:
+    assert not Placing({**member(), lacks: ""}).can_change
+    with pytest.raises(ConfigurationError, match="is not set"):
+        Placing({**spare(), lacks: ""})
+
+
+def test_a_generation_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="DDP_GENERATION is -1: set it to"):
+        Placing(member(DDP_GENERATION="-1"))
+
+
+def test_where_pods_differ_a_place_has_to_fit() -> None:
+    placing = Placing(member(DDP_POD_SIZES="1,2,2", WORLD_SIZE="5", GROUP_WORLD_SIZE="3"))
+    place = replace(BORN, generation=9, node_rank=2, nodes=3)
+    assert placing.misfit(place) == ""
+    ranks = placing.ranks(place, by_name=True)
+    assert {rank: each["WORLD_SIZE"] for rank, each in ranks.items()} == {3: "5", 4: "5"}
+    assert placing.misfit(replace(place, node_rank=None)) == ""
+    assert placing.misfit(replace(place, nodes=4)).startswith("nodes: ")
+    assert placing.misfit(replace(place, node_rank=0)).startswith("nodeRank: ")
+
+
+def test_checkpoints_on_the_pods_own_disk_are_what_ranks_write_there(tmp_path: Path) -> None:
+    old, link = tmp_path / "old.pt", tmp_path / "link"
+    old.write_text("of the image")
+    os.utime(old, (1000, 1000))
+    link.symlink_to(__file__)
+    found = LocalCheckpoints.from_env({"DDP_LOCAL_PATHS": f"{tmp_path}:/nowhere/s.pt"})
+    (tmp_path / "runs" / "empty").mkdir(parents=True)
+    assert (found.exist(), found.may_come) == (False, True)
+    (tmp_path / "runs" / "s.pt").write_text("a checkpoint")
+    assert (found.exist(), found.may_come) == (True, False)
+    (tmp_path / "runs" / "s.pt").unlink()
+    assert found.exist(), "the ranks have begun to save"
+    none = LocalCheckpoints.from_env({})
+    assert (none.exist(), none.may_come) == (False, False)
+
+
+def test_the_first_checkpoint_in_the_pod_is_news(tmp_path: Path) -> None:
+    local = LocalCheckpoints([str(tmp_path)], since=0.0)
+    world = World(replace(BORN, node_rank=0), local_checkpoints=local)
+    assert "savedInPod" not in json.loads(to_json(world.news(after=0, wait_seconds=0)))
+    threading.Timer(0.2, (tmp_path / "s.pt").write_text, ("a checkpoint",)).start()
+    news = world.news(after=1, wait_seconds=DEADLINE_SECONDS)
+    assert json.loads(to_json(news))["savedInPod"] is True
+    assert news.number == 2
+
+
+def test_rank_0_leads_nobody_who_lacks_its_checkpoint(tmp_path: Path) -> None:
+    for nodes, due in ((1, True), (2, False)):
+        clock = Clock(0.0)
+        local = LocalCheckpoints([str(tmp_path)], since=0.0)
+        place = replace(BORN, node_rank=0, nodes=nodes, members="0-1")
+        world = World(place, clock=clock, local_checkpoints=local)
+        world.news(after=0, wait_seconds=0)
+        world.note(LETTER)
+        assert world._due_to_lead() is not None
+        (tmp_path / "s.pt").write_text("a checkpoint")
+        assert (world._due_to_lead() is not None) is due
+        (tmp_path / "s.pt").unlink()

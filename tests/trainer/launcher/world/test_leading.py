@@ -1,0 +1,301 @@
+"""Node rank 0 leads while the operator is away: what is due, who hears what, and who refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from ddp_trainer.launcher.world.failure_reports import Letter
+from ddp_trainer.launcher.world.leading import Leader, Told, host_of, slots_of
+from ddp_trainer.launcher.world.placing import Placing
+from ddp_trainer.launcher.world.state import LEAD_SECONDS, World
+from ddp_trainer.membership.place import Place
+from ddp_trainer.telemetry.wire import to_json
+
+from tests.trainer.support.clock import Clock
+from tests.trainer.support.pods import contract
+
+BORN = Place(
+    job_uid="7d1f",
+    attempt=0,
+    generation=4,
+    node_rank=0,
+    nodes=3,
+    master_addr="train-0-0.train",
+    members="0-1,7",
+)
+LETTER = Letter(
+    job_uid="7d1f",
+    attempt=0,
+    pod="train-0-7",
+    node_rank=2,
+    generation=4,
+    exit_code=3,
+    message='{"exitCode": 3}',
+    time="2026-11-21T03:00:00Z",
+)
+
+
+class Job:
+    """Three launchers; that of node rank 0 leads the other two."""
+
+    def __init__(self, *, born: Place = BORN) -> None:
+        self.clock = Clock(1000.0)
+        self.first = World(born, clock=self.clock)
+        self.others = {
+            f"train-0-{slot}.train": World(replace(born, node_rank=rank, members=""))
+            for rank, slot in ((1, 1), (2, 7))
+        }
+        self.said: list[tuple[str, int, bool]] = []
+        self.before_call: Callable[[str], None] = lambda _: None
+        self.lost: set[str] = set()
+        self.leader = Leader(
+            self.first,
+            Placing(contract()).placement,
+            pod="train-0-0",
+            call=self._call,
+            sleep=self._sleep,
+        )
+        self.pauses = 0
+
+    def _call(self, host: str, told: Place, wait_seconds: int) -> Told | None:
+        assert wait_seconds <= 5
+        self.before_call(host)
+        if host in self.lost:
+            return None
+        assert len(to_json(told)) < 1000
+        taken = self.others[host].take(told)
+        self.said.append((host, told.generation, told.start))
+        return Told(knows=taken, ended=taken)
+
+    def _sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.pauses += 1
+        if self.pauses == 3:
+            self.lost.clear()
+
+    def fail(self) -> None:
+        """A pod's ranks fail, while no operator asks."""
+        self.first.news(after=0, wait_seconds=0)
+        generation = self.first.place.generation
+        assert self.first.note(replace(LETTER, generation=generation)) is None
+
+    @property
+    def known(self) -> list[tuple[int, int | None, bool]]:
+        places = [self.first.place, *(world.place for world in self.others.values())]
+        return [(place.generation, place.node_rank, place.start) for place in places]
+
+
+def is_due(world: World) -> bool:
+    due = world._due_to_lead()
+    return due is not None and due <= world._clock()
+
+
+def test_nobody_leads_where_the_operator_asks_or_nothing_has_failed() -> None:
+    job = Job()
+    world, clock = job.first, job.clock
+    clock.now += 10 * LEAD_SECONDS
+    assert not is_due(world), "nothing has failed"
+    job.fail()
+    assert not is_due(world)
+    clock.now += LEAD_SECONDS - 1
+    assert not is_due(world), "an operator may be about to start"
+    world.news(after=0, wait_seconds=0)
+    clock.now += LEAD_SECONDS - 1
+    assert not is_due(world), "one has asked"
+    clock.now += 1
+    assert is_due(world)
+    world.take(replace(BORN, generation=5))
+    assert not is_due(world), "it has decided"
+
+
+def test_who_was_never_asked_or_has_no_members_does_not_lead() -> None:
+    clock = Clock(1000.0)
+    never_asked = World(BORN, clock=clock)
+    assert never_asked.note(LETTER) is not None
+    not_first, too_old = (
+        World(replace(BORN, node_rank=1), clock=clock),
+        World(replace(BORN, members=""), clock=clock),
+    )
+    for world in (not_first, too_old):
+        world.news(after=0, wait_seconds=0)
+        assert world.note(LETTER) is None
+    clock.now += 10 * LEAD_SECONDS
+    assert not any(is_due(world) for world in (never_asked, not_first, too_old))
+
+
+def test_failures_are_noted_however_long_nobody_has_asked_where_node_rank_0_may_lead() -> None:
+    job = Job()
+    job.first.news(after=0, wait_seconds=0)
+    job.clock.now += 3600
+    assert job.first.note(LETTER) is None
+    assert not is_due(job.first), "others may fail a moment later"
+    job.clock.now += 5
+    assert is_due(job.first)
+
+
+def test_a_restart_whose_operator_has_gone_is_led() -> None:
+    job = Job()
+    job.first.news(after=0, wait_seconds=0)
+    job.first.take(replace(BORN, generation=5, start=False))
+    assert not is_due(job.first)
+    job.clock.now += LEAD_SECONDS
+    assert is_due(job.first)
+
+
+def test_the_leader_has_all_end_and_then_start() -> None:
+    job = Job()
+    job.fail()
+    job.clock.now += LEAD_SECONDS
+    present = job.first.wait_to_lead()
+    assert job.leader.lead(present)
+    assert job.known == [(5, 0, True), (5, 1, True), (5, 2, True)]
+    assert job.said[-2:] == [("train-0-1.train", 5, True), ("train-0-7.train", 5, True)]
+    assert not any(start for *_, start in job.said[:-2])
+    assert not is_due(job.first)
+
+
+def test_what_was_led_is_reported_until_the_operator_has_heard_of_it() -> None:
+    job = Job()
+    for generation in (5, 6):
+        job.fail()
+        job.clock.now += 100
+        assert job.leader.lead(job.first.wait_to_lead())
+        assert job.first.place.generation == generation
+    job.fail()
+    news = json.loads(to_json(job.first.news(after=0, wait_seconds=0)))
+    assert (news["generation"], news["members"]) == (6, "0-1,7")
+    assert [each["generation"] for each in news["led"]] == [5, 6]
+    assert all(each["time"].endswith("Z") for each in news["led"])
+    assert [each["generation"] for each in news["failures"]] == [4, 5, 6]
+    accepted = replace(BORN, generation=6, leader="train-0-0")
+    assert job.first.take(accepted)
+    after = json.loads(to_json(job.first.news(after=0, wait_seconds=0)))
+    assert "led" not in after
+    assert [each["generation"] for each in after["failures"]] == [6]
+    assert after["number"] > news["number"]
+    assert not job.first.is_led
+
+
+def test_news_of_many_generations_stay_within_what_the_operator_reads() -> None:
+    job = Job()
+    job.first.news(after=0, wait_seconds=0)
+    for generation in range(4, 300):
+        for pod in range(70):
+            failure = replace(LETTER, generation=generation, pod=f"p{pod}", message='"' * 500)
+            assert job.first.note(failure) is None
+        led = replace(BORN, generation=generation + 1, led=True, leader="train-0-0")
+        job.first.take(replace(led, start=False))
+        job.first.take(led)
+    news = job.first.news(after=0, wait_seconds=0)
+    assert len(to_json(news).encode()) < 64 * 1024
+    assert news.led is not None
+    assert news.led[-1].generation == 300
+    assert news.failures[-1].generation == 299
+
+
+def test_the_present_generations_failures_are_told_before_those_of_before() -> None:
+    job = Job()
+    job.first.news(after=0, wait_seconds=0)
+    for pod in range(64):
+        assert job.first.note(replace(LETTER, pod=f"p{pod}", message="x" * 1500)) is None
+    news = job.first.news(after=0, wait_seconds=0)
+    assert len(to_json(news).encode()) < 64 * 1024
+    assert [failure.pod for failure in news.failures] == [f"p{pod}" for pod in range(64)]
+    assert news.failures[0].message == "x" * 1500
+
+
+def test_a_pod_that_does_not_answer_is_asked_again_before_any_process_ends() -> None:
+    job = Job()
+    job.lost = {"train-0-7.train"}
+    states: list[int] = []
+    job.before_call = lambda _: states.append(job.first.place.generation)
+    job.fail()
+    job.clock.now += LEAD_SECONDS
+    assert job.leader.lead(job.first.wait_to_lead())
+    assert states[:4] == [4, 4, 4, 4]
+    assert job.known == [(5, 0, True), (5, 1, True), (5, 2, True)]
+
+
+def test_who_was_replaced_as_node_rank_0_leads_nobody() -> None:
+    job = Job()
+    job.fail()
+    job.clock.now += LEAD_SECONDS
+    by_operator = replace(BORN, generation=5, node_rank=1, leader="train-0-9", members="")
+    job.others["train-0-1.train"].take(by_operator)
+    assert not job.leader.lead(job.first.wait_to_lead())
+    assert job.known[:2] == [(4, 0, True), (5, 1, True)]
+    assert job.others["train-0-1.train"].place is by_operator
+
+
+def test_a_decision_that_comes_meanwhile_counts() -> None:
+    job = Job()
+    job.fail()
+    job.clock.now += LEAD_SECONDS
+    decided = replace(BORN, generation=5, start=False, leader="train-0-0")
+
+    def decide(host: str) -> None:
+        del host
+        job.first.take(decided)
+
+    job.before_call = decide
+    assert job.leader.lead(job.first.wait_to_lead())
+    assert job.first.place is decided
+    assert not job.first.is_led
+
+
+@pytest.mark.parametrize(
+    ("told", "taken"),
+    [
+        ({"leader": "train-0-0"}, True),
+        ({"leader": "train-0-0", "start": False}, True),
+        ({"leader": "train-0-0", "members": "0-1,8"}, False),
+        ({"leader": "train-0-8"}, False),
+        ({"leader": ""}, False),
+        ({"leader": "train-0-8", "led": True}, False),
+        ({"leader": "train-0-8", "generation": 6}, True),
+    ],
+)
+def test_a_led_generation_is_confirmed_only_as_it_is(told: dict[str, object], taken: bool) -> None:
+    world = World(BORN)
+    led = replace(BORN, generation=5, leader="train-0-0", led=True)
+    assert world.take(led)
+    assert world.take(replace(BORN, **{"generation": 5, **told})) is taken  # type: ignore[arg-type]
+    assert (world.place is led) is (told.get("generation") != 6)
+    assert world.is_led is not taken
+
+
+def test_a_generation_that_fails_at_once_makes_the_next_one_wait_longer() -> None:
+    job = Job()
+    job.first.news(after=0, wait_seconds=0)
+    job.clock.now += 1000
+    waits: list[float] = []
+    for ran in (1000.0, 1.0, 1.0, 1.0, *([1.0] * 6), 60.0):
+        job.clock.now += ran
+        generation = job.first.place.generation
+        assert job.first.note(replace(LETTER, generation=generation)) is None
+        due = job.first._due_to_lead()
+        assert due is not None
+        waits.append(due - job.clock.now)
+        job.clock.now = due
+        assert job.leader.lead(job.first.wait_to_lead())
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300, 300, 5]
+
+
+def test_the_environment_says_whom_node_rank_0_may_lead() -> None:
+    told = {"DDP_STATUS_PORT": "8090", "DDP_GENERATION": "4"}
+    env = {**contract(node_rank=0, nodes=2), **told}
+    assert Placing({**env, "DDP_MEMBERS": "0-1"}).born.members == "0-1"
+    assert Placing(env).born.members == ""
+
+
+def test_hosts_are_named_as_the_operator_names_them() -> None:
+    assert slots_of("0-2,7,4-5") == [0, 1, 2, 7, 4, 5]
+    for wrong in ("", "0-", "a", "1;2", "-1", "0-1,"):
+        with pytest.raises(ValueError, match="members"):
+            slots_of(wrong)
+    assert host_of("train-0-3.train", 12) == "train-0-12.train"
+    assert host_of("train-0-3", 12) == "train-0-12"
+    assert host_of("127.0.0.1", 12) is None

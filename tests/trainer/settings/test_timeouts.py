@@ -1,0 +1,99 @@
+"""Time-outs that contradict each other are refused, those that nobody chose give way."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.launch import main as launch
+from ddp_trainer.launcher.options import LaunchPlan
+from ddp_trainer.settings.options import Options
+from ddp_trainer.settings.timeouts import contact_seconds
+from ddp_trainer.telemetry.termination import TerminationReport
+
+from tests.trainer.support.pods import contract
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--checkpoint-timeout-seconds=900"],
+            "--checkpoint-timeout-seconds is 900 and --group-timeout-seconds 600: the other ranks "
+            "would give up while rank 0 may still save; lower the first, or raise the second to "
+            "900 or more",
+        ),
+        (
+            ["--checkpoint-timeout-seconds=31", "--group-timeout-seconds=30"],
+            "--checkpoint-timeout-seconds is 31 and --group-timeout-seconds 30: ",
+        ),
+        (
+            ["--heartbeat-timeout-seconds=60", "--group-timeout-seconds=30.5"],
+            "--heartbeat-timeout-seconds is 60 and --group-timeout-seconds 30.5: a frozen rank "
+            "would end the collectives of the others before they look for it; lower",
+        ),
+    ],
+)
+def test_contradictions(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        Options.parse(flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--checkpoint-timeout-seconds=600"],
+        ["--checkpoint-timeout-seconds=900", "--group-timeout-seconds=900"],
+        ["--heartbeat-timeout-seconds=0", "--group-timeout-seconds=5"],
+        ["--rendezvous-timeout-seconds=1"],
+        ["--stop-within-seconds=5000"],
+    ],
+)
+def test_no_contradictions(flags: list[str]) -> None:
+    options = Options.parse(flags)
+    for flag in flags:
+        name, value = flag.removeprefix("--").replace("-", "_").split("=")
+        if name.endswith("seconds"):
+            assert getattr(options, name) == float(value), "what was chosen stays as it is"
+
+
+def test_what_nobody_chose_gives_way() -> None:
+    plain = Options.parse([])
+    assert plain.checkpoint_timeout_seconds == 300
+    assert plain.heartbeat_timeout_seconds == 10
+    assert plain.rendezvous_timeout_seconds == plain.group_timeout_seconds == 600
+
+    short = Options.parse(["--group-timeout-seconds=5"])
+    assert short.checkpoint_timeout_seconds == short.heartbeat_timeout_seconds == 5
+
+
+def test_ranks_are_not_killed_while_they_may_still_save() -> None:
+    assert LaunchPlan.parse([]).kill_after_seconds == 30
+    assert LaunchPlan.parse(["--stop-within-seconds=100"]).kill_after_seconds == 100
+    plan = LaunchPlan.parse(["--stop-within-seconds=3", "--kill-after-seconds=3"])
+    assert plan.kill_after_seconds == 3
+    assert LaunchPlan.parse(["--kill-after-seconds=0.2", "--", "true"]).kill_after_seconds == 0.2
+    with pytest.raises(
+        ConfigurationError,
+        match="--stop-within-seconds is 14 and --kill-after-seconds 5: ranks would be killed "
+        "while they may still save; lower the first, or raise the second to 14 or more",
+    ):
+        LaunchPlan.parse(["--kill-after-seconds=5"])
+
+
+def test_a_contradiction_is_exit_code_64(tmp_path: Path) -> None:
+    log = tmp_path / "termination"
+    env = contract() | {"DDP_TERMINATION_LOG": str(log)}
+    assert launch(["--checkpoint-timeout-seconds=900"], env) == ExitCode.CONFIGURATION
+    report = TerminationReport.from_json(log.read_text())
+    assert report.exit_code == 64
+    assert "--group-timeout-seconds" in (report.error or "")
+
+
+def test_large_groups_have_longer_for_their_first_contact() -> None:
+    """512 ranks read 262,144 addresses from one thread, which took it 13 s."""
+    assert 15 < contact_seconds(2) < 16
+    assert contact_seconds(512) > 3 * 13
+    assert contact_seconds(1024) > 4 * 3 * 13

@@ -1,0 +1,113 @@
+"""All ranks of a pod say where they stand when somebody asks, whatever their command is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ddp_trainer.telemetry.hook.sitecustomize import stacks_file
+from ddp_trainer.telemetry.requests import stacks
+
+from tests.trainer.launcher.status_server.test_status import Server, served_by, server
+from tests.trainer.support.pods import job, until
+
+__all__ = ["server"]
+
+SCRIPT = """
+import os, pathlib, sys, threading, time
+import sitecustomize
+
+def wait_in_a_thread():
+    threading.Event().wait()
+
+def wait_for_the_end():
+    (pathlib.Path(sys.argv[1]) / ("ready-" + os.environ["RANK"])).touch()
+    while not pathlib.Path(sys.argv[1], "end-" + os.environ["RANK"]).exists():
+        time.sleep(0.02)
+
+threading.Thread(target=wait_in_a_thread, daemon=True).start()
+pathlib.Path(sys.argv[1], "file-" + os.environ["RANK"]).write_text(os.environ["DDP_STATUS_FILE"])
+pathlib.Path(sys.argv[1], "next-" + os.environ["RANK"]).write_text(
+    str(getattr(sitecustomize, "OWN", "missing"))
+)
+wait_for_the_end()
+"""
+SHELL = """
+if [ "$RANK" = 2 ]; then touch "$2/ready-2"; sleep 1000; fi
+{python} "$1" "$2"
+exit $?
+"""
+
+
+def asked(server: Server) -> dict[int, dict[str, Any]]:
+    code, text = server.ask("/stacks", method="POST")
+    assert code == 200, text
+    return {each["rank"]: each for each in json.loads(text)["ranks"]}
+
+
+def test_any_command_shows_where_it_stands(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image/sitecustomize.py").write_text("OWN = 'the image has one'\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    settings = served_by(server, nodes=1, local_world_size=3)
+    settings["extra_environment"]["PYTHONPATH"] = str(tmp_path / "image")
+    shell = SHELL.format(python=sys.executable)
+    with job(tmp_path, **settings) as scripts:
+        script = str(tmp_path / "script.py")
+        pod = scripts.start(0, "--", "sh", "-c", shell, "sh", script, str(tmp_path))
+        for rank in range(3):
+            until((tmp_path / f"ready-{rank}").exists, "the script to start")
+        assert (tmp_path / "next-0").read_text() == "the image has one"
+        for _ in range(2):  # what was said before is not said again
+            found = asked(server)
+            for rank in (0, 1):
+                assert found[rank]["stacks"].count("in wait_for_the_end") == 1
+                assert found[rank]["stacks"].count("in wait_in_a_thread") == 1
+                assert found[rank]["problem"] == ""
+            assert found[2]["stacks"] == ""
+            assert found[2]["problem"] == "it is no Python process that has started by now"
+        assert found[0]["process"] not in pod.child_pids()  # a shell is between
+        assert "wait_for_the_end" not in pod.log
+
+        os.kill(found[1]["process"], signal.SIGSTOP)
+        found = asked(server)
+        assert "in wait_for_the_end" in found[0]["stacks"]
+        assert found[1]["problem"].startswith("it did not answer in 2 s")
+        os.kill(found[1]["process"], signal.SIGCONT)
+        assert server.ask("/stacks")[0] == 405
+        left = Path(stacks_file((tmp_path / "file-0").read_text(), found[0]["process"]))
+        assert left.exists()
+        (tmp_path / "end-0").touch()
+        until(lambda: not left.exists(), "a process that ends to remove its file")
+        pod.stop()
+        pod.wait()
+
+
+def test_ranks_of_the_bundled_trainer_show_where_they_stand(tmp_path: Path, server: Server) -> None:
+    settings = served_by(server, nodes=1, local_world_size=2)
+    with job(tmp_path, **settings) as digits:
+        pod = digits.start(0, "--epochs", "100000", "--log-every-steps", "2")
+        pod.wait_for_log("step 2/")  # a status is there before that
+        found = asked(server)
+        assert [each["process"] for each in found.values()] == pod.rank_pids()
+        for each in found.values():
+            assert "in train" in each["stacks"]
+
+
+def test_processes_that_would_be_killed_are_not_asked(tmp_path: Path) -> None:
+    status = tmp_path / "status.json"
+    Path(stacks_file(str(status), os.getpid())).touch()  # left by another of the same number
+    [told] = stacks.read_stacks({0: os.getpid()}, status)
+    assert told.problem == "it is no Python process that has started by now"
+
+
+def test_what_is_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "stacks"
+    path.write_bytes(b"\xff" * 100)
+    monkeypatch.setattr(stacks, "_MOST_BYTES", 10)
+    assert stacks._answer(3, 7, path).stacks == "\ufffd" * 10

@@ -1,0 +1,1 @@
+"""Passes the lines of a pod's ranks on to its log."""

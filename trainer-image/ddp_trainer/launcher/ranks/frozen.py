@@ -1,0 +1,89 @@
+"""Finds the ranks of a pod that are frozen, and kills them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ddp_trainer.launcher.output.rank_output import RankOutput
+from ddp_trainer.system.activity import read_activity
+from ddp_trainer.system.liveness import FrozenWatch
+from ddp_trainer.telemetry.termination import read_pulse, read_timeout
+
+_LOOKS_PER_TIMEOUT = 4
+_BUSY_TIMEOUTS = 12
+"""For how many times the timeout a rank may compute without a pulse: two minutes by default, for a
+long call that keeps Python's lock or a machine that swaps, and a part of the time for which the
+other ranks wait for it."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class RankProcess:
+    """A rank that runs, or is about to."""
+
+    local_rank: int
+    rank: int
+    """Becomes another one when the pod gets another place."""
+    report_fd: int
+    output: RankOutput
+
+
+class Frozen:
+    """Knows who has given no sign of life for too long."""
+
+    def __init__(self, *, silence_seconds: float) -> None:
+        """`silence_seconds`: how long a rank may give no sign of life before it is killed; 0: for
+        ever, or as long as a script says whose ranks have joined. A pulse is one; that it computes
+        is another one, but not without any end.
+        """
+        self._silence_seconds = silence_seconds
+        self._before_their_pulse = silence_seconds > 0
+        """Whether ranks are watched before they have a pulse: a script's may never have one."""
+        self._watch: FrozenWatch | None = None
+        self._busy: Collection[int] = ()
+        """Process IDs of the ranks that were found too busy for a pulse by the last look."""
+
+    @property
+    def every_seconds(self) -> float:
+        """How often to look."""
+        return self._silence_seconds / _LOOKS_PER_TIMEOUT if self._silence_seconds > 0 else math.inf
+
+    def kill(self, running: Mapping[int, RankProcess]) -> None:
+        """Look at ranks by their process IDs."""
+        if self._silence_seconds <= 0:
+            timeouts = (read_timeout(one.report_fd) for one in running.values())
+            self._silence_seconds = max(timeouts, default=0.0)
+        if self._silence_seconds <= 0:
+            return
+        if self._watch is None:
+            self._watch = FrozenWatch(
+                timeout_seconds=self._silence_seconds,
+                longest_seconds=_BUSY_TIMEOUTS * self._silence_seconds,
+                now=time.monotonic(),
+            )
+        pulses = {pid: read_pulse(one.report_fd) for pid, one in running.items()}
+        if not self._before_their_pulse:
+            pulses = {pid: pulse for pid, pulse in pulses.items() if pulse > 0}
+        seen = self._watch.look(pulses, read_activity, now=time.monotonic())
+        for pid in seen.frozen:
+            if pid in seen.busy:
+                what, seconds = "too busy for a pulse", _BUSY_TIMEOUTS * self._silence_seconds
+            else:
+                what, seconds = "frozen", self._silence_seconds
+            rank = running[pid].rank
+            _logger.warning("rank %d has been %s for %g s: killing it", rank, what, seconds)
+            os.kill(pid, signal.SIGKILL)
+        for pid in set(seen.busy) - {*seen.frozen, *self._busy}:
+            _logger.warning(
+                "rank %d is too busy for a pulse: leaving it alone for up to %g s",
+                running[pid].rank,
+                _BUSY_TIMEOUTS * self._silence_seconds,
+            )
+        self._busy = seen.busy

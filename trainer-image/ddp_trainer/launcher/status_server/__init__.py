@@ -1,0 +1,1 @@
+"""Serves a pod's status, metrics and requests over HTTP."""

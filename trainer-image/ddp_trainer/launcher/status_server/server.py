@@ -1,0 +1,303 @@
+"""Serves a pod's status over HTTP: GET /status, /metrics, /world; PUT /world; POST /stacks,
+/profile, /trace, /dump-stacks, /checkpoint, /rank-0, /failures, and from within the pod
+/trainjob-status.
+
+It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
+go wrong here is no reason to end a training. Anybody may read; only the job's own pods and the
+operator may tell it something.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import parse_qs
+
+from ddp_trainer.launcher.port_conflicts import taken
+from ddp_trainer.launcher.status_server import trainjob
+from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler, BoundedServer
+from ddp_trainer.launcher.status_server.trainjob import TrainJobStatus
+from ddp_trainer.launcher.world import failure_reports
+from ddp_trainer.launcher.world.requests import WorldRequests
+from ddp_trainer.membership import admission, place
+from ddp_trainer.membership.finding import announcement
+from ddp_trainer.membership.finding.announcement import AnnouncedAddress
+from ddp_trainer.settings.environment import Placement
+from ddp_trainer.system.logs import Complaints
+from ddp_trainer.telemetry import prometheus
+from ddp_trainer.telemetry.requests import profile
+from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
+from ddp_trainer.telemetry.requests.profile import ProfileError, ProfileFiles
+from ddp_trainer.telemetry.requests.stacks import ask_for_stacks, listening, read_stacks
+from ddp_trainer.telemetry.status import Status, StatusFile
+from ddp_trainer.telemetry.wire import to_json
+
+_MAX_SIGNED_BYTES = max(place.MAX_BYTES, failure_reports.MAX_BYTES, announcement.MAX_BYTES)
+_POLL_SECONDS = 3600.0
+"""How often to look whether somebody wants the server to end, which nobody does: a pod that waits
+for its place shall sleep."""
+_logger = logging.getLogger(__name__)
+
+
+class Pod(Protocol):
+    """What the server asks the launcher for, from another thread."""
+
+    @property
+    def rank_restarts(self) -> int:
+        """Ranks that were started again."""
+
+    def rank_processes(self) -> Mapping[int, int]:
+        """Process IDs by rank."""
+
+
+def serve_status(
+    port: int,
+    path: Path,
+    pod: Pod,
+    placement: Placement,
+    *,
+    trainjob_token: str = "",
+    world: WorldRequests | None = None,
+) -> bool:
+    """Serve the status file at `path` from a thread, to the end of this process.
+
+    `trainjob_token`: of scripts that report as in a TrainJob; empty: none does.
+    `world`: who answers for the pod's place in the group; None: it keeps the one that it has.
+    A port that cannot be had is logged, and nothing is served; whether it is, is returned.
+    """
+    try:
+        server = _listen(port, path, pod, placement, trainjob_token)
+    except OSError as error:
+        _logger.warning("cannot serve /status: %s", taken(port, error))
+        return False
+    server.world = world
+    if admission.placed_by_earlier_operator(placement):
+        _logger.warning("without DDP_TOKEN, anybody may send POST requests to port %d", port)
+    serve = partial(server.serve_forever, poll_interval=_POLL_SECONDS)
+    threading.Thread(target=serve, name="status", daemon=True).start()
+    return True
+
+
+def _listen(port: int, path: Path, pod: Pod, placement: Placement, token: str) -> _Server:
+    """On IPv6 and IPv4, or on IPv4 alone where that is all there is."""
+    try:
+        return _Server(socket.AF_INET6, port, path, pod, placement, token)
+    except OSError:
+        return _Server(socket.AF_INET, port, path, pod, placement, token)
+
+
+class _Server(BoundedServer):
+    def __init__(
+        self,
+        family: socket.AddressFamily,
+        port: int,
+        path: Path,
+        pod: Pod,
+        placement: Placement,
+        trainjob_token: str,
+    ) -> None:
+        self.pod = pod
+        self.placement = placement
+        self.path = path
+        self._file = StatusFile(path)
+        self.rank_0 = AnnouncedAddress(path)
+        self.checkpoint = CheckpointRequest(path)
+        self.stacks = threading.Lock()
+        """Held by who asks for them: each process has one file for its answers."""
+        self.trainjob = TrainJobStatus(self._file, trainjob_token) if trainjob_token else None
+        self.world: WorldRequests | None = None
+        self._complaints = Complaints(_logger, "the status file is of no use")
+        super().__init__(family, port, _Handler)
+
+    def status(self) -> Status | None:
+        """What the training says; what it says wrong is logged once."""
+        try:
+            return self._file.read()
+        except (OSError, ValueError) as error:
+            self._complaints.of(error)
+            return None
+
+
+class _Handler(BoundedHandler):
+    server: _Server
+
+    def do_GET(self) -> None:  # noqa: N802 - so it is called
+        status = self.server.status()
+        if self.path == "/metrics":
+            text = prometheus.render(status, rank_restarts=self.server.pod.rank_restarts)
+            self.answer(HTTPStatus.OK, text, prometheus.CONTENT_TYPE)
+        elif self.path == "/status" and status is not None:
+            text = to_json(replace(status, measurements=None))
+            self.answer(HTTPStatus.OK, text, "application/json")
+        elif self.path == "/status":
+            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing to report yet")
+        elif self._path() == place.PATH and self.server.world is not None:
+            self._if_admitted(partial(self.server.world.get_news, self))
+        else:
+            self._refuse_path()
+
+    def do_PUT(self) -> None:  # noqa: N802 - so it is called
+        if self._path() == place.PATH and self.server.world is not None:
+            self._if_admitted(partial(self.server.world.put_place, self))
+        else:
+            self._refuse_path()
+
+    def do_POST(self) -> None:  # noqa: N802 - so it is called
+        if self.path == trainjob.PATH and self.server.trainjob is not None:
+            self._take_progress(self.server.trainjob)
+            return
+        told = {
+            "/stacks": self._show_stacks,
+            "/profile": self._ask_for_profile,
+            "/trace": self._show_trace,
+            "/dump-stacks": self._dump_stacks,
+            "/checkpoint": self._ask_for_checkpoint,
+            announcement.PATH: self._take_announcement,
+        }.get(self._path())
+        if told is not None:
+            self._if_admitted(told)
+        elif self._path() == failure_reports.PATH and self.server.world is not None:
+            self._if_admitted(partial(self.server.world.post_failure, self))
+        else:
+            self._refuse_path()
+
+    def _path(self) -> str:
+        return self.path.partition("?")[0]
+
+    def _if_admitted(self, do: Callable[[], None]) -> None:
+        authorization, body = self.headers.get("Authorization"), b""
+        if admission.is_signed(authorization) and "Content-Length" in self.headers:
+            content = self.content(most=_MAX_SIGNED_BYTES)
+            if content is None:
+                return
+            body = content
+        if admission.admits(
+            self.server.placement,
+            admission.Request(method=self.command, target=self.path, body=body),
+            authorization=authorization,
+            client=self.client_address[0],
+        ):
+            do()
+        else:
+            self.refuse(HTTPStatus.FORBIDDEN, admission.REFUSAL)
+
+    def _show_stacks(self) -> None:
+        if not self.server.stacks.acquire(blocking=False):
+            self.refuse(HTTPStatus.CONFLICT, "somebody else is asking for them: try again")
+            return
+        try:
+            found = read_stacks(self.server.pod.rank_processes(), self.server.path)
+        finally:
+            self.server.stacks.release()
+        body = {"ranks": [each.to_json() for each in found]}
+        self.answer(HTTPStatus.OK, json.dumps(body), "application/json")
+
+    def _ask_for_profile(self) -> None:
+        try:
+            ranks, steps = profile.wanted(self._query())
+            for rank in ranks:
+                self._files(rank).ask(steps)
+        except (ValueError, ProfileError) as error:
+            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except OSError as error:
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot ask for it: {error}")
+        else:
+            self.answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
+
+    def _show_trace(self) -> None:
+        try:
+            [rank], _ = profile.wanted(self._query())
+            files = self._files(rank)
+            trace = files.answer()
+        except (ValueError, ProfileError) as error:
+            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except OSError as error:
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot read it: {error}")
+        else:
+            if trace is None:
+                self.answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
+            else:
+                self.answer(HTTPStatus.OK, trace, "application/gzip")
+                files.forget()
+
+    def _query(self) -> dict[str, list[str]]:
+        return parse_qs(self.path.partition("?")[2], max_num_fields=4)
+
+    def _files(self, rank: int) -> ProfileFiles:
+        if rank not in self.server.pod.rank_processes():
+            raise ProfileError(f"rank {rank} does not run in this pod")
+        return ProfileFiles(self.server.path, rank)
+
+    def _dump_stacks(self) -> None:
+        ranks = listening(self.server.pod.rank_processes())
+        if ranks:
+            body = {"ranks": list(ranks)}
+            self.answer(HTTPStatus.ACCEPTED, json.dumps(body), "application/json")
+            ask_for_stacks(ranks)
+        else:
+            self.refuse(HTTPStatus.NOT_FOUND, "no rank handles SIGUSR1")
+
+    def _ask_for_checkpoint(self) -> None:
+        try:
+            asked = self.server.checkpoint.make()
+        except OSError as error:
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot ask for it: {error}")
+            return
+        if asked:
+            self.answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
+        else:
+            self.refuse(HTTPStatus.NOT_FOUND, "no rank of this pod saves when it is asked to")
+
+    def _take_announcement(self) -> None:
+        content = self.content(most=announcement.MAX_BYTES)
+        if content is None:
+            return
+        try:
+            told = announcement.Announcement.parse(content)
+            if not told.concerns(self.server.placement):
+                self.refuse(HTTPStatus.CONFLICT, "this pod is of another job or attempt")
+            elif self.server.rank_0.read(generation=told.generation + 1):
+                self.refuse(HTTPStatus.CONFLICT, "another pod is rank 0 by now")
+            else:
+                self.server.rank_0.write(told)
+                self.answer(HTTPStatus.OK, "", "text/plain; charset=utf-8")
+        except ValueError as error:
+            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except OSError as error:
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
+
+    def _take_progress(self, script: TrainJobStatus) -> None:
+        inside = admission.is_loopback(self.client_address[0])
+        if not inside or not script.admits(self.headers.get("Authorization")):
+            words = f"only for this pod's own script, with the token in ${trainjob.TOKEN}"
+            self.refuse(HTTPStatus.FORBIDDEN, words)
+            return
+        content = self.content(most=trainjob.MAX_BYTES)
+        if content is None:
+            return
+        try:
+            script.take(content)
+        except ValueError as error:
+            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except OSError as error:
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
+        else:
+            self.answer(HTTPStatus.OK, "{}", "application/json")
+
+    def _refuse_path(self) -> None:
+        told = ["/stacks", "/profile", "/trace", "/dump-stacks", "/checkpoint", announcement.PATH]
+        known = ["GET /status", "GET /metrics", *(f"POST {path}" for path in told)]
+        if self.server.world is not None:
+            known += [f"GET {place.PATH}", f"PUT {place.PATH}", f"POST {failure_reports.PATH}"]
+        if any(self._path() == path for _, path in (each.split() for each in known)):
+            self.refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
+        else:
+            self.refuse(HTTPStatus.NOT_FOUND, f"there are {', '.join(known)}")
