@@ -17,8 +17,8 @@ from ddp_operator.__main__ import main as operator_main
 from ddp_operator.api.reasons import OF_CLUSTER, OWN
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.cli.__main__ import program
-from ddp_operator.engine.census import Census
 from ddp_operator.engine.metrics import Metrics, text_of
+from ddp_operator.engine.metrics.totals import Census
 from ddp_trainer import exit_codes
 from ddp_trainer.launcher.options import LaunchPlan
 from mkdocs.config.defaults import MkDocsConfig

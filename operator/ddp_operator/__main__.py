@@ -140,7 +140,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _read_node_rules(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
-    from ddp_operator.api.nodes import signals as node_signals
+    from ddp_operator.api import node_signals
 
     for flag, defaults in (
         ("bad_node", node_signals.DEFAULT_BAD),
@@ -169,7 +169,7 @@ def _run(asked: argparse.Namespace) -> int:
     # better handlers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from ddp_operator import process
-    from ddp_operator.api.nodes.signals import Rules
+    from ddp_operator.api.node_signals import Rules
     from ddp_operator.logs import log_to_stderr
 
     log_to_stderr(verbose=asked.verbose, log_format=asked.log_format)

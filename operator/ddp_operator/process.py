@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_operator import open_files, startup
-from ddp_operator.api.nodes.signals import DEFAULT_RULES, Rules
+from ddp_operator.api.node_signals import DEFAULT_RULES, Rules
 from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
 from ddp_operator.endpoints.metrics import PATH as METRICS_PATH

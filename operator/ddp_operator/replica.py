@@ -10,7 +10,7 @@ import kopf
 
 from ddp_operator import handlers
 from ddp_operator.api.constants import LABEL_JOB_NAME
-from ddp_operator.api.nodes.signals import Rules
+from ddp_operator.api.node_signals import Rules
 from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import JOBS as JOBS_IN_METRICS

@@ -1,7 +1,7 @@
 """One life of an operator process: it begins with what the cluster stores, and ends any time."""
 
 from ddp_operator.engine.engine import Engine
-from ddp_operator.engine.jobs import Entry
+from ddp_operator.engine.job_cache import Entry
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.projection import job_of, project

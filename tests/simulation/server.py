@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from ddp_operator.api.constants import LABEL_JOB_NAME
-from ddp_operator.api.nodes.signals import DEFAULT_RULES
+from ddp_operator.api.node_signals import DEFAULT_RULES
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.kube.view.nodes import node_of
 from ddp_operator.ports import (

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from ddp_operator.api.elastic import Elastic
+from ddp_operator.api.spec.elastic import Elastic
 from ddp_operator.job.failure import records
 from ddp_operator.job.membership.world import first_world
 from ddp_operator.job.planning.group.elasticity import GROUP_SHRUNK

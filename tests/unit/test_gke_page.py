@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 from ddp_operator.api.constants import API_VERSION
+from ddp_operator.api.gpus import GPUS
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.nodes.machines import GPUS
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.planning.words import unknown_accelerators
 from ddp_operator.job.pods import manifests

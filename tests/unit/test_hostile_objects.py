@@ -10,9 +10,9 @@ import orjson
 import pytest
 from ddp_operator.api.job import MAX_SPEC_BYTES, DDPJob
 from ddp_operator.api.status import NOTES, DDPJobStatus
-from ddp_operator.engine.census import Census
-from ddp_operator.engine.jobs import Entry, JobCache
+from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
+from ddp_operator.engine.metrics.totals import Census
 from ddp_operator.engine.statuspatch import as_stored, status_patch
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject

@@ -11,13 +11,13 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ddp_operator.api.base import explained
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
-from ddp_operator.api.overrides import applied
 from ddp_operator.api.rules import violations
 from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec
+from ddp_operator.api.spec.base import explained
+from ddp_operator.api.spec.overrides import applied
+from ddp_operator.api.spec.template import PodTemplate
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.api.template import PodTemplate
 from ddp_operator.api.values.bounded import MAX_WORD
 from ddp_operator.ports import Key, Manifest
 

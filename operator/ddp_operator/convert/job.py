@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator.api.accelerator import Accelerator
 from ddp_operator.api.constants import (
     API_VERSION,
     GKE_ACCELERATOR_LABEL,
@@ -19,6 +18,7 @@ from ddp_operator.api.constants import (
 )
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.rules import trainer_container
+from ddp_operator.api.spec.accelerator import Accelerator
 from ddp_operator.convert.notes import ConversionError, Notes
 from ddp_operator.convert.pods import Pods, check, speaks_of_ranks
 from ddp_operator.convert.references import is_foreign

@@ -10,12 +10,12 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from ddp_operator.api.base import explained
 from ddp_operator.api.command import started
 from ddp_operator.api.constants import RESERVED_ENVIRONMENT, TRAINER_CONTAINER
 from ddp_operator.api.devices import accelerators, has_accelerators
 from ddp_operator.api.rules import trainer_container
-from ddp_operator.api.template import PodTemplate
+from ddp_operator.api.spec.base import explained
+from ddp_operator.api.spec.template import PodTemplate
 from ddp_operator.convert.launcher import ELASTIC, launch
 from ddp_operator.convert.notes import ConversionError, Notes
 from ddp_operator.convert.references import Origin, is_foreign, rename_hosts, rename_labels

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.census import take_census
-from ddp_operator.engine.jobs import JobCache
+from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import JOBS, Metrics, choose, text_of
+from ddp_operator.engine.metrics.totals import take_census
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.engine.reports import PROGRESS_SECONDS, ProgressReports

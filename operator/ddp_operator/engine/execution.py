@@ -8,7 +8,7 @@ from typing import Final
 
 from ddp_operator.api.constants import LABEL_SERVING
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.jobs import Entry
+from ddp_operator.engine.job_cache import Entry
 from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.token_secrets import TokenSecrets
 from ddp_operator.job.planning.model import Plan

@@ -10,7 +10,7 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.execution import Execution, UnfitTemplateError
-from ddp_operator.engine.jobs import Entry, JobCache
+from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reports import PROGRESS_SECONDS

@@ -9,10 +9,10 @@ from typing import Final
 from ddp_operator import __version__
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.engine.jobs import Entry, JobCache
+from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
+from ddp_operator.engine.rate_limit import Turns
 from ddp_operator.engine.statuspatch import News, as_stored, forgotten, news, pruned, status_patch
-from ddp_operator.engine.turns import Turns
 from ddp_operator.job.planning.convergence import hold
 from ddp_operator.job.planning.model import Plan, accounted
 from ddp_operator.job.pods.state import PodState

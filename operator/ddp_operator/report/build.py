@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator import __version__
-from ddp_operator.api.overrides import kinds
 from ddp_operator.api.rules import gpu_limit, trainer_container
+from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.text import clean
 from ddp_operator.job.pods import ranks

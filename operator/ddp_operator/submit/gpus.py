@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from ddp_operator.api.nodes.machines import GPUS
+from ddp_operator.api.gpus import GPUS
 from ddp_operator.submit.words import WishError
 
 _FULL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

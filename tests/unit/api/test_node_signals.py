@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.__main__ import main
-from ddp_operator.api.nodes.signals import (
+from ddp_operator.api.node_signals import (
     DEFAULT_BAD,
     DEFAULT_LEAVING,
     DEFAULT_RULES,

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from ddp_operator.api.overrides import kinds, spec_of
 from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.spec.overrides import kinds, spec_of
 
 from tests.good_manifests import Json, container, job, template
 

@@ -16,8 +16,8 @@ from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES, Rule
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.spec.template import PodTemplate
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.api.template import PodTemplate
 from hypothesis import event, given
 from hypothesis import strategies as st
 

@@ -4,8 +4,8 @@ import re
 from typing import Any, Final, get_args
 
 from ddp_operator.api.status import DDPJobStatus, Phase
-from ddp_operator.engine.census import Census
 from ddp_operator.engine.metrics import Metrics, text_of
+from ddp_operator.engine.metrics.totals import Census
 from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.status.goodput import KINDS
 

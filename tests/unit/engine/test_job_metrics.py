@@ -17,7 +17,7 @@ from ddp_operator.api.status import (
     Progress,
 )
 from ddp_operator.engine.engine import Engine
-from ddp_operator.engine.jobs import Entry
+from ddp_operator.engine.job_cache import Entry
 from ddp_operator.engine.metrics import Chosen, choose, text_of
 from ddp_operator.ports import Key
 

@@ -4,9 +4,9 @@ import itertools
 import re
 
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Failure
-from ddp_operator.engine.census import Census
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import Metrics
+from ddp_operator.engine.metrics.totals import Census
 from ddp_operator.job.failure.budget import after_progress, count
 from ddp_operator.ports import Key
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from ddp_operator.engine.jobs import JobCache
+from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.job.pods.fabrics import SideCars

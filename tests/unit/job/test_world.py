@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from ddp_operator.api.world import World
+from ddp_operator.api.status.world import World
 from ddp_operator.job.membership.world import members, node_ranks
 
 from tests.unit.job.builders import fresh_job

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from ddp_operator.api.nodes.signals import DEFAULT_RULES
+from ddp_operator.api.node_signals import DEFAULT_RULES
 from ddp_operator.kube import (
     ALL_NODES,
     NODES,

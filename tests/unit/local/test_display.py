@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.world import World
+from ddp_operator.api.status.world import World
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 from ddp_operator.local.run.display import PlainDisplay
 from ddp_operator.local.run.kills import KillRequest

@@ -3,7 +3,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ddp_operator.api.nodes.machines import GPUS
+from ddp_operator.api.gpus import GPUS
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.submit import (
     CheckpointPlace,

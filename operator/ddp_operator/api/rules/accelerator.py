@@ -9,7 +9,7 @@ from ddp_operator.api.constants import (
     GKE_PARTITION_LABEL,
     GKE_SHARING_LABEL,
 )
-from ddp_operator.api.nodes.machines import GPUS, Gpu
+from ddp_operator.api.gpus import GPUS, Gpu
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.rules.trainer import (
     HAS_PLAIN_LIMIT,

@@ -1,6 +1,6 @@
 """Where fabrics are to be had."""
 
-from ddp_operator.api.nodes.machines import GPUS, networks
+from ddp_operator.api.gpus import GPUS, networks
 from ddp_operator.api.rules.accelerator import known
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.rules.trainer import (

@@ -1,7 +1,7 @@
 """Which pods overrides may name."""
 
-from ddp_operator.api import overrides
 from ddp_operator.api.rules.rule import Rule
+from ddp_operator.api.spec import overrides
 
 
 def _first(pods: str) -> str:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from pydantic.alias_generators import to_camel
 
-from ddp_operator.api import overrides
 from ddp_operator.api.constants import (
     MAX_GPUS,
     MAX_NAME_LENGTH,
@@ -36,7 +35,7 @@ from ddp_operator.api.rules.trainer import (
     wants_host_network,
     whole,
 )
-from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec, RestartRule
+from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec, RestartRule, overrides
 
 _RESERVED = ", ".join(f"'{name}'" for name in RESERVED_ENVIRONMENT)
 

@@ -18,8 +18,8 @@ from ddp_operator.api.constants import (
 )
 from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES
 from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec
+from ddp_operator.api.spec.template import PodTemplate
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.api.template import PodTemplate
 
 Schema = dict[str, Any]
 

@@ -15,9 +15,9 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import gpu_limit
-from ddp_operator.engine.census import TRAINING
-from ddp_operator.engine.jobs import Entry
+from ddp_operator.engine.job_cache import Entry
 from ddp_operator.engine.metrics.exposition import head, labels
+from ddp_operator.engine.metrics.totals import TRAINING
 from ddp_operator.job.status.goodput import KINDS, spent
 
 JOBS: Final = 1000

@@ -10,8 +10,8 @@ from typing import Final, get_args
 
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.engine.census import Census
 from ddp_operator.engine.metrics.exposition import Labels, head, line
+from ddp_operator.engine.metrics.totals import Census
 from ddp_operator.job.failure.records import NO_PROGRESS
 
 _RECONCILE_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0)

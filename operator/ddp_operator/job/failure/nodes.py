@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.overrides import kinds
+from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.api.status import MAX_EXCLUDED, DDPJobStatus, Failure
 from ddp_operator.job.failure import classes, symptoms
 from ddp_operator.job.pods import manifests

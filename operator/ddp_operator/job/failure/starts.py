@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.overrides import kinds, spec_of
 from ddp_operator.api.spec import FailureClass
+from ddp_operator.api.spec.overrides import kinds, spec_of
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import classes, records
 from ddp_operator.job.pods.observed import Gap, Observed

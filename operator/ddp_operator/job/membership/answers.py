@@ -8,7 +8,7 @@ from typing import Annotated, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from ddp_operator.api.base import explained
+from ddp_operator.api.spec.base import explained
 
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
 """Up to the largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""

@@ -14,7 +14,7 @@ from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.api.world import World
+from ddp_operator.api.status.world import World
 from ddp_operator.job.membership.launcher_protocol import MAX_MEMBERS
 
 RESTART_GRACE_SECONDS: Final = 15

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.overrides import kinds, ranges, spec_of
+from ddp_operator.api.spec.overrides import kinds, ranges, spec_of
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.failure.causes import cause_due

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.overrides import spec_of
+from ddp_operator.api.spec.overrides import spec_of
 from ddp_operator.job.failure.nodes import avoiding_signalled, with_bad_nodes
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning.decisions import RESCHEDULED, next_attempt, restarting

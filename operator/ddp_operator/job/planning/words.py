@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from ddp_operator.api.gpus import GPUS
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.nodes.machines import GPUS
-from ddp_operator.api.overrides import kinds
+from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.schedulers import kueue_group
 from ddp_operator.job.pods.state import CRASH_LOOP

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_operator.api import constants
-from ddp_operator.api.accelerator import Accelerator, Reservation
 from ddp_operator.api.devices import accelerators
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.spec import Checkpoint
 from ddp_operator.job.membership.rank_order import HOLD_SECONDS, is_first_due

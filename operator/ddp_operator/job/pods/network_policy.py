@@ -4,8 +4,8 @@ from typing import Any
 
 from ddp_operator.api.constants import LABEL_JOB_NAME, NAMESPACE_NAME_LABEL, OPERATOR_LABELS
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.overrides import kinds
 from ddp_operator.api.rules import trainer_container
+from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.job.pods.address import told_port
 from ddp_operator.job.pods.manifests import own_metadata
 

@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.overrides import spec_of
 from ddp_operator.api.rules import wants_host_network
+from ddp_operator.api.spec.overrides import spec_of
 from ddp_operator.api.status import Failure, GapReason
 from ddp_operator.job.membership import world
 from ddp_operator.job.membership.launcher_protocol import NOTHING, Heard, PodFailure

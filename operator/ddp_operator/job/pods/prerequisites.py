@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.overrides import kinds
+from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.job.pods.fabrics.dranet import CLAIMED
 from ddp_operator.job.pods.manifests import own_metadata
 from ddp_operator.job.pods.schedulers import schedulers

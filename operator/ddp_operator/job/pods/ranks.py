@@ -4,9 +4,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 
-from ddp_operator.api.overrides import kinds, spec_of
 from ddp_operator.api.rules import gpu_limit
 from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.spec.overrides import kinds, spec_of
 from ddp_operator.job.membership.world import wanted_size
 
 

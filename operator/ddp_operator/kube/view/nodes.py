@@ -1,6 +1,6 @@
 """Nodes as `ports.Node`, for a reflector to keep."""
 
-from ddp_operator.api.nodes.signals import Rules, signals
+from ddp_operator.api.node_signals import Rules, signals
 from ddp_operator.ports import Key, Manifest, Node
 
 ALL_NODES = Key("", "")

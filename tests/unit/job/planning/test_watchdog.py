@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Progress
-from ddp_operator.api.world import World
+from ddp_operator.api.status.world import World
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.progress import Report

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Final
 
-from ddp_operator.api.nodes.machines import Fabric
+from ddp_operator.api.gpus import Fabric
 from ddp_operator.job.pods.fabrics import edits
 from ddp_operator.job.pods.fabrics.dranet import dranet
 from ddp_operator.job.pods.fabrics.rdma import rdma

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import LABEL_INDEX
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.overrides import spec_of
+from ddp_operator.api.spec.overrides import spec_of
 from ddp_operator.job.pods.schedulers.marks import marked
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest

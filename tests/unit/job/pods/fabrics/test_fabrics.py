@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from ddp_operator.api.nodes.machines import GPUS, Fabric, networks
+from ddp_operator.api.gpus import GPUS, Fabric, networks
 from ddp_operator.job.planning.convergence import forbidden
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.fabrics import PRIVILEGES, SideCars, on_fabric

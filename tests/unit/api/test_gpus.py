@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from ddp_operator.api.nodes.machines import GPUS
+from ddp_operator.api.gpus import GPUS
 
 PAGE = Path(__file__).parents[3] / "docs/reference/spec.md"
 _ROW = re.compile(

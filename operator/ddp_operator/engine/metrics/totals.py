@@ -8,7 +8,7 @@ from typing import Final, get_args
 
 from ddp_operator.api.job import DDPJob, NewerJobError
 from ddp_operator.api.status import Phase
-from ddp_operator.engine.jobs import Entry
+from ddp_operator.engine.job_cache import Entry
 from ddp_operator.job.status.goodput import KINDS, spent
 
 TRAINING: Final = ("Running", "Restarting")

@@ -14,6 +14,7 @@ from pydantic import (
 
 from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.spec import FailureClass
+from ddp_operator.api.status.world import World
 from ddp_operator.api.values.bounded import (
     OR_NONE,
     OR_UNKNOWN,
@@ -33,7 +34,6 @@ from ddp_operator.api.values.bounded import (
     readable,
     wire_name,
 )
-from ddp_operator.api.world import World
 
 Phase = Literal["Pending", "Starting", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 ConditionType = Literal["PodsCreated", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]

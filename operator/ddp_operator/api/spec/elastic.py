@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ddp_operator.api.base import ApiModel
 from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.spec.base import ApiModel
 
 _Pods = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 _Patience = Annotated[int, Field(ge=0, le=24 * 3600)]

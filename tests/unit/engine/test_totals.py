@@ -5,8 +5,8 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob, InvalidJobError, NewerJobError
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
-from ddp_operator.engine.census import take_census
-from ddp_operator.engine.jobs import Entry
+from ddp_operator.engine.job_cache import Entry
+from ddp_operator.engine.metrics.totals import take_census
 
 from tests.unit.job.builders import ended, fresh_job, later
 from tests.unit.job.status.test_goodput import goodput, look, trained

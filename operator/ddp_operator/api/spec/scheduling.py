@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ddp_operator.api.base import ApiModel
 from ddp_operator.api.constants import GKE_TOPOLOGY_LABELS
+from ddp_operator.api.spec.base import ApiModel
 
 _QueueName = Annotated[
     str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from ddp_operator.engine.turns import Turns
+from ddp_operator.engine.rate_limit import Turns
 from ddp_operator.ports import Key
 
 from tests.simulation.clock import Clock, VirtualLoop

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ddp_operator.api.base import ApiModel
 from ddp_operator.api.constants import MAX_GPUS, MAX_RUN_SECONDS
-from ddp_operator.api.nodes.machines import GPUS, Fabric, Gpu
+from ddp_operator.api.gpus import GPUS, Fabric, Gpu
+from ddp_operator.api.spec.base import ApiModel
 
 _Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 """As Compute Engine and GKE name things; fits into a label."""

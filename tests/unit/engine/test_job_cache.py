@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.engine.jobs import JobCache
+from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.ports import Key
 
 from tests.unit.engine.test_reconciler import job

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from ddp_operator.api.accelerator import Accelerator
-from ddp_operator.api.base import ApiModel, Processes, ResourceName
 from ddp_operator.api.constants import DEFAULT_STATUS_PORT, MAX_REPLICAS, MAX_SPARES
-from ddp_operator.api.elastic import Elastic
-from ddp_operator.api.scheduling import Scheduling
+from ddp_operator.api.spec.accelerator import Accelerator
+from ddp_operator.api.spec.base import ApiModel, Processes, ResourceName
+from ddp_operator.api.spec.elastic import Elastic
+from ddp_operator.api.spec.scheduling import Scheduling
 from ddp_operator.api.values.expressions import group_names, valid
 
 # https://cloud.google.com/storage/docs/buckets#naming

@@ -1,1 +1,0 @@
-"""What is known of nodes: GPUs that GKE rents out, and what a node says of itself."""

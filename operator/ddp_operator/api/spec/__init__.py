@@ -1,0 +1,21 @@
+"""Models of `DDPJob.spec`: what a user asks for."""
+
+from ddp_operator.api.spec.spec import (
+    MAX_SECONDS,
+    POD_FIELDS,
+    Checkpoint,
+    DDPJobSpec,
+    FailureClass,
+    Override,
+    RestartRule,
+)
+
+__all__ = [
+    "MAX_SECONDS",
+    "POD_FIELDS",
+    "Checkpoint",
+    "DDPJobSpec",
+    "FailureClass",
+    "Override",
+    "RestartRule",
+]

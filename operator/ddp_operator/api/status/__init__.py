@@ -1,0 +1,41 @@
+"""Models of `DDPJob.status`: the state of a job, and everything that the operator must remember."""
+
+from ddp_operator.api.status.status import (
+    MAX_EXCLUDED,
+    MAX_GAPS,
+    NOTES,
+    Bookkeeping,
+    CheckpointRecord,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    DDPJobStatus,
+    Failure,
+    FailureAction,
+    GapReason,
+    GapRecord,
+    Goodput,
+    Outage,
+    Phase,
+    Progress,
+)
+
+__all__ = [
+    "MAX_EXCLUDED",
+    "MAX_GAPS",
+    "NOTES",
+    "Bookkeeping",
+    "CheckpointRecord",
+    "Condition",
+    "ConditionStatus",
+    "ConditionType",
+    "DDPJobStatus",
+    "Failure",
+    "FailureAction",
+    "GapReason",
+    "GapRecord",
+    "Goodput",
+    "Outage",
+    "Phase",
+    "Progress",
+]
