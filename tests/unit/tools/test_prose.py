@@ -1,0 +1,79 @@
+"""What the checker of prose finds, in each kind of text."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import prose
+
+
+def _found(path: Path) -> list[tuple[str, int, str]]:
+    return [
+        (passage.kind, line, words)
+        for passage in prose.passages(path)
+        for line, words in prose.markers(passage)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("all start anew", "again"),
+        ("the pod is told to stop", "receives"),
+        ("the job, whose pods run,", "name it"),
+        ("training goes on", "continues"),
+        ("it answers 403 else.", "otherwise"),
+        ("12 pods were to train", "must"),
+    ],
+)
+def test_words_of_the_old_voice_are_found_with_the_advice(
+    tmp_path: Path, words: str, instead: str
+) -> None:
+    (tmp_path / "page.md").write_text(f"# Title\n\nHere {words}\n")
+    [(kind, line, found)] = _found(tmp_path / "page.md")
+    assert (kind, line) == ("docs", 3)
+    assert instead in found
+
+
+def test_code_is_no_prose(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("Set `anew` or:\n\n```sh\nrun anew\n```\n<!-- anew -->\n")
+    (tmp_path / "code.py").write_text("anew = whose = 'anew'  # names and short strings\n")
+    assert _found(tmp_path / "page.md") == _found(tmp_path / "code.py") == []
+
+
+def test_each_kind_of_text_in_python_is_read(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(
+        '"""What is\n\nread anew."""\n'
+        "# read anew\n"
+        'raise ValueError(f"node {rank} must start anew")\n'
+        "LIMIT = 3\n"
+        '"""Restarts, of which none is free."""\n'
+    )
+    assert sorted((kind, line) for kind, line, _ in _found(tmp_path / "code.py")) == [
+        ("comment", 4),
+        ("docstring", 1),  # begins with "What"
+        ("docstring", 3),
+        ("docstring", 7),
+        ("message", 5),
+    ]
+
+
+def test_long_sentences_are_found_and_list_items_and_cells_are_sentences(tmp_path: Path) -> None:
+    short = "word " * 30
+    page = tmp_path / "page.md"
+    page.write_text(
+        f"{short}.\n\n- {short}\n- {short}\n\n| {short} | {short} |\n|--|--|\n\n{short}\n{short}\n"
+    )
+    found = [
+        (line, words)
+        for passage in prose.passages(page)
+        for line, words, _ in prose.long_sentences(passage)
+    ]
+    assert found == [(9, 60)]
+
+
+def test_one_marker_is_allowed_and_more_than_the_limit_are_not() -> None:
+    one = prose.Count(words=10, markers=["a"])
+    few = prose.Count(words=2000, markers=["a"] * 3)
+    many = prose.Count(words=2000, markers=["a"] * 4)
+    assert [count.too_many for count in (one, few, many)] == [False, False, True]
