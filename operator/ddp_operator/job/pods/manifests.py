@@ -8,6 +8,8 @@ from ddp_operator.api.devices import accelerators
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.spec import Checkpoint
+from ddp_operator.api.spec.accelerator import Accelerator, Reservation
+from ddp_operator.api.spec.overrides import spec_of
 from ddp_operator.job.membership.rank_order import HOLD_SECONDS, is_first_due
 from ddp_operator.job.membership.world import (
     members,
