@@ -20,7 +20,7 @@ from ddp_operator.cli.__main__ import program
 from ddp_operator.engine.metrics import Metrics, text_of
 from ddp_operator.engine.metrics.totals import Census
 from ddp_trainer import exit_codes
-from ddp_trainer.launcher.options import LaunchPlan
+from ddp_trainer.launcher.options import LaunchOptions
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -108,7 +108,7 @@ def _commands() -> str:
     parts += ["## python -m ddp_operator local", "One job on this machine, without a cluster."]
     parts += [_block(_printed(operator_main, ["local", "--help"]))]
     parts += ["## python -m ddp_trainer.launch", "The trainer image's entrypoint."]
-    parts += [_block(_printed(LaunchPlan.parse, ["--help"]))]
+    parts += [_block(_printed(LaunchOptions.parse, ["--help"]))]
     return "\n\n".join(parts) + "\n"
 
 

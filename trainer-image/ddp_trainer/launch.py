@@ -32,10 +32,10 @@ from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launcher.lifetime import Lifetime, Standing
 from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
 from ddp_trainer.launcher.node_environment import NodeEnvironmentError, with_node_environment
-from ddp_trainer.launcher.options import LaunchPlan
+from ddp_trainer.launcher.options import LaunchOptions
 from ddp_trainer.launcher.output.rank_output import Output
 from ddp_trainer.launcher.port_conflicts import who_has_port
-from ddp_trainer.launcher.ranks.nested_ranks import OwnRanks
+from ddp_trainer.launcher.ranks.nested_ranks import NestedRanks
 from ddp_trainer.launcher.ranks.scripts import Script
 from ddp_trainer.launcher.ranks.starters import SCRIPTS, CommandStarter, ForkserverStarter, Starter
 from ddp_trainer.launcher.supervisor import Supervisor, wake
@@ -72,11 +72,11 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
     """Run this pod to its end and write its termination message; returns its exit code."""
     log_to_stdout("launcher")
     try:
-        plan, output = LaunchPlan.parse(arguments), Output.from_env(env)
+        options, output = LaunchOptions.parse(arguments), Output.from_env(env)
         placing, standing = Placing(env), Standing.from_env(env)
         if placing.born.node_rank is not None:
             log_to_stdout(f"launcher {placing.born.node_rank}")
-        verdict = _run(plan, output, placing, standing, with_node_environment(env))
+        verdict = _run(options, output, placing, standing, with_node_environment(env))
         report = verdict.report
     except ConfigurationError as error:
         _logger.error("%s", error)
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def _run(
-    plan: LaunchPlan,
+    options: LaunchOptions,
     output: Output,
     placing: Placing,
     standing: Standing,
@@ -100,13 +100,13 @@ def _run(
 ) -> Verdict:
     environment = _environment(placing.placement, env)
     if placing.placement.status_port is None:
-        return _supervise(plan, output, placing, standing, environment)
+        return _supervise(options, output, placing, standing, environment)
     with status_file(env) as path:
-        return _supervise(plan, output, placing, standing, environment, path)
+        return _supervise(options, output, placing, standing, environment, path)
 
 
 def _supervise(
-    plan: LaunchPlan,
+    options: LaunchOptions,
     output: Output,
     placing: Placing,
     standing: Standing,
@@ -116,24 +116,26 @@ def _supervise(
     placement = placing.placement
     if status_path is not None:
         environment = {**environment, STATUS_FILE_VARIABLE: str(status_path)}
-    if plan.is_script:  # ranks of the bundled trainer need no hook: they are forked from our code
+    if (
+        options.is_script
+    ):  # ranks of the bundled trainer need no hook: they are forked from our code
         folders = [str(HOOK), environment.get("PYTHONPATH", "")]
         environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     found: Mapping[str, str] = {}
     trainjob_token = ""
     may_hold_rank_0 = placing.can_change or placement.node_rank == 0
-    if plan.is_script and may_hold_rank_0 and status_path is not None:
+    if options.is_script and may_hold_rank_0 and status_path is not None:
         found, trainjob_token = _trainjob(placement, environment, status_path)
-    own_ranks = OwnRanks() if plan.is_script else None
+    nested_ranks = NestedRanks() if options.is_script else None
     supervisor = Supervisor(
-        _starter(plan, environment),
+        _starter(options, environment),
         output,
-        lambda: RestartBudget(plan.max_restarts, window_seconds=plan.restart_window_seconds),
-        kill_after_seconds=plan.kill_after_seconds,
-        silence_seconds=plan.silence_seconds,
-        can_come_back=ComesBack(is_script=plan.is_script),
-        script_has_finished=lambda: plan.is_script and _says_finished(status_path),
-        own_ranks=own_ranks,
+        lambda: RestartBudget(options.max_restarts, window_seconds=options.restart_window_seconds),
+        kill_after_seconds=options.kill_after_seconds,
+        silence_seconds=options.silence_seconds,
+        can_come_back=ComesBack(is_script=options.is_script),
+        script_has_finished=lambda: options.is_script and _says_finished(status_path),
+        nested_ranks=nested_ranks,
     )
     local = LocalCheckpoints.from_env(environment)
     world = World(placing.born, wake=wake, local_checkpoints=local)
@@ -159,13 +161,13 @@ def _supervise(
         )
 
     def verdict_on(ends: Sequence[RankEnd]) -> Verdict:
-        own_affair = plan.is_script and not any(end.joined for end in ends)
+        own_affair = options.is_script and not any(end.joined for end in ends)
         verdict = judge_script(ends) if own_affair else judge(ends)
         port = placement.status_port if served else None
         if verdict.report.error is None:
             return verdict
         found = who_has_port(verdict.report.error, own=port)
-        return verdict.noting(found).noting(own_ranks.remark if own_ranks else "")
+        return verdict.noting(found).noting(nested_ranks.remark if nested_ranks else "")
 
     lifetime = Lifetime(
         supervisor,
@@ -185,9 +187,9 @@ def _supervise(
         with output:
             return lifetime.run()
     except OSError as error:
-        what = plan.command[0] if plan.is_script else "the ranks"
+        what = options.command[0] if options.is_script else "the ranks"
         sentence = f"cannot start {what}: {error}"
-        if plan.is_script and error.errno in _NO_COMMAND:
+        if options.is_script and error.errno in _NO_COMMAND:
             raise ConfigurationError(sentence) from error
         return _failed(sentence)
 
@@ -197,13 +199,13 @@ def _failed(sentence: str) -> Verdict:
     return Verdict(exit_code=code, report=TerminationReport(error=sentence, exit_code=code))
 
 
-def _starter(plan: LaunchPlan, environment: Mapping[str, str]) -> Starter:
+def _starter(options: LaunchOptions, environment: Mapping[str, str]) -> Starter:
     """How ranks start: as a command of their own where they cannot be forked."""
-    if not plan.is_script:
-        return ForkserverStarter(plan.command, {**_WITHOUT_WARNINGS, **environment})
-    script = Script.of(plan.command, environment) if plan.preload else None
+    if not options.is_script:
+        return ForkserverStarter(options.command, {**_WITHOUT_WARNINGS, **environment})
+    script = Script.of(options.command, environment) if options.preload else None
     if script is None:
-        return CommandStarter(plan.command, environment)
+        return CommandStarter(options.command, environment)
     return ForkserverStarter(script.program, environment, module=SCRIPTS, options=script.options)
 
 

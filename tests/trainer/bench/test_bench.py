@@ -16,7 +16,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_trainer.bench.links import Member, accuse, neighbours, partners
 from ddp_trainer.bench.options import BenchOptions
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.launcher.options import LaunchPlan
+from ddp_trainer.launcher.options import LaunchOptions
 
 from tests.trainer.support.pods import contract, job
 
@@ -221,7 +221,7 @@ def test_the_preflight_job_runs_the_benchmark() -> None:
     metadata = {"namespace": "default", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
     spec = DDPJob.parse({**manifest, "metadata": {**manifest["metadata"], **metadata}}).spec
     (container,) = spec.template["spec"]["containers"]
-    plan = LaunchPlan.parse(container["args"])
+    plan = LaunchOptions.parse(container["args"])
     assert plan.is_script
     assert list(plan.command[:3]) == ["python", "-m", "ddp_trainer.bench"]
     assert BenchOptions.parse(plan.command[3:]).min_busbw is not None

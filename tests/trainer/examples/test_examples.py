@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from ddp_operator.api.job import DDPJob
-from ddp_trainer.launcher.options import LaunchPlan
+from ddp_trainer.launcher.options import LaunchOptions
 
 from tests.good_manifests import Json
 from tests.trainer.support.pods import DEADLINE_SECONDS, job
@@ -194,7 +194,7 @@ def test_the_page_ties_every_example_to_a_job() -> None:
             }
         )
         (container,) = parsed.spec.template["spec"]["containers"]
-        command = container.get("command") or LaunchPlan.parse(container["args"]).command
+        command = container.get("command") or LaunchOptions.parse(container["args"]).command
         (script,) = [part for part in command if part.startswith(IN_THE_IMAGE)]
         shown.add(script.removeprefix(IN_THE_IMAGE))
     assert sorted(shown) == NAMES

@@ -11,7 +11,7 @@ from ddp_trainer.membership.connection import Connection
 from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.sockets import Connections
 from ddp_trainer.settings.timeouts import contact_seconds
-from ddp_trainer.system.watchdog import LastResort
+from ddp_trainer.system.watchdog import Watchdog
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 
@@ -43,7 +43,7 @@ def test_torch_waits_for_as_many_ranks_as_there_are(
         number=1,
         newcomers=0,
     )
-    connection = Connection(membership, torch.device("cpu"), None, LastResort(lambda _: None))
+    connection = Connection(membership, torch.device("cpu"), None, Watchdog(lambda _: None))
     with pytest.raises(NotFormedError):
         connection.open(timedelta(minutes=10))
     expected = timedelta(seconds=contact_seconds(size))

@@ -17,7 +17,7 @@ from ddp_trainer.devices.gate import Gate, expect, pause_after
 from ddp_trainer.exit_codes import BrokenGroupError, LostDeviceError
 from ddp_trainer.membership.failures import is_lost_device, is_lost_peer
 from ddp_trainer.settings.environment import Environment
-from ddp_trainer.system.watchdog import LastResort
+from ddp_trainer.system.watchdog import Watchdog
 from torch import distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -212,8 +212,8 @@ def test_what_a_broken_group_shared_is_not_taken() -> None:
         assert tensor.tolist() == [1, 1, 1]
 
 
-def resort_that_notes() -> tuple[LastResort, list[str], threading.Event]:
-    """A last resort that ends nothing: what it would have ended, and whether it was called."""
+def watchdog_that_notes() -> tuple[Watchdog, list[str], threading.Event]:
+    """A watchdog that ends nothing: what it would have ended, and whether it was called."""
     ended: list[str] = []
     called = threading.Event()
 
@@ -221,28 +221,28 @@ def resort_that_notes() -> tuple[LastResort, list[str], threading.Event]:
         ended.append(what)
         called.set()
 
-    return LastResort(end), ended, called
+    return Watchdog(end), ended, called
 
 
-def test_the_last_resort_ends_what_does_not_come_back() -> None:
-    resort, ended, called = resort_that_notes()
-    resort.within(3600, "the later deadline")
-    resort.within(0.01, "the sooner one")
-    resort.within(3600, "a later one does not take its place")
+def test_the_watchdog_ends_what_does_not_come_back() -> None:
+    watchdog, ended, called = watchdog_that_notes()
+    watchdog.within(3600, "the later deadline")
+    watchdog.within(0.01, "the sooner one")
+    watchdog.within(3600, "a later one does not take its place")
     assert called.wait(60)
     assert ended == ["the sooner one"]
 
 
-def test_the_last_resort_spares_whoever_is_in_time() -> None:
+def test_the_watchdog_spares_whoever_is_in_time() -> None:
     ended: list[str] = []
-    resort = LastResort(ended.append)
-    with resort.during(3600, "a block"):
+    watchdog = Watchdog(ended.append)
+    with watchdog.during(3600, "a block"):
         pass
-    resort.within(3600, "left in time")
-    resort.over()
-    resort.within(0.0, "told too late")
+    watchdog.within(3600, "left in time")
+    watchdog.over()
+    watchdog.within(0.0, "told too late")
     for thread in threading.enumerate():
-        if thread.name == "last-resort":
+        if thread.name == "watchdog":
             thread.join(60)  # an hour, had it not been cancelled
             assert not thread.is_alive()
     assert ended == []
@@ -308,16 +308,16 @@ def test_a_setting_that_ends_processes_is_warned_of(
 
 
 def test_blocks_have_deadlines_of_their_own() -> None:
-    resort, ended, called = resort_that_notes()
-    with resort.during(3600, "one"), resort.during(0.01, "another"):
+    watchdog, ended, called = watchdog_that_notes()
+    with watchdog.during(3600, "one"), watchdog.during(0.01, "another"):
         assert called.wait(60)
     assert ended == ["another"]
-    with resort.during(3600, "one that the group's end ends"):
-        resort.over()
-    with resort.during(0.0, "one that comes too late"):
+    with watchdog.during(3600, "one that the group's end ends"):
+        watchdog.over()
+    with watchdog.during(0.0, "one that comes too late"):
         pass
     for thread in threading.enumerate():
-        if thread.name == "last-resort":
+        if thread.name == "watchdog":
             thread.join(60)
             assert not thread.is_alive()
     assert ended == ["another"]

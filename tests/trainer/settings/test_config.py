@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launch import main as launch
-from ddp_trainer.launcher.options import LaunchPlan
+from ddp_trainer.launcher.options import LaunchOptions
 from ddp_trainer.settings.environment import Environment, Placement
 from ddp_trainer.settings.options import Options
 from ddp_trainer.telemetry.termination import TerminationReport
@@ -90,7 +90,7 @@ def test_bad_flags(flags: list[str], message: str) -> None:
 )
 def test_bad_launch(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        LaunchPlan.parse(arguments)
+        LaunchOptions.parse(arguments)
 
 
 @pytest.mark.parametrize(

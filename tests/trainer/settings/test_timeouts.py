@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launch import main as launch
-from ddp_trainer.launcher.options import LaunchPlan
+from ddp_trainer.launcher.options import LaunchOptions
 from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.timeouts import contact_seconds
 from ddp_trainer.telemetry.termination import TerminationReport
@@ -70,17 +70,17 @@ def test_what_nobody_chose_gives_way() -> None:
 
 
 def test_ranks_are_not_killed_while_they_may_still_save() -> None:
-    assert LaunchPlan.parse([]).kill_after_seconds == 30
-    assert LaunchPlan.parse(["--stop-within-seconds=100"]).kill_after_seconds == 100
-    plan = LaunchPlan.parse(["--stop-within-seconds=3", "--kill-after-seconds=3"])
+    assert LaunchOptions.parse([]).kill_after_seconds == 30
+    assert LaunchOptions.parse(["--stop-within-seconds=100"]).kill_after_seconds == 100
+    plan = LaunchOptions.parse(["--stop-within-seconds=3", "--kill-after-seconds=3"])
     assert plan.kill_after_seconds == 3
-    assert LaunchPlan.parse(["--kill-after-seconds=0.2", "--", "true"]).kill_after_seconds == 0.2
+    assert LaunchOptions.parse(["--kill-after-seconds=0.2", "--", "true"]).kill_after_seconds == 0.2
     with pytest.raises(
         ConfigurationError,
         match="--stop-within-seconds is 14 and --kill-after-seconds 5: ranks would be killed "
         "while they may still save; lower the first, or raise the second to 14 or more",
     ):
-        LaunchPlan.parse(["--kill-after-seconds=5"])
+        LaunchOptions.parse(["--kill-after-seconds=5"])
 
 
 def test_a_contradiction_is_exit_code_64(tmp_path: Path) -> None:

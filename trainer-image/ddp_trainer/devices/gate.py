@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ddp_trainer.exit_codes import BrokenGroupError, LostDeviceError
-from ddp_trainer.system.backoff import Pauses
+from ddp_trainer.system.backoff import Backoff
 
-pause_after = Pauses(shortest_seconds=50e-6, longest_seconds=500e-6, per_doubling=64).after
+pause_after = Backoff(shortest_seconds=50e-6, longest_seconds=500e-6, per_doubling=64).after
 """The shortest is about what the kernel's timers are good for; of the longest a device idles for
 half on average: nothing beside the step that took so long."""
 _STOP_SECONDS = 5.0

@@ -20,8 +20,8 @@ from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launcher.supervisor import Supervisor, wake
 from ddp_trainer.launcher.verdict import RankEnd, Verdict
 from ddp_trainer.launcher.world.failure_reports import (
-    Letter,
-    Posting,
+    Delivery,
+    FailureReport,
     answer_of,
     deliver,
     message_of,
@@ -29,7 +29,7 @@ from ddp_trainer.launcher.world.failure_reports import (
 from ddp_trainer.launcher.world.placing import Placing
 from ddp_trainer.launcher.world.state import World
 from ddp_trainer.membership.place import Place, PlaceFile
-from ddp_trainer.system.logs import Complaints, log_to_stdout
+from ddp_trainer.system.logs import DistinctErrors, log_to_stdout
 from ddp_trainer.telemetry.status import StatusFile
 from ddp_trainer.telemetry.termination import TerminationReport
 from ddp_trainer.telemetry.wire import utc
@@ -113,7 +113,7 @@ class Lifetime:
         if placing.hold_seconds:
             seconds = placing.hold_seconds if standing is not None else 0
             self._held_until = time.monotonic() + seconds
-        self._complaints = Complaints(_logger, "ranks cannot be told of their place")
+        self._errors = DistinctErrors(_logger, "ranks cannot be told of their place")
 
     def run(self) -> Verdict:
         """Run this pod to its end.
@@ -188,7 +188,7 @@ class Lifetime:
     def _write(self, place: Place) -> bool:
         """Whether ranks can be told of a place."""
         file = self._place_file
-        return file is not None and self._complaints.attempt(lambda: file.write(place))
+        return file is not None and self._errors.attempt(lambda: file.write(place))
 
     def _heed(self) -> None:
         """Look around while ranks run."""
@@ -261,9 +261,9 @@ class Lifetime:
             posting.give_up()
         return "told to stop"
 
-    def _post(self, verdict: Verdict, standing: Standing) -> Posting:
+    def _post(self, verdict: Verdict, standing: Standing) -> Delivery:
         place, placement = self._under, self._placing.placement
-        letter = Letter(
+        report = FailureReport(
             job_uid=place.job_uid,
             attempt=place.attempt,
             pod=standing.pod,
@@ -275,8 +275,8 @@ class Lifetime:
         )
         host = place.master_address or place.master_addr
         if place.node_rank == 0:
-            return Posting(lambda: answer_of(self._world.note(letter), letter), done=wake)
-        return Posting(lambda: deliver(letter, host, placement), done=wake)
+            return Delivery(lambda: answer_of(self._world.note(report), report), done=wake)
+        return Delivery(lambda: deliver(report, host, placement), done=wake)
 
 
 def _stopped(report: TerminationReport) -> Verdict:

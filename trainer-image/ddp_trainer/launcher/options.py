@@ -14,7 +14,7 @@ from ddp_trainer.settings.options import parser as trainer_parser
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchPlan:
+class LaunchOptions:
     """What to run, as many times as the pod has ranks."""
 
     command: Sequence[str]
@@ -30,7 +30,7 @@ class LaunchPlan:
     """Whether a Python script is forked from a process that has torch imported."""
 
     @classmethod
-    def parse(cls, arguments: Sequence[str]) -> LaunchPlan:
+    def parse(cls, arguments: Sequence[str]) -> LaunchOptions:
         """Read the launcher's flags and check the trainer's.
 
         Raises:

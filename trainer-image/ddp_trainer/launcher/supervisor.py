@@ -20,7 +20,7 @@ from ddp_trainer.launcher.output.last_words import last_words
 from ddp_trainer.launcher.output.rank_output import Output, RankOutput
 from ddp_trainer.launcher.ranks.forkserver import STARTED_SIGNAL
 from ddp_trainer.launcher.ranks.frozen import Frozen, RankProcess
-from ddp_trainer.launcher.ranks.nested_ranks import OwnRanks
+from ddp_trainer.launcher.ranks.nested_ranks import NestedRanks
 from ddp_trainer.launcher.ranks.starters import Starter
 from ddp_trainer.launcher.ranks.stopping import LOOK_SECONDS, Stopping, end_group
 from ddp_trainer.launcher.verdict import (
@@ -68,7 +68,7 @@ class Supervisor:
         silence_seconds: float,
         can_come_back: ComesBack,
         script_has_finished: Callable[[], bool] = lambda: False,
-        own_ranks: OwnRanks | None = None,
+        nested_ranks: NestedRanks | None = None,
     ) -> None:
         """`output`: where ranks print to; it must have begun before any rank is started.
 
@@ -79,7 +79,7 @@ class Supervisor:
         `can_come_back`: whether another process may take the place of a rank that ended so.
         `script_has_finished`: whether a script said, for all ranks, that nothing is left to do;
         ranks of the bundled trainer each say so in their report.
-        `own_ranks`: looks for ranks that a script starts by itself; None: nobody does.
+        `nested_ranks`: looks for ranks that a script starts by itself; None: nobody does.
         """
         self._starter = starter
         self._output = output
@@ -96,7 +96,7 @@ class Supervisor:
         self._start_by = math.inf
         self._running: dict[int, RankProcess] = {}
         """By process ID."""
-        self._own_ranks = own_ranks
+        self._nested_ranks = nested_ranks
         self._stopping = Stopping()
         self._left: dict[int, int] = {}
         """Exit codes by process ID, of ranks that have ended before what they have started."""
@@ -136,11 +136,11 @@ class Supervisor:
         try:
             for local_rank in range(len(self._ranks)):
                 self._start(local_rank)
-            if self._own_ranks is not None:
-                self._own_ranks.begin()
+            if self._nested_ranks is not None:
+                self._nested_ranks.begin()
             while self._running or self._starting:
                 self._wait(until=self._kill_at)
-                self._look_for_own_ranks()
+                self._look_for_nested_ranks()
                 heed()
                 for local_rank, end in self._reap():
                     if self._start_again(local_rank, end):
@@ -269,8 +269,8 @@ class Supervisor:
         seconds = _LOOK_EVERY_SECONDS
         if self._running:
             seconds = min(seconds, self._frozen.every_seconds)
-        if self._own_ranks is not None and self._own_ranks.due_in_seconds is not None:
-            seconds = min(seconds, self._own_ranks.due_in_seconds)
+        if self._nested_ranks is not None and self._nested_ranks.due_in_seconds is not None:
+            seconds = min(seconds, self._nested_ranks.due_in_seconds)
         if self._stopping.is_busy:
             seconds = min(seconds, LOOK_SECONDS)
         if until is not None:
@@ -284,8 +284,8 @@ class Supervisor:
             self.told_to_stop = True
             self._signal_all(signal.SIGTERM)
 
-    def _look_for_own_ranks(self) -> None:
-        seen = self._own_ranks
+    def _look_for_nested_ranks(self) -> None:
+        seen = self._nested_ranks
         if seen is not None and seen.look(self.rank_processes(), dict(self._ranks)):
             _logger.warning("%s", seen.remark)
 

@@ -14,7 +14,7 @@ import time
 
 from torch import distributed as dist
 
-from ddp_trainer.system.backoff import Pauses
+from ddp_trainer.system.backoff import Backoff
 from ddp_trainer.system.threads import start_thread
 
 _MOURNING_SECONDS = 60.0
@@ -22,7 +22,7 @@ _MOURNING_SECONDS = 60.0
 _OWN_REFERENCES = 2
 """To a group in a list, while it is counted."""
 
-_pause_after = Pauses(shortest_seconds=0.001, longest_seconds=0.5, per_doubling=4).after
+_pause_after = Backoff(shortest_seconds=0.001, longest_seconds=0.5, per_doubling=4).after
 _left_behind: list[object] = []
 """What is left of the last group, to the end of the process if there is no other group."""
 _kept: list[object] = []

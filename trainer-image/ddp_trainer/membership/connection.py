@@ -31,7 +31,7 @@ from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.sockets import Endpoint
 from ddp_trainer.settings.timeouts import contact_seconds
 from ddp_trainer.system.threads import start_thread
-from ddp_trainer.system.watchdog import LastResort
+from ddp_trainer.system.watchdog import Watchdog
 
 _LEAVE_SECONDS = 120.0
 """For a communicator to be aborted, and for the device to do what it was told before: less than the
@@ -59,19 +59,19 @@ class Connection:
         membership: Membership,
         device: torch.device,
         accelerator: Accelerator | None,
-        last_resort: LastResort,
+        watchdog: Watchdog,
         *,
         told_to_stop: Callable[[], bool] = lambda: False,
         place: Callable[[], Place] = tuple,
     ) -> None:
-        """`last_resort`: for what the accelerator does not come back from.
+        """`watchdog`: for what the accelerator does not come back from.
 
         `place`: how far this rank's script has come.
         """
         self._membership = membership
         self._device = device
         self._accelerator = accelerator
-        self._last_resort = last_resort
+        self._watchdog = watchdog
         self._told_to_stop = told_to_stop
         self._place = place
         self._communicator: Communicator | None = None
@@ -155,7 +155,7 @@ class Connection:
         what = "the devices of all ranks were not joined, and the wait for them cannot be ended"
         try:
             with (
-                self._last_resort.during(within_seconds + _LEAVE_SECONDS, what),
+                self._watchdog.during(within_seconds + _LEAVE_SECONDS, what),
                 connections.cut_unless_done_within(
                     within_seconds, is_vain=lambda: self._pending.failure is not None
                 ),
@@ -176,7 +176,7 @@ class Connection:
         backend, store = known.pg_map[distributed_c10d._get_default_group()]
         group: dist.ProcessGroup
         what = "the devices of a group that the script made were not joined in time"
-        with self._last_resort.during(timeout.total_seconds(), what):
+        with self._watchdog.during(timeout.total_seconds(), what):
             group, _ = new_group(
                 len(ranks),
                 ranks.index(self._membership.rank),
@@ -203,7 +203,7 @@ class Connection:
         _logger.warning("%s: leaving the group", why)
         what = f"it does not leave the group ({why})"
         if self._accelerator is not None and self._communicator is None:
-            self._last_resort.within(_LEAVE_SECONDS, what)
+            self._watchdog.within(_LEAVE_SECONDS, what)
         self.cut(why=why)
         # Before the abort, which lets the device go on: whoever finds that it has, looks here.
         self._pending.give_up(why)
@@ -211,7 +211,7 @@ class Connection:
         if communicator is not None and self._accelerator is not None:
             # Not until the host comes: it may be busy with what takes it longer, such as an
             # evaluation of its own. It can only be stuck where the abort or the device is.
-            with self._last_resort.during(_LEAVE_SECONDS, what):
+            with self._watchdog.during(_LEAVE_SECONDS, what):
                 with contextlib.suppress(RuntimeError):
                     communicator.abort()
                 for smaller in list(self._smaller):
@@ -238,7 +238,7 @@ class Connection:
         # Work under way may wait for ranks that are alive and in turn wait for this one.
         self.cut(None if in_order else "")
         if self._accelerator is not None:
-            self._last_resort.within(_LEAVE_SECONDS, "it does not leave the group")
+            self._watchdog.within(_LEAVE_SECONDS, "it does not leave the group")
             if dist.is_initialized():
                 self._leave_behind()
                 try:
@@ -266,7 +266,7 @@ class Connection:
         if self._lifeline is not None:
             self._lifeline.leave()
         if self._communicator is not None:
-            self._last_resort.within(_LEAVE_SECONDS, "it does not leave the group")
+            self._watchdog.within(_LEAVE_SECONDS, "it does not leave the group")
         if dist.is_initialized():
             self._leave_behind()
             dist.destroy_process_group()

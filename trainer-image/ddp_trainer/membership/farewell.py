@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ddp_trainer.exit_codes import BrokenGroupError, LeftEarlyError
 from ddp_trainer.membership.membership import Membership
-from ddp_trainer.system.backoff import Pauses
+from ddp_trainer.system.backoff import Backoff
 
 Place = tuple[int, ...]
 """How far a rank's script has come: what is greater is further. The last number says whether it is
@@ -27,7 +27,7 @@ _ENDED = "ended"
 _OBJECTION = "objection"
 _FIRST_LOG_SECONDS = 5.0
 _LOG_EVERY_SECONDS = 60.0
-_pause_after = Pauses(shortest_seconds=0.001, longest_seconds=0.5, per_doubling=16).after
+_pause_after = Backoff(shortest_seconds=0.001, longest_seconds=0.5, per_doubling=16).after
 
 _logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from ddp_trainer.membership.membership import Membership
 from ddp_trainer.membership.place import PlaceFile
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.logs import end_process
-from ddp_trainer.system.watchdog import LastResort
+from ddp_trainer.system.watchdog import Watchdog
 
 _LAST_BEAT_SECONDS = 1.0
 """Long for a request to a store that lives."""
@@ -98,12 +98,12 @@ class World:
         membership = self._rendezvous.meet(
             timeout_seconds=timeout_seconds, told_to_stop=told_to_stop
         )
-        last_resort = LastResort(self._on_stuck)
+        watchdog = Watchdog(self._on_stuck)
         connection = Connection(
             membership,
             self.device,
             self._accelerator,
-            last_resort,
+            watchdog,
             told_to_stop=told_to_stop,
             place=self._place,
         )
@@ -142,7 +142,7 @@ class World:
             heartbeat.stop(wait_seconds=_LAST_BEAT_SECONDS)
             connection.close()
         finally:
-            last_resort.over()
+            watchdog.over()
 
     def _start_heartbeat(self, membership: Membership, connection: Connection) -> Heartbeat:
         heartbeat = Heartbeat(

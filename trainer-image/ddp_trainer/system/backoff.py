@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pauses:
+class Backoff:
     """How long to wait before another look."""
 
     shortest_seconds: float

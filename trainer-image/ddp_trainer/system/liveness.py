@@ -48,7 +48,7 @@ class Silence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class Liveness:
     """What a look at processes has shown: their keys, in order."""
 
     frozen: list[int]
@@ -81,7 +81,7 @@ class FrozenWatch:
         activity: Callable[[int], Activity | None],
         *,
         now: float,
-    ) -> Seen:
+    ) -> Liveness:
         """Look at the pulses, and at the `activity` of those whose pulse has not moved since."""
         alive = set()
         for key, pulse in pulses.items():
@@ -98,7 +98,7 @@ class FrozenWatch:
         too_quiet = self._pulses_at_all.look(pulses, now=now)
         # Who worked on for a moment after a last pulse, and then stood still, was never busy.
         self._busy = ({*quiet} - {*lifeless}) & (self._busy | alive)
-        return Seen(frozen=sorted({*lifeless, *too_quiet}), busy=sorted(self._busy))
+        return Liveness(frozen=sorted({*lifeless, *too_quiet}), busy=sorted(self._busy))
 
     def _works(self, key: int, activity: Callable[[int], Activity | None], *, now: float) -> bool:
         """Whether a process was at work since it was last asked, if that was long enough ago."""

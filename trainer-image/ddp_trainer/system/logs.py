@@ -21,7 +21,7 @@ def log_to_stdout(speaker: str) -> None:
     )
 
 
-class Complaints:
+class DistinctErrors:
     """Trouble that comes again and again: a line in the log whenever it is another one."""
 
     def __init__(self, logger: logging.Logger, what: str) -> None:
@@ -35,11 +35,11 @@ class Complaints:
         try:
             action()
         except OSError as error:
-            self.of(error)
+            self.log(error)
             return False
         return True
 
-    def of(self, error: Exception) -> None:
+    def log(self, error: Exception) -> None:
         """Log it, unless it is the last one again."""
         if str(error) != self._last:
             self._last = str(error)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class LastResort:
+class Watchdog:
     """The deadline of one group's life, of which there is at most one at a time."""
 
     def __init__(self, end: Callable[[str], object]) -> None:
@@ -58,7 +58,7 @@ class LastResort:
 
     def _start(self, seconds: float, what: str) -> threading.Timer:
         timer = threading.Timer(seconds, self._end, [what])
-        timer.name = "last-resort"
+        timer.name = "watchdog"
         timer.daemon = True
         timer.start()
         return timer

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddp_trainer.system.logs import Complaints
+from ddp_trainer.system.logs import DistinctErrors
 from ddp_trainer.telemetry.wire import utc
 
 FILE_NAME = "metrics.jsonl"
@@ -46,7 +46,7 @@ class History:
         """Whether the file's last line is known to be whole and told so far."""
         self._told: dict[str, int] = {}
         """The newest step of each kind of line."""
-        self._complaints = Complaints(_logger, f"cannot write {path}")
+        self._errors = DistinctErrors(_logger, f"cannot write {path}")
 
     def rewind(self, step: int) -> None:
         """Training goes on at `step`: take back what was told of later ones."""
@@ -95,7 +95,7 @@ class History:
         self._is_sound = True
 
     def _survive(self, action: Callable[[], None]) -> None:
-        if not self._complaints.attempt(action):
+        if not self._errors.attempt(action):
             self._is_sound = False
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 from math import isfinite
 from typing import Any
 
-from ddp_trainer.system.logs import Complaints
+from ddp_trainer.system.logs import DistinctErrors
 from ddp_trainer.telemetry.histogram import Histogram
 from ddp_trainer.telemetry.history import Record
 from ddp_trainer.telemetry.status import (
@@ -78,7 +78,7 @@ class Publisher:
         """Numbers of the script's own that are not on record yet."""
         self._logged_at = 0
         self._status = Status(step=0, last_step_time=before.last_step_time)
-        self._complaints = Complaints(_logger, "cannot write the status")
+        self._errors = DistinctErrors(_logger, "cannot write the status")
 
     def begin(self, step: int, *, total_steps: int | None) -> None:
         """A group has formed, and trains on from `step`; None: nobody knows how far."""
@@ -201,7 +201,7 @@ class Publisher:
         """Another process is rank 0: what this one has told last would pass for what is so."""
         self._close_records()
         if self._file is not None:
-            self._complaints.attempt(self._file.remove)
+            self._errors.attempt(self._file.remove)
 
     def _write(self, kind: str, *, step: int, **values: Any) -> None:
         for record in self._records:
@@ -250,7 +250,7 @@ class Publisher:
             last_step_time=self._last_step_time(),
             measurements=self._measurements(),
         )
-        self._complaints.attempt(lambda: file.write(self._status))
+        self._errors.attempt(lambda: file.write(self._status))
 
     def _last_step_time(self) -> str | None:
         if self._last_step_at is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.system.logs import Complaints
+from ddp_trainer.system.logs import DistinctErrors
 
 FOLDER = "tensorboard"
 """In the directory of the checkpoints."""
@@ -47,7 +47,7 @@ class EventFiles:
         self._writer: Any = None
         self._told = -1
         """The newest step of which anything was told; of a predecessor's, nothing is known."""
-        self._complaints = Complaints(_logger, f"cannot write {folder}")
+        self._errors = DistinctErrors(_logger, f"cannot write {folder}")
 
     def rewind(self, step: int) -> None:
         """Training goes on at `step`: what was told of later ones is not drawn any more."""
@@ -81,7 +81,7 @@ class EventFiles:
         self._writer = module.SummaryWriter(str(self._folder), purge_step=purge_step)
 
     def _survive(self, action: Callable[[], None]) -> None:
-        if not self._complaints.attempt(action):
+        if not self._errors.attempt(action):
             self._writer = None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ddp_trainer.launcher.ranks import nested_ranks
-from ddp_trainer.launcher.ranks.nested_ranks import OwnRanks
+from ddp_trainer.launcher.ranks.nested_ranks import NestedRanks
 
 from tests.trainer.support.pods import job, until
 
@@ -78,7 +78,7 @@ def test_spawned_processes_are_ranks_where_they_talk_to_others(
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
     with subprocess.Popen(command) as process:
         until((tmp_path / "ready").exists, "the script to start others")
-        seen = OwnRanks()
+        seen = NestedRanks()
         seen.begin()
         assert seen.look({4: process.pid}, {4: {"RANK": "4"}}) == bool(found)
         assert seen.due_in_seconds is None

@@ -15,7 +15,7 @@ from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
 from ddp_trainer.launcher.world import failure_reports
 from ddp_trainer.launcher.world.failure_reports import (
     Answer,
-    Letter,
+    FailureReport,
     Refusal,
     answer_of,
     message_of,
@@ -31,7 +31,7 @@ from tests.trainer.support.clock import Clock
 from tests.trainer.support.pods import DEADLINE_SECONDS, contract
 
 BORN = Place(job_uid="7d1f", attempt=0, generation=4, node_rank=1, nodes=2, master_addr="j-0-0.j")
-LETTER = Letter(
+REPORT = FailureReport(
     job_uid="7d1f",
     attempt=0,
     pod="j-0-1-x7k2p",
@@ -87,9 +87,9 @@ def test_news_have_a_number_that_grows_with_each_change() -> None:
     seen.append(number(world))
     world.joined()
     assert number(world) == seen[-1]
-    world.note(LETTER)
+    world.note(REPORT)
     seen.append(number(world))
-    world.note(LETTER)
+    world.note(REPORT)
     assert number(world) == seen[-1]
     world.take(replace(BORN, generation=5, start=False))
     seen.append(number(world))
@@ -102,8 +102,8 @@ def test_letters_are_bounded_and_those_of_a_generation_end_with_it() -> None:
     world = World(BORN)
     world.news(after=0, wait_seconds=0)
     for i in range(100):
-        assert world.note(replace(LETTER, pod=f"pod-{i}")) is None
-        assert world.note(replace(LETTER, pod=f"pod-{i}")) is None, "told again"
+        assert world.note(replace(REPORT, pod=f"pod-{i}")) is None
+        assert world.note(replace(REPORT, pod=f"pod-{i}")) is None, "told again"
     news = world.news(after=0, wait_seconds=0)
     assert [failure.pod for failure in news.failures] == [f"pod-{i}" for i in range(64)]
     document = json.loads(to_json(news))
@@ -129,27 +129,27 @@ def test_letters_that_nobody_would_read_are_refused() -> None:
     clock = Clock(0.0)
     world = World(BORN, clock=clock)
     deaf = Refusal(error="the operator does not ask node rank 0 for such news")
-    assert world.note(LETTER) == deaf
+    assert world.note(REPORT) == deaf
     world.news(after=0, wait_seconds=0)
     clock.now = 600.0
-    assert world.note(LETTER) is None
+    assert world.note(REPORT) is None
     clock.now = 601.0
-    assert world.note(LETTER) == deaf
+    assert world.note(REPORT) == deaf
     world.news(after=0, wait_seconds=0)
-    assert world.note(replace(LETTER, generation=3)) == Refusal(
+    assert world.note(replace(REPORT, generation=3)) == Refusal(
         error="node rank 0 is in generation 4", generation=4
     )
-    for other in (replace(LETTER, attempt=1), replace(LETTER, job_uid="another")):
+    for other in (replace(REPORT, attempt=1), replace(REPORT, job_uid="another")):
         refusal = world.note(other)
         assert refusal == Refusal(error="node rank 0 is of another job or attempt")
-    assert [failure.pod for failure in world.news(after=0, wait_seconds=0).failures] == [LETTER.pod]
+    assert [failure.pod for failure in world.news(after=0, wait_seconds=0).failures] == [REPORT.pod]
 
 
 def test_what_a_refusal_means_to_the_sender() -> None:
-    assert answer_of(None, LETTER) == Answer()
-    assert answer_of(Refusal(error="why"), LETTER) == Answer("why")
-    assert answer_of(Refusal(error="why", generation=5), LETTER) == Answer()
-    assert answer_of(Refusal(error="why", generation=3), LETTER) == Answer("why", is_final=False)
+    assert answer_of(None, REPORT) == Answer()
+    assert answer_of(Refusal(error="why"), REPORT) == Answer("why")
+    assert answer_of(Refusal(error="why", generation=5), REPORT) == Answer()
+    assert answer_of(Refusal(error="why", generation=3), REPORT) == Answer("why", is_final=False)
 
 
 def test_only_the_newest_two_wait_for_news() -> None:
@@ -184,15 +184,15 @@ def test_only_the_newest_two_wait_for_news() -> None:
     ],
 )
 def test_what_is_no_letter_is_refused(wrong: dict[str, object], words: str) -> None:
-    text = json.loads(to_json(LETTER)) | wrong
+    text = json.loads(to_json(REPORT)) | wrong
     with pytest.raises(ValueError, match=words):
-        Letter.parse(json.dumps(text).encode())
+        FailureReport.parse(json.dumps(text).encode())
 
 
 def test_a_letter_travels_as_json() -> None:
-    assert Letter.parse(to_json(LETTER).encode()) == LETTER
+    assert FailureReport.parse(to_json(REPORT).encode()) == REPORT
     assert (
-        len(to_json(replace(LETTER, message='"' * failure_reports.MESSAGE_BYTES)).encode())
+        len(to_json(replace(REPORT, message='"' * failure_reports.MESSAGE_BYTES)).encode())
         < failure_reports.MAX_BYTES
     )
 
@@ -347,7 +347,7 @@ def test_rank_0_leads_nobody_who_lacks_its_checkpoint(tmp_path: Path) -> None:
         place = replace(BORN, node_rank=0, nodes=nodes, members="0-1")
         world = World(place, clock=clock, local_checkpoints=local)
         world.news(after=0, wait_seconds=0)
-        world.note(LETTER)
+        world.note(REPORT)
         assert world._due_to_lead() is not None
         (tmp_path / "s.pt").write_text("a checkpoint")
         assert (world._due_to_lead() is not None) is due

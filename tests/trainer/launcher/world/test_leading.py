@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from ddp_trainer.launcher.world.failure_reports import Letter
-from ddp_trainer.launcher.world.leading import Leader, Told, host_of, slots_of
+from ddp_trainer.launcher.world.failure_reports import FailureReport
+from ddp_trainer.launcher.world.leading import Leader, PutResponse, host_of, slots_of
 from ddp_trainer.launcher.world.placing import Placing
 from ddp_trainer.launcher.world.state import LEAD_SECONDS, World
 from ddp_trainer.membership.place import Place
@@ -26,7 +26,7 @@ BORN = Place(
     master_addr="train-0-0.train",
     members="0-1,7",
 )
-LETTER = Letter(
+REPORT = FailureReport(
     job_uid="7d1f",
     attempt=0,
     pod="train-0-7",
@@ -60,7 +60,7 @@ class Job:
         )
         self.pauses = 0
 
-    def _call(self, host: str, told: Place, wait_seconds: int) -> Told | None:
+    def _call(self, host: str, told: Place, wait_seconds: int) -> PutResponse | None:
         assert wait_seconds <= 5
         self.before_call(host)
         if host in self.lost:
@@ -68,7 +68,7 @@ class Job:
         assert len(to_json(told)) < 1000
         taken = self.others[host].take(told)
         self.said.append((host, told.generation, told.start))
-        return Told(knows=taken, ended=taken)
+        return PutResponse(knows=taken, ended=taken)
 
     def _sleep(self, seconds: float) -> None:
         assert seconds > 0
@@ -80,7 +80,7 @@ class Job:
         """A pod's ranks fail, while no operator asks."""
         self.first.news(after=0, wait_seconds=0)
         generation = self.first.place.generation
-        assert self.first.note(replace(LETTER, generation=generation)) is None
+        assert self.first.note(replace(REPORT, generation=generation)) is None
 
     @property
     def known(self) -> list[tuple[int, int | None, bool]]:
@@ -114,14 +114,14 @@ def test_nobody_leads_where_the_operator_asks_or_nothing_has_failed() -> None:
 def test_who_was_never_asked_or_has_no_members_does_not_lead() -> None:
     clock = Clock(1000.0)
     never_asked = World(BORN, clock=clock)
-    assert never_asked.note(LETTER) is not None
+    assert never_asked.note(REPORT) is not None
     not_first, too_old = (
         World(replace(BORN, node_rank=1), clock=clock),
         World(replace(BORN, members=""), clock=clock),
     )
     for world in (not_first, too_old):
         world.news(after=0, wait_seconds=0)
-        assert world.note(LETTER) is None
+        assert world.note(REPORT) is None
     clock.now += 10 * LEAD_SECONDS
     assert not any(is_due(world) for world in (never_asked, not_first, too_old))
 
@@ -130,7 +130,7 @@ def test_failures_are_noted_however_long_nobody_has_asked_where_node_rank_0_may_
     job = Job()
     job.first.news(after=0, wait_seconds=0)
     job.clock.now += 3600
-    assert job.first.note(LETTER) is None
+    assert job.first.note(REPORT) is None
     assert not is_due(job.first), "others may fail a moment later"
     job.clock.now += 5
     assert is_due(job.first)
@@ -184,7 +184,7 @@ def test_news_of_many_generations_stay_within_what_the_operator_reads() -> None:
     job.first.news(after=0, wait_seconds=0)
     for generation in range(4, 300):
         for pod in range(70):
-            failure = replace(LETTER, generation=generation, pod=f"p{pod}", message='"' * 500)
+            failure = replace(REPORT, generation=generation, pod=f"p{pod}", message='"' * 500)
             assert job.first.note(failure) is None
         led = replace(BORN, generation=generation + 1, led=True, leader="train-0-0")
         job.first.take(replace(led, start=False))
@@ -200,7 +200,7 @@ def test_the_present_generations_failures_are_told_before_those_of_before() -> N
     job = Job()
     job.first.news(after=0, wait_seconds=0)
     for pod in range(64):
-        assert job.first.note(replace(LETTER, pod=f"p{pod}", message="x" * 1500)) is None
+        assert job.first.note(replace(REPORT, pod=f"p{pod}", message="x" * 1500)) is None
     news = job.first.news(after=0, wait_seconds=0)
     assert len(to_json(news).encode()) < 64 * 1024
     assert [failure.pod for failure in news.failures] == [f"p{pod}" for pod in range(64)]
@@ -275,7 +275,7 @@ def test_a_generation_that_fails_at_once_makes_the_next_one_wait_longer() -> Non
     for ran in (1000.0, 1.0, 1.0, 1.0, *([1.0] * 6), 60.0):
         job.clock.now += ran
         generation = job.first.place.generation
-        assert job.first.note(replace(LETTER, generation=generation)) is None
+        assert job.first.note(replace(REPORT, generation=generation)) is None
         due = job.first._due_to_lead()
         assert due is not None
         waits.append(due - job.clock.now)

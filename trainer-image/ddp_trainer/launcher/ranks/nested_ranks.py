@@ -20,7 +20,7 @@ _ELASTIC: Final = "TORCHELASTIC_RUN_ID"
 _OWN: Final = ("RANK", "LOCAL_RANK")
 
 
-class OwnRanks:
+class NestedRanks:
     """Looks for them a few times, until some are found."""
 
     def __init__(self) -> None:

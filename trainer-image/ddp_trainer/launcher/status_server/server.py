@@ -31,7 +31,7 @@ from ddp_trainer.membership import admission, place
 from ddp_trainer.membership.finding import announcement
 from ddp_trainer.membership.finding.announcement import AnnouncedAddress
 from ddp_trainer.settings.environment import Placement
-from ddp_trainer.system.logs import Complaints
+from ddp_trainer.system.logs import DistinctErrors
 from ddp_trainer.telemetry import prometheus
 from ddp_trainer.telemetry.requests import profile
 from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
@@ -114,7 +114,7 @@ class _Server(BoundedServer):
         """Held by who asks for them: each process has one file for its answers."""
         self.trainjob = TrainJobStatus(self._file, trainjob_token) if trainjob_token else None
         self.world: WorldRequests | None = None
-        self._complaints = Complaints(_logger, "the status file is of no use")
+        self._errors = DistinctErrors(_logger, "the status file is of no use")
         super().__init__(family, port, _Handler)
 
     def status(self) -> Status | None:
@@ -122,7 +122,7 @@ class _Server(BoundedServer):
         try:
             return self._file.read()
         except (OSError, ValueError) as error:
-            self._complaints.of(error)
+            self._errors.log(error)
             return None
 
 

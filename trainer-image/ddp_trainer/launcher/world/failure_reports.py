@@ -61,27 +61,27 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Letter(Failure):
+class FailureReport(Failure):
     """The same on its way."""
 
     job_uid: str
     attempt: int
 
     @classmethod
-    def parse(cls, text: bytes) -> Letter:
+    def parse(cls, text: bytes) -> FailureReport:
         """Read what a launcher sends.
 
         Raises:
             ValueError: it is something else; the message says what is wrong.
         """
-        letter = from_json(cls, text)
-        if not 0 < len(letter.pod) <= _LONGEST_NAME:
+        report = from_json(cls, text)
+        if not 0 < len(report.pod) <= _LONGEST_NAME:
             raise ValueError("pod: its name")
-        if len(letter.message.encode(errors="replace")) > MESSAGE_BYTES:
+        if len(report.message.encode(errors="replace")) > MESSAGE_BYTES:
             raise ValueError(f"message: at most {MESSAGE_BYTES} bytes")
-        if len(letter.time) > _LONGEST_TIME:
+        if len(report.time) > _LONGEST_TIME:
             raise ValueError("time: UTC, as in 2026-11-21T03:00:00Z")
-        return letter
+        return report
 
     def failure(self) -> Failure:
         """What it tells of."""
@@ -93,7 +93,7 @@ _Failed = TypeVar("_Failed", bound=Failure)
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a letter is not taken."""
+    """Why a report is not taken."""
 
     error: str
     generation: int | None = None
@@ -102,7 +102,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a letter, to its sender."""
+    """What became of a report, to its sender."""
 
     refusal: str = ""
     """Empty: it was noted, or is old news there."""
@@ -132,7 +132,7 @@ def shortened(failure: _Failed, size: int) -> _Failed:
 
 
 def message_of(report: TerminationReport, *, size: int = MESSAGE_BYTES) -> str:
-    """A termination message that fits a letter: of a long error, only how it begins; of what a rank
+    """A termination message that fits a report: of a long error, only how it begins; of what a rank
     printed, less.
     """
     error = report.error or ""
@@ -155,8 +155,8 @@ def message_of(report: TerminationReport, *, size: int = MESSAGE_BYTES) -> str:
     return with_error(fits)
 
 
-class Posting:
-    """A letter on its way, which a thread carries."""
+class Delivery:
+    """A report on its way, which a thread carries."""
 
     def __init__(self, deliver: Callable[[], Answer], *, done: Callable[[], None]) -> None:
         """`done`: called when there is an answer, or none for too long."""
@@ -165,7 +165,7 @@ class Posting:
         self._given_up = False
         self.refusal = ""
         """Why it was not taken; empty: it was, or is on its way."""
-        threading.Thread(target=self._carry, name="letter", daemon=True).start()
+        threading.Thread(target=self._carry, name="failure-report", daemon=True).start()
 
     def give_up(self) -> None:
         """Try no more."""
@@ -181,19 +181,19 @@ class Posting:
         self._done()
 
 
-def deliver(letter: Letter, host: str, placement: Placement) -> Answer:
+def deliver(report: FailureReport, host: str, placement: Placement) -> Answer:
     """Call the launcher of node rank 0."""
     connection = http.client.HTTPConnection(host, placement.status_port, timeout=_CALL_SECONDS)
     try:
-        body = to_json(letter).encode(errors="replace")
+        body = to_json(report).encode(errors="replace")
         send(connection, placement, Request(method="POST", target=PATH, body=body))
         response = connection.getresponse()
         if response.status == HTTPStatus.ACCEPTED:
             return Answer()
         if response.status == HTTPStatus.CONFLICT:
-            return answer_of(from_json(Refusal, response.read(MAX_BYTES)), letter)
-        short = shortened(letter, _EARLIER_MESSAGE_BYTES)
-        if response.status == HTTPStatus.BAD_REQUEST and short != letter:
+            return answer_of(from_json(Refusal, response.read(MAX_BYTES)), report)
+        short = shortened(report, _EARLIER_MESSAGE_BYTES)
+        if response.status == HTTPStatus.BAD_REQUEST and short != report:
             return deliver(short, host, placement)
         return Answer(f"node rank 0 answers with HTTP status {response.status}")
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -202,12 +202,12 @@ def deliver(letter: Letter, host: str, placement: Placement) -> Answer:
         connection.close()
 
 
-def answer_of(refusal: Refusal | None, letter: Letter) -> Answer:
-    """What comes of a letter that was noted, or was not."""
+def answer_of(refusal: Refusal | None, report: FailureReport) -> Answer:
+    """What comes of a report that was noted, or was not."""
     if refusal is None:
         return Answer()
     if refusal.generation is None:
         return Answer(refusal.error)
     # Who is ahead of this pod has been told what this pod will be told; who is behind will be.
-    ahead = refusal.generation > letter.generation
+    ahead = refusal.generation > report.generation
     return Answer() if ahead else Answer(refusal.error, is_final=False)

@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Told:
+class PutResponse:
     """The answer of a launcher."""
 
     knows: bool
@@ -80,7 +80,7 @@ def slots_of(members: str) -> list[int]:
     return found
 
 
-def call(host: str, placement: Placement, told: Place, *, wait_seconds: int) -> Told | None:
+def call(host: str, placement: Placement, told: Place, *, wait_seconds: int) -> PutResponse | None:
     """Tell a launcher its place; None where it does not answer."""
     seconds = wait_seconds + _CALL_SECONDS
     connection = http.client.HTTPConnection(host, placement.status_port, timeout=seconds)
@@ -90,15 +90,17 @@ def call(host: str, placement: Placement, told: Place, *, wait_seconds: int) -> 
         response = connection.getresponse()
         answer = json.loads(response.read(place.MAX_BYTES))
         if response.status == HTTPStatus.CONFLICT:
-            return Told(knows=False)
-        return Told(knows=True, ended=bool(answer["ended"])) if response.status == 200 else None
+            return PutResponse(knows=False)
+        return (
+            PutResponse(knows=True, ended=bool(answer["ended"])) if response.status == 200 else None
+        )
     except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError):
         return None
     finally:
         connection.close()
 
 
-Call = Callable[[str, Place, int], Told | None]
+Call = Callable[[str, Place, int], PutResponse | None]
 """Host, what it is told, and how long it may wait for its processes to end."""
 
 
@@ -223,5 +225,5 @@ class Leader:
                     self._sleep(_AGAIN_SECONDS)
         return True
 
-    def _call_over_http(self, host: str, told: Place, wait_seconds: int) -> Told | None:
+    def _call_over_http(self, host: str, told: Place, wait_seconds: int) -> PutResponse | None:
         return call(host, self._placement, told, wait_seconds=wait_seconds)

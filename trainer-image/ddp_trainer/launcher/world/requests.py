@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler
 from ddp_trainer.launcher.world import failure_reports
-from ddp_trainer.launcher.world.failure_reports import Letter
+from ddp_trainer.launcher.world.failure_reports import FailureReport
 from ddp_trainer.launcher.world.placing import Placing
 from ddp_trainer.launcher.world.state import LONGEST_WAIT_SECONDS, World
 from ddp_trainer.membership import place
@@ -76,11 +76,11 @@ class WorldRequests:
         if content is None:
             return
         try:
-            letter = Letter.parse(content)
+            report = FailureReport.parse(content)
         except (ValueError, RecursionError) as error:
             request.refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
-        refusal = self._world.note(letter)
+        refusal = self._world.note(report)
         if refusal is None:
             request.answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
         else:

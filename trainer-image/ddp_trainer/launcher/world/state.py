@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
-from ddp_trainer.launcher.world.failure_reports import Failure, Letter, Refusal, within_bounds
+from ddp_trainer.launcher.world.failure_reports import (
+    Failure,
+    FailureReport,
+    Refusal,
+    within_bounds,
+)
 from ddp_trainer.membership.place import Place
 from ddp_trainer.telemetry.wire import utc
 
@@ -263,29 +268,29 @@ class World:
                 self._scope = "Pod"
                 self._tell()
 
-    def note(self, letter: Letter) -> Refusal | None:
+    def note(self, report: FailureReport) -> Refusal | None:
         """Keep the news that a pod's ranks have failed for good, for whoever asks.
 
         Returns:
             None: it is noted, now or before.
         """
         with self._changed:
-            if (letter.job_uid, letter.attempt) != (self._place.job_uid, self._place.attempt):
+            if (report.job_uid, report.attempt) != (self._place.job_uid, self._place.attempt):
                 return Refusal(error="node rank 0 is of another job or attempt")
             generation = self._place.generation
-            if letter.generation != generation:
+            if report.generation != generation:
                 error = f"node rank 0 is in generation {generation}"
                 return Refusal(error=error, generation=generation)
             asked_at = self._asked_at
             silent = asked_at is None or self._clock() - asked_at > _LISTENS_SECONDS
             if silent and (asked_at is None or not self._place.members):
                 return Refusal(error="the operator does not ask node rank 0 for such news")
-            known = any(failure.pod == letter.pod for failure in self._failures)
+            known = any(failure.pod == report.pod for failure in self._failures)
             if not known and len(self._failures) < _FAILURES:
                 if not self._failures:
                     self._undecided_since = self._clock()
                     self._lead_pause = self._next_lead_pause()
-                self._failures.append(letter.failure())
+                self._failures.append(report.failure())
                 self._tell()
             return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ddp_trainer.exit_codes import MovedError, RendezvousTimeoutError, StoppedError
-from ddp_trainer.system.backoff import Pauses
+from ddp_trainer.system.backoff import Backoff
 
 _SHORTEST_SECONDS = 0.005
 _LARGE_GROUP_RANKS = 500
@@ -24,10 +24,10 @@ class NotYetError(Exception):
     """Worth another try until the deadline; the message says what is being waited for."""
 
 
-def pauses(ranks: int) -> Pauses:
+def pauses(ranks: int) -> Backoff:
     """Return the pauses of one of so many ranks, all of which ask rank 0: ever longer ones."""
     shortest = 0.05 * min(1.0, ranks / _LARGE_GROUP_RANKS)
-    return Pauses(
+    return Backoff(
         shortest_seconds=max(shortest, _SHORTEST_SECONDS), longest_seconds=1.0, per_doubling=32
     )
 
