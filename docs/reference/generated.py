@@ -18,7 +18,7 @@ from ddp_operator.api.reasons import OF_CLUSTER, OWN
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.cli.__main__ import program
 from ddp_operator.engine.metrics import Metrics, text_of
-from ddp_operator.engine.metrics.totals import Census
+from ddp_operator.engine.metrics.totals import Totals
 from ddp_trainer import exit_codes
 from ddp_trainer.launcher.options import LaunchOptions
 from mkdocs.config.defaults import MkDocsConfig
@@ -168,7 +168,7 @@ def _exit_codes() -> str:
 
 
 def _metrics() -> str:
-    operator = Metrics().text(Census(), queued=0, leading=True)
+    operator = Metrics().text(Totals(), queued=0, leading=True)
     jobs = text_of((), now=datetime.now(UTC))
     return (
         "# Metrics of the operator\n\nAt `/metrics` of port 8081. Those of a training are at its "

@@ -12,7 +12,7 @@ from ddp_operator.api.job import MAX_SPEC_BYTES, DDPJob
 from ddp_operator.api.status import NOTES, DDPJobStatus
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
-from ddp_operator.engine.metrics.totals import Census
+from ddp_operator.engine.metrics.totals import Totals
 from ddp_operator.engine.statuspatch import as_stored, status_patch
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject
@@ -283,7 +283,7 @@ def test_reasons_that_somebody_makes_up_are_counted_together() -> None:
         manifest = stored_pod(**ended("x", reason=f"reason {i}"))
         after = plan(job, [project(manifest), *pods[1:]], later(60)).status
         metrics.recorded(before=before, after=after)
-    text = metrics.text(Census(), queued=0, leading=True)
+    text = metrics.text(Totals(), queued=0, leading=True)
     lines = [line for line in text.splitlines() if line.startswith("ddp_operator_failures_total{")]
     assert len(lines) == 101
     assert sum(float(line.split()[-1]) for line in lines) == 1000

@@ -10,7 +10,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import JOBS, Metrics, choose, text_of
-from ddp_operator.engine.metrics.totals import take_census
+from ddp_operator.engine.metrics.totals import count_jobs
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.engine.reports import PROGRESS_SECONDS, ProgressReports
@@ -94,10 +94,10 @@ class Engine:
                 trainers,
                 interval_seconds=progress_seconds,
                 clock=clock,
-                on_report=self.look_at,
+                on_report=self.enqueue,
             )
             self._launchers = Launchers(
-                cluster, self.jobs, trainers, access=access, clock=clock, on_news=self.look_at
+                cluster, self.jobs, trainers, access=access, clock=clock, on_news=self.enqueue
             )
         self._reconciler = Reconciler(
             cluster,
@@ -128,7 +128,7 @@ class Engine:
             logger.exception("ignoring %s, which cannot be read", key)
             return
         if is_news:
-            self.look_at(key)
+            self.enqueue(key)
 
     def job_gone(self, key: Key, *, uid: str | None = None) -> None:
         """Forget a job that was deleted."""
@@ -143,9 +143,9 @@ class Engine:
         """Work soon on the jobs with pods on nodes that turn out to be about to go, or silent."""
         if self._tasks and self._nodes_due is None:
             loop = asyncio.get_running_loop()
-            self._nodes_due = loop.call_later(_NODES_REST_SECONDS, self._look_at_nodes)
+            self._nodes_due = loop.call_later(_NODES_REST_SECONDS, self._check_nodes)
 
-    def _look_at_nodes(self) -> None:
+    def _check_nodes(self) -> None:
         """Nodes change all the time, with each heartbeat; next to no change concerns a job."""
         self._nodes_due = None
         nodes = self._cluster.nodes()
@@ -159,7 +159,7 @@ class Engine:
         if concerned:
             for key in self.jobs.entries:
                 if any(pod.node in concerned for pod in self._cluster.pods_of(key)):
-                    self.look_at(key)
+                    self.enqueue(key)
 
     def _rest_seconds(self, key: Key) -> float:
         entry = self.jobs.get(key)
@@ -168,7 +168,7 @@ class Engine:
         seconds = replicas * _REST_SECONDS_PER_POD * (1 + replicas / _LARGE)
         return min(max(seconds, _LEAST_REST_SECONDS), _MOST_REST_SECONDS)
 
-    def look_at(self, key: Key) -> None:
+    def enqueue(self, key: Key) -> None:
         """Work on a job now."""
         if self._tasks:  # before the start there is nothing to remember: all are looked at then
             self._queue.add(key)
@@ -180,9 +180,9 @@ class Engine:
         entries, now = self.jobs.entries.values(), self._clock()
         limit = self._metrics_jobs if leading else 0
         chosen = choose(entries, limit=limit, now=now)
-        census = take_census(entries, now=now)
+        totals = count_jobs(entries, now=now)
         queued = len(self._queue)
-        own = self.metrics.text(census, queued=queued, leading=leading, left_out=chosen.left_out)
+        own = self.metrics.text(totals, queued=queued, leading=leading, left_out=chosen.left_out)
         return own + text_of(chosen.jobs, now=now)
 
     def start(self) -> None:
@@ -195,7 +195,7 @@ class Engine:
         if self._launchers is not None:
             self._talks.append(asyncio.create_task(self._launchers.run(), name="launchers"))
         for key in self.jobs.entries:
-            self.look_at(key)
+            self.enqueue(key)
 
     async def stop(self, *, at_once: bool = False) -> None:
         """End in order: reconciles under way are finished, or broken off `at_once`; none is
@@ -229,7 +229,7 @@ class Engine:
     async def _work_on(self, key: Key) -> None:
         try:
             with self.metrics.reconciling():
-                look_again_at = await self._reconciler.reconcile(key)
+                requeue_at = await self._reconciler.reconcile(key)
         except ConflictError:
             # The job has changed meanwhile; the watch will tell, or has told already.
             self._queue.failed(key)
@@ -245,6 +245,6 @@ class Engine:
             logger.exception("%s: reconciling failed; trying again in %.1f s", key, seconds)
         else:
             self._queue.done(key)
-            if look_again_at is not None:
-                seconds = (look_again_at - self._clock()).total_seconds()
+            if requeue_at is not None:
+                seconds = (requeue_at - self._clock()).total_seconds()
                 self._queue.add_after(key, max(seconds, 0.05))

@@ -139,7 +139,7 @@ class Launchers:
             self._runs = True
             while True:
                 for number, key in enumerate([*self._jobs.entries, *self._known]):
-                    self.look_at(key)
+                    self.watch(key)
                     if number % _SWEPT_AT_ONCE == 0:
                         await asyncio.sleep(0)
                 await asyncio.sleep(_SWEEP_SECONDS)
@@ -150,7 +150,7 @@ class Launchers:
             for task in self._telling:
                 task.cancel()
 
-    def look_at(self, key: Key) -> None:
+    def watch(self, key: Key) -> None:
         """Listen to whom there is to listen to in a job, as it and its pods are now: another one
         than before, or nobody any more.
         """

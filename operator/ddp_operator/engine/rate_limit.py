@@ -1,4 +1,4 @@
-"""Turns for writes that many jobs want to make and nobody waits for."""
+"""Rate limit for status writes that nobody waits for, shared by all jobs."""
 
 import asyncio
 from typing import Final
@@ -6,11 +6,11 @@ from typing import Final
 from ddp_operator.ports import Key
 
 _UNUSED_SECONDS: Final = 60.0
-"""How long a turn that nobody takes, since its job is gone, is remembered."""
+"""How long a slot is kept that no job uses, since the job is gone."""
 
 
-class Turns:
-    """Gives jobs their turns in the order in which they ask, at most so many a second in all.
+class RateLimiter:
+    """Gives jobs slots in the order in which they ask, at most `per_second` of them each second.
 
     Belongs to the event loop that it is used in.
     """
@@ -18,27 +18,28 @@ class Turns:
     def __init__(self, *, per_second: float) -> None:
         self._seconds = 1 / per_second
         self._next = float("-inf")
-        self._turns: dict[Key, float] = {}  # ordered by time
+        self._reserved: dict[Key, float] = {}  # ordered by time
 
     def wait_seconds(self, key: Key) -> float:
-        """How long a job has to wait for its turn, 0.0 when it has come; it stays its turn until
-        it is `taken`.
+        """Return how long a job must wait for its slot; 0.0 if it may write now.
+
+        The first call reserves the slot. It stays the job's until `reset`.
         """
         now = asyncio.get_running_loop().time()
-        turn = self._turns.get(key)
-        if turn is None:
+        slot = self._reserved.get(key)
+        if slot is None:
             self._forget_unused(now)
-            turn = self._turns[key] = max(self._next, now)
-            self._next = turn + self._seconds
-        return max(turn - now, 0.0)
+            slot = self._reserved[key] = max(self._next, now)
+            self._next = slot + self._seconds
+        return max(slot - now, 0.0)
 
-    def taken(self, key: Key) -> None:
-        """A job has written, be it out of turn: for its next write it asks anew."""
-        self._turns.pop(key, None)
+    def reset(self, key: Key) -> None:
+        """Release the slot of a job that has written: its next write reserves another one."""
+        self._reserved.pop(key, None)
 
     def _forget_unused(self, now: float) -> None:
-        while self._turns:
-            oldest = next(iter(self._turns))
-            if self._turns[oldest] + _UNUSED_SECONDS > now:
+        while self._reserved:
+            oldest = next(iter(self._reserved))
+            if self._reserved[oldest] + _UNUSED_SECONDS > now:
                 return
-            del self._turns[oldest]
+            del self._reserved[oldest]

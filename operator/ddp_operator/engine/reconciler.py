@@ -113,7 +113,7 @@ class Reconciler:
         """
         began = self._clock()
         try:
-            look_again_at = await self._reconcile(key)
+            requeue_at = await self._reconcile(key)
         except NotLeaderError:
             raise
         except ClusterError as error:
@@ -123,10 +123,10 @@ class Reconciler:
             raise
         else:
             self._forget_failures(key)
-            return look_again_at
+            return requeue_at
         finally:
             if self._launchers:
-                self._launchers.look_at(key)
+                self._launchers.watch(key)
 
     async def _reconcile(self, key: Key) -> datetime | None:
         for _ in range(_MAX_DECISIONS):
@@ -205,7 +205,7 @@ class Reconciler:
             return None
         if planned.tell and self._launchers and isinstance(entry.job, DDPJob):
             self._launchers.tell(entry.job, planned.tell)
-        status, events, look_again_at = planned.status, planned.events, planned.look_again_at
+        status, events, requeue_at = planned.status, planned.events, planned.requeue_at
         overtaken = self._glances(key, entry, planned)
         try:
             no_spares = await self._execution.act(entry, planned, overtaken=overtaken)
@@ -229,9 +229,9 @@ class Reconciler:
             return self._clock()
         later = self._status.may_wait_until(entry, status)
         if later is not None:
-            return min(later, look_again_at) if look_again_at else later
+            return min(later, requeue_at) if requeue_at else later
         await self._status.record(key, entry, status, events)
-        return look_again_at
+        return requeue_at
 
     def _glances(self, key: Key, entry: Entry, planned: Plan) -> Callable[[], bool]:
         """Return what says, between the many writes of one plan, whether something has happened
@@ -251,7 +251,7 @@ class Reconciler:
             elif not overtaken and now() - glanced_at >= _GLANCE_SECONDS:
                 before, said_before = seen, said
                 seen, said = self._alive_and_ended(key, planned), self._said(entry)
-                due = planned.look_again_at is not None and planned.look_again_at <= self._clock()
+                due = planned.requeue_at is not None and planned.requeue_at <= self._clock()
                 # Most news tell that pods are created and come up, which changes no decision.
                 lost = before is None or before[0] - seen[0] or seen[1] - before[1]
                 if due or lost or said != said_before:

@@ -11,7 +11,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
-from ddp_operator.engine.rate_limit import Turns
+from ddp_operator.engine.rate_limit import RateLimiter
 from ddp_operator.engine.statuspatch import News, as_stored, forgotten, news, pruned, status_patch
 from ddp_operator.job.planning.convergence import hold
 from ddp_operator.job.planning.model import Plan, accounted
@@ -67,7 +67,7 @@ class StatusWriter:
         self._metrics = metrics
         self._undecided_until: dict[Key, datetime] = {}
         """By job: until when no decision is tried, since the last one was not stored whole."""
-        self._progress_turns = Turns(per_second=progress_writes_per_second)
+        self._progress_limiter = RateLimiter(per_second=progress_writes_per_second)
         self._intervals = {
             News.PROGRESS: timedelta(seconds=progress_seconds),
             News.COUNTS: _MINOR_INTERVAL,
@@ -123,7 +123,7 @@ class StatusWriter:
         # A clock that was set back must not make news wait for as long.
         if timedelta() <= now - entry.status_written_at < interval:
             return entry.status_written_at + interval
-        wait = how_much is News.PROGRESS and self._progress_turns.wait_seconds(entry.job.key)
+        wait = how_much is News.PROGRESS and self._progress_limiter.wait_seconds(entry.job.key)
         return now + timedelta(seconds=wait) if wait else None
 
     async def record(
@@ -162,7 +162,7 @@ class StatusWriter:
             return None  # of a job that is gone, its vanishing pods included, there is no news
         self._jobs.put(stored, written_at=self._clock())
         self._complain(pruned(wanted, stored.get("status") or {}))
-        self._progress_turns.taken(key)
+        self._progress_limiter.reset(key)
         return stored
 
     def _complain(self, lost: frozenset[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Final, get_args
 
 from ddp_operator.api.status import DDPJobStatus, Phase
 from ddp_operator.engine.metrics import Metrics, text_of
-from ddp_operator.engine.metrics.totals import Census
+from ddp_operator.engine.metrics.totals import Totals
 from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.status.goodput import KINDS
 
@@ -30,7 +30,7 @@ def words(label: str) -> set[str]:
 
 
 def test_every_metric_is_one_of_the_operators() -> None:
-    said = Metrics().text(Census(), queued=0, leading=True) + text_of((), now=NOW)
+    said = Metrics().text(Totals(), queued=0, leading=True) + text_of((), now=NOW)
     known = set(re.findall(r"^# TYPE (\S+)", said, re.MULTILINE))
     asked = {name for rule in rules() for name in METRIC.findall(rule["expr"])}
     assert len(asked) >= 6

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 from ddp_operator.engine.metrics import Metrics, text_of
-from ddp_operator.engine.metrics.totals import Census
+from ddp_operator.engine.metrics.totals import Totals
 from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.status.goodput import KINDS
 
@@ -19,7 +19,7 @@ from tests.unit.job.builders import NOW
 ENABLED: Final = {"metrics": {"dashboard": {"enabled": True}}}
 GRID_COLUMNS: Final = 24
 
-OF_OPERATOR: Final = Metrics().text(Census(), queued=0, leading=True)
+OF_OPERATOR: Final = Metrics().text(Totals(), queued=0, leading=True)
 OF_JOB: Final = text_of([training(progress=TOLD, checkpoint=SAVED)], now=NOW)
 ASKED: Final = {
     "ddp-operator": (OF_OPERATOR, "ddp_operator_", r'namespace="$namespace"'),

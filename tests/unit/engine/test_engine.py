@@ -106,7 +106,7 @@ async def test_a_standby_does_nothing_and_then_everything() -> None:
     cluster = FakeCluster()
     engine = Engine(cluster, access=ACCESS)
     engine.job_changed(cluster.store_job(named("early")))
-    engine.look_at(Key("default", "gone"))
+    engine.enqueue(Key("default", "gone"))
     await asyncio.sleep(0)
     assert cluster.calls == []
     engine.start()
@@ -263,14 +263,14 @@ async def test_jobs_hear_of_nodes_that_are_about_to_go_and_of_no_other_change(
     engine.pods_changed(Key("default", "train"))
     stored = cluster.jobs[Key("default", "train")]
     await until(lambda: stored.get("status", {}).get("phase") == "Running")
-    engine._look_at_nodes()
+    engine._check_nodes()
     looked: list[Key] = []
-    monkeypatch.setattr(engine, "look_at", looked.append)
+    monkeypatch.setattr(engine, "enqueue", looked.append)
     cluster.node_list[2:4] = [
         replace(cluster.node_list[2], labels={"new": "one"}),
         replace(cluster.node_list[3], leaving="taint x"),
     ]
-    engine._look_at_nodes()
+    engine._check_nodes()
     assert looked == [], "none of them concerns the job"
     monkeypatch.undo()
     cluster.node_list[1] = replace(cluster.node_list[1], leaving="taint x")
@@ -327,7 +327,7 @@ async def test_a_trainer_that_cannot_leave_its_node_is_asked_to_save_once() -> N
     engine.nodes_changed()
     await until(lambda: "askedNodes" in stored["status"]["bookkeeping"])
     for _ in range(3):
-        engine.look_at(key)
+        engine.enqueue(key)
         await asyncio.sleep(0.01)
     assert trainers.asked == [("10.0.0.1:28737", TOKEN)]
     assert cluster.events[-1].reason == "CheckpointRequested"

@@ -107,7 +107,7 @@ class World:
             clock=lambda: datetime.now(UTC) + self.ahead,
             trainers=self.launchers,
         )
-        self.cluster.tell = self.engine.look_at
+        self.cluster.tell = self.engine.enqueue
         self.engine.start()
 
     async def run(self, *, without: str = "", **spec: Any) -> None:
@@ -127,7 +127,7 @@ class World:
         containers = [{"name": "trainer", "state": running}]
         status = {**READY, "podIP": ip, "containerStatuses": containers}
         self.cluster.set_pod_status(name, status)
-        self.engine.look_at(Key("default", "train"))
+        self.engine.enqueue(Key("default", "train"))
 
     @property
     def status(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Failure
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import Metrics
-from ddp_operator.engine.metrics.totals import Census
+from ddp_operator.engine.metrics.totals import Totals
 from ddp_operator.job.failure.budget import after_progress, count
 from ddp_operator.ports import Key
 
@@ -44,12 +44,12 @@ def samples(text: str) -> dict[str, float]:
 async def test_jobs_restarts_and_failures_are_counted() -> None:
     cluster = FakeCluster()
     engine = Engine(cluster, access=ACCESS)
-    cluster.tell = engine.look_at
+    cluster.tell = engine.enqueue
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await eventually(lambda: len(cluster.pods) == 2)
     cluster.set_pod_status("train-0-1", CRASHED)
-    engine.look_at(Key("default", "train"))
+    engine.enqueue(Key("default", "train"))
     await eventually(lambda: {key.name for key in cluster.pods} == {"train-1-0", "train-1-1"})
     await engine.stop()
     found = samples(engine.metrics_text(leading=True))
@@ -82,7 +82,7 @@ def test_restarts_count_apart_until_a_later_checkpoint() -> None:
         )
         metrics.recorded(before=status, after=after)
         status = after
-    found = samples(metrics.text(Census(), queued=0, leading=True))
+    found = samples(metrics.text(Totals(), queued=0, leading=True))
     assert found['ddp_operator_restarts_total{class="Application"}'] == 5
     assert found['ddp_operator_restarts_without_progress_total{class="Application"}'] == 3
 
@@ -92,7 +92,7 @@ def recoveries(*statuses: DDPJobStatus) -> tuple[float, float]:
     metrics = Metrics()
     for before, after in itertools.pairwise(statuses):
         metrics.recorded(before=before, after=after)
-    found = samples(metrics.text(Census(), queued=0, leading=True))
+    found = samples(metrics.text(Totals(), queued=0, leading=True))
     name = "ddp_operator_recovery_duration_seconds"
     assert found[f'{name}_bucket{{le="+Inf"}}'] == found[f"{name}_count"]
     return found[f"{name}_count"], found[f"{name}_sum"]
@@ -129,7 +129,7 @@ def test_a_start_is_no_recovery_and_one_that_was_given_up_has_no_end() -> None:
 
 
 def test_what_is_counted_begins_with_zero() -> None:
-    found = samples(Metrics().text(Census(), queued=0, leading=True))
+    found = samples(Metrics().text(Totals(), queued=0, leading=True))
     classes = {name for name in found if name.startswith("ddp_operator_restarts_total{")}
     assert len(classes) == 4
     assert found['ddp_operator_restarts_total{class="Disruption"}'] == 0
@@ -139,7 +139,7 @@ def test_what_is_counted_begins_with_zero() -> None:
 
 def test_times_that_there_are_are_told() -> None:
     metrics = Metrics()
-    found = samples(metrics.text(Census(oldest_step=NOW), queued=0, leading=True))
+    found = samples(metrics.text(Totals(oldest_step=NOW), queued=0, leading=True))
     assert found["ddp_operator_oldest_step_timestamp_seconds"] == NOW.timestamp()
     assert "ddp_operator_oldest_checkpoint_timestamp_seconds" not in found
 
@@ -147,7 +147,7 @@ def test_times_that_there_are_are_told() -> None:
 def test_errors_of_the_api_server_are_told() -> None:
     metrics = Metrics()
     metrics.api_errors = {"503": 2, "none": 1}
-    found = samples(metrics.text(Census(), queued=0, leading=True))
+    found = samples(metrics.text(Totals(), queued=0, leading=True))
     assert found['ddp_operator_api_errors_total{code="503"}'] == 2
     assert found['ddp_operator_api_errors_total{code="none"}'] == 1
 
@@ -170,7 +170,7 @@ def test_the_histogram_only_grows_from_bucket_to_bucket() -> None:
     for _ in range(3):
         with metrics.reconciling():
             pass
-    found = samples(metrics.text(Census({'odd "phase"\n': 1}), queued=2, leading=False))
+    found = samples(metrics.text(Totals({'odd "phase"\n': 1}), queued=2, leading=False))
     buckets = [
         value for name, value in found.items() if "reconcile_duration_seconds_bucket" in name
     ]

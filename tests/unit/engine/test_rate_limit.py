@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from ddp_operator.engine.rate_limit import Turns
+from ddp_operator.engine.rate_limit import RateLimiter
 from ddp_operator.ports import Key
 
 from tests.simulation.clock import Clock, VirtualLoop
@@ -27,49 +27,49 @@ def key(number: int) -> Key:
 
 
 def test_all_have_their_turns_one_after_the_other(loop: VirtualLoop) -> None:
-    turns = Turns(per_second=10)
+    limiter = RateLimiter(per_second=10)
     waits: list[float] = []
-    at(loop, 1.0, lambda: waits.extend(turns.wait_seconds(key(i)) for i in range(5)))
+    at(loop, 1.0, lambda: waits.extend(limiter.wait_seconds(key(i)) for i in range(5)))
     assert waits == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
 def test_who_asks_again_keeps_its_turn(loop: VirtualLoop) -> None:
-    turns = Turns(per_second=10)
+    limiter = RateLimiter(per_second=10)
     waits: list[float] = []
-    at(loop, 1.0, lambda: waits.extend(turns.wait_seconds(key(i)) for i in (0, 1, 1)))
-    at(loop, 1.05, lambda: waits.append(turns.wait_seconds(key(1))))
-    at(loop, 1.2, lambda: waits.append(turns.wait_seconds(key(1))))
+    at(loop, 1.0, lambda: waits.extend(limiter.wait_seconds(key(i)) for i in (0, 1, 1)))
+    at(loop, 1.05, lambda: waits.append(limiter.wait_seconds(key(1))))
+    at(loop, 1.2, lambda: waits.append(limiter.wait_seconds(key(1))))
     assert waits == pytest.approx([0.0, 0.1, 0.1, 0.05, 0.0])
 
 
 def test_who_has_written_queues_up_behind_the_others(loop: VirtualLoop) -> None:
-    turns = Turns(per_second=10)
+    limiter = RateLimiter(per_second=10)
     waits: list[float] = []
 
     def ask() -> None:
-        waits.extend(turns.wait_seconds(key(i)) for i in range(3))
-        turns.taken(key(0))
-        waits.append(turns.wait_seconds(key(0)))
+        waits.extend(limiter.wait_seconds(key(i)) for i in range(3))
+        limiter.reset(key(0))
+        waits.append(limiter.wait_seconds(key(0)))
 
     at(loop, 1.0, ask)
     assert waits == pytest.approx([0.0, 0.1, 0.2, 0.3])
 
 
 def test_time_that_nobody_used_is_not_saved_up(loop: VirtualLoop) -> None:
-    turns = Turns(per_second=10)
+    limiter = RateLimiter(per_second=10)
     waits: list[float] = []
-    at(loop, 1.0, lambda: waits.append(turns.wait_seconds(key(0))))
-    at(loop, 50.0, lambda: waits.extend(turns.wait_seconds(key(i)) for i in (1, 2)))
+    at(loop, 1.0, lambda: waits.append(limiter.wait_seconds(key(0))))
+    at(loop, 50.0, lambda: waits.extend(limiter.wait_seconds(key(i)) for i in (1, 2)))
     assert waits == pytest.approx([0.0, 0.0, 0.1])
 
 
 def test_turns_of_jobs_that_are_gone_do_not_pile_up(loop: VirtualLoop) -> None:
-    turns = Turns(per_second=10)
+    limiter = RateLimiter(per_second=10)
     left = iter(range(1000))
 
     def ask() -> None:
-        turns.wait_seconds(key(next(left)))
+        limiter.wait_seconds(key(next(left)))
 
     for second in range(1000):
         at(loop, float(second), ask)
-    assert len(turns._turns) <= 62
+    assert len(limiter._reserved) <= 62

@@ -34,7 +34,7 @@ class World:
             trainers=HttpTrainers(),
             progress_seconds=EVERY_SECONDS,
         )
-        self.cluster.tell = self.engine.look_at
+        self.cluster.tell = self.engine.enqueue
         self.engine.start()
 
     async def run(self, name: str, server: TrainerServer, **spec: Any) -> None:
@@ -55,7 +55,7 @@ class World:
     def set_pods(self, name: str, status: dict[str, Any]) -> None:
         for pod in self.pods(name):
             self.cluster.set_pod_status(pod, status)
-        self.engine.look_at(Key("default", name))
+        self.engine.enqueue(Key("default", name))
 
     def status(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.cluster.jobs[Key("default", name)].get("status") or {}

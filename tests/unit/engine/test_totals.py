@@ -6,7 +6,7 @@ from typing import Any
 from ddp_operator.api.job import DDPJob, InvalidJobError, NewerJobError
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
 from ddp_operator.engine.job_cache import Entry
-from ddp_operator.engine.metrics.totals import take_census
+from ddp_operator.engine.metrics.totals import count_jobs
 
 from tests.unit.job.builders import ended, fresh_job, later
 from tests.unit.job.status.test_goodput import goodput, look, trained
@@ -18,22 +18,22 @@ def entry(job: DDPJob | InvalidJobError) -> Entry:
 
 
 def seconds(*jobs: DDPJob, at: float) -> dict[str, int]:
-    census = take_census([entry(job) for job in jobs], now=later(at))
-    return {kind: amount for kind, amount in census.seconds.items() if amount}
+    totals = count_jobs([entry(job) for job in jobs], now=later(at))
+    return {kind: amount for kind, amount in totals.seconds.items() if amount}
 
 
 def test_a_job_is_in_one_phase_and_one_of_a_newer_operator_in_none() -> None:
     running, _ = trained()
     jobs: list[DDPJob | InvalidJobError] = [running, fresh_job()]
     jobs += [InvalidJobError("no"), NewerJobError("later")]
-    census = take_census([entry(job) for job in jobs], now=later(60))
-    assert {phase: n for phase, n in census.phases.items() if n} == {
+    totals = count_jobs([entry(job) for job in jobs], now=later(60))
+    assert {phase: n for phase, n in totals.phases.items() if n} == {
         "Running": 1,
         "Pending": 1,
         "Failed": 1,
     }
-    assert census.phases["Suspended"] == 0
-    assert census.newer_jobs == 1
+    assert totals.phases["Suspended"] == 0
+    assert totals.newer_jobs == 1
 
 
 def test_time_counts_while_it_passes() -> None:
@@ -82,12 +82,12 @@ def test_the_one_that_waits_longest_is_told() -> None:
         at_step("Suspended", step=1, saved=1),
         at_step("Succeeded", step=2, saved=2),
     ]
-    census = take_census([entry(job) for job in jobs], now=later(60))
-    assert census.oldest_step == later(30)
-    assert census.oldest_checkpoint == later(20)
+    totals = count_jobs([entry(job) for job in jobs], now=later(60))
+    assert totals.oldest_step == later(30)
+    assert totals.oldest_checkpoint == later(20)
 
 
 def test_where_nobody_reports_nothing_is_told() -> None:
     jobs = [fresh_job(), at_step("Running", step=None)]
-    census = take_census([entry(job) for job in jobs], now=later(60))
-    assert (census.oldest_step, census.oldest_checkpoint) == (None, None)
+    totals = count_jobs([entry(job) for job in jobs], now=later(60))
+    assert (totals.oldest_step, totals.oldest_checkpoint) == (None, None)

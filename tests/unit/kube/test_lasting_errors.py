@@ -73,7 +73,7 @@ async def test_what_a_server_answers_for_a_while_reaches_whoever_made_the_job(
         await eventually(lambda: len(told(server)) == 1)
         assert words in told(server)[0]["message"]
         server.faults.clear()
-        engine.look_at(KEY)
+        engine.enqueue(KEY)
         await eventually(lambda: status().get("reason") == "PodsStarting")
         await engine.stop()
         watching.cancel()

@@ -11,7 +11,7 @@ from typing import Final, get_args
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.metrics.exposition import Labels, head, line
-from ddp_operator.engine.metrics.totals import Census
+from ddp_operator.engine.metrics.totals import Totals
 from ddp_operator.job.failure.records import NO_PROGRESS
 
 _RECONCILE_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0)
@@ -97,17 +97,17 @@ class Metrics:
             if max(notes.restarts_without_progress, notes.node_failures_without_progress) > 1:
                 self._restarts_without_progress[labels] += 1
 
-    def text(self, census: Census, *, queued: int, leading: bool, left_out: int = 0) -> str:
+    def text(self, totals: Totals, *, queued: int, leading: bool, left_out: int = 0) -> str:
         """Write all of it down, with the present jobs, the number of names that wait for work,
         whether this replica acts, and how many jobs have no metrics of their own.
         """
         families = (
-            _family("jobs", "gauge", "DDPJobs by phase.", _by("phase", census.phases)),
+            _family("jobs", "gauge", "DDPJobs by phase.", _by("phase", totals.phases)),
             _family(
                 "newer_jobs",
                 "gauge",
                 "DDPJobs that only a newer operator understands, left as they are; in no phase.",
-                {(): census.newer_jobs},
+                {(): totals.newer_jobs},
             ),
             _family(
                 "left_out_jobs",
@@ -119,19 +119,19 @@ class Metrics:
                 "job_seconds",
                 "gauge",
                 "What the ages of the present DDPJobs were spent on.",
-                _by("kind", census.seconds),
+                _by("kind", totals.seconds),
             ),
             _family(
                 "oldest_step_timestamp_seconds",
                 "gauge",
                 "The last step of the running training that has waited longest for the next.",
-                _at(census.oldest_step),
+                _at(totals.oldest_step),
             ),
             _family(
                 "oldest_checkpoint_timestamp_seconds",
                 "gauge",
                 "The last checkpoint of the running training that has waited longest for the next.",
-                _at(census.oldest_checkpoint),
+                _at(totals.oldest_checkpoint),
             ),
             _family("restarts_total", "counter", "Restarts by class of failure.", self._restarts),
             _family(

@@ -16,7 +16,7 @@ TRAINING: Final = ("Running", "Restarting")
 
 
 @dataclass(frozen=True)
-class Census:
+class Totals:
     """Of the jobs that there are."""
 
     phases: Mapping[str, int] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Census:
     """When the training that has waited longest for a checkpoint made its last one."""
 
 
-def take_census(entries: Iterable[Entry], *, now: datetime) -> Census:
+def count_jobs(entries: Iterable[Entry], *, now: datetime) -> Totals:
     """Count jobs; one that no operator understands counts as failed, which its status says, too."""
     phases = Counter[str](dict.fromkeys(get_args(Phase), 0))
     seconds = Counter[str](dict.fromkeys(KINDS, 0))
@@ -54,7 +54,7 @@ def take_census(entries: Iterable[Entry], *, now: datetime) -> Census:
             steps.append(status.progress.updated_at)
         if status.checkpoint is not None and status.checkpoint.time is not None:
             checkpoints.append(status.checkpoint.time)
-    return Census(
+    return Totals(
         phases,
         newer_jobs=newer,
         seconds=seconds,

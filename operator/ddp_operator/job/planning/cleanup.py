@@ -41,7 +41,7 @@ def clean_up(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         job.status,
         delete=tuple(pod.key for pod in doomed),
         delete_job=expired,
-        look_again_at=min(waits, default=None),
+        requeue_at=min(waits, default=None),
     )
 
 

@@ -99,7 +99,7 @@ def _create(job: DDPJob, pods: Observed, now: datetime) -> Plan:
 def _wait(job: DDPJob, reason: str, message: str, until: datetime, now: datetime) -> Plan:
     """Create no pod before `until`, unless something changes."""
     status = with_condition(job.status, "Running", False, reason, message, now)
-    return Plan(with_phase(status, pods_scheduled=False), look_again_at=until)
+    return Plan(with_phase(status, pods_scheduled=False), requeue_at=until)
 
 
 def _needs_service(job: DDPJob, pods: Observed) -> bool:

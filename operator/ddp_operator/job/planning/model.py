@@ -45,16 +45,16 @@ class Plan:
     """What launchers are to be told of the group."""
     delete_job: bool = False
     events: tuple[Event, ...] = ()
-    look_again_at: datetime | None = None
+    requeue_at: datetime | None = None
 
     def looking_again(self, *moments: datetime | None, after: datetime | None = None) -> "Plan":
         """The same, looked at again by the first of these moments, those `after` one if that is
         given, or as soon as before.
         """
         new = (moment for moment in moments if moment and (after is None or after < moment))
-        known = [*new, *([self.look_again_at] if self.look_again_at else ())]
+        known = [*new, *([self.requeue_at] if self.requeue_at else ())]
         first = min(known, default=None)
-        return self if first == self.look_again_at else replace(self, look_again_at=first)
+        return self if first == self.requeue_at else replace(self, requeue_at=first)
 
 
 def accounted(

@@ -44,7 +44,7 @@ def reject(
         status,
         delete=tuple(p.key for p in live if not (p.failed or p.succeeded)),
         delete_job=expired,
-        look_again_at=None if expired else expiry,
+        requeue_at=None if expired else expiry,
     )
 
 

@@ -221,7 +221,7 @@ class TestBackoff:
         assert "as attempt 2 after 5 s (restart 2 of 3; " in planned.status.message
         waiting = plan(stored(job, planned), [], later(61))
         assert waiting.create == ()
-        assert waiting.look_again_at == planned.status.next_start_time
+        assert waiting.requeue_at == planned.status.next_start_time
         assert "waiting until 2026-03-01T12:01:05Z" in waiting.status.message
         assert "digits-1-1" in waiting.status.message
 

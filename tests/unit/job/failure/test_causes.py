@@ -101,7 +101,7 @@ def test_a_rank_that_waits_in_vain_for_a_held_back_one_is_not_charged() -> None:
     assert job.status.next_start_time == later(65)
     gave_up = ended(job, 2, code=75, at=60.5)
     waiting = plan(job, [pods[0], gave_up], later(61))
-    assert (waiting.decided, waiting.look_again_at) == (False, later(63.5))
+    assert (waiting.decided, waiting.requeue_at) == (False, later(63.5))
     planned = plan(job, [pods[0], gave_up], later(64))
     assert planned.status.bookkeeping.replacements == {"1": 2, "2": 1}
     assert (planned.status.restarts, planned.status.disruptions) == (2, 1)
@@ -116,8 +116,8 @@ class TestCannotStart:
         job = fresh_job()
         job = stored(job, plan(job, [], later(0)))
         planned = plan(job, [ready(job, 0), self.stuck(job, why)], since)
-        assert planned.look_again_at is not None
-        assert (planned.look_again_at - since).total_seconds() == UNSTARTABLE_SECONDS
+        assert planned.requeue_at is not None
+        assert (planned.requeue_at - since).total_seconds() == UNSTARTABLE_SECONDS
         return stored(job, planned)
 
     @pytest.mark.parametrize("why", ["ImagePullBackOff", "CreateContainerConfigError"])

@@ -220,7 +220,7 @@ class TestCheckpoints:
         acting = planned(job, pods, nodes)
         assert acting.ask_checkpoint == ""
         due = end - timedelta(minutes=10)
-        assert acting.look_again_at == due
+        assert acting.requeue_at == due
         acting = plan(job, pods, due, nodes=nodes)
         assert acting.ask_checkpoint == "10.0.0.0:29501"
         assert "node node-b ends at 2026-03-01T13:00:00Z" in acting.events[0].message

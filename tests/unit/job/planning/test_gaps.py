@@ -200,7 +200,7 @@ class TestStart:
         pods = [replace(ready(job, index), started=later(5)) for index in (0, 1)]
         pods.append(self.late(job, 2))
         first = plan(job, pods, later(6))
-        assert first.look_again_at == later(606)
+        assert first.requeue_at == later(606)
         job = stored(job, first)
         assert not plan(job, pods, later(605)).decided
         job = stored(job, plan(job, pods, later(606)))
@@ -214,11 +214,11 @@ class TestStart:
         job, pods = trained()
         pulling = [*pods[:2], self.late(job, 2, stage="image")]
         job = with_status(job, gaps=())
-        assert plan(job, pulling, later(30)).look_again_at == later(30 + 1800)
+        assert plan(job, pulling, later(30)).requeue_at == later(30 + 1800)
         begun = [*pods[:2], self.late(job, 2, stage="")]
         planned = plan(job, begun, later(30))
         assert reasons(stored(job, planned)) == {2: "Initializing"}
-        assert planned.look_again_at is None
+        assert planned.requeue_at is None
 
     def test_a_ready_spare_takes_its_place(self) -> None:
         job, pods = with_spares()

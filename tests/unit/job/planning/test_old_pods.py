@@ -44,7 +44,7 @@ def test_a_gang_waits_until_the_old_one_has_ended() -> None:
     going = told_to_end(old, 61)
     waiting = plan(job, [going], later(70))
     assert (waiting.create, waiting.delete) == ((), ())
-    assert waiting.look_again_at == later(61 + 15 + SILENT_SECONDS)
+    assert waiting.requeue_at == later(61 + 15 + SILENT_SECONDS)
     over = replace(ended(job, 0, code=143, attempt=0), deleting=True)
     assert len(plan(job, [over], later(71)).create) == 2, "it is there, but writes no more"
     assert len(plan(job, [], later(71)).create) == 2
@@ -106,6 +106,6 @@ class TestEarlierJob:
         job = fresh_job()
         planned = plan(job, [self.stranger(job)], later(1))
         assert planned.create == ()
-        assert planned.look_again_at == later(COLLECTION_SECONDS)
+        assert planned.requeue_at == later(COLLECTION_SECONDS)
         # Somebody wants to keep them, it seems.
         assert len(plan(job, [self.stranger(job)], later(COLLECTION_SECONDS)).create) == 2

@@ -111,7 +111,7 @@ class TestStart:
         assert condition(planned, "Running") == ("False", "NameTaken")
         assert "digits-0-1" in planned.status.message
         assert condition(planned, "PodsCreated") == ("", "")
-        assert planned.look_again_at is None  # the end of a pod is told
+        assert planned.requeue_at is None  # the end of a pod is told
 
     def test_while_a_name_is_waited_for_nothing_is_created_over_and_over(self) -> None:
         job = fresh_job()
@@ -179,7 +179,7 @@ class TestSuccess:
         assert planned.status.phase == "Succeeded"
         job = stored(job, planned)
         planned = plan(job, pods, later(1000))
-        assert (planned.delete, planned.look_again_at) == ((), None)
+        assert (planned.delete, planned.requeue_at) == ((), None)
 
     @pytest.mark.parametrize("policy", ["Running", "All", "None"])
     @pytest.mark.parametrize("code", [0, 1])
@@ -190,7 +190,7 @@ class TestSuccess:
         job = stored(job, plan(job, pods, later(60)))
         assert job.status.finished
         soon, late = plan(job, pods, later(79)), plan(job, pods, later(80))
-        assert soon.look_again_at == (later(80) if policy == "Running" else None)
+        assert soon.requeue_at == (later(80) if policy == "Running" else None)
         doomed = {"Running": (held.key,), "All": tuple(pod.key for pod in pods), "None": ()}
         assert soon.delete == (doomed["All"] if policy == "All" else ())
         assert late.delete == doomed[policy]
@@ -199,7 +199,7 @@ class TestSuccess:
         job, _ = running_job()
         pods = [ended(job, i, code=0, at=9000, phase="Running", held_by="logs") for i in (0, 1)]
         job = stored(job, plan(job, pods, later(60)))
-        assert plan(job, pods, later(61)).look_again_at == later(91)
+        assert plan(job, pods, later(61)).requeue_at == later(91)
 
     def test_one_is_not_all(self) -> None:
         job, pods = running_job()
@@ -266,7 +266,7 @@ class TestFinished:
         pods = [ended(job, i, code=0) for i in (0, 1)]
         job = stored(job, plan(job, pods, later(60)))
         planned = plan(job, pods, later(159))
-        assert (planned.delete_job, planned.look_again_at) == (False, later(160))
+        assert (planned.delete_job, planned.requeue_at) == (False, later(160))
         assert plan(job, pods, later(160)).delete_job
 
     @pytest.mark.parametrize("ending", ["Succeeded", "Failed"])

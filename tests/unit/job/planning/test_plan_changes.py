@@ -46,7 +46,7 @@ class TestSuspension:
         job = stored(job, planned)
         planned = plan(job, [], later(500))
         assert planned.create == (Identity(0, 0), Identity(1, 0))
-        assert planned.look_again_at == later(600)
+        assert planned.requeue_at == later(600)
 
     def test_suspending_is_recorded_before_pods_go(self) -> None:
         job, pods = running_job()
@@ -174,7 +174,7 @@ class TestDeadline:
         job, pods = running_job(activeDeadlineSeconds=100)
         planned = plan(job, pods, later(99.9))
         assert does_nothing(planned)
-        assert planned.look_again_at == later(100)
+        assert planned.requeue_at == later(100)
 
     def test_ends_the_job(self) -> None:
         job, pods = running_job(activeDeadlineSeconds=100)
@@ -194,7 +194,7 @@ class TestDeadline:
             job = edited(job, suspend=False)
             job = stored(job, plan(job, [], later(begin + 50)))
         assert job.status.bookkeeping.suspended_seconds == 100
-        assert plan(job, [], later(199)).look_again_at == later(200)
+        assert plan(job, [], later(199)).requeue_at == later(200)
         planned = plan(job, [], later(200))
         assert condition(planned, "Failed") == ("True", "DeadlineExceeded")
 

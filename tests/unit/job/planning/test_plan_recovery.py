@@ -283,10 +283,10 @@ class TestPause:
         waiting = plan(job, [old], later(61))
         assert (waiting.create, waiting.create_service) == ((), False)
         assert waiting.delete == (old.key,)
-        assert waiting.look_again_at == later(60 + DISRUPTED_START_PAUSE_SECONDS)
+        assert waiting.requeue_at == later(60 + DISRUPTED_START_PAUSE_SECONDS)
         assert waiting.status.reason == "WaitingToStart"
         assert "UnexpectedAdmissionError" in waiting.status.message
-        resumed = plan(stored(job, waiting), [], waiting.look_again_at)
+        resumed = plan(stored(job, waiting), [], waiting.requeue_at)
         assert [identity.index for identity in resumed.create] == [0, 1]
         assert resumed.status.next_start_time is None
 
@@ -297,7 +297,7 @@ class TestPause:
     def test_the_deadline_ends_the_pause(self) -> None:
         job = edited(self.disrupted(ran=False), activeDeadlineSeconds=63)
         waiting = plan(job, [], later(61))
-        assert waiting.look_again_at == later(63)
+        assert waiting.requeue_at == later(63)
         assert plan(job, [], later(63)).status.reason == "DeadlineExceeded"
 
 
@@ -309,7 +309,7 @@ class TestConsequenceSeenFirst:
         lost = ended(job, 0, code=75, at=60)
         waiting = plan(job, [lost, pods[1]], later(61))
         assert not waiting.decided
-        assert waiting.look_again_at == later(60 + CAUSE_WAIT_SECONDS)
+        assert waiting.requeue_at == later(60 + CAUSE_WAIT_SECONDS)
         crashed = ended(job, 1, code=137, reason="OOMKilled", at=60)
         decided = plan(job, [lost, crashed], later(62))
         assert decided.status.failures[-1].reason == "OOMKilled"

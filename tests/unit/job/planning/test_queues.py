@@ -137,10 +137,10 @@ def test_a_job_is_not_active_in_a_queue() -> None:
     waiting = [gated(job, index) for index in range(2)]
     job = look(job, waiting, 10)
     patient = plan(job, waiting, later(5000))
-    assert (patient.decided, patient.look_again_at) == (False, None)
+    assert (patient.decided, patient.requeue_at) == (False, None)
     pods = [admitted(job, index) for index in range(2)]
     job = look(job, pods, 1010)
-    assert plan(job, pods, later(1050)).look_again_at == later(1100)
+    assert plan(job, pods, later(1050)).requeue_at == later(1100)
     assert not plan(job, pods, later(1099)).decided
     assert condition(plan(job, pods, later(1100)), "Failed") == ("True", "DeadlineExceeded")
 
@@ -153,7 +153,7 @@ def test_a_suspension_in_a_queue_counts_once() -> None:
     job = look(job, [gated(job, index) for index in range(2)], 700)
     pods = [admitted(job, index) for index in range(2)]
     job = look(job, pods, 1010)
-    assert plan(job, pods, later(1050)).look_again_at == later(1100)
+    assert plan(job, pods, later(1050)).requeue_at == later(1100)
 
 
 def test_pods_that_nobody_has_queued_are_told_of() -> None:

@@ -95,7 +95,7 @@ def test_its_time_to_live_counts_where_it_can_be_read(ttl: object, *, expires: b
     failed = {**broken, "status": as_stored(rejected(broken))}
     waiting = reject(failed, InvalidJobError("spec.replicas"), [], later(59))
     assert not waiting.delete_job
-    assert waiting.look_again_at == (later(60) if expires else None)
+    assert waiting.requeue_at == (later(60) if expires else None)
     assert reject(failed, InvalidJobError("spec.replicas"), [], later(60)).delete_job is expires
 
 

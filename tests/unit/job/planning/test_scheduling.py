@@ -43,7 +43,7 @@ def test_a_half_placed_gang_gives_its_nodes_up_in_time() -> None:
     pods = [placed(job, 0), waiting(job, 1), waiting(job, 2)]
     early = plan(job, pods, later(599))
     assert not early.decided
-    assert early.look_again_at == later(600)
+    assert early.requeue_at == later(600)
 
     decision = plan(job, pods, later(600))
     assert decision.decided
@@ -63,7 +63,7 @@ def test_it_tries_again_after_a_pause_that_grows() -> None:
     pausing = plan(job, old, later(601))
     assert pausing.create == ()
     assert set(pausing.delete) == {gone.key for gone in old}
-    due = pausing.look_again_at
+    due = pausing.requeue_at
     assert due is not None
     assert later(610) <= due <= later(620)
     assert "digits-0-1" in pausing.status.message
@@ -108,7 +108,7 @@ class TestQuota:
         job = self.refused()
         pods = [waiting(job, 0), placed(job, 1)]
         assert not plan(job, pods, later(659)).decided
-        assert plan(job, pods, later(600)).look_again_at == later(660)
+        assert plan(job, pods, later(600)).requeue_at == later(660)
         decision = plan(job, pods, later(660))
         assert event_reasons(decision) == ["SchedulingTimeout"]
         assert "only 1 of 3 pods got a node" in decision.status.message
@@ -141,14 +141,14 @@ def test_a_gang_without_any_node_holds_nothing_and_keeps_its_place() -> None:
     job = created()
     patient = plan(job, [waiting(job, index) for index in range(3)], later(6000))
     assert not patient.decided
-    assert patient.look_again_at is None
+    assert patient.requeue_at is None
 
 
 def test_a_gang_whose_pods_all_have_nodes_is_left_to_start() -> None:
     job = created()
     starting = plan(job, [placed(job, index) for index in range(3)], later(6000))
     assert not starting.decided
-    assert starting.look_again_at is None
+    assert starting.requeue_at is None
 
 
 def test_without_a_timeout_it_waits_for_ever() -> None:

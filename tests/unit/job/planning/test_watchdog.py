@@ -103,7 +103,7 @@ def test_without_a_deadline_nothing_is_judged() -> None:
     job = reported(job, pods, report(7, received=20))
     planned = plan(job, pods, later(10**6), report=report(7, received=10**6))
     assert does_nothing(planned)
-    assert planned.look_again_at is None
+    assert planned.requeue_at is None
 
 
 def test_a_job_is_looked_at_again_when_its_silence_is_due() -> None:
@@ -111,20 +111,20 @@ def test_a_job_is_looked_at_again_when_its_silence_is_due() -> None:
     job = stored(job, plan(job, [], later(0)))
     planned = plan(job, [ready(job, index) for index in range(2)], later(RUNNING_SINCE))
     assert planned.status.phase == "Running"
-    assert planned.look_again_at == later(RUNNING_SINCE + LATEST)
+    assert planned.requeue_at == later(RUNNING_SINCE + LATEST)
 
 
 def test_a_job_that_never_reports_is_told_of_once() -> None:
     job, pods = watched_job()
     planned = plan(job, pods, later(RUNNING_SINCE), report=None)
     due = later(RUNNING_SINCE + LATEST)
-    assert planned.look_again_at == due
+    assert planned.requeue_at == due
     planned = plan(job, pods, due, report=None)
     assert does_nothing(planned)
     assert event_reasons(planned) == ["NoProgressReports"]
     assert condition(planned, "Running") == ("True", "NoProgressReports")
     assert planned.status.phase == "Running"
-    assert planned.look_again_at is None
+    assert planned.requeue_at is None
     job = stored(job, planned)
     assert plan(job, pods, later(10**6), report=None).events == ()
     # It reports after all.

@@ -62,7 +62,7 @@ def test_those_that_end_together_are_not_put_on_record() -> None:
     pods[0] = ended(job, 0, code=0, at=AT)
     planned = plan(job, pods, later(AT + 1))
     assert planned.status.completed_indexes == ""
-    assert planned.look_again_at == later(AT + completion.SETTLED_SECONDS)
+    assert planned.requeue_at == later(AT + completion.SETTLED_SECONDS)
 
 
 def test_one_that_was_lost_while_it_trained_is_not_done() -> None:

@@ -98,7 +98,7 @@ def test_after_some_patience_the_others_go_on_without_the_lost_one(victim: int) 
     waiting = [*others, pod(job, victim, replacement=1)]
     early = told(job, waiting, later(92))
     assert not early.decided
-    assert early.look_again_at == later(93)
+    assert early.requeue_at == later(93)
 
     planned = told(job, waiting, later(93))
     assert planned.decided
@@ -170,7 +170,7 @@ def test_who_waits_outside_joins_after_a_while_and_comes_last() -> None:
     assert not unheard.decided, "nobody knows whether it is ready"
     known["told"] = {**known["told"], "digits-0-0-r1": (generation, False)}
     early = told(job, all_of_them, later(182), **known)
-    assert (early.decided, early.look_again_at) == (False, later(183))
+    assert (early.decided, early.requeue_at) == (False, later(183))
     planned = told(job, all_of_them, later(183), **known)
     assert members(planned) == "1-3,0"
     assert event_reasons(planned) == ["GroupGrown"]

@@ -155,7 +155,7 @@ def test_none_starts_while_a_pod_that_is_to_go_may_save(policy: Any, waits: bool
     planned = told(job, there, later(65), **knows)
     assert [telling.start for telling in planned.tell] == ([] if waits else [True] * 3)
     assert condition(planned, "Running")[0] == "False"
-    assert planned.look_again_at is not None
+    assert planned.requeue_at is not None
     for seen, when in ((there[1:], 66), (there, 101)):  # it has gone, or is given up
         assert [each.start for each in told(job, seen, later(when), **knows).tell] == [True] * 3
 
@@ -179,7 +179,7 @@ def test_where_a_job_has_failed_the_pod_of_its_cause_may_end_and_keep_its_log() 
     job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
     planned = plan(job, pods, later(61))
     assert planned.delete == (pods[0].key, pods[2].key)
-    assert planned.look_again_at == later(60 + KEPT_SECONDS)
+    assert planned.requeue_at == later(60 + KEPT_SECONDS)
     assert pods[1].key in plan(job, pods, later(60 + KEPT_SECONDS)).delete
     over = ended(job, 1, code=1, at=100)
     assert plan(job, [over], later(60 + KEPT_SECONDS)).delete == ()

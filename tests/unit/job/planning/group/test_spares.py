@@ -293,7 +293,7 @@ def test_a_spare_that_ends_costs_nothing_and_the_next_comes_later() -> None:
     planned = plan(job, [*pods[:3], dead], later(61))
     assert planned.delete == (dead.key,)
     assert planned.create_spares == ()
-    assert planned.look_again_at == later(70)
+    assert planned.requeue_at == later(70)
     planned = plan(job, pods[:3], later(70))
     assert names(planned.create_spares) == ["digits-0-3-r1"]
     pauses = []

@@ -152,7 +152,7 @@ def test_a_node_that_has_just_come_is_waited_for() -> None:
     job, pods = placed("11a", "21a", "11b")
     planned = seen(job, pods, 2, IN_PLACE, NODES[1:])
     assert not planned.decided
-    assert planned.look_again_at == later(4)
+    assert planned.requeue_at == later(4)
     assert seen(job, pods, 4, IN_PLACE).decided
     late = seen(job, pods, 1 + ANSWER_SECONDS, IN_PLACE, NODES[1:])
     assert "knows nothing of 11a" in late.events[0].message
@@ -163,7 +163,7 @@ def test_pods_without_the_launcher_are_never_told_and_lose_nothing() -> None:
     job, pods = placed("11a", "21a", "11b", scope="Gang")
     waiting = seen(job, pods, ANSWER_SECONDS, NOTHING)
     assert not waiting.decided
-    assert waiting.look_again_at == later(1 + ANSWER_SECONDS)
+    assert waiting.requeue_at == later(1 + ANSWER_SECONDS)
     planned = seen(job, pods, 1 + ANSWER_SECONDS, NOTHING)
     assert event_reasons(planned) == ["RanksNotOrdered"]
     assert "no launcher has answered" in planned.events[0].message
