@@ -1,13 +1,12 @@
 """Models of `DDPJob.spec`: what a user asks for."""
 
+from ddp_operator.api.spec.restart import FailureClass, RestartRule
 from ddp_operator.api.spec.spec import (
     MAX_SECONDS,
     POD_FIELDS,
     Checkpoint,
     DDPJobSpec,
-    FailureClass,
     Override,
-    RestartRule,
 )
 
 __all__ = [

@@ -1,23 +1,21 @@
 """Models of `DDPJob.status`: the state of a job, and everything that the operator must remember."""
 
-from ddp_operator.api.status.status import (
-    MAX_EXCLUDED,
+from ddp_operator.api.status.bookkeeping import NOTES, Bookkeeping
+from ddp_operator.api.status.failures import (
     MAX_GAPS,
-    NOTES,
-    Bookkeeping,
-    CheckpointRecord,
-    Condition,
-    ConditionStatus,
-    ConditionType,
-    DDPJobStatus,
     Failure,
     FailureAction,
     GapReason,
     GapRecord,
-    Goodput,
-    Outage,
+)
+from ddp_operator.api.status.progress import CheckpointRecord, Goodput, Outage, Progress
+from ddp_operator.api.status.status import (
+    MAX_EXCLUDED,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    DDPJobStatus,
     Phase,
-    Progress,
 )
 
 __all__ = [

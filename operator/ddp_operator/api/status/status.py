@@ -12,16 +12,16 @@ from pydantic import (
     model_validator,
 )
 
-from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
-from ddp_operator.api.spec import FailureClass
+from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.status.bookkeeping import NOTES, Bookkeeping
+from ddp_operator.api.status.failures import MAX_GAPS, Failure, GapRecord
+from ddp_operator.api.status.progress import CheckpointRecord, Goodput, Progress
 from ddp_operator.api.status.world import World
 from ddp_operator.api.values.bounded import (
     OR_NONE,
-    OR_UNKNOWN,
     Count,
     Line,
     Name,
-    Number,
     Reason,
     Sentence,
     StatusModel,
@@ -32,7 +32,6 @@ from ddp_operator.api.values.bounded import (
     first_items,
     last_items,
     readable,
-    wire_name,
 )
 
 Phase = Literal["Pending", "Starting", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
@@ -62,250 +61,8 @@ class Condition(StatusModel):
     observed_generation: Step = 0
 
 
-FailureAction = Literal["RestartInPlace", "RestartPod", "RestartGang", "FailJob", "Ignore"]
-
-
-class Failure(StatusModel):
-    """What ended an attempt, or one pod of it."""
-
-    time: Time
-    attempt: Count
-    index: Count = Field(description="Replica index of the pod: its node rank.")
-    rank: Count | None = Field(default=None, description="Global rank that failed, where known.")
-    pod: Annotated[Name, OR_UNKNOWN]
-    container: Name = ""
-    node: Name = ""
-    boot_id: Word = Field(
-        default="", description="Of the node that it is charged to, where known: its last start."
-    )
-    exit_code: Number | None = None
-    signal: Number | None = None
-    reason: Reason
-    message: Line = ""
-    class_: FailureClass = Field(description="Whose fault it was.")
-    action: FailureAction = Field(default="RestartGang", description="What was done about it.")
-    charged: bool = Field(default=False, description="true: it counts against maxRestarts.")
-    continued: bool | None = Field(
-        default=None,
-        description="true: it is part of the failure before it, and is not charged again.",
-    )
-
-    @property
-    def disruption(self) -> bool:
-        """Whether the cluster or a person took the pod away: not the training's fault."""
-        return self.class_ == "Disruption"
-
-
-class Progress(StatusModel):
-    """How far training is, as the trainer of pod 0 reports it."""
-
-    step: Step
-    total_steps: Step | None = None
-    epoch: Step | None = None
-    loss: float | None = None
-    samples_per_second: float | None = None
-    slowest_rank: Step | None = None
-    updated_at: Time = Field(description="When this step was first seen.")
-    last_step_time: Time | None = Field(
-        default=None, description="When a step was last completed, by the trainer's clock."
-    )
-    resumed_step: Step | None = Field(
-        default=None, description="The step that the present group began with, where known."
-    )
-    resumed_at: Time | None = Field(default=None, description="When that group formed.")
-
-
-class CheckpointRecord(StatusModel):
-    """The latest checkpoint that the trainer reports."""
-
-    step: Step
-    path: Line = ""
-    time: Time | None = None
-
-
-class Outage(StatusModel):
-    """Training has not gone on yet since a restart: its time counts as lost."""
-
-    since: Time = Field(description="When what the latest restart is for had happened.")
-    until_step: Step = Field(description="The step whose completion ends it.")
-    lost_from: Time = Field(description="From when on the time before the restart is lost.")
-
-
-GapReason = Literal[
-    "Paused",
-    "Refused",
-    "Unscheduled",
-    "NotStarted",
-    "CannotStart",
-    "Initializing",
-    "Starting",
-    "Silent",
-    "Leaving",
-    "Failed",
-    "Lost",
-]
 MAX_EXCLUDED: Final = 100
 """Nodes that a job avoids at most."""
-MAX_GAPS: Final = 32
-
-
-class GapRecord(StatusModel):
-    """A place of the group in which nothing trains."""
-
-    node_rank: Count
-    reason: GapReason = Field(
-        description=(
-            "Paused: the operator waits before it creates the pod. Refused: the API server does "
-            "not accept the pod. Unscheduled: it has no node. NotStarted: it has a node and no "
-            "process. CannotStart: the kubelet says why. Initializing: its init containers run. "
-            "Starting: it is not ready. Silent: its "
-            "node or its launcher does not answer. Leaving, Failed, Lost: it is told to end, has "
-            "ended, was taken away."
-        )
-    )
-    since: Time = Field(description="Since when for this reason, as the operator saw it.")
-    node: Name = ""
-
-
-class Goodput(StatusModel):
-    """What the job's age was spent on: the seconds add up to accountedUntil - creationTimestamp.
-
-    They are written when the job's state changes, so that a running job's latest stretch is not in
-    them yet.
-    """
-
-    pending_seconds: Count = Field(default=0, description="Waiting for nodes, or to start again.")
-    starting_seconds: Count = Field(
-        default=0, description="From nodes to the first attempt running."
-    )
-    training_seconds: Count = 0
-    lost_seconds: Count = Field(
-        default=0,
-        description="From failures until a step is completed, and of steps that were redone.",
-    )
-    suspended_seconds: Count = 0
-    steps_lost: Step = Field(default=0, description="Steps that had to be done again.")
-    accounted_until: Time
-    outage: Annotated[Outage | None, OR_NONE] = None
-
-
-class Bookkeeping(StatusModel):
-    """What only the operator remembers, be it before it acts (`replacements`, `replacing`)."""
-
-    replacements: Annotated[dict[str, Count], first_items(MAX_REPLICAS)] = Field(
-        default_factory=dict,
-        description="By replica index: how often this attempt's pod was replaced, where it was.",
-    )
-    replacing: Annotated[tuple[Count, ...], last_items(MAX_REPLICAS)] = Field(
-        default=(),
-        description="Replica indices whose replacements may not exist yet; all other pods do.",
-    )
-    accepted_spec_hash: Name = Field(
-        default="",
-        description="Digest of the spec whose pods the API server last accepted, all of them.",
-    )
-    ran_spec_hash: Name = Field(
-        default="",
-        description="Digest of the spec that has run: each kind of pod with it has started once.",
-    )
-    restart_requested: Word = Field(
-        default="", description="The annotation restart-requested, as it was acted on last."
-    )
-    isolation: Word = Field(
-        default="",
-        description="Job: its NetworkPolicy exists. Changing: it may. Absent: it does not.",
-    )
-    restarts_without_progress: Count = Field(
-        default=0,
-        description="Charged restarts since the checkpointed step last advanced.",
-    )
-    checkpoint_step_at_restart: Step = Field(
-        default=0, description="The checkpointed step from which restarts without progress count."
-    )
-    node_failures_without_progress: Count = Field(
-        default=0, description="Node-level failures since the checkpointed step last advanced."
-    )
-    lost_checkpoints: Count | None = Field(
-        default=None,
-        description=(
-            "How often training resumed behind a checkpointed step, since it last resumed beyond "
-            "all of those."
-        ),
-    )
-    farthest_lost_step: Step | None = Field(
-        default=None, description="The last of the checkpointed steps that training resumed behind."
-    )
-    broken_since: Time | None = Field(
-        default=None,
-        description=(
-            "Since when a failure keeps the group from training: what else fails in its pods is "
-            "part of that failure."
-        ),
-    )
-    renewed: Annotated[tuple[Count, ...], last_items(MAX_REPLICAS)] = Field(
-        default=(),
-        description="Numbers of the group's pods that are new since then: they fail on their own.",
-    )
-    suspended_seconds: Count = Field(
-        default=0,
-        description="Time spent suspended or queued since startTime, up to the last end of it.",
-    )
-    queued_since: Time | None = Field(
-        default=None, description="Since when pods wait to be admitted."
-    )
-    signalled_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
-        default=(), description="Those of excludedNodes that say so themselves, by their signals."
-    )
-    excluded_boot_ids: Annotated[dict[Name, Word], first_items(100)] = Field(
-        default_factory=dict,
-        description="By node that is excluded because of failures: the boot ID that it had.",
-    )
-    left_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
-        default=(),
-        description="Nodes whose pods were replaced since they were about to go, by boot ID.",
-    )
-    asked_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
-        default=(),
-        description="The same, of nodes because of whose end a checkpoint was asked for.",
-    )
-    launcher: Word = Field(
-        default="",
-        description=(
-            "What the pods' launcher has said: Pod: its processes form their group anew, InPlace: "
-            "it starts them anew."
-        ),
-    )
-    saved_in_pod: Count | None = Field(
-        default=None,
-        description=(
-            "The last attempt in which rank 0 saved to its pod's own disk. In that attempt no pod "
-            "joins the group, and a failure restarts all pods."
-        ),
-    )
-    spares: Annotated[tuple[Count, ...], last_items(MAX_SPARES)] = Field(
-        default=(), description="Numbers of pods without a place that were seen."
-    )
-    spares_renewed: Count | None = Field(
-        default=None,
-        description="Replacements of this attempt whose pods had no place in the group.",
-    )
-    no_spare_before: Time | None = Field(
-        default=None, description="No spare is created before this time."
-    )
-    ordered: Annotated[tuple[Count, ...], last_items(2)] = Field(
-        default=(),
-        description=(
-            "Attempt and replaced pods of the group for which node ranks were last given out along "
-            "the topology."
-        ),
-    )
-    scheduling_retries: Count = Field(
-        default=0, description="How often half-placed pods were given up, since all last ran."
-    )
-
-
-NOTES: Final = frozenset(wire_name(name) for name in Bookkeeping.model_fields)
-"""The bookkeeping's fields as they are stored."""
 
 
 class DDPJobStatus(StatusModel):
