@@ -69,7 +69,7 @@ test-e2e: prepare ## Real pods on a real cluster, the operator running in it
 # finds; without one it fetches about 3 GB.
 VERSION ?= 2.7.0
 TORCH_VENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ddp-operator/torch-$(VERSION)
-TORCH_TESTS ?= $(addprefix tests/trainer/,recovery group library launcher stream_device system)
+TORCH_TESTS ?= $(addprefix tests/trainer/,recovery process_group collectives devices run library launcher stream_device system)
 .PHONY: test-torch
 test-torch: $(STAMP) ## The trainer's tests on another torch: VERSION=2.7.0 (an environment of 1 to 6 GB)
 	@test -e $(TORCH_VENV)/.installed || echo "Fetching torch $(VERSION), up to 3 GB."
@@ -102,7 +102,7 @@ lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	PYTHONPATH=operator:trainer-image $(VENV)/bin/lint-imports
 
 MESSAGES := operator/ddp_operator/job/failure/messages.py
-MESSAGES_COPY := trainer-image/ddp_trainer/membership/messages.py
+MESSAGES_COPY := trainer-image/ddp_trainer/process_group/messages.py
 .PHONY: generate check-generated
 generate: $(STAMP) ## Write the CRD, and the chart's values and schema, from the models; copy what the trainer shares
 	$(PY) -m ddp_operator crd > crds/ddpjobs.yaml

@@ -17,5 +17,5 @@ def test_the_stored_crd_is_that_of_the_models() -> None:
 
 def test_the_trainer_has_the_operators_table_of_messages() -> None:
     source = ROOT / "operator/ddp_operator/job/failure/messages.py"
-    copy = ROOT / "trainer-image/ddp_trainer/membership/messages.py"
+    copy = ROOT / "trainer-image/ddp_trainer/process_group/messages.py"
     assert copy.read_text() == source.read_text(), f"{copy} is out of date: run make generate"

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_trainer.library.job import Job as Job
     from ddp_trainer.library.join import join as join
-    from ddp_trainer.library.plan import steps_per_epoch as steps_per_epoch
+    from ddp_trainer.library.training_length import steps_per_epoch as steps_per_epoch
 
 __all__ = ["Job", "join", "steps_per_epoch"]
 
 _MODULES = {
     "Job": "ddp_trainer.library.job",
     "join": "ddp_trainer.library.join",
-    "steps_per_epoch": "ddp_trainer.library.plan",
+    "steps_per_epoch": "ddp_trainer.library.training_length",
 }
 
 

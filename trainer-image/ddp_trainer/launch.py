@@ -47,9 +47,9 @@ from ddp_trainer.launcher.verdict import (
     judge,
     judge_script,
 )
-from ddp_trainer.launcher.world.placing import Placing
+from ddp_trainer.launcher.world.rank_environment import Placing
 from ddp_trainer.launcher.world.state import World
-from ddp_trainer.membership.place import PlaceFile
+from ddp_trainer.process_group.assignment import PlaceFile
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.cores import available_cores
 from ddp_trainer.system.logs import end_process, log_to_stdout

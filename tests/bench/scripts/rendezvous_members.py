@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ddp_trainer.membership.finding import stores
-from ddp_trainer.membership.finding.rendezvous import Rendezvous
-from ddp_trainer.membership.heartbeat import Heartbeat
-from ddp_trainer.membership.membership import Membership
+from ddp_trainer.process_group.heartbeat import Heartbeat
+from ddp_trainer.process_group.rendezvous import stores
+from ddp_trainer.process_group.rendezvous.membership import Membership
+from ddp_trainer.process_group.rendezvous.rendezvous import Rendezvous
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.deathsignal import die_with_parent
 from torch._C._distributed_c10d import TCPStore

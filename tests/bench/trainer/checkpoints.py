@@ -12,8 +12,8 @@ from statistics import median
 import torch
 from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
 from ddp_trainer.checkpoints.saver import Saver
-from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
+from ddp_trainer.run.train_state import Run
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import size_of
 from torch import nn

@@ -10,7 +10,7 @@ from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
 from ddp_trainer.checkpoints.claim import Claim
 from ddp_trainer.checkpoints.storage import Recorder, Transfer
 from ddp_trainer.exit_codes import SupersededError
-from ddp_trainer.library.keeper import Keeper
+from ddp_trainer.library.checkpoint_manager import Keeper
 from ddp_trainer.settings.environment import Placement
 
 from tests.trainer.checkpoints.test_saver import advance, names, new_run, saver

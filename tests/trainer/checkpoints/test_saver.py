@@ -16,10 +16,10 @@ from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
 from ddp_trainer.checkpoints.saver import Saver
 from ddp_trainer.checkpoints.storage import Recorder, Transfer
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.library.keeper import Keeper
+from ddp_trainer.library.checkpoint_manager import Keeper
 from ddp_trainer.run.position import Order, Position
-from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
+from ddp_trainer.run.train_state import Run
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import load
 from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest

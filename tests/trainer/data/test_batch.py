@@ -10,14 +10,14 @@ from typing import Any
 import ddp_trainer
 import pytest
 import torch
-from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.library.steps.attempt import Attempt
 from ddp_trainer.library.steps.fixed_batch import check
 from ddp_trainer.run.buffers import Copies
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.train_state import Run
 from ddp_trainer.settings.batch import Batch
 from ddp_trainer.settings.training import DDPOptions
 from hypothesis import given

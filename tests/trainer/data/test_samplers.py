@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError
 from torch.utils.data import (

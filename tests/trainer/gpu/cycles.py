@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.exit_codes import BrokenGroupError
-from ddp_trainer.membership.world import World
+from ddp_trainer.process_group.world import World
 from ddp_trainer.settings.environment import Environment
 from torch import distributed as dist
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ddp_trainer.membership.sockets import Connections
+from ddp_trainer.process_group.sockets import Connections
 
 from tests.trainer.support import deaths, forkserver
 

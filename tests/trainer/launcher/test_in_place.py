@@ -16,7 +16,7 @@ from tests.trainer.support.worlds import world_job
 
 JOINED = """
 from ddp_trainer.telemetry.termination import RankReport
-from ddp_trainer.membership.place import PlaceFile
+from ddp_trainer.process_group.assignment import PlaceFile
 report, places = RankReport(os.environ), PlaceFile.from_env(os.environ)
 report.update(finished=False)
 leave = sys.exit

@@ -11,9 +11,9 @@ import pytest
 import torch
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.library.handover import hand_over
+from ddp_trainer.library.state_transfer import hand_over
 from ddp_trainer.run.fingerprint import by_hash, by_sum, fingerprint
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.train_state import Run
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ from typing import Any
 import ddp_trainer
 import pytest
 import torch
-from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.data.stream import Stream
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Position
-from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import Votes
+from ddp_trainer.run.train_state import Run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.loop.learner import Learner
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.train_state import Run
 from ddp_trainer.settings.options import Options
 from ddp_trainer.workloads.base import Samples, Workload
 from torch import nn

@@ -24,8 +24,8 @@ from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.loop.learner import Learner
 from ddp_trainer.loop.train import train
-from ddp_trainer.membership.world import World
-from ddp_trainer.run.run import Run
+from ddp_trainer.process_group.world import World
+from ddp_trainer.run.train_state import Run
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.logs import end_process

@@ -17,7 +17,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.loop.optimization import optimizer_of
 from ddp_trainer.loop.schedule import Course, Schedule
 from ddp_trainer.run.position import Position
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.train_state import Run
 from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.training import OptimizationOptions
 from torch import nn

@@ -24,9 +24,9 @@ from ddp_trainer.devices.accelerator import Contact
 from ddp_trainer.devices.gate import Event, Gate
 from ddp_trainer.library.steps import net
 from ddp_trainer.loop import learner
-from ddp_trainer.membership import connection, world
-from ddp_trainer.membership.connection import Connection
-from ddp_trainer.run import run, updates
+from ddp_trainer.process_group import connection, world
+from ddp_trainer.process_group.connection import Connection
+from ddp_trainer.run import train_state, updates
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
@@ -169,8 +169,8 @@ def install(sabotage: Sabotage | None = None) -> None:
     _queue(shard_gradients, "mean_in_order")
     _queue(shard_gradients, "fill")
     _queue(updates.Updates, "apply")
-    _queue(run.Run, "take_back")
-    _synchronize_before(run.Run, "state", "take_in", "before")
+    _queue(train_state.Run, "take_back")
+    _synchronize_before(train_state.Run, "state", "take_in", "before")
     _synchronize_before(net.Net, "forward")
     match sabotage:
         case Sabotage.NO_GATE:

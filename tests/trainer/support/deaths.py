@@ -143,10 +143,10 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.collectives.group import Group  # noqa: PLC0415
     from ddp_trainer.collectives.shard_gradients import ShardGradients  # noqa: PLC0415
     from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
-    from ddp_trainer.library import job, keeper  # noqa: PLC0415
-    from ddp_trainer.membership import connection  # noqa: PLC0415
-    from ddp_trainer.membership.finding import rendezvous  # noqa: PLC0415
-    from ddp_trainer.run import position, run  # noqa: PLC0415
+    from ddp_trainer.library import checkpoint_manager, job  # noqa: PLC0415
+    from ddp_trainer.process_group import connection  # noqa: PLC0415
+    from ddp_trainer.process_group.rendezvous import rendezvous  # noqa: PLC0415
+    from ddp_trainer.run import position, train_state  # noqa: PLC0415
     from torch.optim import adam  # noqa: PLC0415
 
     plan = [Death(**death) for death in json.loads(variables[PLAN_VARIABLE])]
@@ -160,20 +160,20 @@ def install(variables: Mapping[str, str]) -> None:
         parameters = list(model.parameters())
         parameters[len(parameters) // 2].register_hook(dying("backward"))
 
-    patch(keeper.Keeper, "agree", after=lambda _, its, __: fate.know(its))
+    patch(checkpoint_manager.Keeper, "agree", after=lambda _, its, __: fate.know(its))
     patch(Group, "start_sum", after=dying("vote"))
     patch(Group, "wrap", before=die_in_backward)
     patch(ShardGradients, "__init__", before=die_in_backward)
     patch(Gate, "wait", before=dying("gate"))
-    patch(run.Run, "complete_step", before=dying("before the optimizer's step"))
-    patch(run.Run, "take_turn", after=dying("after a turn"))
+    patch(train_state.Run, "complete_step", before=dying("before the optimizer's step"))
+    patch(train_state.Run, "take_turn", after=dying("after a turn"))
     patch(adam, "adam", after=dying("within the optimizer's step"))
     patch(position.Position, "advance", after=dying("after the optimizer's step"))
     patch(job.Job, "sum", before=dying("evaluation"))
     patch(checkpoint, "write_file", after=dying("within a save"))
     patch(rendezvous.Rendezvous, "meet", after=dying("rendezvous"))
     patch(connection.Connection, "open", before=dying("connection"))
-    patch(keeper, "hand_over", before=dying("the state's transfer"))
+    patch(checkpoint_manager, "hand_over", before=dying("the state's transfer"))
 
 
 def patch(

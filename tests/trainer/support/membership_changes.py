@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddp_trainer.membership.place import Place, PlaceFile
+from ddp_trainer.process_group.assignment import Place, PlaceFile
 
 from tests.trainer.support.pods import Job, Pod, until
 

@@ -12,8 +12,8 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.library.job import Job
-from ddp_trainer.membership.whereabouts import Whereabouts
-from ddp_trainer.membership.world import World
+from ddp_trainer.process_group.current_assignment import Whereabouts
+from ddp_trainer.process_group.world import World
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.telemetry.termination import RankReport

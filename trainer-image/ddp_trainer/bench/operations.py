@@ -16,7 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.membership.failures import is_lost_peer
+from ddp_trainer.process_group.failures import is_lost_peer
 
 DTYPE = torch.float32
 """What DDP sends unless told otherwise."""

@@ -18,8 +18,8 @@ from ddp_trainer.bench.measure import (
 from ddp_trainer.bench.options import BenchOptions
 from ddp_trainer.bench.report import HEADER, Report, row
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
-from ddp_trainer.membership.failures import is_lost_peer
-from ddp_trainer.membership.world import World
+from ddp_trainer.process_group.failures import is_lost_peer
+from ddp_trainer.process_group.world import World
 from ddp_trainer.settings.environment import Environment
 
 _HEARTBEAT_TIMEOUT_SECONDS = 10.0

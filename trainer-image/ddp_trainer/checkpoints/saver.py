@@ -23,8 +23,8 @@ from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
 from ddp_trainer.checkpoints.claim import Claim
 from ddp_trainer.checkpoints.snapshot import Snapshot
 from ddp_trainer.checkpoints.storage import Transfer
-from ddp_trainer.run.run import Run
 from ddp_trainer.run.stop import StopSignal
+from ddp_trainer.run.train_state import Run
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import size_of

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.exit_codes import ConfigurationError
 
 

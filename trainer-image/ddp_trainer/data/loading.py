@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.data.sampler import Share, shares
 from ddp_trainer.data.samplers import Key, order_of
 from ddp_trainer.exit_codes import ConfigurationError

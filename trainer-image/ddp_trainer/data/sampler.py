@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.data.order import Order, Places
 
 _AT_A_TIME = 1 << 14

@@ -17,15 +17,15 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.data.loading import end_workers_with_rank
 from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Bookmarks
-from ddp_trainer.run.run import Run
 from ddp_trainer.run.savable import pack
 from ddp_trainer.run.seeds import seed_by_name
+from ddp_trainer.run.train_state import Run
 from ddp_trainer.system.buffers import load
 
 _LOG_SECONDS = 10.0

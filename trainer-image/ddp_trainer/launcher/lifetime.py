@@ -26,9 +26,9 @@ from ddp_trainer.launcher.world.failure_reports import (
     deliver,
     message_of,
 )
-from ddp_trainer.launcher.world.placing import Placing
+from ddp_trainer.launcher.world.rank_environment import Placing
 from ddp_trainer.launcher.world.state import World
-from ddp_trainer.membership.place import Place, PlaceFile
+from ddp_trainer.process_group.assignment import Place, PlaceFile
 from ddp_trainer.system.logs import DistinctErrors, log_to_stdout
 from ddp_trainer.telemetry.status import StatusFile
 from ddp_trainer.telemetry.termination import TerminationReport

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddp_trainer.exit_codes import ExitCode, of_signal
-from ddp_trainer.membership.lost_peers import tells_of_lost_peer
+from ddp_trainer.process_group.lost_peers import tells_of_lost_peer
 from ddp_trainer.telemetry.termination import TerminationReport
 
 _ONE_FAILURE_SECONDS = 10.0

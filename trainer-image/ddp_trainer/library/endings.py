@@ -12,7 +12,7 @@ from ddp_trainer.exit_codes import (
     StoppedError,
     SupersededError,
 )
-from ddp_trainer.membership.failures import is_lost_peer
+from ddp_trainer.process_group.failures import is_lost_peer
 from ddp_trainer.system.logs import end_process
 from ddp_trainer.telemetry.termination import RankReport
 

@@ -6,19 +6,19 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
-from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.exit_codes import BrokenGroupError, MovedError
-from ddp_trainer.library.keeper import Keeper
+from ddp_trainer.library.checkpoint_manager import Keeper
 from ddp_trainer.library.progress import FAREWELL_SECONDS
+from ddp_trainer.library.reform_limit import Patience
 from ddp_trainer.library.script_collectives import ScriptCollectives
 from ddp_trainer.library.steps.net import Net
-from ddp_trainer.membership.burial import bury_the_last_group
-from ddp_trainer.membership.failures import is_lost_peer
-from ddp_trainer.membership.finding.patience import Patience
-from ddp_trainer.membership.world import World
-from ddp_trainer.run.run import Run
+from ddp_trainer.process_group.failures import is_lost_peer
+from ddp_trainer.process_group.teardown import bury_the_last_group
+from ddp_trainer.process_group.world import World
 from ddp_trainer.run.stop import StopSignal, Votes
+from ddp_trainer.run.train_state import Run
 from ddp_trainer.settings.options import Options
 
 _logger = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader
 
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
+from ddp_trainer.library.stepping import Stepping
 from ddp_trainer.library.steps.evaluation import Parts
 from ddp_trainer.library.steps.fixed_batch import check
 from ddp_trainer.library.steps.net import Net, options_of
-from ddp_trainer.library.steps.stepping import Stepping
 from ddp_trainer.run.parts import check_whole
 from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.run.stop import is_carried

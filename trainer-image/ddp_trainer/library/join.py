@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LeftError
 from ddp_trainer.library.endings import meaning, sentence, tell
 from ddp_trainer.library.job import Job
-from ddp_trainer.membership.heartbeat import interval
+from ddp_trainer.process_group.heartbeat import interval
 from ddp_trainer.run.updates import SchedulerInterval
 from ddp_trainer.settings.environment import Backend, Environment
 from ddp_trainer.settings.flags import as_arguments

@@ -15,21 +15,21 @@ from functools import partial
 from typing import Any
 
 from ddp_trainer.checkpoints.saver import saver_of
-from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.exit_codes import StoppedError, SupersededError
+from ddp_trainer.library.checkpoint_manager import Keeper
 from ddp_trainer.library.endings import end_stuck
 from ddp_trainer.library.formation import Formation
-from ddp_trainer.library.keeper import Keeper
-from ddp_trainer.library.plan import Plan
 from ddp_trainer.library.profiling import Profiling
 from ddp_trainer.library.progress import Progress, voice_of
 from ddp_trainer.library.script_collectives import ScriptCollectives
-from ddp_trainer.membership.farewell import Place
-from ddp_trainer.membership.finding.network import hurry_the_resolver
-from ddp_trainer.membership.world import World
-from ddp_trainer.run.run import BEFORE_TRAINING, Asked, Run, after_step, before_epoch
+from ddp_trainer.library.training_length import Plan
+from ddp_trainer.process_group.end_of_training import Place
+from ddp_trainer.process_group.rendezvous.network import hurry_the_resolver
+from ddp_trainer.process_group.world import World
 from ddp_trainer.run.stop import StopSignal
+from ddp_trainer.run.train_state import BEFORE_TRAINING, Asked, Run, after_step, before_epoch
 from ddp_trainer.run.updates import SchedulerInterval
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options

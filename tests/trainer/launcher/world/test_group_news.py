@@ -20,9 +20,9 @@ from ddp_trainer.launcher.world.failure_reports import (
     answer_of,
     message_of,
 )
-from ddp_trainer.launcher.world.placing import Placing
+from ddp_trainer.launcher.world.rank_environment import Placing
 from ddp_trainer.launcher.world.state import World
-from ddp_trainer.membership.place import Place
+from ddp_trainer.process_group.assignment import Place
 from ddp_trainer.telemetry.status import CheckpointStatus
 from ddp_trainer.telemetry.termination import TerminationReport
 from ddp_trainer.telemetry.wire import to_json

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from ddp_trainer.launcher.world.failure_reports import FailureReport
 from ddp_trainer.launcher.world.leading import Leader, PutResponse, host_of, slots_of
-from ddp_trainer.launcher.world.placing import Placing
+from ddp_trainer.launcher.world.rank_environment import Placing
 from ddp_trainer.launcher.world.state import LEAD_SECONDS, World
-from ddp_trainer.membership.place import Place
+from ddp_trainer.process_group.assignment import Place
 from ddp_trainer.telemetry.wire import to_json
 
 from tests.trainer.support.clock import Clock

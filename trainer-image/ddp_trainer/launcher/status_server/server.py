@@ -27,9 +27,9 @@ from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler, Boun
 from ddp_trainer.launcher.status_server.trainjob import TrainJobStatus
 from ddp_trainer.launcher.world import failure_reports
 from ddp_trainer.launcher.world.requests import WorldRequests
-from ddp_trainer.membership import admission, place
-from ddp_trainer.membership.finding import announcement
-from ddp_trainer.membership.finding.announcement import AnnouncedAddress
+from ddp_trainer.process_group import admission, assignment
+from ddp_trainer.process_group.rendezvous import announcement
+from ddp_trainer.process_group.rendezvous.announcement import AnnouncedAddress
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.logs import DistinctErrors
 from ddp_trainer.telemetry import prometheus
@@ -40,7 +40,7 @@ from ddp_trainer.telemetry.requests.stacks import ask_for_stacks, listening, rea
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.wire import to_json
 
-_MAX_SIGNED_BYTES = max(place.MAX_BYTES, failure_reports.MAX_BYTES, announcement.MAX_BYTES)
+_MAX_SIGNED_BYTES = max(assignment.MAX_BYTES, failure_reports.MAX_BYTES, announcement.MAX_BYTES)
 _POLL_SECONDS = 3600.0
 """How often to look whether somebody wants the server to end, which nobody does: a pod that waits
 for its place shall sleep."""
@@ -139,13 +139,13 @@ class _Handler(BoundedHandler):
             self.answer(HTTPStatus.OK, text, "application/json")
         elif self.path == "/status":
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing to report yet")
-        elif self._path() == place.PATH and self.server.world is not None:
+        elif self._path() == assignment.PATH and self.server.world is not None:
             self._if_admitted(partial(self.server.world.get_news, self))
         else:
             self._refuse_path()
 
     def do_PUT(self) -> None:  # noqa: N802 - so it is called
-        if self._path() == place.PATH and self.server.world is not None:
+        if self._path() == assignment.PATH and self.server.world is not None:
             self._if_admitted(partial(self.server.world.put_place, self))
         else:
             self._refuse_path()
@@ -296,7 +296,11 @@ class _Handler(BoundedHandler):
         told = ["/stacks", "/profile", "/trace", "/dump-stacks", "/checkpoint", announcement.PATH]
         known = ["GET /status", "GET /metrics", *(f"POST {path}" for path in told)]
         if self.server.world is not None:
-            known += [f"GET {place.PATH}", f"PUT {place.PATH}", f"POST {failure_reports.PATH}"]
+            known += [
+                f"GET {assignment.PATH}",
+                f"PUT {assignment.PATH}",
+                f"POST {failure_reports.PATH}",
+            ]
         if any(self._path() == path for _, path in (each.split() for each in known)):
             self.refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
         else:

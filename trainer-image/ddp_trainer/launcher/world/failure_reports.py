@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import TypeVar
 
 from ddp_trainer.launcher.output.last_words import last_words
-from ddp_trainer.membership.admission import Request, send
+from ddp_trainer.process_group.admission import Request, send
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.termination import TerminationReport
 from ddp_trainer.telemetry.wire import from_json, to_json

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from ddp_trainer.launcher.world.state import World
-from ddp_trainer.membership import place
-from ddp_trainer.membership.admission import Request, send
-from ddp_trainer.membership.place import Place
+from ddp_trainer.process_group import assignment
+from ddp_trainer.process_group.admission import Request, send
+from ddp_trainer.process_group.assignment import Place
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.wire import to_json
 
@@ -85,10 +85,10 @@ def call(host: str, placement: Placement, told: Place, *, wait_seconds: int) -> 
     seconds = wait_seconds + _CALL_SECONDS
     connection = http.client.HTTPConnection(host, placement.status_port, timeout=seconds)
     try:
-        path, body = f"{place.PATH}?wait={wait_seconds}", to_json(told).encode()
+        path, body = f"{assignment.PATH}?wait={wait_seconds}", to_json(told).encode()
         send(connection, placement, Request(method="PUT", target=path, body=body))
         response = connection.getresponse()
-        answer = json.loads(response.read(place.MAX_BYTES))
+        answer = json.loads(response.read(assignment.MAX_BYTES))
         if response.status == HTTPStatus.CONFLICT:
             return PutResponse(knows=False)
         return (

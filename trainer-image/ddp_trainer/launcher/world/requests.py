@@ -9,10 +9,10 @@ from urllib.parse import parse_qs
 from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler
 from ddp_trainer.launcher.world import failure_reports
 from ddp_trainer.launcher.world.failure_reports import FailureReport
-from ddp_trainer.launcher.world.placing import Placing
+from ddp_trainer.launcher.world.rank_environment import Placing
 from ddp_trainer.launcher.world.state import LONGEST_WAIT_SECONDS, World
-from ddp_trainer.membership import place
-from ddp_trainer.membership.place import Place
+from ddp_trainer.process_group import assignment
+from ddp_trainer.process_group.assignment import Place
 from ddp_trainer.telemetry.wire import to_json
 
 _JSON = "application/json"
@@ -38,7 +38,7 @@ class WorldRequests:
         except ValueError as error:
             request.refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
-        content = request.content(most=place.MAX_BYTES)
+        content = request.content(most=assignment.MAX_BYTES)
         if content is None:
             return
         try:

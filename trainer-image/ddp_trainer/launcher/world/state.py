@@ -22,7 +22,7 @@ from ddp_trainer.launcher.world.failure_reports import (
     Refusal,
     within_bounds,
 )
-from ddp_trainer.membership.place import Place
+from ddp_trainer.process_group.assignment import Place
 from ddp_trainer.telemetry.wire import utc
 
 LONGEST_WAIT_SECONDS = 25

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ddp_trainer.collectives.deal import Deal
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.run.buffers import Copies
 
 

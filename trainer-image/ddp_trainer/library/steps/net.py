@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.collectives.deal import Deal
 from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.shard_assignment import Deal
 from ddp_trainer.collectives.shard_gradients import ShardGradients
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.membership.failures import is_lost_peer
+from ddp_trainer.process_group.failures import is_lost_peer
 from ddp_trainer.settings.flags import as_arguments
 from ddp_trainer.settings.training import COMPRESSIONS, DDPOptions
 

@@ -1,0 +1,115 @@
+"""A rank that leaves its training early is missed by the others at once, and takes part again."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from ddp_trainer.exit_codes import BrokenGroupError, LeftEarlyError
+from ddp_trainer.process_group.end_of_training import Objection, Place, come_to_end
+from ddp_trainer.process_group.rendezvous.membership import Membership
+from ddp_trainer.process_group.sockets import Connections
+from torch._C._distributed_c10d import HashStore
+
+from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+
+SCRIPT = "leaving"
+
+
+def membership(store: HashStore, *, rank: int = 0) -> Membership:
+    return Membership(
+        root=store,
+        address="127.0.0.1",
+        store_address="127.0.0.1",
+        port=1,
+        name="group",
+        connections=Connections(1),
+        rank=rank,
+        size=2,
+        number=1,
+        newcomers=0,
+    )
+
+
+def come(store: HashStore, place: Place, *, seconds: float = 60.0) -> None:
+    come_to_end(membership(store), place, lambda: None, timeout_seconds=seconds)
+
+
+def test_a_rank_that_never_comes_to_the_end_is_named() -> None:
+    expected = r"rank 1 did not come to the end of the training within 0\.1 s"
+    with pytest.raises(BrokenGroupError, match=expected):
+        come(HashStore(), (3, 0, 0, 0), seconds=0.1)
+
+
+def test_a_group_that_breaks_ends_the_wait() -> None:
+    broken = BrokenGroupError("rank 1 has ended")
+    with pytest.raises(BrokenGroupError, match="rank 1 has ended"):
+        come_to_end(membership(HashStore()), (3,), lambda: broken, timeout_seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("mine", "objects_after"),
+    [
+        ((2, 0, 0, 1), None),  # behind
+        ((3, 0, 0, 0), None),  # there
+        ((3, 0, 1, 0), 0.0),  # it waits for a sum
+        ((3, 1, 0, 0), 0.0),
+        ((4, 0, 0, 1), 0.0),
+        ((3, 0, 0, 1), 5.0),  # it may yet leave its loop
+    ],
+)
+def test_who_trains_on_objects(mine: Place, objects_after: float | None) -> None:
+    store = HashStore()
+    with pytest.raises(BrokenGroupError):
+        come(store, (3, 0, 0, 0), seconds=0.01)
+    objection = Objection(1, lambda: mine, patience_seconds=5.0)
+    of_group, has_objected = membership(store).store, []
+    for now in (0.0, 4.0, 5.0):
+        objection.look(of_group, now=now)
+        has_objected.append(of_group.check(["objection"]))
+    assert has_objected == [objects_after is not None and now >= objects_after for now in (0, 4, 5)]
+
+
+def test_who_has_left_ends_with_an_error_that_names_both() -> None:
+    store = HashStore()
+    objection = Objection(1, lambda: (4, 0), patience_seconds=5.0)
+
+    def look() -> None:
+        objection.look(membership(store).store, now=0.0)
+
+    with pytest.raises(LeftEarlyError, match="rank 0 has left the training, and rank 1 trains on"):
+        come_to_end(membership(store), (3, 0), look, timeout_seconds=60)
+
+
+def test_a_rank_that_leaves_early_is_started_again(tmp_path: Path) -> None:
+    """The time-outs of groups are never reached."""
+    plan = [
+        Death(rank=1, point="after a step", step=5, deed="leave"),
+        Death(rank=0, point="within a step", step=10, deed="leave"),
+        Death(rank=1, point="after an epoch", deed="leave"),
+    ]
+    graves = tmp_path / "graves"
+    variables = deaths.environment(plan, graves)
+    flags = ("--epochs", "2", "--heartbeat-timeout-seconds", "4", "--group-timeout-seconds", "1000")
+    with script_job(tmp_path / "peace", ranks=2, script=SCRIPT) as expected:
+        peace = run_to_its_end(expected, *flags)
+    begin = time.monotonic()
+    with script_job(tmp_path / "war", ranks=2, script=SCRIPT, variables=variables) as wounded:
+        pod = run_to_its_end(wounded, *flags)
+        assert deaths.toll(graves) == len(plan), pod.log
+        for left, other in ((1, 0), (0, 1)):
+            assert (
+                f"the script of rank {left} has left the training, and rank {other} trains on: "
+                "let all ranks leave it at the same step"
+            ) in pod.log
+        assert pod.log.count("starting it again") == len(plan), pod.log
+        assert ends_of(pod.log) == ends_of(peace.log)
+        assert time.monotonic() - begin < 500
+
+
+def ends_of(log: str) -> set[str]:
+    return set(re.findall(r"ends with (\w+)", log))

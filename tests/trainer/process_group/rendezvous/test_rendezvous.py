@@ -1,0 +1,375 @@
+"""Who belongs to a group, when ranks come late, twice, or from elsewhere."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from ddp_trainer.exit_codes import ConfigurationError, RendezvousTimeoutError, StoppedError
+from ddp_trainer.process_group.rendezvous import network, rendezvous, stores
+from ddp_trainer.process_group.rendezvous.announcement import AnnouncedAddress, Announcement
+from ddp_trainer.process_group.rendezvous.membership import Membership
+from ddp_trainer.process_group.rendezvous.network import Resolver
+from ddp_trainer.process_group.rendezvous.rendezvous import Rendezvous
+from ddp_trainer.process_group.rendezvous.retry import NotYetError, Wait, pauses, retry
+from ddp_trainer.process_group.sockets import Connections
+from ddp_trainer.settings.environment import Environment
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistNetworkError
+from torch.distributed.distributed_c10d import PrefixStore
+
+from tests.ports import free_port
+from tests.trainer.support.pods import DEADLINE_SECONDS, contract
+
+NOBODY = "192.0.2.1"
+"""Set apart for examples (RFC 5737): nobody answers there."""
+
+
+def environment(rank: int, *, port: int, size: int = 2, **placement: object) -> Environment:
+    variables = contract(node_rank=rank, nodes=size, port=port)
+    new = Environment.from_env(variables | {"RANK": str(rank), "LOCAL_RANK": "0"})
+    return replace(new, placement=replace(new.placement, **placement))  # type: ignore[arg-type]
+
+
+@contextmanager
+def ranks() -> Iterator[ThreadPoolExecutor]:
+    """Each rank a thread: the rendezvous uses nothing that belongs to a process."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def meet(of: Environment, *, timeout_seconds: float) -> Membership:
+    """Meet as a new process does, that met nobody before."""
+    return Rendezvous(of).meet(timeout_seconds=timeout_seconds)
+
+
+def start(pool: ThreadPoolExecutor, of: Environment) -> Future[Membership]:
+    return start_again(pool, Rendezvous(of))
+
+
+def start_again(pool: ThreadPoolExecutor, rank: Rendezvous) -> Future[Membership]:
+    future = pool.submit(rank.meet, timeout_seconds=DEADLINE_SECONDS)
+    future.rank = rank  # type: ignore[attr-defined]  # rank 0's store lives as long as the rank
+    return future
+
+
+def message(of: Membership) -> str:
+    """What rank 0 says to its group, and to no other."""
+    return of.store.get("message").decode()
+
+
+def test_a_group_has_keys_of_its_own() -> None:
+    port = free_port()
+    with ranks() as pool:
+        found = [start(pool, environment(rank, port=port, size=3)) for rank in (2, 1, 0)]
+        memberships = [future.result() for future in found]
+    assert all(isinstance(membership.store, PrefixStore) for membership in memberships)
+    memberships[2].store.set("message", "hello")
+    assert {message(membership) for membership in memberships} == {"hello"}
+
+
+def test_a_successor_waits_until_rank_0_has_left_the_group_of_its_predecessor() -> None:
+    port = free_port()
+    with ranks() as pool:
+        host = Rendezvous(environment(0, port=port))
+        old = [start_again(pool, host), start(pool, environment(1, port=port))]
+        old[1].result()
+        with pytest.raises(RendezvousTimeoutError, match="rank 0 has not left its old group yet"):
+            meet(environment(1, port=port), timeout_seconds=0.5)
+        successor = start(pool, environment(1, port=port))
+        old[0].result().store.set("message", "old")
+        again = host.meet(timeout_seconds=DEADLINE_SECONDS)
+        again.store.set("message", "new")
+        assert message(successor.result()) == "new"
+        assert message(old[0].result()) == "old"
+
+
+def test_survivors_meet_a_new_rank_0_under_the_old_name_and_port() -> None:
+    port = free_port()
+    with ranks() as pool:
+        survivor = Rendezvous(environment(1, port=port))
+        old = [start(pool, environment(0, port=port)), start_again(pool, survivor)]
+        assert old[0].result().name == old[1].result().name
+        again = start_again(pool, survivor)
+        old.clear()  # and with it rank 0's store
+        gc.collect()
+        successor = start(pool, environment(0, port=port))
+        assert again.result().name == successor.result().name
+
+
+def test_rank_0_needs_nobody_at_the_address_that_its_own_name_still_has() -> None:
+    port = free_port()
+    with ranks() as pool:
+        host = start(pool, environment(0, port=port, master_addr=NOBODY))
+        guest = start(pool, environment(1, port=port))
+        memberships = [future.result() for future in (host, guest)]
+        assert memberships[0].name == memberships[1].name
+        again = memberships[0].connect(timedelta(seconds=DEADLINE_SECONDS))
+        again.store.set("message", "heard")
+        assert message(memberships[1]) == "heard"
+
+
+def test_rank_0_waits_for_no_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
+        if host == "digits-0-0.digits":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return original(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    port = free_port()
+    with ranks() as pool:
+        host = start(pool, environment(0, port=port, master_addr="digits-0-0.digits"))
+        guest = start(pool, environment(1, port=port))
+        assert host.result().name == guest.result().name
+
+
+def test_a_rank_beside_rank_0_needs_no_name_either() -> None:
+    port = free_port()
+    with ranks() as pool:
+        both = [environment(0, port=port, master_addr=NOBODY) for _ in range(2)]
+        placement = replace(both[0].placement, local_world_size=2)
+        host = replace(both[0], placement=placement)
+        guest = replace(host, rank=1, local_rank=1)
+        memberships = [future.result() for future in [start(pool, of) for of in (guest, host)]]
+        assert memberships[0].name == memberships[1].name
+
+
+@pytest.mark.parametrize(("announced", "by_name"), [("127.0.0.1", NOBODY), (NOBODY, "127.0.0.1")])
+def test_rank_0_is_where_it_says_or_where_its_name_says(
+    announced: str, by_name: str, tmp_path: Path
+) -> None:
+    port, told = free_port(), AnnouncedAddress(tmp_path / "status.json")
+    told.write(Announcement(job_uid="7d1f", attempt=0, address=announced))
+    with ranks() as pool:
+        guest = start_again(pool, Rendezvous(environment(1, port=port, master_addr=by_name), told))
+        host = start(pool, environment(0, port=port))
+        assert guest.result().name == host.result().name
+        assert guest.result().address == "127.0.0.1"
+
+
+@contextmanager
+def silent_dns() -> Iterator[list[str]]:
+    """Whoever asks for a name gets no answer before the end; yields what was asked for."""
+    end, asked = threading.Event(), list[str]()
+    original = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
+        asked.append(host)
+        end.wait()
+        return original("127.0.0.1", *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(socket, "getaddrinfo", getaddrinfo)
+        patched.setattr(network, "_ANSWER_SECONDS", 0.01)
+        try:
+            yield asked
+        finally:
+            end.set()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_silent_dns_keeps_nobody_beyond_the_deadline(rank: int) -> None:
+    lonely = Rendezvous(environment(rank, port=free_port()))
+    with silent_dns():
+        with pytest.raises(RendezvousTimeoutError, match="DNS says nothing"):
+            lonely.meet(timeout_seconds=0.1)
+        with pytest.raises(StoppedError):
+            lonely.meet(timeout_seconds=DEADLINE_SECONDS, told_to_stop=lambda: True)
+
+
+def test_a_late_answer_of_dns_is_used() -> None:
+    resolver = Resolver()
+    with silent_dns() as asked:
+        for _ in range(2):
+            with pytest.raises(NotYetError, match="DNS says nothing"):
+                resolver.resolve("rank-0", 80)
+    wait = Wait(DEADLINE_SECONDS, lambda: False)
+    assert "127.0.0.1" in retry(lambda: resolver.resolve("rank-0", 80), wait)
+    assert asked == ["rank-0"]
+
+
+def test_rank_0_asks_dns_no_more_once_it_has_met_the_others() -> None:
+    host = Rendezvous(environment(0, port=free_port(), size=1))
+    first = host.meet(timeout_seconds=DEADLINE_SECONDS)
+    with silent_dns() as asked:
+        again = host.meet(timeout_seconds=DEADLINE_SECONDS)
+    assert again.address == first.address
+    assert asked == []
+
+
+def test_rank_0_that_does_not_reach_its_own_store_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, failures = stores.client, [DistNetworkError("frozen meanwhile")]
+
+    def failing_once(address: str, port: int, timeout: timedelta) -> TCPStore:
+        if failures:
+            raise failures.pop()
+        return client(address, port, timeout)
+
+    monkeypatch.setattr(stores, "client", failing_once)
+    assert meet(environment(0, port=free_port(), size=1), timeout_seconds=DEADLINE_SECONDS).name
+    assert not failures
+
+
+def test_whoever_is_told_to_stop_waits_no_longer() -> None:
+    with pytest.raises(StoppedError):
+        Rendezvous(environment(0, port=free_port())).meet(
+            timeout_seconds=DEADLINE_SECONDS, told_to_stop=lambda: True
+        )
+
+
+def test_a_rank_that_came_and_went_before_the_group_was_complete_is_replaced() -> None:
+    port = free_port()
+    with ranks() as pool:
+        host = start(pool, environment(0, port=port, size=3))
+        with pytest.raises(RendezvousTimeoutError, match="waits for the other ranks"):
+            meet(environment(1, port=port, size=3), timeout_seconds=0.5)
+        others = [start(pool, environment(rank, port=port, size=3)) for rank in (1, 2)]
+        host.result().store.set("message", "hello")
+        assert [message(future.result()) for future in others] == ["hello", "hello"]
+
+
+def test_the_group_hears_of_a_successor_of_one_of_its_members() -> None:
+    port = free_port()
+    with ranks() as pool:
+        host = Rendezvous(environment(0, port=port))
+        member = Rendezvous(environment(1, port=port))
+        group, _ = [
+            future.result() for future in (start_again(pool, host), start_again(pool, member))
+        ]
+        assert not group.has_successor()
+        with pytest.raises(RendezvousTimeoutError):
+            member.meet(timeout_seconds=0.2)  # not new: it has only left before the others
+        assert not group.has_successor()
+        with pytest.raises(RendezvousTimeoutError):
+            meet(environment(1, port=port), timeout_seconds=0.2)
+        assert group.has_successor()
+
+
+@contextmanager
+def frozen_store(port: int) -> Iterator[None]:
+    """What is left of rank 0 when its node stands still: connections that nobody answers."""
+    program = f"""
+import signal
+from torch._C._distributed_c10d import TCPStore
+store = TCPStore("localhost", {port}, is_master=True, wait_for_workers=False)
+print("listens", flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"listens\n"
+            process.send_signal(signal.SIGSTOP)
+            yield
+        finally:
+            process.kill()
+
+
+def test_a_frozen_rank_0_is_waited_for_no_longer_than_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "REQUEST_SECONDS", 0.5)
+    port = free_port()
+    with frozen_store(port), pytest.raises(RendezvousTimeoutError, match="store went away"):
+        meet(environment(1, port=port), timeout_seconds=1)
+
+
+def test_a_rank_of_another_attempt_does_not_join() -> None:
+    port = free_port()
+    with ranks() as pool:
+        host = start(pool, environment(0, port=port))
+        with pytest.raises(RendezvousTimeoutError, match="still belongs to attempt 0 of digits"):
+            meet(environment(1, port=port, attempt=1), timeout_seconds=0.5)
+        own = start(pool, environment(1, port=port))
+        assert host.result().address == own.result().address
+
+
+def test_a_rank_of_a_later_job_waits_for_its_own_rank_0() -> None:
+    port = free_port()
+    with ranks() as pool:
+        earlier = start(pool, environment(0, port=port, size=2))
+        later = environment(1, port=port, size=3, job_uid="later")
+        with pytest.raises(RendezvousTimeoutError, match="to attempt 0 of an earlier job digits"):
+            meet(later, timeout_seconds=0.5)
+        own = start(pool, environment(1, port=port))
+        assert earlier.result().address == own.result().address
+
+
+def test_a_rank_of_another_world_is_told_so() -> None:
+    port = free_port()
+    with ranks() as pool:
+        host = start(pool, environment(0, port=port))
+        with pytest.raises(ConfigurationError, match="rank 0 has WORLD_SIZE 2"):
+            meet(environment(1, port=port, size=3), timeout_seconds=DEADLINE_SECONDS)
+        start(pool, environment(1, port=port)).result()
+        host.result()
+
+
+def test_who_waits_long_asks_less_often() -> None:
+    large, small = pauses(512).after, pauses(2).after
+    assert [large(waited) for waited in (0.0, 1.0, 16.0, 600.0)] == [0.05, 0.05, 0.5, 1.0]
+    assert [small(waited) for waited in (0.0, 0.16, 16.0, 600.0)] == [0.005, 0.005, 0.5, 1.0]
+
+
+@contextmanager
+def black_hole() -> Iterator[int]:
+    """A port of this machine that no connection gets through to, as where a node is gone."""
+    with socket.socket() as listener, ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port: int = listener.getsockname()[1]
+        while True:  # until the queue of those that nobody accepts is full
+            connection = waiting.enter_context(socket.socket())
+            connection.settimeout(0.2)
+            try:
+                connection.connect(("127.0.0.1", port))
+            except TimeoutError:
+                break
+        yield port
+
+
+def test_an_address_that_is_gone_is_not_tried_for_as_long_as_a_request_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stores, "REQUEST_SECONDS", 30.0)
+    with black_hole() as port, ranks() as pool:
+        is_vain = Event()
+        tried = pool.submit(stores.connected, "127.0.0.1", port, is_vain.is_set)
+        with pytest.raises(TimeoutError):
+            tried.result(0.3)
+        is_vain.set()
+        with pytest.raises(NotYetError, match=r"rank 0's store is not at 127.0.0.1 any more"):
+            tried.result(20)
+
+
+def test_a_request_is_in_vain_once_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_FIRST_PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous, "_PROBE_SECONDS", 0.0)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        rank = Rendezvous(environment(1, port=port))
+        with rank._deadline(Connections(port), "127.0.0.1") as is_vain:
+            assert is_vain()
+            listener.listen()
+            assert not is_vain()
+    with (
+        black_hole() as port,
+        Rendezvous(environment(1, port=port))._deadline(Connections(port), "127.0.0.1") as is_vain,
+    ):
+        assert is_vain()

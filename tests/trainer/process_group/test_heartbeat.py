@@ -1,0 +1,82 @@
+"""Who is named when a member of a group falls silent, or never said a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from queue import Empty, Queue
+from threading import Event
+
+import pytest
+from ddp_trainer.process_group.heartbeat import Heartbeat
+from ddp_trainer.process_group.rendezvous.membership import Membership
+
+from tests.ports import free_port
+from tests.trainer.process_group.rendezvous.test_rendezvous import environment, meet, ranks, start
+from tests.trainer.support.pods import DEADLINE_SECONDS
+
+SIZE = 3
+
+
+@pytest.fixture
+def memberships() -> Iterator[list[Membership]]:
+    port = free_port()
+    with ranks() as pool:
+        found = [start(pool, environment(rank, port=port, size=SIZE)) for rank in range(SIZE)]
+        yield [future.result() for future in found]
+
+
+def beat(membership: Membership, rank: int, *, timeout_seconds: float = 2.0) -> Queue[str]:
+    """Beat as one rank of the group; returns where the name of a lost rank will be."""
+    lost: Queue[str] = Queue()
+    Heartbeat(
+        membership, rank=rank, size=SIZE, timeout_seconds=timeout_seconds, on_lost=lost.put
+    ).start()
+    return lost
+
+
+def test_a_rank_that_never_says_a_word_is_named_to_all(memberships: list[Membership]) -> None:
+    named = [beat(memberships[rank], rank) for rank in (0, 2)]
+    for lost in named:
+        assert lost.get(timeout=DEADLINE_SECONDS) == (
+            "rank 1 has been frozen or unreachable for 2 s"
+        )
+
+
+def test_the_operators_word_is_enough(memberships: list[Membership]) -> None:
+    said, lost = Event(), Queue[str]()
+    Heartbeat(
+        memberships[1],
+        rank=1,
+        size=SIZE,
+        timeout_seconds=0,
+        on_lost=lost.put,
+        is_broken=said.is_set,
+    ).start()
+    with pytest.raises(Empty):
+        lost.get(timeout=0.3)
+    said.set()
+    words = "another pod has a lost one's place, as the operator says"
+    assert lost.get(timeout=DEADLINE_SECONDS) == words
+
+
+def test_a_rank_0_that_never_says_a_word_is_named(memberships: list[Membership]) -> None:
+    lost = beat(memberships[1], 1)
+    assert lost.get(timeout=DEADLINE_SECONDS) == "rank 0 has been frozen or unreachable for 2 s"
+
+
+def test_a_successor_tells_that_its_predecessor_is_lost(memberships: list[Membership]) -> None:
+    named = [
+        beat(membership, rank, timeout_seconds=DEADLINE_SECONDS)
+        for rank, membership in enumerate(memberships)
+    ]
+    with ranks() as pool:
+        successor = pool.submit(
+            meet,
+            environment(1, port=memberships[0].port, size=SIZE),
+            timeout_seconds=0.5,
+        )
+        for lost in (named[0], named[2]):
+            assert lost.get(timeout=DEADLINE_SECONDS) == (
+                "a new process has come in the place of a rank"
+            )
+        assert successor.exception() is not None

@@ -1,0 +1,116 @@
+"""What a step's passes change in buffers can be taken back, and costs few operations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ddp_trainer.run.train_state import Run
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LAYERS = 53
+"""Of batch norm, as many as ResNet-50 has."""
+
+
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what torch is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Packed(nn.Module):
+    """Weights of 4 bits, of which no pass changes anything, and what passes change."""
+
+    packed: Tensor
+    codes: Tensor
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(LAYERS)))
+        self.register_buffer("packed", torch.randint(1 << 30, (1 << 16,), dtype=torch.int32))
+        self.register_buffer("codes", torch.zeros(1 << 16))
+        self.register_buffer("calls", torch.zeros(1 << 16, dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Change all that passes may change: counted by torch, and not."""
+        self.codes.data.add_(1)
+        self.calls.add_(1)
+        outputs: Tensor = self.norms(inputs)
+        return outputs
+
+
+@pytest.fixture
+def model() -> Packed:
+    torch.manual_seed(0)
+    return Packed()
+
+
+@pytest.fixture
+def run(model: Packed) -> Run:
+    return Run({"model": model}, seed=0, device=torch.device("cpu"))
+
+
+def operations(what: Callable[[], object]) -> Counter[str]:
+    counted = Counted()
+    with counted:
+        what()
+    return counted.calls
+
+
+def copies(model: nn.Module) -> list[Tensor]:
+    return [buffer.clone() for buffer in model.buffers()]
+
+
+def test_buffers_are_copied_together(run: Run, model: Packed) -> None:
+    run.before()
+    model(torch.randn(8, 4))
+    calls = operations(run.before)
+    assert calls["_foreach_copy_"] == 2, "one for each type"
+    assert calls.total() <= 4, calls
+
+
+def test_what_no_pass_has_changed_is_not_copied(run: Run, model: Packed) -> None:
+    copy = run.before().values[[name for name, _ in model.named_buffers()].index("packed")]
+    copy.zero_()  # is written again, if it is copied
+    model(torch.randn(8, 4))
+    before = run.before()
+    assert not copy.any()
+    run.set_buffers(before)
+    assert model.packed.any()
+    model.packed.add_(1)
+    run.before()
+    assert torch.equal(copy, model.packed)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_passes_have_changed_is_taken_back(run: Run, model: Packed, steps: int) -> None:
+    for _ in range(steps):
+        expected = copies(model)
+        before = run.before()
+        for _ in range(2):
+            model(torch.randn(8, 4))
+            changed = [not torch.equal(*both) for both in zip(copies(model), expected, strict=True)]
+            assert sum(changed) == len(expected) - 1
+            run.take_back(before)
+            assert all(torch.equal(*both) for both in zip(copies(model), expected, strict=True))
+        model(torch.randn(8, 4))
+
+
+def test_other_tensors_in_their_place_are_copied(run: Run, model: Packed) -> None:
+    run.before()
+    model.packed = torch.ones(1 << 16, dtype=torch.int32)
+    before = run.before()
+    model.packed = torch.zeros(1 << 16, dtype=torch.int32)
+    run.take_back(before)
+    assert bool((model.packed == 1).all())

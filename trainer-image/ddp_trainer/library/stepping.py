@@ -1,0 +1,284 @@
+"""How a job's steps are taken: tried, batch by batch, as often as it needs until they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ddp_trainer.data.loading import Loading, Rest, is_stream
+from ddp_trainer.data.sampler import SampleTrace, Share
+from ddp_trainer.data.stream import Stream, StreamRest
+from ddp_trainer.exit_codes import ConfigurationError, MovedError
+from ddp_trainer.library.session import Session
+from ddp_trainer.library.steps.attempt import Attempt
+from ddp_trainer.process_group.end_of_training import Place
+from ddp_trainer.run.seeds import seed_step
+from ddp_trainer.settings.environment import Environment
+from ddp_trainer.settings.options import Options
+from ddp_trainer.telemetry.termination import RankReport
+from ddp_trainer.telemetry.timing import Phase
+
+
+class Stepping(Session):
+    """A session that takes steps."""
+
+    def __init__(self, environment: Environment, options: Options, report: RankReport) -> None:
+        """Find this rank's device; nobody is met yet.
+
+        Raises:
+            ConfigurationError: this pod has not the GPUs that its ranks need.
+        """
+        super().__init__(environment, options, report)
+        self._trace = SampleTrace(options.trace_samples, rank=self.rank)
+        self._attempt: Attempt | None = None
+        self._taken: Attempt | None = None
+        """The step before, until what is due after it is done."""
+        self._is_in_loop = False
+        """Whether the script is between two batches of an epoch."""
+
+    def _place(self) -> Place:
+        step, *asked, _ = super()._place()
+        return step + (self._attempt is not None), *asked, int(self._is_in_loop)
+
+    def _take_place(self) -> None:
+        super()._take_place()
+        self._trace.rank = self.rank
+
+    def _batches_from_here(self, loading: Loading | Stream, accumulate: int) -> Iterator[Any]:
+        """Up to the end of the epoch, or to where another rank has turned out to be further."""
+        run, place = self._run, (self.rank, self.world_size)
+        position = run.position
+        rest = loading.rest(position.epoch, position.samples, self._deal, accumulate=accumulate)
+        while share := rest.next_step():
+            batches: list[Any] = []
+            step, epoch = run.position.step, run.position.epoch
+            while (run.position.step, run.position.epoch) == (step, epoch):
+                if (self.rank, self.world_size) != place:  # other batches are this rank's now
+                    return
+                attempt = self._try_step(share, rest)
+                while attempt.given < attempt.batches:
+                    if attempt.given == len(batches):
+                        batches.append(next(rest.batches))
+                    self._prepare_for_batch(attempt)
+                    yield batches[attempt.given - 1]
+                    if attempt.turns > 0:
+                        self._end_turns(attempt)
+                    elif attempt is self._taken:
+                        self._settle()
+                    elif attempt.stepped < attempt.given:
+                        raise RuntimeError(
+                            "the loop asked for another batch without job.step(): call it once "
+                            "after each batch"
+                        )
+            if (run.position.step, run.position.epoch) != (step + 1, epoch):
+                return
+            if (self.rank, self.world_size) != place:
+                return
+            if run.position.is_at_end or self._plan.is_at_limit(run.position):
+                return
+
+    def _try_step(self, share: Share, rest: Rest | StreamRest) -> Attempt:
+        position = self._run.position
+        try:
+            self._formation.votes.begin(position.step, has_end=rest.has_end)
+        except Exception as error:
+            self._formation.note(error)
+        if self._formation.is_rehearsed:
+            self._trace.write(step=position.step + 1, epoch=position.epoch, samples=share.own)
+        self._attempt = Attempt(
+            before=self._run.before(),
+            deal=self._deal,
+            samples=share.samples,
+            # One pass is enough to see how DDP lays out its buckets.
+            sizes=share.counts[: None if self._formation.is_rehearsed else 1],
+            ends_epoch=rest.is_at_end,
+            is_asked=rest.has_end is not None,
+        )
+        return self._attempt
+
+    def _prepare_for_batch(self, attempt: Attempt) -> None:
+        number = attempt.give()
+        self._script.come_to("step", self._run.position.step)
+        slot, batch = attempt.place
+        if slot > 0 and batch == 0:
+            self._begin_another_part(attempt)
+        is_last = number == attempt.batches - 1
+        for net in self._formation.nets:
+            net.begin_batch(
+                slot, weight=attempt.weight_of_part, is_first=number == 0, is_last=is_last
+            )
+        purpose = "model" if batch == 0 else f"model/{batch}"
+        part, step = attempt.deal.part(slot), self._run.position.step
+        seed_step(self._options.seed, rank=part, step=step, purpose=purpose)
+        self._timer.note(Phase.DATA)
+
+    def _begin_another_part(self, attempt: Attempt) -> None:
+        # Each begins with the same buffers, and those that part 0 leaves are the step's, as when
+        # each has a rank to itself and rank 0's are shared.
+        if attempt.buffers is None:
+            attempt.buffers = self._run.copy_buffers()
+        self._run.set_buffers(attempt.before)
+
+    def _take_step(
+        self, attempt: Attempt, loss: Tensor | float | None, clip_grad_norm: float | None
+    ) -> bool:
+        if not attempt.stepped_with(loss):
+            if not attempt.deal.is_plain:
+                self._run.forget_unscaling()
+            return False
+        if attempt.buffers is not None:
+            self._run.set_buffers(attempt.buffers)
+        have_come = self._formation.gradients_have_come() and self._knows_the_end(attempt)
+        self._timer.note(Phase.COMMUNICATION)
+        if not have_come:
+            self._run.take_back(attempt.before)
+            self._try_again()
+            return False
+        self._run.complete_step(
+            attempt.samples,
+            ends_epoch=attempt.ends_epoch,
+            clip_grad_norm=clip_grad_norm,
+        )
+        self._complete(attempt)
+        return True
+
+    def _take_turn(
+        self,
+        attempt: Attempt,
+        optimizer: Optimizer,
+        loss: Tensor | float | None,
+        clip_grad_norm: float | None,
+    ) -> bool:
+        run = self._run
+        if not any(optimizer is known for known in run.optimizers):
+            raise ConfigurationError(
+                "step() got an optimizer that join() does not know: name it there, as in "
+                "join(model=model, optimizer=optimizer, ...), so that its state can be saved"
+            )
+        if self._batch.is_fixed:
+            raise ConfigurationError(
+                f"step(optimizer=...) takes turns with one batch, and {self._batch.name} may make "
+                f"several of it: {self._batch.remedy}"
+            )
+        if self._plan.accumulate > 1:
+            raise ConfigurationError(
+                "step(optimizer=...) and batches(accumulate=...) do not go together: leave one out"
+            )
+        turn = attempt.take_turn(loss)
+        have_come = self._formation.gradients_have_come(in_turn=True)
+        self._timer.note(Phase.COMMUNICATION)
+        if not have_come or turn < run.position.turns:  # it was taken before the group broke
+            run.take_back(attempt.before, in_turn=True)
+            return False
+        run.take_turn(optimizer, clip_grad_norm=clip_grad_norm)
+        attempt.before = run.before()
+        return True
+
+    def _end_turns(self, attempt: Attempt) -> None:
+        is_whole = self._formation.trouble is None and self._formation.is_rehearsed
+        if not is_whole or not self._knows_the_end(attempt):
+            self._try_again()
+            return
+        self._run.complete_turns(attempt.samples, ends_epoch=attempt.ends_epoch)
+        self._complete(attempt)
+        self._settle()
+
+    def _knows_the_end(self, attempt: Attempt) -> bool:
+        """Whether this rank knows if the epoch ends with the step."""
+        if attempt.is_asked:
+            try:
+                self._formation.votes.read()
+            except Exception as error:
+                self._formation.note(error)
+                return False
+            attempt.ends_epoch = self._formation.votes.has_end
+        return True
+
+    def _try_again(self) -> None:
+        """The step's batches come again, in another group if this one is broken."""
+        self._attempt = None
+        self._script.come_to("after a step", self._run.position.step)
+        if self._formation.trouble is not None:
+            self._form(self._formation.trouble)
+        else:
+            self._formation.end_rehearsal()
+
+    def _complete(self, attempt: Attempt) -> None:
+        self._attempt = None
+        self._asked.clear()
+        self._script.come_to("after a step", self._run.position.step)
+        self._script.stepped(epoch=self._run.position.epoch)
+        samples = attempt.samples * self._plan.samples_a_place
+        self._progress.step(self._run.position, samples=samples)
+        self._profiling.step()
+        self._timer.lap(Phase.COMPUTE)
+        self._taken = attempt
+
+    def _settle(self) -> None:
+        """Do what is due after the step before, whatever takes all ranks and what is saved.
+
+        Not within the script's call of `step`: what the script does after that, such as to average
+        weights, belongs to the step too.
+        """
+        attempt, self._taken = self._taken, None
+        if attempt is not None:
+            self._timer.lap(Phase.COMPUTE)
+            self._or_form(lambda: self._after_step(attempt))
+
+    def _after_step(self, attempt: Attempt) -> None:
+        position = self._run.position
+        votes, group = self._formation.votes, self._formation.group
+        votes.read()
+        saves = votes.save or self._keeper.is_due(position.step)
+        leaves = votes.stop or votes.leave
+        if saves or leaves or attempt.ends_epoch or self._plan.is_at_limit(position):
+            self._formation.equalise()
+            if isinstance(self._plan.loading, Stream):
+                self._plan.loading.bookmark(self._formation.group)
+        if saves:
+            self._keeper.save(self._run)
+            self._timer.lap(Phase.CHECKPOINT)
+        if self._progress.wants_interval(position):
+            losses, shards = attempt.losses(), attempt.deal.shards
+            votes.pace(self._progress.interval(position, losses, group, shards=shards))
+        if votes.stop:
+            self._save_and_stop()
+        if votes.leave:
+            raise MovedError("the group changes")
+
+    def _expect_no_loop(self, method: str) -> None:
+        if self._is_in_loop:
+            raise ConfigurationError(
+                f"job.{method}() was called within the loop of job.batches(), which a rank that "
+                "takes the place of a lost one enters at its next batch: call it between epochs"
+            )
+
+    def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading | Stream:
+        if not self._plan.is_of(loader, accumulate):
+            loading: Loading | Stream
+            if is_stream(loader):
+                if self._batch.is_fixed:
+                    raise ConfigurationError(
+                        "the loader reads an IterableDataset, of which each rank reads a stream of "
+                        f"its own, and {self._batch.name} wants the same samples of any number of "
+                        f"ranks: {self._batch.remedy}"
+                    )
+                self._run.choose_streams(readers=self.world_size)
+                loading = Stream(loader, self._run, seed=self._options.seed)
+            else:
+                if self._batch.is_fixed and loader.batch_size is None:
+                    raise ConfigurationError(
+                        "the loader has a batch_sampler, whose batches stay whole, and "
+                        f"{self._batch.name} may cut them: {self._batch.remedy}, or give the "
+                        "DataLoader a batch_size and a sampler"
+                    )
+                loading = Loading(loader, seed=self._options.seed)
+                self._run.choose_samples(loading.samples)
+            self._plan.choose(loader, loading, accumulate)
+            self._tell_progress()
+        assert self._plan.loading is not None
+        return self._plan.loading

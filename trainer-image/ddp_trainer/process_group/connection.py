@@ -1,0 +1,295 @@
+"""One group's connection: torch's process group is made, watched, given up and left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d
+
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.pending import PendingWork
+from ddp_trainer.devices.accelerator import Accelerator, Communicator, Contact
+from ddp_trainer.devices.gate import Gate, expect
+from ddp_trainer.exit_codes import BrokenGroupError
+from ddp_trainer.process_group.end_of_training import Place, come_to_end
+from ddp_trainer.process_group.failures import is_lost_peer, reason
+from ddp_trainer.process_group.lifeline import Lifeline, tie
+from ddp_trainer.process_group.rendezvous.membership import Membership
+from ddp_trainer.process_group.rendezvous.network import interface_towards
+from ddp_trainer.process_group.sockets import Endpoint
+from ddp_trainer.process_group.teardown import leave_behind
+from ddp_trainer.settings.timeouts import contact_seconds
+from ddp_trainer.system.threads import start_thread
+from ddp_trainer.system.watchdog import Watchdog
+
+_LEAVE_SECONDS = 120.0
+"""For a communicator to be aborted, and for the device to do what it was told before: less than the
+others wait for this rank (--rendezvous-timeout-seconds)."""
+_DRAIN_SECONDS = 30.0
+"""For a device to do what is left of a step once no collective holds it up."""
+_WATCH_SECONDS = 1.0
+_set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
+"""Public since torch 2.15, which warns at the older name."""
+
+_logger = logging.getLogger(__name__)
+
+
+def _from_all(group: Group, listening: list[Endpoint]) -> set[Endpoint]:
+    """Where the ranks listen; a collective, the first one of the group."""
+    found = group.gather(json.dumps(listening).encode())
+    return {(address, port) for one in found for address, port in json.loads(one)}
+
+
+class Connection:
+    """torch's process group: there can be one in a process, and it is global."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        device: torch.device,
+        accelerator: Accelerator | None,
+        watchdog: Watchdog,
+        *,
+        told_to_stop: Callable[[], bool] = lambda: False,
+        place: Callable[[], Place] = tuple,
+    ) -> None:
+        """`watchdog`: for what the accelerator does not come back from.
+
+        `place`: how far this rank's script has come.
+        """
+        self._membership = membership
+        self._device = device
+        self._accelerator = accelerator
+        self._watchdog = watchdog
+        self._told_to_stop = told_to_stop
+        self._place = place
+        self._communicator: Communicator | None = None
+        self._smaller: list[dist.ProcessGroup] = []
+        """Groups of some of its ranks, which the script has made."""
+        self._pending = PendingWork()
+        self._lifeline: Lifeline | None = None
+        self._left = threading.Event()
+
+    def open(self, timeout: timedelta) -> Group:
+        """Form the group with all ranks, which have just met; `timeout` is for its collectives.
+
+        Raises:
+            RuntimeError: a rank was lost meanwhile.
+        """
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            interface = interface_towards(self._membership.address)
+            if interface is not None:
+                os.environ["GLOO_SOCKET_IFNAME"] = interface
+        connections, store = self._membership.connections, self._membership.store
+        connections.begin_to_form()
+        rank, size = self._membership.rank, self._membership.size
+        # Short: all ranks have just been seen alive, so that one that died since is noticed.
+        contact = Contact(
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=contact_seconds(size)),
+        )
+        store.set_timeout(contact.timeout)
+        # A new group each time. torch 2.14 and newer can reconfigure one in place, but a collective
+        # that waits for half a message keeps one of its two threads: after two, it hangs.
+        # Groups of two backends, as NCCL needs here, cannot be reconfigured.
+        if self._accelerator is None:
+            contact.make_group("gloo")
+        else:
+            self._communicator = self._join(
+                self._accelerator, contact, within_seconds=timeout.total_seconds()
+            )
+        control = self._communicator.control if self._communicator is not None else None
+        world = distributed_c10d._get_default_group()
+        group = Group(
+            rank=rank,
+            size=size,
+            device=self._device,
+            pending=self._pending,
+            gate=Gate(
+                self._accelerator.record if self._accelerator is not None else None,
+                self._failure,
+                timeout_seconds=timeout.total_seconds(),
+                told_to_stop=self._told_to_stop,
+            ),
+            queues=self._accelerator is not None,
+            world=world,
+            control=control,
+            form_smaller=partial(self._form_smaller, timeout=timeout),
+            come_to_end=partial(self._come_to_end, timeout=timeout),
+        )
+        connections.complete(_from_all(group, connections.listening()))
+        if self._pending.failure is not None:  # perhaps before there was anything to cut
+            raise self._pending.failure
+        _set_timeout(timeout, control or world)
+        if self._communicator is not None:
+            # The host may wait for the device elsewhere than at the gate, such as in a forward pass
+            # that looks at a number; only an abort gets it out of there.
+            start_thread("communicator", self._watch)
+        if size > 1:
+            self._lifeline = tie(
+                group,
+                self._membership.store_address,
+                self.give_up,
+                within_seconds=contact.timeout.total_seconds(),
+            )
+        return group
+
+    def _join(
+        self, accelerator: Accelerator, contact: Contact, *, within_seconds: float
+    ) -> Communicator:
+        """Join the devices of all ranks, which may wait for one that is lost: until it is cut."""
+        connections = self._membership.connections
+        what = "the devices of all ranks were not joined, and the wait for them cannot be ended"
+        try:
+            with (
+                self._watchdog.during(within_seconds + _LEAVE_SECONDS, what),
+                connections.cut_unless_done_within(
+                    within_seconds, is_vain=lambda: self._pending.failure is not None
+                ),
+            ):
+                return accelerator.join(contact, on_contact=connections.begin_to_join_devices)
+        except RuntimeError as error:
+            raise self._pending.failure or error from error
+
+    def _come_to_end(self, *, timeout: timedelta) -> None:
+        seconds = timeout.total_seconds()
+        come_to_end(self._membership, self._place(), self._failure, timeout_seconds=seconds)
+
+    def _form_smaller(
+        self, ranks: tuple[int, ...], name: str, *, timeout: timedelta
+    ) -> dist.ProcessGroup:
+        new_group: Any = distributed_c10d._new_process_group_helper
+        known = distributed_c10d._world
+        backend, store = known.pg_map[distributed_c10d._get_default_group()]
+        group: dist.ProcessGroup
+        what = "the devices of a group that the script made were not joined in time"
+        with self._watchdog.during(timeout.total_seconds(), what):
+            group, _ = new_group(
+                len(ranks),
+                ranks.index(self._membership.rank),
+                list(ranks),
+                distributed_c10d.Backend(backend),
+                store,
+                f"smaller/{name}",
+                timeout=timeout,
+                device_id=self._device if self._device.type == "cuda" else None,
+            )
+        known.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
+        self._smaller.append(group)
+        return group
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """What made torch raise an error: it may be the last one to learn of it."""
+        from_torch = type(error) is RuntimeError or (
+            isinstance(error, RuntimeError) and is_lost_peer(error)
+        )
+        return self._pending.failure or error if from_torch else error
+
+    def give_up(self, why: str) -> None:
+        """Make every collective under way fail, from any thread."""
+        _logger.warning("%s: leaving the group", why)
+        what = f"it does not leave the group ({why})"
+        if self._accelerator is not None and self._communicator is None:
+            self._watchdog.within(_LEAVE_SECONDS, what)
+        self.cut(why=why)
+        # Before the abort, which lets the device go on: whoever finds that it has, looks here.
+        self._pending.give_up(why)
+        communicator = self._communicator
+        if communicator is not None and self._accelerator is not None:
+            # Not until the host comes: it may be busy with what takes it longer, such as an
+            # evaluation of its own. It can only be stuck where the abort or the device is.
+            with self._watchdog.during(_LEAVE_SECONDS, what):
+                with contextlib.suppress(RuntimeError):
+                    communicator.abort()
+                for smaller in list(self._smaller):
+                    with contextlib.suppress(RuntimeError):
+                        smaller.abort()
+                with contextlib.suppress(RuntimeError):  # it has failed: the host learns of that
+                    expect(self._accelerator.record(), within_seconds=math.inf, what="go on")
+
+    def cut(self, why: str | None = "") -> None:
+        """Let no request to the store keep this rank, and the others know that it leaves.
+
+        `why`: what broke the group; None: nothing that the others do not know, too.
+        """
+        self._left.set()
+        if self._lifeline is not None:
+            self._lifeline.leave(why)
+        self._membership.connections.cut()
+
+    def abort(self, *, in_order: bool = False) -> None:
+        """Leave a group that may be broken; never waits for the others.
+
+        `in_order`: they have the same reason to leave it.
+        """
+        # Work under way may wait for ranks that are alive and in turn wait for this one.
+        self.cut(None if in_order else "")
+        if self._accelerator is not None:
+            self._watchdog.within(_LEAVE_SECONDS, "it does not leave the group")
+            if dist.is_initialized():
+                self._leave_behind()
+                try:
+                    distributed_c10d._abort_process_group()
+                except RuntimeError as error:
+                    _logger.warning("the communicator cannot be aborted: %s", reason(error))
+        self.close()
+
+    def expect_device(self) -> None:
+        """See that the device is of use again, now that no collective holds it up.
+
+        Raises:
+            LostDeviceError: it hangs.
+        """
+        if self._accelerator is not None:
+            expect(
+                self._accelerator.record(),
+                within_seconds=_DRAIN_SECONDS,
+                what="come to the end of what it was told",
+            )
+
+    def close(self) -> None:
+        """Leave a group in which nothing is under way."""
+        self._left.set()
+        if self._lifeline is not None:
+            self._lifeline.leave()
+        if self._communicator is not None:
+            self._watchdog.within(_LEAVE_SECONDS, "it does not leave the group")
+        if dist.is_initialized():
+            self._leave_behind()
+            dist.destroy_process_group()
+        # The names of groups are counted, and part of their keys in the store. Ranks that failed
+        # to form a group must count like those that never tried.
+        distributed_c10d._world.group_count = 0
+
+    def _leave_behind(self) -> None:
+        leave_behind(*distributed_c10d._world.pg_map, self._communicator)
+        self._communicator = None
+        self._smaller.clear()
+
+    def _failure(self) -> Exception | None:
+        if self._pending.failure is None and (trouble := self._trouble()) is not None:
+            return BrokenGroupError(trouble)
+        return self._pending.failure
+
+    def _trouble(self) -> str | None:
+        communicator = self._communicator
+        return communicator.trouble() if communicator is not None else None
+
+    def _watch(self) -> None:
+        while not self._left.wait(_WATCH_SECONDS):
+            if (trouble := self._trouble()) is not None:
+                self.give_up(trouble)
+                return

@@ -1,0 +1,327 @@
+"""How ranks find each other and agree on who is in the group, as often as it takes.
+
+Rank 0 holds a TCP store under the job's name and port, for as long as its process lives. Nothing is
+certain when a rank comes: the name may not resolve yet, the port may be closed, or the store may
+still hold a group that is just falling apart. So every formation of a group is a numbered round:
+each rank registers in it, and only the registrations that rank 0 counts form the group. Whoever is
+not counted tries again, with the next round or the next store, until the deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.distributed_c10d import Store
+
+from ddp_trainer.exit_codes import ConfigurationError, MovedError
+from ddp_trainer.process_group.assignment import PlaceFile
+from ddp_trainer.process_group.current_assignment import Whereabouts
+from ddp_trainer.process_group.failures import reason
+from ddp_trainer.process_group.rendezvous import stores
+from ddp_trainer.process_group.rendezvous.announcement import AnnouncedAddress, Announcer
+from ddp_trainer.process_group.rendezvous.membership import Membership
+from ddp_trainer.process_group.rendezvous.network import Resolver, expect_answer
+from ddp_trainer.process_group.rendezvous.retry import NotYetError, Wait, retry
+from ddp_trainer.process_group.sockets import Connections
+from ddp_trainer.settings.environment import Environment
+
+_LOOK_SECONDS = 1.0
+"""Between looks at who is missing, which is a question for each rank."""
+_FIRST_PROBE_SECONDS = 1.0
+_PROBE_SECONDS = 2.0
+"""Between looks whether anybody listens yet where a request waits for its answer: seldom, since a
+store of thousands of ranks may be busy with just that."""
+_TOLD_SECONDS = 2.0
+"""For a rank 0 to listen whose address was told: meanwhile nobody asks of what DNS remembers, where
+nobody answers, or one that has not heard yet that it is rank 0 no more."""
+_ROUND = "round"
+"""The key of what rank 0 says of the present round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Identity:
+    """What all ranks of one group must have in common."""
+
+    job_name: str
+    job_uid: str
+    attempt: int
+    generation: int
+    world_size: int
+    backend: str
+
+
+class Rendezvous:
+    """Where one rank meets the others; rank 0's holds the store."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        announced: AnnouncedAddress | None = None,
+        places: PlaceFile | None = None,
+    ) -> None:
+        """`announced`: where rank 0's pod, or its successor, says that it is.
+
+        `places`: where this pod hears of another place in the group.
+        """
+        self.whereabouts = Whereabouts(environment, places)
+        self._announced = announced
+        self._announcer = Announcer(environment.placement)
+        self._resolver = Resolver()
+        self._server: TCPStore | None = None
+        self._round = 0
+        """The newest one, of rank 0's store."""
+        self._address: str | None = None
+        """Of this pod, where it is rank 0's: asked for once, so that it needs no DNS ever after."""
+        self._is_new = True
+
+    def meet(
+        self, *, timeout_seconds: float, told_to_stop: Callable[[], bool] = lambda: False
+    ) -> Membership:
+        """Wait until all ranks of the job are there; whoever met them before meets them anew.
+
+        Raises:
+            RendezvousTimeoutError: they were not, before the deadline; the message says who is
+                missing.
+            StoppedError: `told_to_stop` meanwhile.
+            LeftError: this pod has no place in the group any more.
+            ConfigurationError: the ranks were not given the same world size and backend.
+        """
+        while True:
+            wait = Wait(timeout_seconds, told_to_stop, is_vain=self.whereabouts.is_outdated)
+            try:
+                membership = retry(partial(self._try, wait), wait)
+            except MovedError:
+                continue  # other ranks are waited for now, and as long
+            self._is_new = False
+            return membership
+
+    @property
+    def _environment(self) -> Environment:
+        return self.whereabouts.environment
+
+    def _try(self, wait: Wait) -> Membership:
+        """Meet the others where the newest place is, and let go of what belongs to another one."""
+        before = self._environment.placement.generation
+        self.whereabouts.follow()
+        if self._environment.placement.generation != before:
+            self._address = None
+        if self._environment.rank != 0:
+            self._server = None  # it listens no more: whoever waits there looks elsewhere
+            return self._try_to_join(wait)
+        return self._try_to_host(wait)
+
+    def _try_to_host(self, wait: Wait) -> Membership:
+        """Hold the store, and declare the group when all ranks have registered with it."""
+        placement = self._environment.placement
+        port = placement.master_port
+        address = self._own_address()
+        if self._server is None:
+            self._server = stores.listen(port)
+        store = self._server
+        connections = Connections(port)
+        # The group's waits are on a connection that can be cut without harm to the store.
+        try:
+            root = stores.client(
+                stores.OWN_ADDRESS, port, timedelta(seconds=stores.REQUEST_SECONDS)
+            )
+        except DistNetworkError as error:  # for instance when this process was frozen meanwhile
+            raise NotYetError(f"rank 0 does not reach its own store: {reason(error)}") from error
+        self._round += 1
+        number = self._round
+        # Together: who has seen whose round it is registers in that one alone.
+        begun = {"number": number, "identity": asdict(_identity(self._environment))}
+        store.set(_ROUND, json.dumps(begun))
+        stores.register(store, 0, number=number, is_new=False)
+        self._wait_for_all(store, number, wait)
+        name = secrets.token_hex(8)
+        # Before the ranks, so that none is missed.
+        newcomers = stores.newcomers(store, number=number)
+        members = [stores.count(store, rank, number=number) for rank in range(placement.world_size)]
+        declared = {**begun, "group": name, "members": members, "newcomers": newcomers}
+        store.set(_ROUND, json.dumps(declared))
+        return Membership(
+            root=root,
+            address=address,
+            store_address=stores.OWN_ADDRESS,
+            port=port,
+            name=name,
+            connections=connections,
+            rank=0,
+            size=placement.world_size,
+            number=number,
+            newcomers=newcomers,
+        )
+
+    def _wait_for_all(self, store: Store, number: int, wait: Wait) -> None:
+        """Wait until each rank has registered in a round."""
+        placement = self._environment.placement
+        missing, look_at = list(range(1, placement.world_size)), 0.0
+        while missing:
+            # One question for all ranks, whose names are needed only now and then.
+            are_enough = stores.all_registrations(store, number=number) >= placement.world_size
+            if are_enough or time.monotonic() >= look_at:
+                look_at = time.monotonic() + _LOOK_SECONDS
+                missing = [
+                    rank
+                    for rank in missing
+                    if not store.check([stores.registrations_key(rank, number=number)])
+                ]
+                self._announce({placement.node_rank_of(rank) for rank in missing})
+            if missing:
+                wait.pause(f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}")
+
+    def _announce(self, node_ranks: Collection[int]) -> None:
+        # Once pods have changed places, nobody here knows their names; the operator tells them.
+        if not self.whereabouts.has_moved:
+            self._announcer.tell(sorted(node_ranks))
+
+    def _try_to_join(self, wait: Wait) -> Membership:
+        """Join the first store of the job that answers, wherever rank 0 may be."""
+        if self._environment.placement.node_rank == 0:
+            return self._join(stores.OWN_ADDRESS, self._own_address(), wait)
+        refusal: NotYetError | None = None
+        for address in self._known_addresses(wait):
+            try:
+                return self._join(address, address, wait)
+            except NotYetError as error:
+                refusal = error
+        assert refusal is not None  # names without an address do not resolve
+        raise refusal
+
+    def _known_addresses(self, wait: Wait) -> Iterator[str]:
+        """Where rank 0 may be: what was told comes before what DNS remembers of it."""
+        placement, announced = self._environment.placement, None
+        if self._announced is not None:
+            announced = self._announced.read(generation=placement.generation)
+        told = list(dict.fromkeys(filter(None, (announced, placement.master_address))))
+        yield from told
+        if told and wait.seconds < _TOLD_SECONDS:
+            return
+        resolved = self._resolver.resolve(placement.master_addr, placement.master_port)
+        yield from (address for address in resolved if address not in told)
+
+    def _own_address(self) -> str:
+        """An address of rank 0's pod, in this pod."""
+        placement = self._environment.placement
+        if placement.master_address:
+            return placement.master_address
+        if self._address is None:
+            try:
+                found = self._resolver.resolve(placement.master_addr, placement.master_port)
+            except NotYetError:
+                # The kubelet writes each pod's hostname into its /etc/hosts.
+                found = self._resolver.resolve(socket.gethostname(), placement.master_port)
+            self._address = found[0]
+        return self._address
+
+    def _join(self, store_address: str, address: str, wait: Wait) -> Membership:
+        """Register with a store, and see whether its group counts this rank."""
+        placement, rank = self._environment.placement, self._environment.rank
+        expect_answer(placement.master_addr, store_address, placement.master_port)
+        connections = Connections(placement.master_port)
+        try:
+            with self._deadline(connections, store_address) as is_vain:
+                store = stores.connected(store_address, placement.master_port, is_vain)
+                begun = json.loads(store.get(_ROUND))
+                self._compare(begun["identity"])
+                number = begun["number"]
+                registration = stores.register(store, rank, number=number, is_new=self._is_new)
+            while True:
+                with self._deadline(connections, store_address):
+                    declared = json.loads(store.get(_ROUND))
+                if declared["number"] != number:
+                    raise NotYetError("rank 0 has begun another round")
+                if "group" in declared:
+                    break
+                wait.pause(
+                    f"rank 0 at {placement.master_addr} waits for the other ranks",
+                    ranks=placement.world_size,
+                )
+        except (DistNetworkError, DistStoreError) as error:
+            raise NotYetError(f"rank 0's store went away: {reason(error)}") from error
+        if declared["members"][rank] != registration:
+            # It counted this rank's predecessor, and is about to break for want of it.
+            raise NotYetError("rank 0 has not left its old group yet")
+        return Membership(
+            root=store,
+            address=address,
+            store_address=store_address,
+            port=placement.master_port,
+            name=declared["group"],
+            connections=connections,
+            rank=rank,
+            size=placement.world_size,
+            number=number,
+            newcomers=declared["newcomers"],
+        )
+
+    @contextmanager
+    def _deadline(self, connections: Connections, address: str) -> Iterator[Callable[[], bool]]:
+        """Of a request to a store, which may be frozen, or gone without a word."""
+        placement = self._environment.placement
+        look_at = time.monotonic() + _FIRST_PROBE_SECONDS
+
+        def is_vain() -> bool:
+            nonlocal look_at
+            if self.whereabouts.is_outdated():
+                return True
+            if time.monotonic() < look_at:
+                return False
+            look_at = time.monotonic() + _PROBE_SECONDS
+            try:
+                expect_answer(placement.master_addr, address, placement.master_port)
+            except NotYetError:
+                return True
+            return False
+
+        with connections.cut_unless_done_within(stores.REQUEST_SECONDS, is_vain=is_vain):
+            yield is_vain
+
+    def _compare(self, identity: Mapping[str, Any]) -> None:
+        theirs, ours = _Identity(**identity), _identity(self._environment)
+        placement = self._environment.placement
+        of_ours = replace(ours, world_size=theirs.world_size, backend=theirs.backend)
+        if replace(of_ours, generation=theirs.generation) == theirs and of_ours != theirs:
+            raise NotYetError(  # if it is the newer one, this rank will be told of it
+                f"{placement.master_addr} port {placement.master_port} belongs to generation "
+                f"{theirs.generation} of the group, and this rank to {ours.generation}"
+            )
+        if of_ours != theirs:
+            which = "" if theirs.job_uid == ours.job_uid else "an earlier job "
+            raise NotYetError(
+                f"{placement.master_addr} port {placement.master_port} still belongs to attempt "
+                f"{theirs.attempt} of {which}{theirs.job_name}"
+            )
+        if theirs != ours:
+            raise ConfigurationError(
+                f"rank 0 has WORLD_SIZE {theirs.world_size} and DDP_BACKEND {theirs.backend}, this "
+                f"rank {ours.world_size} and {ours.backend}: give all ranks the same"
+            )
+
+
+def _identity(environment: Environment) -> _Identity:
+    placement = environment.placement
+    return _Identity(
+        job_name=placement.job_name,
+        job_uid=placement.job_uid,
+        attempt=placement.attempt,
+        generation=placement.generation,
+        world_size=placement.world_size,
+        backend=placement.backend,
+    )
+
+
+def _some_ranks(ranks: list[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{', …' if len(ranks) > 8 else ''}"

@@ -1,0 +1,158 @@
+"""The life of the process group: form it, watch it, break it, form it anew.
+
+Whatever way a peer is lost in, the training code sees one error, `BrokenGroupError`, and has to do
+one thing: form again. The process, its model and its optimizer stay as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.devices.accelerator import accelerator_for
+from ddp_trainer.devices.hardware import pin_device
+from ddp_trainer.exit_codes import BrokenGroupError, ExitCode, LeavingError, StoppedError
+from ddp_trainer.process_group.assignment import PlaceFile
+from ddp_trainer.process_group.connection import Connection
+from ddp_trainer.process_group.end_of_training import Place
+from ddp_trainer.process_group.failures import is_lost_device, is_lost_peer, reason
+from ddp_trainer.process_group.heartbeat import Heartbeat
+from ddp_trainer.process_group.rendezvous.announcement import AnnouncedAddress
+from ddp_trainer.process_group.rendezvous.membership import Membership
+from ddp_trainer.process_group.rendezvous.rendezvous import Rendezvous
+from ddp_trainer.process_group.teardown import bury_the_last_group
+from ddp_trainer.settings.environment import Environment
+from ddp_trainer.system.logs import end_process
+from ddp_trainer.system.watchdog import Watchdog
+
+_LAST_BEAT_SECONDS = 1.0
+"""Long for a request to a store that lives."""
+
+_logger = logging.getLogger(__name__)
+
+
+def _end_stuck(what: str) -> None:
+    _logger.error("this process cannot go on: %s", what)
+    end_process(ExitCode.FAILURE)
+
+
+class World:
+    """All ranks of the job, met as often as needed; one for each process."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        group_timeout_seconds: float,
+        heartbeat_timeout_seconds: float,
+        device_ids: tuple[int, ...] | None = None,
+        on_stuck: Callable[[str], object] = _end_stuck,
+        place: Callable[[], Place] = tuple,
+    ) -> None:
+        """Pin this rank's device; nobody is met yet.
+
+        `heartbeat_timeout_seconds`: after this time a silent rank counts as lost; 0: never.
+        `device_ids`: the GPU of each local rank; None: the one with the same number. `on_stuck` has
+        to end the process when an accelerator does not come back; it gets the reason. `place`: how
+        far this rank's script has come.
+
+        Raises:
+            ConfigurationError: this pod has not the GPUs that its ranks need.
+        """
+        self._group_timeout = timedelta(seconds=group_timeout_seconds)
+        self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
+        self._rendezvous = Rendezvous(
+            environment, AnnouncedAddress.from_env(os.environ), PlaceFile.from_env(os.environ)
+        )
+        self.whereabouts = self._rendezvous.whereabouts
+        """Of this rank, which may change from group to group."""
+        self.device = pin_device(
+            environment.placement, local_rank=environment.local_rank, device_ids=device_ids
+        )
+        self._accelerator = accelerator_for(environment.placement, self.device)
+        self._on_stuck = on_stuck
+        self._place = place
+
+    @contextmanager
+    def formed(
+        self, *, timeout_seconds: float, told_to_stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[Group]:
+        """Meet the other ranks within the timeout, form the group; take it down at the end.
+
+        Raises:
+            BrokenGroupError: a rank was lost, from wherever inside the block that surfaced: form
+                again.
+            RendezvousTimeoutError: the other ranks did not come in time.
+            LeftError: this pod has no place among them any more.
+            StoppedError: `told_to_stop` while waiting for them.
+            ConfigurationError: they were started with other settings.
+            LostDeviceError, or what torch says of it: this process can use its device no more.
+        """
+        bury_the_last_group()
+        begin = time.monotonic()
+        membership = self._rendezvous.meet(
+            timeout_seconds=timeout_seconds, told_to_stop=told_to_stop
+        )
+        watchdog = Watchdog(self._on_stuck)
+        connection = Connection(
+            membership,
+            self.device,
+            self._accelerator,
+            watchdog,
+            told_to_stop=told_to_stop,
+            place=self._place,
+        )
+        heartbeat: Heartbeat | None = None
+        try:
+            # Before the first contact, in which a frozen rank can keep the others for ever.
+            heartbeat = self._start_heartbeat(membership, connection)
+            group = connection.open(self._group_timeout)
+            if group.rank == 0:
+                _logger.info(
+                    "group of %d ranks formed in %.2f s: %s, interface %s",
+                    group.size,
+                    time.monotonic() - begin,
+                    self.whereabouts.environment.placement.backend,
+                    os.environ.get("GLOO_SOCKET_IFNAME", "gloo's own choice"),
+                )
+            yield group
+        except BaseException as error:
+            if heartbeat is not None:
+                heartbeat.stop()
+            if is_lost_device(error):
+                # Nothing is asked of the device any more, not even to leave the others: that this
+                # process ends tells them.
+                connection.cut()
+                raise
+            connection.abort(in_order=isinstance(error, LeavingError | StoppedError))
+            cause = connection.cause_of(error)
+            if isinstance(cause, Exception) and is_lost_peer(cause):
+                connection.expect_device()
+                raise BrokenGroupError(reason(cause)) from error
+            if cause is not error:
+                raise cause from error
+            raise
+        else:
+            # Were a thread in the midst of a request when the interpreter ends, torch would abort.
+            heartbeat.stop(wait_seconds=_LAST_BEAT_SECONDS)
+            connection.close()
+        finally:
+            watchdog.over()
+
+    def _start_heartbeat(self, membership: Membership, connection: Connection) -> Heartbeat:
+        heartbeat = Heartbeat(
+            membership,
+            rank=membership.rank,
+            size=membership.size,
+            timeout_seconds=self._heartbeat_timeout_seconds,
+            on_lost=connection.give_up,
+            is_broken=self.whereabouts.is_broken,
+            place=self._place,
+        )
+        heartbeat.start()
+        return heartbeat
