@@ -47,9 +47,9 @@ from ddp_trainer.launcher.verdict import (
     judge,
     judge_script,
 )
-from ddp_trainer.launcher.world.rank_environment import Placing
+from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import World
-from ddp_trainer.process_group.assignment import PlaceFile
+from ddp_trainer.process_group.assignment import AssignmentFile
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.cores import available_cores
 from ddp_trainer.system.logs import end_process, log_to_stdout
@@ -73,10 +73,10 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
     log_to_stdout("launcher")
     try:
         options, output = LaunchOptions.parse(arguments), Output.from_env(env)
-        placing, standing = Placing(env), Standing.from_env(env)
-        if placing.born.node_rank is not None:
-            log_to_stdout(f"launcher {placing.born.node_rank}")
-        verdict = _run(options, output, placing, standing, with_node_environment(env))
+        rank_environment, standing = RankEnvironment(env), Standing.from_env(env)
+        if rank_environment.born.node_rank is not None:
+            log_to_stdout(f"launcher {rank_environment.born.node_rank}")
+        verdict = _run(options, output, rank_environment, standing, with_node_environment(env))
         report = verdict.report
     except ConfigurationError as error:
         _logger.error("%s", error)
@@ -94,26 +94,26 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
 def _run(
     options: LaunchOptions,
     output: Output,
-    placing: Placing,
+    rank_environment: RankEnvironment,
     standing: Standing,
     env: Mapping[str, str],
 ) -> Verdict:
-    environment = _environment(placing.placement, env)
-    if placing.placement.status_port is None:
-        return _supervise(options, output, placing, standing, environment)
+    environment = _environment(rank_environment.placement, env)
+    if rank_environment.placement.status_port is None:
+        return _supervise(options, output, rank_environment, standing, environment)
     with status_file(env) as path:
-        return _supervise(options, output, placing, standing, environment, path)
+        return _supervise(options, output, rank_environment, standing, environment, path)
 
 
 def _supervise(
     options: LaunchOptions,
     output: Output,
-    placing: Placing,
+    rank_environment: RankEnvironment,
     standing: Standing,
     environment: Mapping[str, str],
     status_path: Path | None = None,
 ) -> Verdict:
-    placement = placing.placement
+    placement = rank_environment.placement
     if status_path is not None:
         environment = {**environment, STATUS_FILE_VARIABLE: str(status_path)}
     if (
@@ -123,7 +123,7 @@ def _supervise(
         environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     found: Mapping[str, str] = {}
     trainjob_token = ""
-    may_hold_rank_0 = placing.can_change or placement.node_rank == 0
+    may_hold_rank_0 = rank_environment.can_change or placement.node_rank == 0
     if options.is_script and may_hold_rank_0 and status_path is not None:
         found, trainjob_token = _trainjob(placement, environment, status_path)
     nested_ranks = NestedRanks() if options.is_script else None
@@ -138,7 +138,7 @@ def _supervise(
         nested_ranks=nested_ranks,
     )
     local = LocalCheckpoints.from_env(environment)
-    world = World(placing.born, wake=wake, local_checkpoints=local)
+    world = World(rank_environment.born, wake=wake, local_checkpoints=local)
     served = False
     if placement.status_port is not None and status_path is not None:
         # Not before signals are blocked, which the thread inherits; nor where nobody asks for it,
@@ -152,9 +152,9 @@ def _supervise(
             supervisor,
             placement,
             trainjob_token=trainjob_token,
-            world=WorldRequests(world, placing) if placing.can_change else None,
+            world=WorldRequests(world, rank_environment) if rank_environment.can_change else None,
         )
-    if placing.born.node_rank is None and not served:
+    if rank_environment.born.node_rank is None and not served:
         return _failed(
             f"a pod without a place cannot be told of one on port {placement.status_port}: set "
             "spec.statusPort to a port that is free in all pods"
@@ -172,14 +172,14 @@ def _supervise(
     lifetime = Lifetime(
         supervisor,
         world,
-        placing,
+        rank_environment,
         judge=verdict_on,
-        place_file=PlaceFile(status_path) if status_path is not None else None,
+        place_file=AssignmentFile(status_path) if status_path is not None else None,
         status_file=StatusFile(status_path) if status_path is not None else None,
         of_rank_0=found,
-        standing=standing if served and placing.can_change else None,
+        standing=standing if served and rank_environment.can_change else None,
     )
-    if standing.may_ask(joined=False) and placing.can_change and served:
+    if standing.may_ask(joined=False) and rank_environment.can_change and served:
         from ddp_trainer.launcher.world.leading import Leader  # noqa: PLC0415 - as the server
 
         Leader(world, placement, pod=standing.pod).start()

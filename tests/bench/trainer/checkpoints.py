@@ -13,7 +13,7 @@ import torch
 from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
 from ddp_trainer.checkpoints.saver import Saver
 from ddp_trainer.run.stop import StopSignal
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import size_of
 from torch import nn
@@ -46,7 +46,7 @@ def measure(settings: Settings) -> Outcome:
     kinds = {"waited out": ["--checkpoint-sync"], "beside": []}
     savers = {kind: _saver(settings.scratch / kind, flags) for kind, flags in kinds.items()}
     _steps(run, 3)
-    size_mb = size_of(run.state()) / 1e6
+    size_mb = size_of(run.state_dict()) / 1e6
     first = _save(savers["beside"], run, step_seconds=_steps(run, 5))
     found: dict[str, list[Saved]] = {kind: [] for kind in kinds}
     steps: list[float] = []
@@ -73,11 +73,11 @@ def measure(settings: Settings) -> Outcome:
     return Outcome("\n".join(lines), {"stateMB": size_mb, "first": asdict(first), **data})
 
 
-def _new_run() -> Run:
+def _new_run() -> TrainState:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     optimizer = torch.optim.AdamW(model.parameters())
-    run = Run({"model": model, "optimizer": optimizer}, seed=0, device=torch.device("cpu"))
+    run = TrainState({"model": model, "optimizer": optimizer}, seed=0, device=torch.device("cpu"))
     run.choose_samples(10**9)
     return run
 
@@ -87,7 +87,7 @@ def _saver(root: Path, flags: list[str]) -> Saver:
     return Saver(directory, Options.parse(flags), stop=StopSignal(within_seconds=60.0))
 
 
-def _steps(run: Run, count: int) -> float:
+def _steps(run: TrainState, count: int) -> float:
     """Train; returns the mean seconds of a step."""
     began = time.perf_counter()
     for _ in range(count):
@@ -97,7 +97,7 @@ def _steps(run: Run, count: int) -> float:
     return (time.perf_counter() - began) / count
 
 
-def _save(saver: Saver, run: Run, *, step_seconds: float) -> Saved:
+def _save(saver: Saver, run: TrainState, *, step_seconds: float) -> Saved:
     began = time.perf_counter()
     saver.save(run)
     stall = time.perf_counter() - began

@@ -10,7 +10,7 @@ from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
 from ddp_trainer.checkpoints.claim import Claim
 from ddp_trainer.checkpoints.storage import Recorder, Transfer
 from ddp_trainer.exit_codes import SupersededError
-from ddp_trainer.library.checkpoint_manager import Keeper
+from ddp_trainer.library.checkpoint_manager import CheckpointManager
 from ddp_trainer.settings.environment import Placement
 
 from tests.trainer.checkpoints.test_saver import advance, names, new_run, saver
@@ -28,12 +28,12 @@ class Process:
             root, keep=2, claim=Claim(root, lambda: self.placement)
         )
         self.saver = saver(self.directory)
-        self.keeper = Keeper(self.saver, 0)
+        self.checkpoint_manager = CheckpointManager(self.saver, 0)
 
     def lead(self, generation: int) -> None:
         """Its group of this generation forms."""
         self.placement = replace(self.placement, generation=generation)
-        self.keeper.lead(True)
+        self.checkpoint_manager.lead(True)
 
 
 def test_whoever_comes_later_saves_and_nobody_else(tmp_path: Path) -> None:

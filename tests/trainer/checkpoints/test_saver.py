@@ -16,10 +16,10 @@ from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
 from ddp_trainer.checkpoints.saver import Saver
 from ddp_trainer.checkpoints.storage import Recorder, Transfer
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.library.checkpoint_manager import Keeper
+from ddp_trainer.library.checkpoint_manager import CheckpointManager
 from ddp_trainer.run.position import Order, Position
 from ddp_trainer.run.stop import StopSignal
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import load
 from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
@@ -58,18 +58,18 @@ class GatedDirectory(CheckpointDirectory):
         return super().save(write, step=step, transfer=transfer, score=score)
 
 
-def new_run() -> Run:
+def new_run() -> TrainState:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    run = Run(parts, seed=0, device=torch.device("cpu"))
+    run = TrainState(parts, seed=0, device=torch.device("cpu"))
     run.choose_samples(1000)
     return run
 
 
-def advance(run: Run) -> None:
+def advance(run: TrainState) -> None:
     """One more step."""
     run.models[0](torch.randn(4, 3)).square().sum().backward()
     run.complete_step(4)
@@ -95,7 +95,7 @@ def test_training_goes_on_while_the_disk_is_slow(tmp_path: Path) -> None:
     directory = GatedDirectory(tmp_path, slow_step=1)
     run, one = new_run(), saver(directory)
     advance(run)
-    at_the_save = copy.deepcopy(run.state())
+    at_the_save = copy.deepcopy(run.state_dict())
     one.save(run)
     for _ in range(3):
         advance(run)
@@ -156,7 +156,7 @@ def test_a_failed_save_is_reported_and_the_next_one_tried(
     one.save(run)
     one.save_for_certain(run)
     assert names(root) == ["step-00000002"]
-    assert_same(stored(root), run.state())
+    assert_same(stored(root), run.state_dict())
 
 
 @pytest.mark.parametrize("flags", [[], ["--checkpoint-sync"]])
@@ -167,7 +167,7 @@ def test_a_step_is_saved_once(flags: list[str], tmp_path: Path) -> None:
     one.save(run)
     one.save_for_certain(run)
     assert names(tmp_path) == ["step-00000001"]
-    assert_same(stored(tmp_path), run.state())
+    assert_same(stored(tmp_path), run.state_dict())
 
 
 def test_a_synchronous_save_is_complete_when_training_goes_on(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_synchronous_save_is_complete_when_training_goes_on(tmp_path: Path) ->
     advance(run)
     one.save(run)
     assert directory.newest is not None
-    assert_same(stored(tmp_path), run.state())
+    assert_same(stored(tmp_path), run.state_dict())
 
 
 def test_a_synchronous_save_that_takes_too_long_is_never_completed(
@@ -204,7 +204,7 @@ def test_told_to_stop_a_save_that_hangs_is_overtaken(
     advance(run)
     one.save_for_certain(run, within_seconds=14.0)
     assert "giving up the save of step 1 for that of step 2" in caplog.text
-    assert_same(stored(tmp_path), run.state())
+    assert_same(stored(tmp_path), run.state_dict())
     directory.gate.set()
     until(lambda: names(tmp_path) == ["step-00000002"], "the other one to be taken away")
 
@@ -249,27 +249,29 @@ def test_a_save_is_due_once_for_those_that_have_asked(tmp_path: Path) -> None:
     launchers = CheckpointRequest(tmp_path / "status.json")
     assert not launchers.make(), "nobody looks yet"
     one = saver(CheckpointDirectory(tmp_path / "checkpoints", keep=2))
-    keeper = Keeper(one, 0, ask_to_save=lambda: CheckpointRequest.from_env(environment))
+    checkpoint_manager = CheckpointManager(
+        one, 0, ask_to_save=lambda: CheckpointRequest.from_env(environment)
+    )
     assert not launchers.make(), "it is not rank 0"
-    keeper.lead(True)
-    assert not keeper.is_overdue()
+    checkpoint_manager.lead(True)
+    assert not checkpoint_manager.is_overdue()
     assert launchers.make()
     assert launchers.make()
-    assert keeper.is_overdue()
-    keeper.save(new_run())
-    assert not keeper.is_overdue()
+    assert checkpoint_manager.is_overdue()
+    checkpoint_manager.save(new_run())
+    assert not checkpoint_manager.is_overdue()
     assert launchers.make()
-    assert keeper.is_overdue()
-    keeper.lead(False)
-    assert not keeper.is_overdue(), "it does not save"
+    assert checkpoint_manager.is_overdue()
+    checkpoint_manager.lead(False)
+    assert not checkpoint_manager.is_overdue(), "it does not save"
     assert not launchers.make()
-    keeper.lead(True)
+    checkpoint_manager.lead(True)
     assert launchers.make()
-    assert keeper.is_overdue()
+    assert checkpoint_manager.is_overdue()
     again = CheckpointRequest.from_env(environment)
     assert again is not None
     assert not again.is_open(), "it was asked of an earlier process"
-    keeper.close()
+    checkpoint_manager.close()
 
 
 def test_where_no_launcher_listens_nobody_can_ask(tmp_path: Path) -> None:
@@ -278,9 +280,9 @@ def test_where_no_launcher_listens_nobody_can_ask(tmp_path: Path) -> None:
 
 
 def test_a_save_is_due_by_steps_on_all_ranks() -> None:
-    keeper = Keeper(None, 3)
-    assert [step for step in range(1, 10) if keeper.is_due(step)] == [3, 6, 9]
-    assert not Keeper(None, 0).is_due(1)
+    checkpoint_manager = CheckpointManager(None, 3)
+    assert [step for step in range(1, 10) if checkpoint_manager.is_due(step)] == [3, 6, 9]
+    assert not CheckpointManager(None, 0).is_due(1)
 
 
 def test_the_best_model_is_saved_with_its_score(tmp_path: Path) -> None:
@@ -302,26 +304,26 @@ def test_restored_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
         advance(run)
     one.save_for_certain(run)
     other = new_run()
-    other.take_in(load(CheckpointDirectory(tmp_path, keep=2).load() or b""))
+    other.load_state_dict(load(CheckpointDirectory(tmp_path, keep=2).load() or b""))
     for each in (run, other):
         torch.manual_seed(5)
         for _ in range(3):
             advance(each)
-    assert_same(other.state(), run.state())
+    assert_same(other.state_dict(), run.state_dict())
 
 
 def test_evaluated_or_not_the_same_step_is_the_same_checkpoint() -> None:
     run = new_run()
     run.order = Order(seed=0, samples=4)
     advance(run)
-    before = copy.deepcopy(run.state())
+    before = copy.deepcopy(run.state_dict())
     run.position.next_epoch()
-    assert_same(run.state(), before)
+    assert_same(run.state_dict(), before)
     position = {"step": 1, "epoch": 0, "samples": 4, "turns": 0, "is_at_end": True}
     assert before["position"] == position
     other = new_run()
     other.order = run.order
-    other.take_in(copy.deepcopy(run.memory()))
+    other.load_state_dict(copy.deepcopy(run.full_state_dict()))
     assert other.position == Position(step=1, epoch=1, samples=0)
 
 
@@ -337,13 +339,13 @@ def test_a_state_of_which_only_a_part_has_come_is_no_beginning(
     run = new_run()
     run.is_torn = True
     with pytest.raises(RuntimeError, match="all ranks that had the state were lost"):
-        Keeper(None, 0).agree(run, alone)
+        CheckpointManager(None, 0).agree(run, alone)
     advanced = new_run()
     advance(advanced)
     directory = CheckpointDirectory(tmp_path, keep=1)
     saver(directory).save_for_certain(advanced)
-    Keeper(saver(CheckpointDirectory(tmp_path, keep=1)), 0).agree(run, alone)
-    assert_same(run.state(), advanced.state())
+    CheckpointManager(saver(CheckpointDirectory(tmp_path, keep=1)), 0).agree(run, alone)
+    assert_same(run.state_dict(), advanced.state_dict())
     assert not run.is_torn
 
 
@@ -351,7 +353,7 @@ def test_a_checkpoint_of_other_data_is_refused() -> None:
     run = new_run()
     run.order = Order(seed=0, samples=999)
     with pytest.raises(ValueError, match="seed 0 and 1000 training samples, this one has"):
-        run.take_in(new_run().memory())
+        run.load_state_dict(new_run().full_state_dict())
 
 
 @pytest.mark.parametrize(

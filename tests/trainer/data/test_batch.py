@@ -10,14 +10,14 @@ from typing import Any
 import ddp_trainer
 import pytest
 import torch
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.library.steps.attempt import Attempt
 from ddp_trainer.library.steps.fixed_batch import check
 from ddp_trainer.run.buffers import Copies
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.batch import Batch
 from ddp_trainer.settings.training import DDPOptions
 from hypothesis import given
@@ -35,21 +35,26 @@ GLOBAL = {"DDP_BATCH": "global", "DDP_BATCH_RANKS": "3"}
 def test_each_part_counts_once_and_all_ranks_compute_as_many(
     shards: int, size: int, exact: bool
 ) -> None:
-    deals = [Deal(shards=shards, rank=rank, size=size, exact=exact) for rank in range(size)]
-    counting = [
-        (deal.part(slot), (deal.rank, slot))
-        for deal in deals
-        for slot in range(deal.slots)
-        if deal.counts(slot)
+    assignments = [
+        ShardAssignment(shards=shards, rank=rank, size=size, exact=exact) for rank in range(size)
     ]
-    parts = deals[0].parts
-    assert dict(counting) == {part: deals[0].whereabouts(part) for part in range(parts)}
+    counting = [
+        (assignment.part(slot), (assignment.rank, slot))
+        for assignment in assignments
+        for slot in range(assignment.slots)
+        if assignment.counts(slot)
+    ]
+    parts = assignments[0].parts
+    assert dict(counting) == {part: assignments[0].owner(part) for part in range(parts)}
     assert len(counting) == parts
-    assert {deal.slots for deal in deals} == {-(-shards // size)}
+    assert {assignment.slots for assignment in assignments} == {-(-shards // size)}
     assert parts == shards if exact or shards % size == 0 else parts > shards
-    own = [sum(deal.counts(slot) for slot in range(deal.slots)) for deal in deals]
+    own = [
+        sum(assignment.counts(slot) for slot in range(assignment.slots))
+        for assignment in assignments
+    ]
     assert max(own) - min(own) <= exact
-    assert all(deal.is_plain for deal in deals) == (shards == size and not exact)
+    assert all(assignment.is_plain for assignment in assignments) == (shards == size and not exact)
 
 
 def loader(**settings: Any) -> DataLoader[Any]:
@@ -58,9 +63,11 @@ def loader(**settings: Any) -> DataLoader[Any]:
     )
 
 
-def steps_of(loader: DataLoader[Any], deal: Deal, *, accumulate: int, start: int) -> list[Share]:
+def steps_of(
+    loader: DataLoader[Any], assignment: ShardAssignment, *, accumulate: int, start: int
+) -> list[Share]:
     """One rank's, which reads what it says."""
-    rest = Loading(loader, seed=5).rest(1, start, deal, accumulate=accumulate)
+    rest = Loading(loader, seed=5).rest(1, start, assignment, accumulate=accumulate)
     found = []
     while share := rest.next_step():
         assert [batch[0].tolist() for batch in islice(rest.batches, len(share.read))] == share.read
@@ -94,8 +101,13 @@ def test_ranks_that_divide_the_shards_have_their_batches(
         ]
         places = range(0, len(shards[0]), BATCH_SIZE)
         expected.append(sorted(shard[i : i + BATCH_SIZE] for shard in shards for i in places))
-    deals = [Deal(shards=SHARDS, rank=rank, size=size, exact=exact) for rank in range(size)]
-    ranks = [steps_of(loader(), deal, accumulate=accumulate, start=start) for deal in deals]
+    assignments = [
+        ShardAssignment(shards=SHARDS, rank=rank, size=size, exact=exact) for rank in range(size)
+    ]
+    ranks = [
+        steps_of(loader(), assignment, accumulate=accumulate, start=start)
+        for assignment in assignments
+    ]
     for shares, batches in zip(zip(*ranks, strict=True), expected, strict=True):
         counting = [
             batch
@@ -131,11 +143,13 @@ def test_any_number_of_ranks_has_the_samples_of_each_step_in_even_shares(
         shuffle=True,
         drop_last=drop_last,
     )
-    deals = [Deal(shards=shards, rank=rank, size=size) for rank in range(size)]
-    ranks = [steps_of(of, deal, accumulate=accumulate, start=start) for deal in deals]
+    assignments = [ShardAssignment(shards=shards, rank=rank, size=size) for rank in range(size)]
+    ranks = [
+        steps_of(of, assignment, accumulate=accumulate, start=start) for assignment in assignments
+    ]
     left = -(-(length - start) // shards)
     left -= left % batch_size if drop_last else 0
-    slots, place = deals[0].slots, start
+    slots, place = assignments[0].slots, start
     for shares in zip(*ranks, strict=True):
         a_shard = min(left, batch_size * accumulate)
         [samples] = {share.samples for share in shares}
@@ -163,8 +177,8 @@ def test_any_number_of_ranks_has_the_samples_of_each_step_in_even_shares(
 def test_an_epochs_last_step_may_have_no_sample_for_some() -> None:
     """Seven of eight ranks, where each of eight would have one sample left."""
     of = DataLoader(TensorDataset(torch.arange(40)), batch_size=4)
-    deals = [Deal(shards=8, rank=rank, size=7) for rank in range(7)]
-    ranks = [steps_of(of, deal, accumulate=1, start=0) for deal in deals]
+    assignments = [ShardAssignment(shards=8, rank=rank, size=7) for rank in range(7)]
+    ranks = [steps_of(of, assignment, accumulate=1, start=0) for assignment in assignments]
     assert [len(share.own) for share, _ in ranks] == [5, 5, 5, 5, 4, 4, 4]
     assert [share.counts for share, _ in ranks][3:5] == [[3, 2], [2, 2]]
     assert [share.counts for _, share in ranks] == [[1, 1], *[[1, 0]] * 6]
@@ -178,14 +192,18 @@ def test_an_epochs_last_step_may_have_no_sample_for_some() -> None:
 def test_losses_and_gradients_weigh_what_samples_they_are_of(
     size: int, accumulate: int, exact: bool
 ) -> None:
-    deals = [Deal(shards=SHARDS, rank=rank, size=size, exact=exact) for rank in range(size)]
-    ranks = [steps_of(loader(), deal, accumulate=accumulate, start=5) for deal in deals]
+    assignments = [
+        ShardAssignment(shards=SHARDS, rank=rank, size=size, exact=exact) for rank in range(size)
+    ]
+    ranks = [
+        steps_of(loader(), assignment, accumulate=accumulate, start=5) for assignment in assignments
+    ]
     for shares in zip(*ranks, strict=True):
         loss = gradient = 0.0
-        for deal, share in zip(deals, shares, strict=True):
+        for assignment, share in zip(assignments, shares, strict=True):
             attempt = Attempt(
                 before=Copies(),
-                deal=deal,
+                assignment=assignment,
                 samples=share.samples,
                 sizes=share.counts,
                 ends_epoch=False,
@@ -236,8 +254,8 @@ def test_logical_shards_take_the_place_of_the_operators_number() -> None:
         Batch(per_rank=True).with_logical_shards(4)
 
 
-def run(batch: Batch) -> Run:
-    return Run({"model": nn.Linear(1, 1)}, seed=0, device=torch.device("cpu"), batch=batch)
+def run(batch: Batch) -> TrainState:
+    return TrainState({"model": nn.Linear(1, 1)}, seed=0, device=torch.device("cpu"), batch=batch)
 
 
 @pytest.mark.parametrize(
@@ -254,18 +272,18 @@ def test_a_training_keeps_the_number_that_it_began_with(
 ) -> None:
     caplog.set_level("INFO")
     later = run(goes_on)
-    later.take_in(copy.deepcopy(run(begun).state()))
+    later.load_state_dict(copy.deepcopy(run(begun).state_dict()))
     later.choose_samples(SAMPLES)
     assert later.order.shards == shards
-    deal = later.deal(rank=1, size=2)
-    assert (deal.shards, deal.exact) == (shards or 2, goes_on.exact)
+    assignment = later.shard_assignment(rank=1, size=2)
+    assert (assignment.shards, assignment.exact) == (shards or 2, goes_on.exact)
     differs = goes_on.shards not in (0, shards)
     assert ("a step has the batches of 3 ranks, as when this training" in caplog.text) == differs
 
 
 def test_another_number_of_logical_shards_cannot_go_on_to_the_bit() -> None:
     with pytest.raises(ValueError, match="with 3 shards a step: set --logical-shards 3"):
-        run(Batch(shards=4, exact=True)).take_in(run(Batch(shards=3)).state())
+        run(Batch(shards=4, exact=True)).load_state_dict(run(Batch(shards=3)).state_dict())
 
 
 @pytest.mark.parametrize(

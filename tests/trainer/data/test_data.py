@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.data.order import _computed
 from ddp_trainer.run.position import Position
@@ -36,8 +36,8 @@ def batches(
     found = []
     for rank in range(world_size):
         loader = DataLoader(Numbers(length), batch_size=batch_size, shuffle=True)
-        deal = Deal(shards=world_size, rank=rank, size=world_size)
-        rest = Loading(loader, seed=seed).rest(epoch, start, deal)
+        assignment = ShardAssignment(shards=world_size, rank=rank, size=world_size)
+        rest = Loading(loader, seed=seed).rest(epoch, start, assignment)
         found.append([share.own for share in iter(rest.next_step, None)])
         assert rest.is_at_end
     return found
@@ -172,7 +172,7 @@ def test_a_computed_order_has_every_sample_once(length: int) -> None:
 def test_a_billion_samples_take_no_list_of_them() -> None:
     tracemalloc.start()
     loading = Loading(DataLoader(Numbers(10**9), batch_size=64, shuffle=True), seed=0)
-    rest = loading.rest(1, 999_000_000, Deal(shards=8, rank=3, size=8))
+    rest = loading.rest(1, 999_000_000, ShardAssignment(shards=8, rank=3, size=8))
     taken = list(islice(iter(rest.next_step, None), 300))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

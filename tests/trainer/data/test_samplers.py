@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError
 from torch.utils.data import (
@@ -56,7 +56,7 @@ def seen(
     """What a rank reads, batch by batch."""
     loading = Loading(loader, seed=7)
     torch.seed()  # what is drawn does not depend on what was drawn
-    rest = loading.rest(epoch, done, Deal(shards=ranks, rank=rank, size=ranks))
+    rest = loading.rest(epoch, done, ShardAssignment(shards=ranks, rank=rank, size=ranks))
     return [batch.tolist() for batch in rest.batches]
 
 
@@ -128,7 +128,7 @@ def test_a_sampler_of_another_length_each_epoch_is_refused() -> None:
 
     loading = Loading(DataLoader(Noise(), batch_size=2, sampler=Growing()), seed=0)
     with pytest.raises(ConfigurationError, match=r"gives 5 in epoch 1, and gave 4 in the first"):
-        loading.rest(1, 0, Deal(shards=1, rank=0, size=1))
+        loading.rest(1, 0, ShardAssignment(shards=1, rank=0, size=1))
 
 
 def test_a_subclass_of_the_distributed_sampler_is_not_taken_for_one() -> None:

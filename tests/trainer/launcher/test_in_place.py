@@ -16,8 +16,8 @@ from tests.trainer.support.worlds import world_job
 
 JOINED = """
 from ddp_trainer.telemetry.termination import RankReport
-from ddp_trainer.process_group.assignment import PlaceFile
-report, places = RankReport(os.environ), PlaceFile.from_env(os.environ)
+from ddp_trainer.process_group.assignment import AssignmentFile
+report, places = RankReport(os.environ), AssignmentFile.from_env(os.environ)
 report.update(finished=False)
 leave = sys.exit
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ddp_trainer.exit_codes import BrokenGroupError, LeftEarlyError
-from ddp_trainer.process_group.end_of_training import Objection, Place, come_to_end
+from ddp_trainer.process_group.end_of_training import Objection, ScriptProgress, wait_for_all_to_end
 from ddp_trainer.process_group.rendezvous.membership import Membership
 from ddp_trainer.process_group.sockets import Connections
 from torch._C._distributed_c10d import HashStore
@@ -35,8 +35,8 @@ def membership(store: HashStore, *, rank: int = 0) -> Membership:
     )
 
 
-def come(store: HashStore, place: Place, *, seconds: float = 60.0) -> None:
-    come_to_end(membership(store), place, lambda: None, timeout_seconds=seconds)
+def come(store: HashStore, place: ScriptProgress, *, seconds: float = 60.0) -> None:
+    wait_for_all_to_end(membership(store), place, lambda: None, timeout_seconds=seconds)
 
 
 def test_a_rank_that_never_comes_to_the_end_is_named() -> None:
@@ -48,7 +48,7 @@ def test_a_rank_that_never_comes_to_the_end_is_named() -> None:
 def test_a_group_that_breaks_ends_the_wait() -> None:
     broken = BrokenGroupError("rank 1 has ended")
     with pytest.raises(BrokenGroupError, match="rank 1 has ended"):
-        come_to_end(membership(HashStore()), (3,), lambda: broken, timeout_seconds=60)
+        wait_for_all_to_end(membership(HashStore()), (3,), lambda: broken, timeout_seconds=60)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_group_that_breaks_ends_the_wait() -> None:
         ((3, 0, 0, 1), 5.0),  # it may yet leave its loop
     ],
 )
-def test_who_trains_on_objects(mine: Place, objects_after: float | None) -> None:
+def test_who_trains_on_objects(mine: ScriptProgress, objects_after: float | None) -> None:
     store = HashStore()
     with pytest.raises(BrokenGroupError):
         come(store, (3, 0, 0, 0), seconds=0.01)
@@ -82,7 +82,7 @@ def test_who_has_left_ends_with_an_error_that_names_both() -> None:
         objection.look(membership(store).store, now=0.0)
 
     with pytest.raises(LeftEarlyError, match="rank 0 has left the training, and rank 1 trains on"):
-        come_to_end(membership(store), (3, 0), look, timeout_seconds=60)
+        wait_for_all_to_end(membership(store), (3, 0), look, timeout_seconds=60)
 
 
 def test_a_rank_that_leaves_early_is_started_again(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.library.state_transfer import hand_over
+from ddp_trainer.library.state_transfer import transfer_state
 from ddp_trainer.run.fingerprint import by_hash, by_sum, fingerprint
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ class Pair:
 
 
 class Rank:
-    """What `hand_over` needs of a group."""
+    """What `transfer_state` needs of a group."""
 
     size, device = 2, CPU
 
@@ -89,19 +89,19 @@ class Rank:
             tensor.copy_(theirs)
 
 
-def new_run(*, seed: int = 0) -> Run:
+def new_run(*, seed: int = 0) -> TrainState:
     model = Quantised(seed=seed)
     optimizer = torch.optim.Adam(model.adapter.parameters())
-    return Run({"model": model, "optimizer": optimizer}, seed=0, device=CPU)
+    return TrainState({"model": model, "optimizer": optimizer}, seed=0, device=CPU)
 
 
-def handed_over(giver: Run, taker: Run) -> int:
+def handed_over(giver: TrainState, taker: TrainState) -> int:
     """Bytes that were sent, all in all."""
     pair = Pair()
 
     def give(rank: int) -> int:
         group = cast(Group, Rank(pair, rank))
-        return hand_over((giver, taker)[rank], group, source=0, lacks_it=rank == 1)
+        return transfer_state((giver, taker)[rank], group, source=0, lacks_it=rank == 1)
 
     with ThreadPoolExecutor(2) as threads:
         one, other = threads.map(give, (0, 1))
@@ -109,14 +109,14 @@ def handed_over(giver: Run, taker: Run) -> int:
     return pair.sent
 
 
-def assert_equal(one: Run, other: Run) -> None:
+def assert_equal(one: TrainState, other: TrainState) -> None:
     for mine, theirs in zip(
         one.models[0].state_dict().values(), other.models[0].state_dict().values(), strict=True
     ):
         assert torch.equal(mine, theirs)
 
 
-def train(run: Run) -> None:
+def train(run: TrainState) -> None:
     model = cast(Quantised, run.models[0])
     model.adapter(torch.randn(2, SIDE)).sum().backward()
     run.complete_step(2)
@@ -160,12 +160,12 @@ def test_a_rank_with_other_weights_gets_all() -> None:
 def test_a_model_that_is_in_its_place_is_not_moved() -> None:
     new_run()
     with pytest.raises(ConfigurationError, match=r"cannot move model to meta .*`4-bit`.* place it"):
-        Run({"model": Quantised()}, seed=0, device=torch.device("meta"))
+        TrainState({"model": Quantised()}, seed=0, device=torch.device("meta"))
 
 
 def test_a_model_that_is_elsewhere_is_moved() -> None:
     model = nn.Linear(2, 2)
-    Run({"model": model}, seed=0, device=torch.device("meta"))
+    TrainState({"model": model}, seed=0, device=torch.device("meta"))
     assert model.weight.device.type == "meta"
 
 

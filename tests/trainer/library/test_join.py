@@ -15,7 +15,7 @@ import ddp_trainer
 import numpy as np
 import pytest
 import torch
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LostPeerError
 from ddp_trainer.library.endings import tell
@@ -39,7 +39,7 @@ from tests.trainer.support.exposition import parse
 
 SAMPLES = 10
 BATCH_SIZE = 4
-ALONE = Deal(shards=1, rank=0, size=1)
+ALONE = ShardAssignment(shards=1, rank=0, size=1)
 
 
 def loader_of(**settings: Any) -> DataLoader[Any]:
@@ -317,7 +317,13 @@ def test_random_samples_depend_on_their_place_alone(workers: int) -> None:
         loader = DataLoader(Noise(), batch_size=2, shuffle=True, num_workers=workers)
         loading = Loading(loader, seed=7)
         shares = [
-            torch.cat([*loading.rest(3, done, Deal(shards=ranks, rank=rank, size=ranks)).batches])
+            torch.cat(
+                [
+                    *loading.rest(
+                        3, done, ShardAssignment(shards=ranks, rank=rank, size=ranks)
+                    ).batches
+                ]
+            )
             for rank in range(ranks)
         ]
         return sorted(torch.cat(shares).tolist())

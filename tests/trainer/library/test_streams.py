@@ -10,12 +10,12 @@ from typing import Any
 import ddp_trainer
 import pytest
 import torch
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.stream import Stream
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Position
 from ddp_trainer.run.stop import Votes
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -30,7 +30,7 @@ from tests.trainer.support.same_group import group_of_one
 
 BATCHES = 6
 BATCH_SIZE = 2
-ALONE = Deal(shards=1, rank=0, size=1)
+ALONE = ShardAssignment(shards=1, rank=0, size=1)
 
 
 class Numbers(IterableDataset[float]):
@@ -86,14 +86,14 @@ class Counting(Numbers):
         self.begin = state["place"]
 
 
-def new_run() -> Run:
+def new_run() -> TrainState:
     model = nn.Linear(1, 1)
-    run = Run({"model": model}, seed=5, device=torch.device("cpu"))
+    run = TrainState({"model": model}, seed=5, device=torch.device("cpu"))
     run.choose_streams(readers=1)
     return run
 
 
-def stream_of(loader: DataLoader[Any], run: Run | None = None) -> Stream:
+def stream_of(loader: DataLoader[Any], run: TrainState | None = None) -> Stream:
     return Stream(loader, run or new_run(), seed=5)
 
 
@@ -166,8 +166,8 @@ def test_a_bookmark_spares_what_was_read_before(kind: str) -> None:
     assert run.bookmarks is not None
     assert (run.bookmarks.epoch, run.bookmarks.batches) == (3, 2)
     heir = new_run()
-    heir.take_in(copy.deepcopy(run.state()))
-    assert_same(heir.state(), run.state())
+    heir.load_state_dict(copy.deepcopy(run.state_dict()))
+    assert_same(heir.state_dict(), run.state_dict())
     dataset, other = loader()
     successor = stream_of(other, heir)
     assert rest_of(successor, 3, 3) == whole[3:]
@@ -257,7 +257,7 @@ def test_the_number_of_ranks_may_change_between_epochs_alone() -> None:
     run.choose_streams(readers=2)
     with pytest.raises(ConfigurationError, match="10 samples, and had no known number of them"):
         run.choose_samples(10)
-    other = Run({"model": nn.Linear(1, 1)}, seed=5, device=torch.device("cpu"))
+    other = TrainState({"model": nn.Linear(1, 1)}, seed=5, device=torch.device("cpu"))
     other.choose_samples(10)
     with pytest.raises(ConfigurationError, match="part of 10 samples"):
         other.choose_streams(readers=1)
@@ -267,9 +267,9 @@ def test_the_end_of_an_epoch_of_unknown_length_is_one_state() -> None:
     run = new_run()
     run.position.advance(1, epoch_length=0)
     run.position.end(epoch_length=0)
-    before = copy.deepcopy(run.state())
+    before = copy.deepcopy(run.state_dict())
     run.end_epoch()
-    assert_same(run.state(), before)
+    assert_same(run.state_dict(), before)
     assert before["position"]["is_at_end"]
     assert run.position == Position(step=1, epoch=1)
 

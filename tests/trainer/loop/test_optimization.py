@@ -10,7 +10,7 @@ import pytest
 import torch
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.loop.learner import Learner
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.options import Options
 from ddp_trainer.workloads.base import Workload
 from torch import nn
@@ -38,15 +38,15 @@ def own(**parts: Any) -> Workload:
     return replace(workload(), **parts)
 
 
-def begin(trained: Workload, *flags: str) -> Run:
+def begin(trained: Workload, *flags: str) -> TrainState:
     options = Options.parse([*FLAGS, *flags])
     learner = Learner.of(trained, options, world_size=2, device=CPU)
-    run = Run(learner.parts(), seed=0, device=CPU)
+    run = TrainState(learner.parts(), seed=0, device=CPU)
     run.choose_samples(1000)
     return run
 
 
-def train(run: Run, *, steps: int) -> list[list[float]]:
+def train(run: TrainState, *, steps: int) -> list[list[float]]:
     """The rates of each parameter group at each step."""
     rates: list[list[float]] = []
     [optimizer] = run.optimizers
@@ -72,7 +72,7 @@ def test_its_own_optimizer_follows_the_bundled_schedule() -> None:
 
 
 def test_its_own_scheduler_is_stepped_with_the_optimizer_and_goes_on_after_a_restart() -> None:
-    def fresh() -> Run:
+    def fresh() -> TrainState:
         return begin(own(optimizer=sgd, scheduler=one_cycle))
 
     whole = train(fresh(), steps=STEPS)
@@ -90,14 +90,14 @@ def test_its_own_scheduler_is_stepped_with_the_optimizer_and_goes_on_after_a_res
 
     first, second = fresh(), fresh()
     rates = train(first, steps=7)
-    second.take_in(copy.deepcopy(first.memory()))
+    second.load_state_dict(copy.deepcopy(first.full_state_dict()))
     assert rates + train(second, steps=STEPS - 7) == whole
 
 
 def test_its_own_scheduler_and_the_bundled_one_do_not_take_each_others_state() -> None:
     bundled, other = begin(workload()), begin(own(scheduler=one_cycle))
     with pytest.raises(ValueError, match="scheduler"):
-        other.take_in(bundled.memory())
+        other.load_state_dict(bundled.full_state_dict())
 
 
 @pytest.mark.parametrize("flag", ["--schedule=constant", "--warmup-steps=3", "--min-lr-ratio=0.1"])

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.loop.learner import Learner
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.options import Options
 from ddp_trainer.workloads.base import Samples, Workload
 from torch import nn
@@ -44,18 +44,18 @@ class Training:
         """Of every step, as the optimizer took it."""
         self.shares: list[float] = []
         """Of all samples of all epochs that were done before every step."""
-        self.run: Run | None = None
+        self.run: TrainState | None = None
 
     def go_on(self, world_size: int, *, until: Callable[[float], bool] = lambda _: False) -> None:
         """Train with so many ranks from where the last ones stopped, until a share is done."""
         before, self.run = self.run, self._new_run(world_size)
         if before is not None:
-            self.run.take_in(copy.deepcopy(before.memory()))
+            self.run.load_state_dict(copy.deepcopy(before.full_state_dict()))
         position = self.run.position
         while position.epoch < EPOCHS:
             loader = DataLoader(TensorDataset(torch.zeros(SAMPLES)), self._options.step_size)
-            deal = Deal(shards=world_size, rank=0, size=world_size)
-            rest = Loading(loader, seed=0).rest(position.epoch, position.samples, deal)
+            assignment = ShardAssignment(shards=world_size, rank=0, size=world_size)
+            rest = Loading(loader, seed=0).rest(position.epoch, position.samples, assignment)
             while step := rest.next_step():
                 share = (position.epoch * SAMPLES + position.samples) / (EPOCHS * SAMPLES)
                 if until(share):
@@ -64,12 +64,12 @@ class Training:
                 self.run.complete_step(step.samples)
             self.run.end_epoch()
 
-    def _new_run(self, world_size: int) -> Run:
+    def _new_run(self, world_size: int) -> TrainState:
         learner = Learner.of(workload(), self._options, world_size=world_size, device=CPU)
         learner.optimizer.register_step_pre_hook(
             lambda optimizer, *_: self.rates.append(optimizer.param_groups[0]["lr"])
         )
-        run = Run(learner.parts(), seed=0, device=CPU)
+        run = TrainState(learner.parts(), seed=0, device=CPU)
         run.choose_samples(SAMPLES)
         return run
 

@@ -4,18 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ddp_trainer.process_group.assignment import Place, PlaceFile
+from ddp_trainer.process_group.assignment import Assignment, AssignmentFile
 from ddp_trainer.telemetry.wire import to_json
 
-PLACE = Place(job_uid="uid", attempt=1, generation=4, node_rank=2, nodes=4, master_addr="j-1-0.j")
+PLACE = Assignment(
+    job_uid="uid", attempt=1, generation=4, node_rank=2, nodes=4, master_addr="j-1-0.j"
+)
 
 
 def test_a_place_travels_as_json_and_through_the_file(tmp_path: Path) -> None:
-    file = PlaceFile(tmp_path / "status.json")
+    file = AssignmentFile(tmp_path / "status.json")
     assert file.read() is None
     for place in (PLACE, replace(PLACE, node_rank=None, master_address="10.0.0.1", start=False)):
         file.write(place)
-        assert file.read() == place == Place.parse(to_json(place).encode())
+        assert file.read() == place == Assignment.parse(to_json(place).encode())
 
 
 @pytest.mark.parametrize(
@@ -33,10 +35,10 @@ def test_a_place_travels_as_json_and_through_the_file(tmp_path: Path) -> None:
         replace(PLACE, grace_seconds=10_000),
     ],
 )
-def test_what_cannot_be_a_place_is_refused(wrong: Place, tmp_path: Path) -> None:
+def test_what_cannot_be_a_place_is_refused(wrong: Assignment, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        Place.parse(to_json(wrong).encode())
-    file = PlaceFile(tmp_path / "status.json")
+        Assignment.parse(to_json(wrong).encode())
+    file = AssignmentFile(tmp_path / "status.json")
     file.write(wrong)
     assert file.read() is None  # a rank goes on with the place that it has
 
@@ -44,4 +46,4 @@ def test_what_cannot_be_a_place_is_refused(wrong: Place, tmp_path: Path) -> None
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"generation": "4"}', b"\xff"])
 def test_what_is_no_document_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        Place.parse(text)
+        Assignment.parse(text)

@@ -16,7 +16,7 @@ from ddp_trainer.process_group import teardown
 from torch import distributed as dist
 
 if sys.argv[1] == "at once":
-    teardown._are_ours_alone = lambda groups: True
+    teardown._has_no_other_references = lambda groups: True
 
 may_go_on = threading.Event()
 
@@ -38,9 +38,9 @@ def begin():
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 end = begin()
-teardown.leave_behind(dist.group.WORLD)
+teardown.keep_for_teardown(dist.group.WORLD)
 dist.destroy_process_group()
-buried = teardown.bury_the_last_group()
+buried = teardown.release_last_group()
 buried.join(0.5)
 may_go_on.set()
 end.wait()

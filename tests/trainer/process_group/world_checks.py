@@ -19,10 +19,10 @@ import torch
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.library import state_transfer
 from ddp_trainer.library.job import Job
-from ddp_trainer.library.state_transfer import hand_over
+from ddp_trainer.library.state_transfer import transfer_state
 from ddp_trainer.loop.train import evaluate
 from ddp_trainer.process_group.world import World
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.logs import end_process
@@ -132,20 +132,20 @@ def handed_over(group: Group) -> list[object]:
     state_transfer.BUCKET_BYTES = 1000  # so that most tensors travel in parts, and some together
     model = Odd(group.rank)
     optimizer = torch.optim.AdamW(model.parameters())
-    run = Run({"model": model, "optimizer": optimizer}, seed=0, device=group.device)
+    run = TrainState({"model": model, "optimizer": optimizer}, seed=0, device=group.device)
     places = [tensor.data_ptr() for tensor in model.state_dict().values()]
     for _ in range(3 * (group.rank == 1)):
         (model.large.sum() + model.strided.square().sum()).backward()  # type: ignore[no-untyped-call]
         run.complete_step(5)
     run.answers = {(2, 3, 0): [[1.5]]} if group.rank == 1 else {}
-    before = copy.deepcopy(run.memory())
-    hand_over(run, group, source=1, lacks_it=group.rank == 0)
+    before = copy.deepcopy(run.full_state_dict())
+    transfer_state(run, group, source=1, lacks_it=group.rank == 0)
     assert places == [tensor.data_ptr() for tensor in model.state_dict().values()]
     if group.rank != 0:
-        assert_same(run.memory(), before)
+        assert_same(run.full_state_dict(), before)
         assert not run.is_torn
     digest = hashlib.sha256()
-    state = run.memory()
+    state = run.full_state_dict()
     for part in (state["model"].values(), *map(dict.values, state["optimizer"]["state"].values())):
         for tensor in part:
             digest.update(bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist()))

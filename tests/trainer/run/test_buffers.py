@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -57,8 +57,8 @@ def model() -> Packed:
 
 
 @pytest.fixture
-def run(model: Packed) -> Run:
-    return Run({"model": model}, seed=0, device=torch.device("cpu"))
+def run(model: Packed) -> TrainState:
+    return TrainState({"model": model}, seed=0, device=torch.device("cpu"))
 
 
 def operations(what: Callable[[], object]) -> Counter[str]:
@@ -72,7 +72,7 @@ def copies(model: nn.Module) -> list[Tensor]:
     return [buffer.clone() for buffer in model.buffers()]
 
 
-def test_buffers_are_copied_together(run: Run, model: Packed) -> None:
+def test_buffers_are_copied_together(run: TrainState, model: Packed) -> None:
     run.before()
     model(torch.randn(8, 4))
     calls = operations(run.before)
@@ -80,7 +80,7 @@ def test_buffers_are_copied_together(run: Run, model: Packed) -> None:
     assert calls.total() <= 4, calls
 
 
-def test_what_no_pass_has_changed_is_not_copied(run: Run, model: Packed) -> None:
+def test_what_no_pass_has_changed_is_not_copied(run: TrainState, model: Packed) -> None:
     copy = run.before().values[[name for name, _ in model.named_buffers()].index("packed")]
     copy.zero_()  # is written again, if it is copied
     model(torch.randn(8, 4))
@@ -94,7 +94,7 @@ def test_what_no_pass_has_changed_is_not_copied(run: Run, model: Packed) -> None
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_what_passes_have_changed_is_taken_back(run: Run, model: Packed, steps: int) -> None:
+def test_what_passes_have_changed_is_taken_back(run: TrainState, model: Packed, steps: int) -> None:
     for _ in range(steps):
         expected = copies(model)
         before = run.before()
@@ -107,7 +107,7 @@ def test_what_passes_have_changed_is_taken_back(run: Run, model: Packed, steps: 
         model(torch.randn(8, 4))
 
 
-def test_other_tensors_in_their_place_are_copied(run: Run, model: Packed) -> None:
+def test_other_tensors_in_their_place_are_copied(run: TrainState, model: Packed) -> None:
     run.before()
     model.packed = torch.ones(1 << 16, dtype=torch.int32)
     before = run.before()

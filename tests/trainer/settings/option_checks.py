@@ -25,7 +25,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.loop.learner import Learner
 from ddp_trainer.loop.train import train
 from ddp_trainer.process_group.world import World
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.logs import end_process
@@ -132,12 +132,12 @@ class Trial:
         self.job.step = step  # type: ignore[method-assign]
         with self.job.joined(self.learner.parts()):
             if begin_at is not None:
-                self.run.take_in(copy.deepcopy(begin_at))
+                self.run.load_state_dict(copy.deepcopy(begin_at))
             train(self.job, self.learner, replace(self._options, max_steps=steps))
         return self
 
     @property
-    def run(self) -> Run:
+    def run(self) -> TrainState:
         return self.job._run
 
     def parameters(self) -> list[float]:

@@ -17,7 +17,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.loop.optimization import optimizer_of
 from ddp_trainer.loop.schedule import Course, Schedule
 from ddp_trainer.run.position import Position
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.training import OptimizationOptions
 from torch import nn
@@ -43,7 +43,7 @@ class Steps:
         for group in optimizer.param_groups:
             group["weight_decay"] = 0.5
         parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
-        self.run = Run({k: part for k, part in parts.items() if part}, seed=0, device=CPU)
+        self.run = TrainState({k: part for k, part in parts.items() if part}, seed=0, device=CPU)
         self._scaler = scaler
         self._clip_grad_norm = clip_grad_norm
         self.gradients: list[torch.Tensor] = []
@@ -192,7 +192,7 @@ def test_a_step_that_was_not_taken_moves_no_scheduler() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
-    run = Run(parts, seed=0, device=CPU)
+    run = TrainState(parts, seed=0, device=CPU)
     for factor, rate in ((float("inf"), 1.0), (1.0, 0.1)):
         scaler.scale(model(torch.ones(1, 3)).sum() * factor).backward()
         run.complete_step(1)
@@ -206,10 +206,10 @@ def test_the_scaler_is_part_of_the_state() -> None:
         return made
 
     saved, fresh = scaler(4.0), scaler(1024.0)
-    state = Steps(nn.Linear(3, 1), scaler=saved).run.memory()
-    Steps(nn.Linear(3, 1), scaler=fresh).run.take_in(copy.deepcopy(state))
+    state = Steps(nn.Linear(3, 1), scaler=saved).run.full_state_dict()
+    Steps(nn.Linear(3, 1), scaler=fresh).run.load_state_dict(copy.deepcopy(state))
     assert fresh.get_scale() == 4.0
-    Steps(nn.Linear(3, 1)).run.take_in(copy.deepcopy(state))  # and may be left out
+    Steps(nn.Linear(3, 1)).run.load_state_dict(copy.deepcopy(state))  # and may be left out
 
 
 def test_only_fp16_needs_a_scaler() -> None:

@@ -169,8 +169,8 @@ def install(sabotage: Sabotage | None = None) -> None:
     _queue(shard_gradients, "mean_in_order")
     _queue(shard_gradients, "fill")
     _queue(updates.Updates, "apply")
-    _queue(train_state.Run, "take_back")
-    _synchronize_before(train_state.Run, "state", "take_in", "before")
+    _queue(train_state.TrainState, "take_back")
+    _synchronize_before(train_state.TrainState, "state_dict", "load_state_dict", "before")
     _synchronize_before(net.Net, "forward")
     match sabotage:
         case Sabotage.NO_GATE:

@@ -160,20 +160,20 @@ def install(variables: Mapping[str, str]) -> None:
         parameters = list(model.parameters())
         parameters[len(parameters) // 2].register_hook(dying("backward"))
 
-    patch(checkpoint_manager.Keeper, "agree", after=lambda _, its, __: fate.know(its))
+    patch(checkpoint_manager.CheckpointManager, "agree", after=lambda _, its, __: fate.know(its))
     patch(Group, "start_sum", after=dying("vote"))
     patch(Group, "wrap", before=die_in_backward)
     patch(ShardGradients, "__init__", before=die_in_backward)
     patch(Gate, "wait", before=dying("gate"))
-    patch(train_state.Run, "complete_step", before=dying("before the optimizer's step"))
-    patch(train_state.Run, "take_turn", after=dying("after a turn"))
+    patch(train_state.TrainState, "complete_step", before=dying("before the optimizer's step"))
+    patch(train_state.TrainState, "take_turn", after=dying("after a turn"))
     patch(adam, "adam", after=dying("within the optimizer's step"))
     patch(position.Position, "advance", after=dying("after the optimizer's step"))
     patch(job.Job, "sum", before=dying("evaluation"))
     patch(checkpoint, "write_file", after=dying("within a save"))
     patch(rendezvous.Rendezvous, "meet", after=dying("rendezvous"))
     patch(connection.Connection, "open", before=dying("connection"))
-    patch(checkpoint_manager, "hand_over", before=dying("the state's transfer"))
+    patch(checkpoint_manager, "transfer_state", before=dying("the state's transfer"))
 
 
 def patch(

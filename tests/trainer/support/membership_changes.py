@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddp_trainer.process_group.assignment import Place, PlaceFile
+from ddp_trainer.process_group.assignment import Assignment, AssignmentFile
 
 from tests.trainer.support.pods import Job, Pod, until
 
@@ -61,7 +61,7 @@ class World:
     def tell(self, slots: Sequence[int]) -> None:
         """Let these pods hear of the newest group."""
         for slot in slots:
-            place = Place(
+            place = Assignment(
                 job_uid="7d1f",
                 attempt=0,
                 generation=self.generation,
@@ -71,7 +71,7 @@ class World:
                 master_address=ADDRESS,
                 broken=self.broken,
             )
-            PlaceFile(self._status_file(slot)).write(place)
+            AssignmentFile(self._status_file(slot)).write(place)
 
     def _status_file(self, slot: int) -> Path:
         folder = self.of.folder / f"slot-{slot}"

@@ -12,7 +12,7 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.library.job import Job
-from ddp_trainer.process_group.current_assignment import Whereabouts
+from ddp_trainer.process_group.current_assignment import CurrentAssignment
 from ddp_trainer.process_group.world import World
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
@@ -26,7 +26,7 @@ class SameGroup(World):
 
     def __init__(self, group: Group, environment: Environment) -> None:
         self.group = group
-        self.whereabouts = Whereabouts(environment)
+        self.current_assignment = CurrentAssignment(environment)
 
     @contextmanager
     def formed(self, **_: Any) -> Iterator[Group]:

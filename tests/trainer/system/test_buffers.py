@@ -12,7 +12,7 @@ import pytest
 import torch
 from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
 from ddp_trainer.checkpoints.storage import Transfer
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.buffers import Reader, allocate, load
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,10 +24,10 @@ FEW_BYTES = 6 << 20
 """Enough for chunks of a file; a small part of the state."""
 
 
-def new_run() -> Run:
+def new_run() -> TrainState:
     model = nn.Linear(2048, 2048)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return Run({"model": model, "optimizer": optimizer}, seed=0, device=torch.device("cpu"))
+    return TrainState({"model": model, "optimizer": optimizer}, seed=0, device=torch.device("cpu"))
 
 
 def saved(state: object) -> memoryview:
@@ -51,11 +51,11 @@ def test_a_large_state_is_never_an_object_of_pythons(tmp_path: Path) -> None:
     run, other = new_run(), new_run()
     run.models[0](torch.ones(1, 2048)).sum().backward()
     run.complete_step(1)
-    state = saved(run.memory())
+    state = saved(run.full_state_dict())
     assert len(state) > 5 * FEW_BYTES
     with little_of_pythons_memory():
-        other.take_in(load(state))
-    assert_same(other.state(), run.state())
+        other.load_state_dict(load(state))
+    assert_same(other.state_dict(), run.state_dict())
     directory = CheckpointDirectory(tmp_path, keep=1)
     directory.save(lambda file: file.write(state), step=1, transfer=Transfer(1))
     with little_of_pythons_memory():

@@ -24,7 +24,7 @@ from ddp_trainer.checkpoints.claim import Claim
 from ddp_trainer.checkpoints.snapshot import Snapshot
 from ddp_trainer.checkpoints.storage import Transfer
 from ddp_trainer.run.stop import StopSignal
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import size_of
@@ -74,7 +74,7 @@ class Saver:
         seconds = time.monotonic() - self._last_time
         return self._every_seconds > 0 and seconds >= self._every_seconds
 
-    def save(self, run: Run, *, score: float | None = None) -> None:
+    def save(self, run: TrainState, *, score: float | None = None) -> None:
         """Save the run, unless its step is saved already; a failure is logged and survived.
 
         Returns when training may go on. `score` is kept with the checkpoint.
@@ -99,13 +99,13 @@ class Saver:
             if score is not None:  # all that is missing
                 self._begin(None, step=step, score=score)
         elif self._in_background:
-            self._begin(self._snapshot.take(run.state()), step=step, score=score)
+            self._begin(self._snapshot.take(run.state_dict()), step=step, score=score)
         else:
-            save = self._begin(run.state(), step=step, score=score)
+            save = self._begin(run.state_dict(), step=step, score=score)
             if not self._wait(save, until=self._limit(save)):
                 self._give_up(save)
 
-    def save_if_best(self, run: Run, score: float) -> None:
+    def save_if_best(self, run: TrainState, score: float) -> None:
         """Save the run for its score, of which more is better, unless a kept one has as good."""
         try:
             is_best = self.directory.is_best(score)
@@ -117,7 +117,7 @@ class Saver:
 
     def save_for_certain(
         self,
-        run: Run,
+        run: TrainState,
         *,
         within_seconds: float | None = None,
         meanwhile: Callable[[], None] = lambda: None,
@@ -139,7 +139,7 @@ class Saver:
         if last is not None and not self._overtakes(last, step, until=until):
             self._expect(last, step, until=until, meanwhile=meanwhile)
         if not self._is_saved(step):
-            save = self._begin(run.state(), step=step)
+            save = self._begin(run.state_dict(), step=step)
             self._expect(save, step, until=until, meanwhile=meanwhile)
             if save.failure is not None:
                 raise save.failure

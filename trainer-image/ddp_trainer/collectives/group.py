@@ -51,13 +51,14 @@ class Group:
         world: dist.ProcessGroup | None = None,
         control: dist.ProcessGroup | None = None,
         form_smaller: Callable[[tuple[int, ...], str], dist.ProcessGroup] | None = None,
-        come_to_end: Callable[[], None] = lambda: None,
+        wait_for_all_to_end: Callable[[], None] = lambda: None,
     ) -> None:
         """`queues`: what the device is told, it does later, collectives included.
 
         `world`: torch's group of all ranks; None: its default group, as it is now. `control`: what
         takes control messages along; None: `world`. `form_smaller` forms a group of some ranks, by
-        a name that only they know it by. `come_to_end` waits until all ranks have called it.
+        a name that only they know it by. `wait_for_all_to_end` waits until all ranks have called
+        it.
         """
         self.rank = rank
         self.size = size
@@ -68,7 +69,7 @@ class Group:
         self.world = world if world is not None else distributed_c10d._get_default_group()
         self._control = control if control is not None else self.world
         self._form_smaller = form_smaller
-        self.come_to_end = come_to_end
+        self.wait_for_all_to_end = wait_for_all_to_end
         """Wait until all ranks are at the end of their training, before any collective there."""
 
     def wrap(self, model: nn.Module, options: DDPOptions) -> DistributedDataParallel:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deal:
+class ShardAssignment:
     """One rank's share of each step."""
 
     shards: int
@@ -48,6 +48,6 @@ class Deal:
         """Whether it is this rank's own, and not another's once more."""
         return self.rank + slot * self.size < self.parts
 
-    def whereabouts(self, part: int) -> tuple[int, int]:
+    def owner(self, part: int) -> tuple[int, int]:
         """The rank that has a part for its own, and the slot there."""
         return part % self.size, part // self.size

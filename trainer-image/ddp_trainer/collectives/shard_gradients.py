@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.exit_codes import ConfigurationError
 
 
@@ -33,7 +33,7 @@ class ShardGradients:
         self,
         model: nn.Module,
         group: Group,
-        deal: Deal,
+        assignment: ShardAssignment,
         *,
         piece_bytes: int,
         travel_as: torch.dtype | None = None,
@@ -46,7 +46,7 @@ class ShardGradients:
         called at the end of a step's last backward pass, and calls `finish`.
         """
         self._group = group
-        self._deal = deal
+        self._assignment = assignment
         self._travel_as = travel_as
         self._may_leave_out = may_leave_out
         self._when_computed = when_computed
@@ -55,7 +55,7 @@ class ShardGradients:
         self._parameters = [parameter for _, parameter in trained]
         self._memories = _memories(
             self._parameters,
-            rows=deal.slots if deal.exact else 1,
+            rows=assignment.slots if assignment.exact else 1,
             piece_bytes=piece_bytes,
             parts=group.size,
         )
@@ -119,7 +119,7 @@ class ShardGradients:
         for memory in self._memories:
             for number, row in self._empty(memory):
                 memory.view(row, number).zero_()
-            if self._deal.exact:
+            if self._assignment.exact:
                 self._sum_in_order(memory)
             else:
                 self._sum(memory)
@@ -139,7 +139,7 @@ class ShardGradients:
             )
         self._seen.add(number)
         if self._weight > 0:
-            row = self._slot if self._deal.exact else 0
+            row = self._slot if self._assignment.exact else 0
             kept = next(m for m in self._memories if number in m.offsets).view(row, number)
             if (row, number) in self._written:
                 kept.add_(gradient, alpha=self._weight)
@@ -164,27 +164,27 @@ class ShardGradients:
 
     def _empty(self, memory: _Memory) -> Iterator[tuple[int, int]]:
         for row in range(len(memory.flat)):
-            if not self._deal.exact or self._deal.counts(row):
+            if not self._assignment.exact or self._assignment.counts(row):
                 for number in memory.numbers:
                     if (row, number) not in self._written:
                         yield number, row
 
     def _sum(self, memory: _Memory) -> None:
-        whole = memory.flat[0].div_(self._deal.shards)
+        whole = memory.flat[0].div_(self._assignment.shards)
         travelling = whole if self._travel_as is None else whole.to(self._travel_as)
         self._group.add_up(*(travelling[begin:end] for begin, end in memory.pieces))
         if travelling is not whole:
             fill(whole, travelling)
 
     def _sum_in_order(self, memory: _Memory) -> None:
-        deal = self._deal
+        assignment = self._assignment
         for begin, end in memory.pieces:
-            own = memory.flat[:, begin:end].reshape(deal.slots, deal.size, -1)
+            own = memory.flat[:, begin:end].reshape(assignment.slots, assignment.size, -1)
             sent = own.transpose(0, 1).contiguous()
             came = torch.empty_like(sent)
             self._group.swap(sent, came)
             total = torch.empty_like(came[0, 0])
-            mean_in_order(total, came, deal)
+            mean_in_order(total, came, assignment)
             self._group.collect(total, memory.flat[0, begin:end])
 
 
@@ -221,12 +221,12 @@ def fill(whole: Tensor, travelled: Tensor) -> None:
     whole.copy_(travelled)
 
 
-def mean_in_order(total: Tensor, came: Tensor, deal: Deal) -> None:
+def mean_in_order(total: Tensor, came: Tensor, assignment: ShardAssignment) -> None:
     """The mean of all shards, summed in their order; `came` has them by rank and slot."""
     total.copy_(came[0, 0])
-    for shard in range(1, deal.shards):
-        total.add_(came[deal.whereabouts(shard)])
-    total.div_(deal.shards)
+    for shard in range(1, assignment.shards):
+        total.add_(came[assignment.owner(shard)])
+    total.div_(assignment.shards)
 
 
 def _memories(

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.sampler import Share, shares
 from ddp_trainer.data.samplers import Key, order_of
 from ddp_trainer.exit_codes import ConfigurationError
@@ -70,18 +70,20 @@ class Loading:
         left = math.ceil((self.samples - samples) / shards)
         return left - left % self.batch_size if self._loader.drop_last else left
 
-    def rest(self, epoch: int, samples: int, deal: Deal, *, accumulate: int = 1) -> Rest:
+    def rest(
+        self, epoch: int, samples: int, assignment: ShardAssignment, *, accumulate: int = 1
+    ) -> Rest:
         """What is left for one rank, after so many samples of the epoch.
 
         Of each step, the `accumulate` batches of one part come before those of the next one.
         """
         if not 0 <= samples <= self.samples:
             raise ValueError(f"{samples} lies outside an epoch of {self.samples} samples")
-        left = self._samples_left(samples, shards=deal.shards)
+        left = self._samples_left(samples, shards=assignment.shards)
         order, keys = self._epochs.begin(epoch)
         taken, to_read = tee(
             shares(
-                deal,
+                assignment,
                 order,
                 length=self.samples,
                 start=samples,

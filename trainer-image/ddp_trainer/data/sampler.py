@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.order import Order, Places
 
 _AT_A_TIME = 1 << 14
@@ -41,7 +41,7 @@ class Share:
 
 
 def shares(
-    deal: Deal,
+    assignment: ShardAssignment,
     order: Order,
     *,
     length: int,
@@ -59,13 +59,13 @@ def shares(
     that is the sharding of `DistributedSampler(drop_last=False)`.
     """
     a_step = batch_size * accumulate
-    a_block = a_step * max(1, _AT_A_TIME // (a_step * deal.slots))
+    a_block = a_step * max(1, _AT_A_TIME // (a_step * assignment.slots))
     for first in range(0, left, a_block):
         steps = []
         for done in range(first, min(first + a_block, left), a_step):
             a_shard = min(a_step, left - done)
-            batches = [*_cut(deal, a_shard=a_shard, batch_size=batch_size)]
-            steps.append((start + done * deal.shards, a_shard * deal.shards, batches))
+            batches = [*_cut(assignment, a_shard=a_shard, batch_size=batch_size)]
+            steps.append((start + done * assignment.shards, a_shard * assignment.shards, batches))
         places = [begin + places for begin, _, batches in steps for places, _ in batches]
         # Round more than once where there are fewer samples than shards.
         found = iter(order(np.concatenate(places) % length).tolist())
@@ -77,7 +77,9 @@ def shares(
             )
 
 
-def _cut(deal: Deal, *, a_shard: int, batch_size: int) -> Iterator[tuple[Places, int]]:
+def _cut(
+    assignment: ShardAssignment, *, a_shard: int, batch_size: int
+) -> Iterator[tuple[Places, int]]:
     """The places in a step of this rank's batches of it, and how many of each count.
 
     `a_shard`: samples that a shard has, in batches of `batch_size`. Each part has as many batches,
@@ -86,14 +88,14 @@ def _cut(deal: Deal, *, a_shard: int, batch_size: int) -> Iterator[tuple[Places,
     needs two.
     """
     ends = [*range(batch_size, a_shard, batch_size), a_shard]
-    usual = -(-batch_size * deal.shards // deal.parts)
-    least = min(2, usual) if deal.parts > deal.shards else 1
-    for slot in range(deal.slots):
-        own = range(deal.part(slot), a_shard * deal.shards, deal.parts)
+    usual = -(-batch_size * assignment.shards // assignment.parts)
+    least = min(2, usual) if assignment.parts > assignment.shards else 1
+    for slot in range(assignment.slots):
+        own = range(assignment.part(slot), a_shard * assignment.shards, assignment.parts)
         for begin, end in pairwise([0, *(end * len(own) // a_shard for end in ends)]):
             places = own[begin:end]
             to_read = np.resize(places or [0], max(len(places), least))
-            yield to_read, len(places) if deal.counts(slot) else 0
+            yield to_read, len(places) if assignment.counts(slot) else 0
 
 
 class SampleTrace:

@@ -18,14 +18,14 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.loading import end_workers_with_rank
 from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Bookmarks
 from ddp_trainer.run.savable import pack
 from ddp_trainer.run.seeds import seed_by_name
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.buffers import load
 
 _LOG_SECONDS = 10.0
@@ -43,7 +43,7 @@ class Stream:
     samples = 0
     """Of an epoch: nobody knows how many."""
 
-    def __init__(self, loader: DataLoader[Any], run: Run, *, seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], run: TrainState, *, seed: int) -> None:
         """`run`: keeps the bookmarks."""
         self._loader = loader
         self._run = run
@@ -65,12 +65,16 @@ class Stream:
         """Batches that were read by then."""
         end_workers_with_rank(loader)
 
-    def rest(self, epoch: int, samples: int, deal: Deal, *, accumulate: int = 1) -> StreamRest:
+    def rest(
+        self, epoch: int, samples: int, assignment: ShardAssignment, *, accumulate: int = 1
+    ) -> StreamRest:
         """What is left, after so many batches of all ranks, `accumulate` of each in a step."""
-        if deal.rank != self._rank:  # it is another stream, whatever was read of this one
-            self._rank, self._epoch = deal.rank, -1
-        self._go_to(epoch, samples // deal.size)
-        return StreamRest(self, samples // deal.size, ranks=deal.size, accumulate=accumulate)
+        if assignment.rank != self._rank:  # it is another stream, whatever was read of this one
+            self._rank, self._epoch = assignment.rank, -1
+        self._go_to(epoch, samples // assignment.size)
+        return StreamRest(
+            self, samples // assignment.size, ranks=assignment.size, accumulate=accumulate
+        )
 
     def bookmark(self, group: Group) -> None:
         """Remember where the streams of all ranks stand after this step; a collective.

@@ -26,9 +26,9 @@ from ddp_trainer.launcher.world.failure_reports import (
     deliver,
     message_of,
 )
-from ddp_trainer.launcher.world.rank_environment import Placing
+from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import World
-from ddp_trainer.process_group.assignment import Place, PlaceFile
+from ddp_trainer.process_group.assignment import Assignment, AssignmentFile
 from ddp_trainer.system.logs import DistinctErrors, log_to_stdout
 from ddp_trainer.telemetry.status import StatusFile
 from ddp_trainer.telemetry.termination import TerminationReport
@@ -82,10 +82,10 @@ class Lifetime:
         self,
         supervisor: Supervisor,
         world: World,
-        placing: Placing,
+        rank_environment: RankEnvironment,
         *,
         judge: Callable[[Sequence[RankEnd]], Verdict],
-        place_file: PlaceFile | None,
+        place_file: AssignmentFile | None,
         status_file: StatusFile | None,
         of_rank_0: Mapping[str, str],
         standing: Standing | None,
@@ -98,7 +98,7 @@ class Lifetime:
         """
         self._supervisor = supervisor
         self._world = world
-        self._placing = placing
+        self._rank_environment = rank_environment
         self._standing = standing
         self._judge = judge
         self._place_file = place_file
@@ -110,8 +110,8 @@ class Lifetime:
         """Whether the ranks that run are being ended for another place."""
         self._held_until: float | None = None
         """When ranks start in the place that the pod was made with, unless it has another then."""
-        if placing.hold_seconds:
-            seconds = placing.hold_seconds if standing is not None else 0
+        if rank_environment.hold_seconds:
+            seconds = rank_environment.hold_seconds if standing is not None else 0
             self._held_until = time.monotonic() + seconds
         self._errors = DistinctErrors(_logger, "ranks cannot be told of their place")
 
@@ -142,9 +142,9 @@ class Lifetime:
                         f"not restarted in place: {why[:_MAX_REASON]}" if why else ""
                     )
 
-    def _wait_for_place(self) -> Place | None:
+    def _wait_for_place(self) -> Assignment | None:
         """The place to start ranks in; None: this pod was told to stop."""
-        waits: Place | None = None
+        waits: Assignment | None = None
         while not self._supervisor.told_to_stop:
             place = self._world.place
             if place.node_rank is not None and place.start:
@@ -163,7 +163,7 @@ class Lifetime:
             self._supervisor.idle(until=math.inf if held_until is None else held_until)
         return None
 
-    def _take(self, place: Place) -> Mapping[int, Mapping[str, str]]:
+    def _take(self, place: Assignment) -> Mapping[int, Mapping[str, str]]:
         """The variables of the ranks, which may look into the file as well."""
         self._under, self._superseded = place, False
         if place is not self._world.born:
@@ -173,7 +173,7 @@ class Lifetime:
                     self._status_file.remove()  # of ranks that are gone: it would pass for a hang
         return self._settle(place)
 
-    def _settle(self, place: Place) -> Mapping[int, Mapping[str, str]]:
+    def _settle(self, place: Assignment) -> Mapping[int, Mapping[str, str]]:
         """Speak as the pod of this place; the variables of its ranks."""
         if place is not self._world.born:
             log_to_stdout(f"launcher {place.node_rank}")
@@ -182,10 +182,10 @@ class Lifetime:
             )
         by_name = self._supervisor.has_joined
         extra = self._of_rank_0 if place.node_rank == 0 else {}
-        ranks = self._placing.ranks(place, by_name=by_name)
+        ranks = self._rank_environment.ranks(place, by_name=by_name)
         return {rank: {**variables, **extra} for rank, variables in ranks.items()}
 
-    def _write(self, place: Place) -> bool:
+    def _write(self, place: Assignment) -> bool:
         """Whether ranks can be told of a place."""
         file = self._place_file
         return file is not None and self._errors.attempt(lambda: file.write(place))
@@ -262,7 +262,7 @@ class Lifetime:
         return "told to stop"
 
     def _post(self, verdict: Verdict, standing: Standing) -> Delivery:
-        place, placement = self._under, self._placing.placement
+        place, placement = self._under, self._rank_environment.placement
         report = FailureReport(
             job_uid=place.job_uid,
             attempt=place.attempt,

@@ -22,9 +22,9 @@ from ddp_trainer.exit_codes import (
     LostPeerError,
     StoppedError,
 )
-from ddp_trainer.library.state_transfer import hand_over
+from ddp_trainer.library.state_transfer import transfer_state
 from ddp_trainer.run.stop import StopSignal
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system import buffers
 from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
 
@@ -34,7 +34,7 @@ _NOTHING: list[int] = []
 _logger = logging.getLogger(__name__)
 
 
-class Keeper:
+class CheckpointManager:
     """Restores and saves a run; all ranks must call the same methods at the same steps."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Keeper:
         """The newest good checkpoint, for people; None on other ranks than 0."""
         return str(self.checkpoint) if self.checkpoint is not None else None
 
-    def agree(self, run: Run, group: Group) -> None:
+    def agree(self, run: TrainState, group: Group) -> None:
         """Put the run of every rank where the most advanced one is; the same state on all.
 
         Raises:
@@ -120,7 +120,7 @@ class Keeper:
             return False
         return self._saver.is_overdue() or (self._request is not None and self._request.is_open())
 
-    def save(self, run: Run) -> None:
+    def save(self, run: TrainState) -> None:
         """Save the run on rank 0, as a rule in the background; waits for no other rank.
 
         A failure is logged, and training goes on with the checkpoint before.
@@ -130,12 +130,12 @@ class Keeper:
                 self._request.answer()
             self._saver.save(run)
 
-    def evaluated(self, run: Run, score: float) -> None:
+    def evaluated(self, run: TrainState, score: float) -> None:
         """Save the run on rank 0 if no checkpoint kept has as good a score on the test set."""
         if self._saver is not None:
             self._saver.save_if_best(run, score)
 
-    def save_alone(self, run: Run, *, within_seconds: float) -> None:
+    def save_alone(self, run: TrainState, *, within_seconds: float) -> None:
         """Save the run on rank 0 and wait for that, but for no other rank.
 
         Raises:
@@ -145,7 +145,7 @@ class Keeper:
             self._saver.save_for_certain(run, within_seconds=within_seconds)
 
     def save_for_certain(
-        self, run: Run, group: Group, *, within_seconds: float | None = None
+        self, run: TrainState, group: Group, *, within_seconds: float | None = None
     ) -> None:
         """Save the run on rank 0; all ranks wait for that, longer than for any collective.
 
@@ -173,7 +173,7 @@ class Keeper:
             raise failure or LostPeerError("rank 0 could not save the last checkpoint")
 
     def save_and_stop(
-        self, run: Run, group: Group, stop: StopSignal, *, total_steps: int | None
+        self, run: TrainState, group: Group, stop: StopSignal, *, total_steps: int | None
     ) -> NoReturn:
         """Save, since whoever was told to stop leaves, then leave too or go on without them.
 
@@ -198,11 +198,11 @@ class Keeper:
         if self._own_saver is not None:  # of when this was rank 0, perhaps
             self._own_saver.close()
 
-    def _take_over(self, run: Run, group: Group, *, source: int, lacking: set[int]) -> None:
+    def _take_over(self, run: TrainState, group: Group, *, source: int, lacking: set[int]) -> None:
         what, lacks_it = "all ranks have it", group.rank in lacking
         if lacking:
             begin = time.monotonic()
-            megabytes = hand_over(run, group, source=source, lacks_it=lacks_it) / 1e6
+            megabytes = transfer_state(run, group, source=source, lacks_it=lacks_it) / 1e6
             seconds = time.monotonic() - begin
             what = f"rank {source}'s state, {megabytes:.1f} MB in {seconds:.2f} s"
         if self._saver is not None and self._saver.directory.newest is None:
@@ -210,7 +210,7 @@ class Keeper:
         if group.rank == 0 or lacks_it:
             _logger.info("going on from memory at step %d: %s", run.position.step, what)
 
-    def _load(self, run: Run, group: Group) -> None:
+    def _load(self, run: TrainState, group: Group) -> None:
         if not self._keeps:
             self._start(run, group)
             return
@@ -220,7 +220,7 @@ class Keeper:
             found = loaded is not None
             try:
                 if loaded is not None:
-                    run.take_in(buffers.load(loaded))
+                    run.load_state_dict(buffers.load(loaded))
             except (RuntimeError, KeyError, ValueError) as error:
                 trouble = (
                     f"checkpoint {self.newest or ''} does not fit this run: choose another "
@@ -234,19 +234,19 @@ class Keeper:
         if not found:
             self._start(run, group)
             return
-        hand_over(run, group, source=0, lacks_it=group.rank != 0)
+        transfer_state(run, group, source=0, lacks_it=group.rank != 0)
         if group.rank == 0:
             _logger.info("resuming from checkpoint %s", self.newest)
 
     @staticmethod
-    def _start(run: Run, group: Group) -> None:
+    def _start(run: TrainState, group: Group) -> None:
         """Train from where rank 0 begins: others may have drawn other weights."""
         if group.rank == 0 and run.is_torn:
             raise RuntimeError(
                 "all ranks that had the state were lost while they passed it on, and there is no "
                 "checkpoint: starting again"
             )
-        hand_over(run, group, source=0, lacks_it=group.rank != 0)
+        transfer_state(run, group, source=0, lacks_it=group.rank != 0)
 
 
 class _Waiting:

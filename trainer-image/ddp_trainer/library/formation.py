@@ -7,23 +7,23 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.exit_codes import BrokenGroupError, MovedError
-from ddp_trainer.library.checkpoint_manager import Keeper
-from ddp_trainer.library.progress import FAREWELL_SECONDS
-from ddp_trainer.library.reform_limit import Patience
+from ddp_trainer.library.checkpoint_manager import CheckpointManager
+from ddp_trainer.library.progress import FINAL_WAIT_SECONDS
+from ddp_trainer.library.reform_limit import ReformLimit
 from ddp_trainer.library.script_collectives import ScriptCollectives
 from ddp_trainer.library.steps.net import Net
 from ddp_trainer.process_group.failures import is_lost_peer
-from ddp_trainer.process_group.teardown import bury_the_last_group
+from ddp_trainer.process_group.teardown import release_last_group
 from ddp_trainer.process_group.world import World
 from ddp_trainer.run.stop import StopSignal, Votes
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.options import Options
 
 _logger = logging.getLogger(__name__)
 
-_BURIAL_SECONDS = 10.0
+_TEARDOWN_SECONDS = 10.0
 """For threads of a group that everybody has left in order: they end at once."""
 
 
@@ -37,8 +37,8 @@ class Formation:
     def __init__(
         self,
         world: World,
-        run: Run,
-        keeper: Keeper,
+        run: TrainState,
+        checkpoint_manager: CheckpointManager,
         stop: StopSignal,
         script: ScriptCollectives,
         options: Options,
@@ -46,10 +46,10 @@ class Formation:
         """`run`: what all ranks train."""
         self.run = run
         self._world = world
-        self._keeper = keeper
+        self._checkpoint_manager = checkpoint_manager
         self._stop = stop
         self._script = script
-        self._patience = Patience(options.max_reforms)
+        self._reform_limit = ReformLimit(options.max_reforms)
         self._seconds = options.rendezvous_timeout_seconds
         self._formed: AbstractContextManager[Group] | None = None
         self._group: Group | None = None
@@ -119,12 +119,12 @@ class Formation:
 
     def _account_for(self, broken: BrokenGroupError, *, has_moved: bool) -> None:
         step = self.run.position.step
-        if self._world.whereabouts.is_outdated():
+        if self._world.current_assignment.is_outdated():
             return  # another group is no trouble with this one; it is logged where it is met
         if has_moved:
             _logger.info("the group changes, as other pods know: leaving it at step %d", step)
         else:
-            self._patience.tried(step=step, reason=str(broken))
+            self._reform_limit.count(step=step, reason=str(broken))
 
     def wrap(self, net: Net) -> None:
         """Exchange the gradients of another model; a collective.
@@ -134,7 +134,7 @@ class Formation:
         """
         self.nets.append(net)
         self._begin_to_rehearse()
-        net.form(self.group, self._deal)
+        net.form(self.group, self._shard_assignment)
 
     def note(self, error: Exception) -> None:
         """The group is of no more use: compute on alone, until the step is to be taken."""
@@ -142,7 +142,7 @@ class Formation:
         for net in self.nets:
             net.leave()
 
-    def gradients_have_come(self, *, in_turn: bool = False) -> bool:
+    def wait_for_gradients(self, *, in_turn: bool = False) -> bool:
         """Whether those of all ranks are whole; False also where the step is but a rehearsal.
 
         `in_turn`: what the passes before have computed may go on to be used.
@@ -178,7 +178,7 @@ class Formation:
 
     def be_brief(self) -> None:
         """All is saved: from here on wait for nobody for long."""
-        self._seconds = min(self._seconds, FAREWELL_SECONDS)
+        self._seconds = min(self._seconds, FINAL_WAIT_SECONDS)
 
     def close(self) -> None:
         """Leave a group that everybody leaves."""
@@ -189,7 +189,7 @@ class Formation:
         if formed is not None:
             formed.__exit__(None, None, None)
         self._group = self._votes = None  # the burial waits for whoever refers to its last group
-        bury_the_last_group().join(_BURIAL_SECONDS)
+        release_last_group().join(_TEARDOWN_SECONDS)
 
     def abandon(self, error: BaseException) -> None:
         """Leave the group, if there is one, because of an error that is nobody's here."""
@@ -205,8 +205,8 @@ class Formation:
             self.run.put_buffers(buffers)
 
     @property
-    def _deal(self) -> Deal:
-        return self.run.deal(rank=self.group.rank, size=self.group.size)
+    def _shard_assignment(self) -> ShardAssignment:
+        return self.run.shard_assignment(rank=self.group.rank, size=self.group.size)
 
     @property
     def _shares_buffers(self) -> bool:
@@ -214,7 +214,7 @@ class Formation:
 
     def _begin_to_rehearse(self) -> None:
         is_clear = self.group.size <= 2 and not any(net.has_static_graph for net in self.nets)
-        self._rehearsed = is_clear or not self._deal.is_plain
+        self._rehearsed = is_clear or not self._shard_assignment.is_plain
 
     def _form_once(self, error: Exception | None) -> None:
         self.trouble = None
@@ -223,16 +223,16 @@ class Formation:
         formed = self._world.formed(timeout_seconds=self._seconds, told_to_stop=self._stop.told)
         self._group = formed.__enter__()
         self._formed = formed
-        self._keeper.agree(self.run, self._group)
+        self._checkpoint_manager.agree(self.run, self._group)
         self._stop.listen()  # from here on there is something to save
         self._begin_to_rehearse()
         for net in self.nets:
-            net.form(self._group, self._deal)
+            net.form(self._group, self._shard_assignment)
         self._votes = Votes(
             self._group,
             stop=self._stop.vote,
-            save=self._keeper.is_overdue,
-            leave=self._world.whereabouts.is_outdated,
+            save=self._checkpoint_manager.is_overdue,
+            leave=self._world.current_assignment.is_outdated,
         )
         self._script.enter(self._group)
 

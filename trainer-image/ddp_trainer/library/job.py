@@ -94,7 +94,7 @@ class Job(Stepping):
         `max_steps`: training ends after so many altogether, even within an epoch; 0: it does not.
         """
         run = self._run
-        self._plan.epochs, self._plan.max_steps = count, max_steps
+        self._length.epochs, self._length.max_steps = count, max_steps
         while run.epoch < count:
             self._epoch = run.epoch
             self._script.come_to("epoch", self._epoch)
@@ -102,7 +102,7 @@ class Job(Stepping):
             self._settle()
             if run.epoch != self._epoch:  # the others were further
                 continue
-            if self._plan.is_at_limit(run.position):
+            if self._length.is_at_limit(run.position):
                 run.end_training(epochs=count)
             else:
                 run.end_epoch()
@@ -140,7 +140,7 @@ class Job(Stepping):
             while (
                 position.epoch == epoch
                 and not position.is_at_end
-                and not self._plan.is_at_limit(position)
+                and not self._length.is_at_limit(position)
             ):
                 before = position.step, position.samples, self.rank, self.world_size
                 yield from self._batches_from_here(loading, accumulate)
@@ -229,7 +229,7 @@ class Job(Stepping):
             yield from parts.batches(seconds=_ASK_SECONDS)
             (votes, leave, unfinished, held), is_new = self._sum(
                 lambda: self._stop.vote(self.world_size),
-                self._world.whereabouts.is_outdated,
+                self._world.current_assignment.is_outdated,
                 not parts.are_done,
                 len(parts.held),
             )
@@ -262,7 +262,7 @@ class Job(Stepping):
         self._settle()
         self._run.score = float(score)
         self._progress.evaluated(self._run.position, accuracy=score)
-        self._keeper.evaluated(self._run, score)
+        self._checkpoint_manager.evaluated(self._run, score)
 
     def log(self, **metrics: SupportsFloat) -> None:
         """Show numbers of the script's own, by name: in the status, for Prometheus, in the history.

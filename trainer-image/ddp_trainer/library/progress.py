@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.library.checkpoint_manager import Keeper
+from ddp_trainer.library.checkpoint_manager import CheckpointManager
 from ddp_trainer.run.position import Position
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry import tensorboard
@@ -24,7 +24,7 @@ from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.telemetry.wire import utc
 
-FAREWELL_SECONDS = 30.0
+FINAL_WAIT_SECONDS = 30.0
 """How long a finished rank waits for one that died before it could know that all is saved."""
 
 _logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Progress:
         self,
         report: RankReport,
         timer: StepTimer,
-        keeper: Keeper,
+        checkpoint_manager: CheckpointManager,
         voice: Callable[[], Publisher],
         *,
         log_every_steps: int,
@@ -45,7 +45,7 @@ class Progress:
         """`voice`: makes a publisher, whenever this rank becomes rank 0."""
         self._report = report
         self._timer = timer
-        self._keeper = keeper
+        self._checkpoint_manager = checkpoint_manager
         self._voice = voice
         self._publisher: Publisher | None = None
         self._log_every_steps = log_every_steps
@@ -182,7 +182,7 @@ class Progress:
             self._bar.end()
 
     def _look_for_checkpoint(self) -> None:
-        found = self._keeper.checkpoint
+        found = self._checkpoint_manager.checkpoint
         if found is None or found is self._checkpoint:
             return
         self._checkpoint = found

@@ -9,7 +9,7 @@ from ddp_trainer.exit_codes import LostPeerError
 _logger = logging.getLogger(__name__)
 
 
-class Patience:
+class ReformLimit:
     """How often a group may break before it is no use to form it again."""
 
     def __init__(self, max_reforms: int) -> None:
@@ -17,7 +17,7 @@ class Patience:
         self._step = 0
         self._in_a_row = 0
 
-    def tried(self, *, step: int, reason: str) -> None:
+    def count(self, *, step: int, reason: str) -> None:
         """Another group broke, with so many steps complete.
 
         Raises:

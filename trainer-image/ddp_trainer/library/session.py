@@ -15,21 +15,21 @@ from functools import partial
 from typing import Any
 
 from ddp_trainer.checkpoints.saver import saver_of
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.exit_codes import StoppedError, SupersededError
-from ddp_trainer.library.checkpoint_manager import Keeper
+from ddp_trainer.library.checkpoint_manager import CheckpointManager
 from ddp_trainer.library.endings import end_stuck
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.profiling import Profiling
 from ddp_trainer.library.progress import Progress, voice_of
 from ddp_trainer.library.script_collectives import ScriptCollectives
-from ddp_trainer.library.training_length import Plan
-from ddp_trainer.process_group.end_of_training import Place
+from ddp_trainer.library.training_length import TrainingLength
+from ddp_trainer.process_group.end_of_training import ScriptProgress
 from ddp_trainer.process_group.rendezvous.network import hurry_the_resolver
 from ddp_trainer.process_group.world import World
 from ddp_trainer.run.stop import StopSignal
-from ddp_trainer.run.train_state import BEFORE_TRAINING, Asked, Run, after_step, before_epoch
+from ddp_trainer.run.train_state import BEFORE_TRAINING, Asked, TrainState, after_step, before_epoch
 from ddp_trainer.run.updates import SchedulerInterval
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
@@ -71,11 +71,11 @@ class Session:
             heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
             device_ids=options.hardware.device_ids,
             on_stuck=partial(end_stuck, report),
-            place=self._place,
+            script_progress=self._script_progress,
         )
         self.device = self._world.device
         """Where this rank computes, and where its models are."""
-        self._keeper = Keeper(
+        self._checkpoint_manager = CheckpointManager(
             saver_of(lambda: self._environment.placement, options, self._stop),
             options.checkpoint_every_steps,
             ask_to_save=partial(CheckpointRequest.from_env, os.environ),
@@ -83,7 +83,11 @@ class Session:
         self._timer = StepTimer(moments_of(self.device))
         voice = voice_of(environment.placement, self._timer, event_files=options.tensorboard)
         self._progress = Progress(
-            report, self._timer, self._keeper, voice, log_every_steps=options.log_every_steps
+            report,
+            self._timer,
+            self._checkpoint_manager,
+            voice,
+            log_every_steps=options.log_every_steps,
         )
         self._progress.lead(self.rank == 0)
         self._profiling = Profiling(os.environ, self.rank)
@@ -94,7 +98,7 @@ class Session:
         self._is_asking = False
         self._epoch = 0
         """The script's: while it evaluates, other ranks may have gone on to the next one."""
-        self._plan = Plan(shards=self._batch.shards or self.world_size)
+        self._length = TrainingLength(shards=self._batch.shards or self.world_size)
 
     @property
     def rank(self) -> int:
@@ -108,7 +112,7 @@ class Session:
 
     @property
     def _environment(self) -> Environment:
-        return self._world.whereabouts.environment
+        return self._world.current_assignment.environment
 
     @contextmanager
     def joined(
@@ -127,7 +131,7 @@ class Session:
             ConfigurationError: what was asked for cannot work.
         """
         try:
-            run = Run(  # before meeting anybody: wrong parts need not wait for other ranks
+            run = TrainState(  # before meeting anybody: wrong parts need not wait for other ranks
                 parts,
                 seed=self._options.seed,
                 device=self.device,
@@ -136,7 +140,7 @@ class Session:
             )
             self._script = ScriptCollectives(self._form, settle=self._settle)
             self._formation = Formation(
-                self._world, run, self._keeper, self._stop, self._script, self._options
+                self._world, run, self._checkpoint_manager, self._stop, self._script, self._options
             )
             self._report.update(finished=False)  # tells the launcher that this rank can come back
             try:
@@ -148,7 +152,7 @@ class Session:
                 raise
         finally:
             self._profiling.close()
-            self._keeper.close()
+            self._checkpoint_manager.close()
             self._progress.close()
 
     def _finish(self) -> None:
@@ -156,8 +160,8 @@ class Session:
         self._settle()
         while True:
             try:
-                self._formation.group.come_to_end()
-                self._keeper.save_for_certain(self._run, self._formation.group)
+                self._formation.group.wait_for_all_to_end()
+                self._checkpoint_manager.save_for_certain(self._run, self._formation.group)
                 self._progress.finished()
                 self._formation.be_brief()
                 self._formation.group.barrier()
@@ -171,7 +175,9 @@ class Session:
         formation = self._formation
         if isinstance(error, StoppedError) and formation.has_state and not formation.is_open:
             try:
-                self._keeper.save_alone(formation.run, within_seconds=self._stop.within_seconds)
+                self._checkpoint_manager.save_alone(
+                    formation.run, within_seconds=self._stop.within_seconds
+                )
             except SupersededError as refusal:
                 _logger.error("nothing is saved: %s", refusal)
             except OSError:
@@ -179,13 +185,13 @@ class Session:
         formation.abandon(error)
 
     @property
-    def _run(self) -> Run:
+    def _run(self) -> TrainState:
         return self._formation.run
 
     @property
-    def _deal(self) -> Deal:
+    def _shard_assignment(self) -> ShardAssignment:
         """This rank's part of each step."""
-        return self._run.deal(rank=self.rank, size=self.world_size)
+        return self._run.shard_assignment(rank=self.rank, size=self.world_size)
 
     def _form(self, error: Exception | None = None) -> None:
         self._formation.form(error, when_broken=self._progress.pause)
@@ -197,8 +203,8 @@ class Session:
         self._report.update(rank=self.rank)
         self._progress.lead(self.rank == 0)
         self._profiling.rank = self.rank
-        self._plan.shards = self._deal.shards
-        self._run.take_steps_of(self._deal.shards)
+        self._length.shards = self._shard_assignment.shards
+        self._run.take_steps_of(self._shard_assignment.shards)
 
     def _or_form(self, collective: Callable[[], object]) -> None:
         """Do what takes all ranks, or form the group anew."""
@@ -212,7 +218,9 @@ class Session:
 
     def _save_and_stop(self) -> None:
         run, total = self._run, self._progress.total_steps
-        self._keeper.save_and_stop(run, self._formation.group, self._stop, total_steps=total)
+        self._checkpoint_manager.save_and_stop(
+            run, self._formation.group, self._stop, total_steps=total
+        )
 
     def _sum(self, *values: float | Callable[[], float]) -> tuple[list[float], bool]:
         """The sum, and whether it is new: not if other ranks got it before this one joined them.
@@ -250,7 +258,7 @@ class Session:
         place = self._asked_at()
         return self._asked[place] == len(self._run.answers.get(place, []))
 
-    def _place(self) -> Place:
+    def _script_progress(self) -> ScriptProgress:
         """How far the script has come, as far as other ranks have to come there, too."""
         step = self._run.position.step
         asked = self._asked[after_step(step, epoch=self._epoch)] + self._is_asking
@@ -258,9 +266,9 @@ class Session:
 
     def _tell_progress(self) -> None:
         """Say how many steps there are, as soon as that is known."""
-        if self._plan.loading is not None:
+        if self._length.loading is not None:
             position = self._run.position
-            self._progress.begin(position, total_steps=self._plan.total_steps(position))
+            self._progress.begin(position, total_steps=self._length.total_steps(position))
 
 
 def _value(given: float | Callable[[], float]) -> float:

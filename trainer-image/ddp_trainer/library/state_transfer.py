@@ -22,7 +22,7 @@ from torch import Tensor
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.run.fingerprint import fingerprint
 from ddp_trainer.run.savable import without_tensors
-from ddp_trainer.run.train_state import Run
+from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.buffers import Place, tensors_by_place
 
 COMPARED_BYTES = 1 << 20
@@ -32,7 +32,7 @@ BUCKET_BYTES = 32 << 20
 to itself."""
 
 
-def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
+def transfer_state(run: TrainState, group: Group, *, source: int, lacks_it: bool) -> int:
     """Give rank `source`'s state to the ranks that lack it; returns the bytes sent. A collective.
 
     Ranks that neither have to give nor lack it pass on what they get, and keep their own.
@@ -40,7 +40,7 @@ def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
     if group.size == 1:
         return 0
     giver = group.rank == source
-    state = run.memory() if giver or lacks_it else {}
+    state = run.full_state_dict() if giver or lacks_it else {}
     own = dict(tensors_by_place(state))
     outline = _Outline.of(state, own, run.untrained()) if giver else None
     message = group.broadcast(outline.pack() if outline is not None else None, source=source)
@@ -72,7 +72,7 @@ def hand_over(run: Run, group: Group, *, source: int, lacks_it: bool) -> int:
     group.gate.wait()
     if lacks_it:
         filled = {place: slot.filled() for place, slot in zip(holes, slots, strict=True) if slot}
-        run.take_in(outline.with_tensors(filled))
+        run.load_state_dict(outline.with_tensors(filled))
     return sum(hole.nbytes for hole, needed in zip(holes.values(), travels, strict=True) if needed)
 
 

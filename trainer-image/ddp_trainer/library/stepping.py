@@ -15,7 +15,7 @@ from ddp_trainer.data.stream import Stream, StreamRest
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
 from ddp_trainer.library.session import Session
 from ddp_trainer.library.steps.attempt import Attempt
-from ddp_trainer.process_group.end_of_training import Place
+from ddp_trainer.process_group.end_of_training import ScriptProgress
 from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
@@ -40,8 +40,8 @@ class Stepping(Session):
         self._is_in_loop = False
         """Whether the script is between two batches of an epoch."""
 
-    def _place(self) -> Place:
-        step, *asked, _ = super()._place()
+    def _script_progress(self) -> ScriptProgress:
+        step, *asked, _ = super()._script_progress()
         return step + (self._attempt is not None), *asked, int(self._is_in_loop)
 
     def _take_place(self) -> None:
@@ -52,7 +52,9 @@ class Stepping(Session):
         """Up to the end of the epoch, or to where another rank has turned out to be further."""
         run, place = self._run, (self.rank, self.world_size)
         position = run.position
-        rest = loading.rest(position.epoch, position.samples, self._deal, accumulate=accumulate)
+        rest = loading.rest(
+            position.epoch, position.samples, self._shard_assignment, accumulate=accumulate
+        )
         while share := rest.next_step():
             batches: list[Any] = []
             step, epoch = run.position.step, run.position.epoch
@@ -78,7 +80,7 @@ class Stepping(Session):
                 return
             if (self.rank, self.world_size) != place:
                 return
-            if run.position.is_at_end or self._plan.is_at_limit(run.position):
+            if run.position.is_at_end or self._length.is_at_limit(run.position):
                 return
 
     def _try_step(self, share: Share, rest: Rest | StreamRest) -> Attempt:
@@ -91,7 +93,7 @@ class Stepping(Session):
             self._trace.write(step=position.step + 1, epoch=position.epoch, samples=share.own)
         self._attempt = Attempt(
             before=self._run.before(),
-            deal=self._deal,
+            assignment=self._shard_assignment,
             samples=share.samples,
             # One pass is enough to see how DDP lays out its buckets.
             sizes=share.counts[: None if self._formation.is_rehearsed else 1],
@@ -112,7 +114,7 @@ class Stepping(Session):
                 slot, weight=attempt.weight_of_part, is_first=number == 0, is_last=is_last
             )
         purpose = "model" if batch == 0 else f"model/{batch}"
-        part, step = attempt.deal.part(slot), self._run.position.step
+        part, step = attempt.assignment.part(slot), self._run.position.step
         seed_step(self._options.seed, rank=part, step=step, purpose=purpose)
         self._timer.note(Phase.DATA)
 
@@ -127,12 +129,12 @@ class Stepping(Session):
         self, attempt: Attempt, loss: Tensor | float | None, clip_grad_norm: float | None
     ) -> bool:
         if not attempt.stepped_with(loss):
-            if not attempt.deal.is_plain:
+            if not attempt.assignment.is_plain:
                 self._run.forget_unscaling()
             return False
         if attempt.buffers is not None:
             self._run.set_buffers(attempt.buffers)
-        have_come = self._formation.gradients_have_come() and self._knows_the_end(attempt)
+        have_come = self._formation.wait_for_gradients() and self._knows_the_end(attempt)
         self._timer.note(Phase.COMMUNICATION)
         if not have_come:
             self._run.take_back(attempt.before)
@@ -164,12 +166,12 @@ class Stepping(Session):
                 f"step(optimizer=...) takes turns with one batch, and {self._batch.name} may make "
                 f"several of it: {self._batch.remedy}"
             )
-        if self._plan.accumulate > 1:
+        if self._length.accumulate > 1:
             raise ConfigurationError(
                 "step(optimizer=...) and batches(accumulate=...) do not go together: leave one out"
             )
         turn = attempt.take_turn(loss)
-        have_come = self._formation.gradients_have_come(in_turn=True)
+        have_come = self._formation.wait_for_gradients(in_turn=True)
         self._timer.note(Phase.COMMUNICATION)
         if not have_come or turn < run.position.turns:  # it was taken before the group broke
             run.take_back(attempt.before, in_turn=True)
@@ -212,7 +214,7 @@ class Stepping(Session):
         self._asked.clear()
         self._script.come_to("after a step", self._run.position.step)
         self._script.stepped(epoch=self._run.position.epoch)
-        samples = attempt.samples * self._plan.samples_a_place
+        samples = attempt.samples * self._length.samples_a_place
         self._progress.step(self._run.position, samples=samples)
         self._profiling.step()
         self._timer.lap(Phase.COMPUTE)
@@ -233,17 +235,17 @@ class Stepping(Session):
         position = self._run.position
         votes, group = self._formation.votes, self._formation.group
         votes.read()
-        saves = votes.save or self._keeper.is_due(position.step)
+        saves = votes.save or self._checkpoint_manager.is_due(position.step)
         leaves = votes.stop or votes.leave
-        if saves or leaves or attempt.ends_epoch or self._plan.is_at_limit(position):
+        if saves or leaves or attempt.ends_epoch or self._length.is_at_limit(position):
             self._formation.equalise()
-            if isinstance(self._plan.loading, Stream):
-                self._plan.loading.bookmark(self._formation.group)
+            if isinstance(self._length.loading, Stream):
+                self._length.loading.bookmark(self._formation.group)
         if saves:
-            self._keeper.save(self._run)
+            self._checkpoint_manager.save(self._run)
             self._timer.lap(Phase.CHECKPOINT)
         if self._progress.wants_interval(position):
-            losses, shards = attempt.losses(), attempt.deal.shards
+            losses, shards = attempt.losses(), attempt.assignment.shards
             votes.pace(self._progress.interval(position, losses, group, shards=shards))
         if votes.stop:
             self._save_and_stop()
@@ -258,7 +260,7 @@ class Stepping(Session):
             )
 
     def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading | Stream:
-        if not self._plan.is_of(loader, accumulate):
+        if not self._length.is_of(loader, accumulate):
             loading: Loading | Stream
             if is_stream(loader):
                 if self._batch.is_fixed:
@@ -278,7 +280,7 @@ class Stepping(Session):
                     )
                 loading = Loading(loader, seed=self._options.seed)
                 self._run.choose_samples(loading.samples)
-            self._plan.choose(loader, loading, accumulate)
+            self._length.choose(loader, loading, accumulate)
             self._tell_progress()
-        assert self._plan.loading is not None
-        return self._plan.loading
+        assert self._length.loading is not None
+        return self._length.loading

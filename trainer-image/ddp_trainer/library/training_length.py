@@ -17,7 +17,7 @@ from ddp_trainer.settings.batch import Batch
 
 
 @dataclass(kw_only=True)
-class Plan:
+class TrainingLength:
     """Epochs, what they consist of, and when all of it ends."""
 
     shards: int

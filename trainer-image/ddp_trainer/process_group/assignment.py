@@ -30,7 +30,7 @@ LONGEST_MEMBERS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Assignment:
     """What one pod hears of the group, in one generation of it."""
 
     job_uid: str
@@ -61,7 +61,7 @@ class Place:
     node rank 0 alone, which may have to lead. Empty: it may not."""
 
     @classmethod
-    def parse(cls, text: bytes) -> Place:
+    def parse(cls, text: bytes) -> Assignment:
         """Read what the operator sends.
 
         Raises:
@@ -111,7 +111,7 @@ class Place:
         return replace(process, placement=placement, rank=placement.rank_of(process.local_rank))
 
 
-class PlaceFile:
+class AssignmentFile:
     """The newest place, from the launcher to the ranks of its pod."""
 
     def __init__(self, status_file: Path) -> None:
@@ -119,12 +119,12 @@ class PlaceFile:
         self._path = status_file.with_name(f".{status_file.name}.world")
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> PlaceFile | None:
+    def from_env(cls, env: Mapping[str, str]) -> AssignmentFile | None:
         """As a rank finds it; None where no launcher listens."""
         path = env.get(STATUS_FILE_VARIABLE)
         return cls(Path(path)) if path else None
 
-    def write(self, place: Place) -> None:
+    def write(self, place: Assignment) -> None:
         """Replace the one before.
 
         Raises:
@@ -140,9 +140,9 @@ class PlaceFile:
             return None
         return status.st_ino, status.st_mtime_ns
 
-    def read(self) -> Place | None:
+    def read(self) -> Assignment | None:
         """The newest; None where none has come, or none that can be read."""
         try:
-            return Place.parse(self._path.read_bytes())
+            return Assignment.parse(self._path.read_bytes())
         except (OSError, ValueError):
             return None

@@ -22,13 +22,13 @@ from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.accelerator import Accelerator, Communicator, Contact
 from ddp_trainer.devices.gate import Gate, expect
 from ddp_trainer.exit_codes import BrokenGroupError
-from ddp_trainer.process_group.end_of_training import Place, come_to_end
+from ddp_trainer.process_group.end_of_training import ScriptProgress, wait_for_all_to_end
 from ddp_trainer.process_group.failures import is_lost_peer, reason
 from ddp_trainer.process_group.lifeline import Lifeline, tie
 from ddp_trainer.process_group.rendezvous.membership import Membership
 from ddp_trainer.process_group.rendezvous.network import interface_towards
 from ddp_trainer.process_group.sockets import Endpoint
-from ddp_trainer.process_group.teardown import leave_behind
+from ddp_trainer.process_group.teardown import keep_for_teardown
 from ddp_trainer.settings.timeouts import contact_seconds
 from ddp_trainer.system.threads import start_thread
 from ddp_trainer.system.watchdog import Watchdog
@@ -62,18 +62,18 @@ class Connection:
         watchdog: Watchdog,
         *,
         told_to_stop: Callable[[], bool] = lambda: False,
-        place: Callable[[], Place] = tuple,
+        script_progress: Callable[[], ScriptProgress] = tuple,
     ) -> None:
         """`watchdog`: for what the accelerator does not come back from.
 
-        `place`: how far this rank's script has come.
+        `script_progress`: how far this rank's script has come.
         """
         self._membership = membership
         self._device = device
         self._accelerator = accelerator
         self._watchdog = watchdog
         self._told_to_stop = told_to_stop
-        self._place = place
+        self._script_progress = script_progress
         self._communicator: Communicator | None = None
         self._smaller: list[dist.ProcessGroup] = []
         """Groups of some of its ranks, which the script has made."""
@@ -128,7 +128,7 @@ class Connection:
             world=world,
             control=control,
             form_smaller=partial(self._form_smaller, timeout=timeout),
-            come_to_end=partial(self._come_to_end, timeout=timeout),
+            wait_for_all_to_end=partial(self._wait_for_all_to_end, timeout=timeout),
         )
         connections.complete(_from_all(group, connections.listening()))
         if self._pending.failure is not None:  # perhaps before there was anything to cut
@@ -164,9 +164,11 @@ class Connection:
         except RuntimeError as error:
             raise self._pending.failure or error from error
 
-    def _come_to_end(self, *, timeout: timedelta) -> None:
+    def _wait_for_all_to_end(self, *, timeout: timedelta) -> None:
         seconds = timeout.total_seconds()
-        come_to_end(self._membership, self._place(), self._failure, timeout_seconds=seconds)
+        wait_for_all_to_end(
+            self._membership, self._script_progress(), self._failure, timeout_seconds=seconds
+        )
 
     def _form_smaller(
         self, ranks: tuple[int, ...], name: str, *, timeout: timedelta
@@ -240,7 +242,7 @@ class Connection:
         if self._accelerator is not None:
             self._watchdog.within(_LEAVE_SECONDS, "it does not leave the group")
             if dist.is_initialized():
-                self._leave_behind()
+                self._keep_for_teardown()
                 try:
                     distributed_c10d._abort_process_group()
                 except RuntimeError as error:
@@ -268,14 +270,14 @@ class Connection:
         if self._communicator is not None:
             self._watchdog.within(_LEAVE_SECONDS, "it does not leave the group")
         if dist.is_initialized():
-            self._leave_behind()
+            self._keep_for_teardown()
             dist.destroy_process_group()
         # The names of groups are counted, and part of their keys in the store. Ranks that failed
         # to form a group must count like those that never tried.
         distributed_c10d._world.group_count = 0
 
-    def _leave_behind(self) -> None:
-        leave_behind(*distributed_c10d._world.pg_map, self._communicator)
+    def _keep_for_teardown(self) -> None:
+        keep_for_teardown(*distributed_c10d._world.pg_map, self._communicator)
         self._communicator = None
         self._smaller.clear()
 

@@ -7,16 +7,16 @@ import threading
 from dataclasses import replace
 
 from ddp_trainer.exit_codes import LeftError
-from ddp_trainer.process_group.assignment import Place, PlaceFile
+from ddp_trainer.process_group.assignment import Assignment, AssignmentFile
 from ddp_trainer.settings.environment import Environment, Placement
 
 _logger = logging.getLogger(__name__)
 
 
-class Whereabouts:
+class CurrentAssignment:
     """At first what the environment says; then what is newest."""
 
-    def __init__(self, environment: Environment, file: PlaceFile | None = None) -> None:
+    def __init__(self, environment: Environment, file: AssignmentFile | None = None) -> None:
         """`file`: where newer places come in; None: nobody tells of any."""
         self.environment = environment
         """Of this process, in the group that it belongs to or looks for."""
@@ -25,7 +25,7 @@ class Whereabouts:
         self._looks = threading.Lock()
         """Of threads, of which one might put back what another one has just found."""
         self._seen: tuple[int, int] | None = None
-        self._newest: Place | None = None
+        self._newest: Assignment | None = None
 
     @property
     def has_moved(self) -> bool:

@@ -19,7 +19,7 @@ from ddp_trainer.exit_codes import BrokenGroupError, LeftEarlyError
 from ddp_trainer.process_group.rendezvous.membership import Membership
 from ddp_trainer.system.backoff import Backoff
 
-Place = tuple[int, ...]
+ScriptProgress = tuple[int, ...]
 """How far a rank's script has come: what is greater is further. The last number says whether it is
 inside the loop over batches: it may yet leave the loop without another step."""
 
@@ -32,16 +32,16 @@ _pause_after = Backoff(shortest_seconds=0.001, longest_seconds=0.5, per_doubling
 _logger = logging.getLogger(__name__)
 
 
-def come_to_end(
+def wait_for_all_to_end(
     membership: Membership,
-    place: Place,
+    script_progress: ScriptProgress,
     failure: Callable[[], Exception | None],
     *,
     timeout_seconds: float,
 ) -> None:
     """Wait until all ranks of a group have come to the end of their training.
 
-    `place` of this rank. `failure`: what has broken the group meanwhile, or None.
+    `script_progress` of this rank. `failure`: what has broken the group meanwhile, or None.
 
     Raises:
         LeftEarlyError: another rank trains on.
@@ -50,7 +50,7 @@ def come_to_end(
     """
     store, size = membership.store, membership.size
     store.set(f"{_ENDED}/{membership.rank}", "")
-    store.set(_ENDED, json.dumps([membership.rank, *place]))
+    store.set(_ENDED, json.dumps([membership.rank, *script_progress]))
     begin = time.monotonic()
     log_at = begin + _FIRST_LOG_SECONDS
     count = store.add(f"{_ENDED}/count", 1)
@@ -85,22 +85,24 @@ def come_to_end(
 class Objection:
     """That of one rank to another one's end, where it trains on itself."""
 
-    def __init__(self, rank: int, place: Callable[[], Place], *, patience_seconds: float) -> None:
-        """`place`: of the rank, at any time.
+    def __init__(
+        self, rank: int, script_progress: Callable[[], ScriptProgress], *, patience_seconds: float
+    ) -> None:
+        """`script_progress`: of the rank, at any time.
 
         `patience_seconds`: how long it may be within the step in which the other one has left.
         """
         self._rank = rank
-        self._place = place
+        self._script_progress = script_progress
         self._patience_seconds = patience_seconds
-        self._seen: tuple[Place, float] | None = None
+        self._seen: tuple[ScriptProgress, float] | None = None
 
     def look(self, store: Store, *, now: float) -> None:
         """Object if there is a reason to; `store`: of the group."""
         if not store.check([_ENDED]):
             return
         other, *numbers = json.loads(store.get(_ENDED))
-        theirs, mine = tuple(numbers), self._place()
+        theirs, mine = tuple(numbers), self._script_progress()
         if other == self._rank or mine <= theirs:
             return
         if mine[:-1] == theirs[:-1]:

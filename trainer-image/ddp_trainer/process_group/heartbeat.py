@@ -24,7 +24,7 @@ from datetime import timedelta
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
-from ddp_trainer.process_group.end_of_training import Objection, Place
+from ddp_trainer.process_group.end_of_training import Objection, ScriptProgress
 from ddp_trainer.process_group.rendezvous.membership import Membership
 from ddp_trainer.system.liveness import Silence
 from ddp_trainer.system.threads import start_thread
@@ -55,13 +55,13 @@ class Heartbeat:
         timeout_seconds: float,
         on_lost: Callable[[str], None],
         is_broken: Callable[[], bool] = lambda: False,
-        place: Callable[[], Place] = tuple,
+        script_progress: Callable[[], ScriptProgress] = tuple,
     ) -> None:
         """`on_lost` is called once, in a thread, with a sentence that names the lost rank.
 
         `timeout_seconds`: 0: nobody says that it runs. `is_broken`: whether the operator says that
-        a rank is lost for good, perhaps before its peers can know. `place`: how far this rank has
-        come.
+        a rank is lost for good, perhaps before its peers can know. `script_progress`: how
+        far this rank has come.
         """
         self._membership = membership
         self._rank = rank
@@ -69,7 +69,7 @@ class Heartbeat:
         self._timeout_seconds = timeout_seconds
         self._on_lost = on_lost
         self._is_broken = is_broken
-        self._objection = Objection(rank, place, patience_seconds=timeout_seconds)
+        self._objection = Objection(rank, script_progress, patience_seconds=timeout_seconds)
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self._beats = 0

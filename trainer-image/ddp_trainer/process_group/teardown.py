@@ -29,12 +29,12 @@ _kept: list[object] = []
 """What somebody refers to who never lets go."""
 
 
-def leave_behind(*remains: object) -> None:
+def keep_for_teardown(*remains: object) -> None:
     """Keep what is left of a group until there is another one."""
     _left_behind.extend(remains)
 
 
-def bury_the_last_group() -> threading.Thread:
+def release_last_group() -> threading.Thread:
     """Let go of what is left of the last group, before there is another one.
 
     Returns the thread that does it. Python must not end before it: torch would abort the process.
@@ -50,14 +50,14 @@ def bury_the_last_group() -> threading.Thread:
         others.clear()
         # A group's own thread may be about to forget a callback that refers to
         # the group. Were it the last to let go, it would wait for itself, and torch would abort.
-        if not _are_ours_alone(groups):
+        if not _has_no_other_references(groups):
             _kept.extend(groups)
         groups.clear()
 
     return start_thread("burial", bury)
 
 
-def _are_ours_alone(groups: list[dist.ProcessGroup]) -> bool:
+def _has_no_other_references(groups: list[dist.ProcessGroup]) -> bool:
     """Whether nobody else refers to them any more; waits for that."""
     began = time.monotonic()
     while any(sys.getrefcount(groups[i]) > _OWN_REFERENCES for i in range(len(groups))):

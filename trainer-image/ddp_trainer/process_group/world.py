@@ -17,15 +17,15 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.devices.accelerator import accelerator_for
 from ddp_trainer.devices.hardware import pin_device
 from ddp_trainer.exit_codes import BrokenGroupError, ExitCode, LeavingError, StoppedError
-from ddp_trainer.process_group.assignment import PlaceFile
+from ddp_trainer.process_group.assignment import AssignmentFile
 from ddp_trainer.process_group.connection import Connection
-from ddp_trainer.process_group.end_of_training import Place
+from ddp_trainer.process_group.end_of_training import ScriptProgress
 from ddp_trainer.process_group.failures import is_lost_device, is_lost_peer, reason
 from ddp_trainer.process_group.heartbeat import Heartbeat
 from ddp_trainer.process_group.rendezvous.announcement import AnnouncedAddress
 from ddp_trainer.process_group.rendezvous.membership import Membership
 from ddp_trainer.process_group.rendezvous.rendezvous import Rendezvous
-from ddp_trainer.process_group.teardown import bury_the_last_group
+from ddp_trainer.process_group.teardown import release_last_group
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.logs import end_process
 from ddp_trainer.system.watchdog import Watchdog
@@ -52,14 +52,14 @@ class World:
         heartbeat_timeout_seconds: float,
         device_ids: tuple[int, ...] | None = None,
         on_stuck: Callable[[str], object] = _end_stuck,
-        place: Callable[[], Place] = tuple,
+        script_progress: Callable[[], ScriptProgress] = tuple,
     ) -> None:
         """Pin this rank's device; nobody is met yet.
 
         `heartbeat_timeout_seconds`: after this time a silent rank counts as lost; 0: never.
         `device_ids`: the GPU of each local rank; None: the one with the same number. `on_stuck` has
-        to end the process when an accelerator does not come back; it gets the reason. `place`: how
-        far this rank's script has come.
+        to end the process when an accelerator does not come back; it gets the reason.
+        `script_progress`: how far this rank's script has come.
 
         Raises:
             ConfigurationError: this pod has not the GPUs that its ranks need.
@@ -67,16 +67,16 @@ class World:
         self._group_timeout = timedelta(seconds=group_timeout_seconds)
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
         self._rendezvous = Rendezvous(
-            environment, AnnouncedAddress.from_env(os.environ), PlaceFile.from_env(os.environ)
+            environment, AnnouncedAddress.from_env(os.environ), AssignmentFile.from_env(os.environ)
         )
-        self.whereabouts = self._rendezvous.whereabouts
+        self.current_assignment = self._rendezvous.current_assignment
         """Of this rank, which may change from group to group."""
         self.device = pin_device(
             environment.placement, local_rank=environment.local_rank, device_ids=device_ids
         )
         self._accelerator = accelerator_for(environment.placement, self.device)
         self._on_stuck = on_stuck
-        self._place = place
+        self._script_progress = script_progress
 
     @contextmanager
     def formed(
@@ -93,7 +93,7 @@ class World:
             ConfigurationError: they were started with other settings.
             LostDeviceError, or what torch says of it: this process can use its device no more.
         """
-        bury_the_last_group()
+        release_last_group()
         begin = time.monotonic()
         membership = self._rendezvous.meet(
             timeout_seconds=timeout_seconds, told_to_stop=told_to_stop
@@ -105,7 +105,7 @@ class World:
             self._accelerator,
             watchdog,
             told_to_stop=told_to_stop,
-            place=self._place,
+            script_progress=self._script_progress,
         )
         heartbeat: Heartbeat | None = None
         try:
@@ -117,7 +117,7 @@ class World:
                     "group of %d ranks formed in %.2f s: %s, interface %s",
                     group.size,
                     time.monotonic() - begin,
-                    self.whereabouts.environment.placement.backend,
+                    self.current_assignment.environment.placement.backend,
                     os.environ.get("GLOO_SOCKET_IFNAME", "gloo's own choice"),
                 )
             yield group
@@ -151,8 +151,8 @@ class World:
             size=membership.size,
             timeout_seconds=self._heartbeat_timeout_seconds,
             on_lost=connection.give_up,
-            is_broken=self.whereabouts.is_broken,
-            place=self._place,
+            is_broken=self.current_assignment.is_broken,
+            script_progress=self._script_progress,
         )
         heartbeat.start()
         return heartbeat

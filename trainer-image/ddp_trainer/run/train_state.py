@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.buffers import Copies
 from ddp_trainer.run.parts import Parts, move
@@ -42,7 +42,7 @@ def after_step(step: int, *, epoch: int) -> Asked:
     return 2, step, epoch
 
 
-class Run:
+class TrainState:
     """What changes from step to step, part by part; it outlives broken groups."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Run:
         answers = sum(map(len, self.answers.values()))
         return [self.position.step, self.epoch, self.position.turns, answers]
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The whole state, in the very tensors that the next step changes.
 
         The same for everybody who has completed the same step, evaluated or not.
@@ -113,9 +113,9 @@ class Run:
             state["bookmarks"] = vars(self.bookmarks)
         return state
 
-    def memory(self) -> dict[str, Any]:
+    def full_state_dict(self) -> dict[str, Any]:
         """The same with what ranks need that go on together from here, in this very moment."""
-        return self.state() | {
+        return self.state_dict() | {
             "position": asdict(self.position),
             "epoch": self.epoch,
             "answers": list(self.answers.items()),
@@ -131,7 +131,7 @@ class Run:
             yield from (each for each in model.parameters() if not each.requires_grad)
             yield from model.buffers()
 
-    def take_in(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` or `memory` has told, in the same tensors that the model has now.
 
         Raises:
@@ -197,10 +197,10 @@ class Run:
 
     # Steps.
 
-    def deal(self, *, rank: int, size: int) -> Deal:
+    def shard_assignment(self, *, rank: int, size: int) -> ShardAssignment:
         """What one of so many ranks computes of each step."""
         shards = self.order.shards or size
-        return Deal(shards=shards, rank=rank, size=size, exact=self.batch.exact)
+        return ShardAssignment(shards=shards, rank=rank, size=size, exact=self.batch.exact)
 
     def take_steps_of(self, ranks: int) -> None:
         """From here on steps are those of so many ranks."""

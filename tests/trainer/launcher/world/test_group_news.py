@@ -20,9 +20,9 @@ from ddp_trainer.launcher.world.failure_reports import (
     answer_of,
     message_of,
 )
-from ddp_trainer.launcher.world.rank_environment import Placing
+from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import World
-from ddp_trainer.process_group.assignment import Place
+from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.telemetry.status import CheckpointStatus
 from ddp_trainer.telemetry.termination import TerminationReport
 from ddp_trainer.telemetry.wire import to_json
@@ -30,7 +30,9 @@ from ddp_trainer.telemetry.wire import to_json
 from tests.trainer.support.clock import Clock
 from tests.trainer.support.pods import DEADLINE_SECONDS, contract
 
-BORN = Place(job_uid="7d1f", attempt=0, generation=4, node_rank=1, nodes=2, master_addr="j-0-0.j")
+BORN = Assignment(
+    job_uid="7d1f", attempt=0, generation=4, node_rank=1, nodes=2, master_addr="j-0-0.j"
+)
 REPORT = FailureReport(
     job_uid="7d1f",
     attempt=0,
@@ -252,10 +254,10 @@ def for_torchrun(rank: int, *, of: int) -> dict[str, str]:
 
 
 def test_the_place_that_a_pod_is_made_with_leaves_its_environment_alone() -> None:
-    placing = Placing(member())
-    assert placing.can_change
-    assert placing.born == replace(BORN, master_addr="localhost")
-    assert placing.ranks(placing.born, by_name=True) == {
+    rank_environment = RankEnvironment(member())
+    assert rank_environment.can_change
+    assert rank_environment.born == replace(BORN, master_addr="localhost")
+    assert rank_environment.ranks(rank_environment.born, by_name=True) == {
         2: {"RANK": "2", "LOCAL_RANK": "0", **for_torchrun(2, of=4)},
         3: {"RANK": "3", "LOCAL_RANK": "1", **for_torchrun(3, of=4)},
     }
@@ -263,7 +265,7 @@ def test_the_place_that_a_pod_is_made_with_leaves_its_environment_alone() -> Non
 
 @pytest.mark.parametrize("made", [member(), spare()])
 def test_another_place_gives_its_ranks_all_variables(made: dict[str, str]) -> None:
-    placing = Placing(made)
+    rank_environment = RankEnvironment(made)
     place = replace(BORN, generation=9, node_rank=2, nodes=3, master_address="10.0.0.7")
     common = {
         "MASTER_ADDR": "10.0.0.7",
@@ -274,44 +276,50 @@ def test_another_place_gives_its_ranks_all_variables(made: dict[str, str]) -> No
         "GROUP_WORLD_SIZE": "3",
         "DDP_GENERATION": "9",
     }
-    assert placing.ranks(place, by_name=False) == {
+    assert rank_environment.ranks(place, by_name=False) == {
         4: {**common, "RANK": "4", "LOCAL_RANK": "0", **for_torchrun(4, of=6)},
         5: {**common, "RANK": "5", "LOCAL_RANK": "1", **for_torchrun(5, of=6)},
     }
     for by_name, known in [(True, place), (False, replace(place, master_address=""))]:
-        assert placing.ranks(known, by_name=by_name)[4]["MASTER_ADDR"] == "j-0-0.j"
-    assert placing.ranks(replace(place, node_rank=None), by_name=False) == {}
-    assert placing.misfit(place) == ""
+        assert rank_environment.ranks(known, by_name=by_name)[4]["MASTER_ADDR"] == "j-0-0.j"
+    assert rank_environment.ranks(replace(place, node_rank=None), by_name=False) == {}
+    assert rank_environment.misfit(place) == ""
 
 
 def test_a_pod_without_a_place_waits_for_one() -> None:
-    placing = Placing(spare())
-    assert placing.born.node_rank is None
-    assert (placing.born.job_uid, placing.born.attempt, placing.born.generation) == ("7d1f", 0, 4)
-    assert placing.placement.local_world_size == 2
+    rank_environment = RankEnvironment(spare())
+    assert rank_environment.born.node_rank is None
+    assert (
+        rank_environment.born.job_uid,
+        rank_environment.born.attempt,
+        rank_environment.born.generation,
+    ) == ("7d1f", 0, 4)
+    assert rank_environment.placement.local_world_size == 2
 
 
 @pytest.mark.parametrize("lacks", ["DDP_GENERATION", "DDP_STATUS_PORT", "DDP_TOKEN"])
 def test_who_can_be_told_of_no_place_needs_one(lacks: str) -> None:
-    assert not Placing({**member(), lacks: ""}).can_change
+    assert not RankEnvironment({**member(), lacks: ""}).can_change
     with pytest.raises(ConfigurationError, match="is not set"):
-        Placing({**spare(), lacks: ""})
+        RankEnvironment({**spare(), lacks: ""})
 
 
 def test_a_generation_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="DDP_GENERATION is -1: set it to"):
-        Placing(member(DDP_GENERATION="-1"))
+        RankEnvironment(member(DDP_GENERATION="-1"))
 
 
 def test_where_pods_differ_a_place_has_to_fit() -> None:
-    placing = Placing(member(DDP_POD_SIZES="1,2,2", WORLD_SIZE="5", GROUP_WORLD_SIZE="3"))
+    rank_environment = RankEnvironment(
+        member(DDP_POD_SIZES="1,2,2", WORLD_SIZE="5", GROUP_WORLD_SIZE="3")
+    )
     place = replace(BORN, generation=9, node_rank=2, nodes=3)
-    assert placing.misfit(place) == ""
-    ranks = placing.ranks(place, by_name=True)
+    assert rank_environment.misfit(place) == ""
+    ranks = rank_environment.ranks(place, by_name=True)
     assert {rank: each["WORLD_SIZE"] for rank, each in ranks.items()} == {3: "5", 4: "5"}
-    assert placing.misfit(replace(place, node_rank=None)) == ""
-    assert placing.misfit(replace(place, nodes=4)).startswith("nodes: ")
-    assert placing.misfit(replace(place, node_rank=0)).startswith("nodeRank: ")
+    assert rank_environment.misfit(replace(place, node_rank=None)) == ""
+    assert rank_environment.misfit(replace(place, nodes=4)).startswith("nodes: ")
+    assert rank_environment.misfit(replace(place, node_rank=0)).startswith("nodeRank: ")
 
 
 def test_checkpoints_on_the_pods_own_disk_are_what_ranks_write_there(tmp_path: Path) -> None:

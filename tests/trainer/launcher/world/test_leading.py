@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 from ddp_trainer.launcher.world.failure_reports import FailureReport
 from ddp_trainer.launcher.world.leading import Leader, PutResponse, host_of, slots_of
-from ddp_trainer.launcher.world.rank_environment import Placing
+from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import LEAD_SECONDS, World
-from ddp_trainer.process_group.assignment import Place
+from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.telemetry.wire import to_json
 
 from tests.trainer.support.clock import Clock
 from tests.trainer.support.pods import contract
 
-BORN = Place(
+BORN = Assignment(
     job_uid="7d1f",
     attempt=0,
     generation=4,
@@ -41,7 +41,7 @@ REPORT = FailureReport(
 class Job:
     """Three launchers; that of node rank 0 leads the other two."""
 
-    def __init__(self, *, born: Place = BORN) -> None:
+    def __init__(self, *, born: Assignment = BORN) -> None:
         self.clock = Clock(1000.0)
         self.first = World(born, clock=self.clock)
         self.others = {
@@ -53,14 +53,14 @@ class Job:
         self.lost: set[str] = set()
         self.leader = Leader(
             self.first,
-            Placing(contract()).placement,
+            RankEnvironment(contract()).placement,
             pod="train-0-0",
             call=self._call,
             sleep=self._sleep,
         )
         self.pauses = 0
 
-    def _call(self, host: str, told: Place, wait_seconds: int) -> PutResponse | None:
+    def _call(self, host: str, told: Assignment, wait_seconds: int) -> PutResponse | None:
         assert wait_seconds <= 5
         self.before_call(host)
         if host in self.lost:
@@ -287,8 +287,8 @@ def test_a_generation_that_fails_at_once_makes_the_next_one_wait_longer() -> Non
 def test_the_environment_says_whom_node_rank_0_may_lead() -> None:
     told = {"DDP_STATUS_PORT": "8090", "DDP_GENERATION": "4"}
     env = {**contract(node_rank=0, nodes=2), **told}
-    assert Placing({**env, "DDP_MEMBERS": "0-1"}).born.members == "0-1"
-    assert Placing(env).born.members == ""
+    assert RankEnvironment({**env, "DDP_MEMBERS": "0-1"}).born.members == "0-1"
+    assert RankEnvironment(env).born.members == ""
 
 
 def test_hosts_are_named_as_the_operator_names_them() -> None:

@@ -24,7 +24,7 @@ from http import HTTPStatus
 from ddp_trainer.launcher.world.state import World
 from ddp_trainer.process_group import assignment
 from ddp_trainer.process_group.admission import Request, send
-from ddp_trainer.process_group.assignment import Place
+from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.wire import to_json
 
@@ -80,7 +80,9 @@ def slots_of(members: str) -> list[int]:
     return found
 
 
-def call(host: str, placement: Placement, told: Place, *, wait_seconds: int) -> PutResponse | None:
+def call(
+    host: str, placement: Placement, told: Assignment, *, wait_seconds: int
+) -> PutResponse | None:
     """Tell a launcher its place; None where it does not answer."""
     seconds = wait_seconds + _CALL_SECONDS
     connection = http.client.HTTPConnection(host, placement.status_port, timeout=seconds)
@@ -100,7 +102,7 @@ def call(host: str, placement: Placement, told: Place, *, wait_seconds: int) -> 
         connection.close()
 
 
-Call = Callable[[str, Place, int], PutResponse | None]
+Call = Callable[[str, Assignment, int], PutResponse | None]
 """Host, what it is told, and how long it may wait for its processes to end."""
 
 
@@ -132,7 +134,7 @@ class Leader:
             if not self.lead(self._world.wait_to_lead()):
                 self._sleep(_REFUSED_SECONDS)
 
-    def lead(self, present: Place) -> bool:
+    def lead(self, present: Assignment) -> bool:
         """Have the next generation begin, unless somebody else does meanwhile.
 
         Returns:
@@ -171,7 +173,7 @@ class Leader:
             self._tell(others, now, now, wait_seconds=0, until_ended=False)
         return True
 
-    def _others(self, present: Place) -> Mapping[int, str] | None:
+    def _others(self, present: Assignment) -> Mapping[int, str] | None:
         """The hosts of the other pods, by their node ranks; None where they have no such names."""
         try:
             slots = slots_of(present.members)
@@ -187,8 +189,8 @@ class Leader:
     def _tell(
         self,
         others: Mapping[int, str],
-        what: Place,
-        known: Place,
+        what: Assignment,
+        known: Assignment,
         *,
         wait_seconds: int,
         until_ended: bool,
@@ -225,5 +227,5 @@ class Leader:
                     self._sleep(_AGAIN_SECONDS)
         return True
 
-    def _call_over_http(self, host: str, told: Place, wait_seconds: int) -> PutResponse | None:
+    def _call_over_http(self, host: str, told: Assignment, wait_seconds: int) -> PutResponse | None:
         return call(host, self._placement, told, wait_seconds=wait_seconds)

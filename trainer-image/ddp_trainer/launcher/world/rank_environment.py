@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.process_group.assignment import Place
+from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.settings.environment import Placement
 
 GENERATION = "DDP_GENERATION"
@@ -26,7 +26,7 @@ _REPLACEMENT = re.compile(r"-r\d+$")
 _ALONE = {"MASTER_ADDR": "localhost", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1"}
 
 
-class Placing:
+class RankEnvironment:
     """The places that a pod of this environment can have."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -47,7 +47,7 @@ class Placing:
         """How long to wait for another place before ranks start in the first one."""
         self._sizes_are_fixed = bool(env.get(SIZES))
         self._host = _REPLACEMENT.sub("", env.get("DDP_POD", ""))
-        self.born = Place(
+        self.born = Assignment(
             job_uid=self.placement.job_uid,
             attempt=self.placement.attempt,
             generation=self.placement.generation,
@@ -59,7 +59,7 @@ class Placing:
         )
         """The place that the pod was made with."""
 
-    def misfit(self, place: Place) -> str:
+    def misfit(self, place: Assignment) -> str:
         """Why the pod cannot have a place; empty: it can."""
         if place.host and self._host and place.host != self._host:
             return f"host: this is {self._host}"
@@ -73,7 +73,7 @@ class Placing:
             return f"nodeRank: that pod of {SIZES} has {sizes[place.node_rank]} ranks, this {own}"
         return ""
 
-    def ranks(self, place: Place, *, by_name: bool) -> Mapping[int, Mapping[str, str]]:
+    def ranks(self, place: Assignment, *, by_name: bool) -> Mapping[int, Mapping[str, str]]:
         """The variables of each rank that a place gives to this pod.
 
         `by_name`: whether MASTER_ADDR names node rank 0 even where its address is known. To the
@@ -112,7 +112,7 @@ def _hold_seconds(env: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _variables(place: Place, *, world_size: int, by_name: bool) -> Mapping[str, str]:
+def _variables(place: Assignment, *, world_size: int, by_name: bool) -> Mapping[str, str]:
     """In the words of torch's `env://`, of torchrun, and our own."""
     node_rank, nodes = str(place.node_rank), str(place.nodes)
     master_addr = place.master_addr if by_name else place.master_address or place.master_addr

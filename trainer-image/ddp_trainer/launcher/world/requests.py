@@ -9,10 +9,10 @@ from urllib.parse import parse_qs
 from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler
 from ddp_trainer.launcher.world import failure_reports
 from ddp_trainer.launcher.world.failure_reports import FailureReport
-from ddp_trainer.launcher.world.rank_environment import Placing
+from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import LONGEST_WAIT_SECONDS, World
 from ddp_trainer.process_group import assignment
-from ddp_trainer.process_group.assignment import Place
+from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.telemetry.wire import to_json
 
 _JSON = "application/json"
@@ -24,10 +24,10 @@ does not say: an operator that does not gives up after two seconds."""
 class WorldRequests:
     """Answers whoever has shown the job's token."""
 
-    def __init__(self, world: World, placing: Placing) -> None:
+    def __init__(self, world: World, rank_environment: RankEnvironment) -> None:
         """Of one pod."""
         self._world = world
-        self._placing = placing
+        self._rank_environment = rank_environment
 
     def put_place(self, request: BoundedHandler) -> None:
         """PUT /world: the place of this pod; the answer perhaps not at once."""
@@ -42,11 +42,11 @@ class WorldRequests:
         if content is None:
             return
         try:
-            told = Place.parse(content)
+            told = Assignment.parse(content)
         except (ValueError, RecursionError) as error:
             request.refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
-        if why := self._placing.misfit(told):
+        if why := self._rank_environment.misfit(told):
             request.refuse(HTTPStatus.BAD_REQUEST, why)
             return
         code = HTTPStatus.OK if self._world.take(told) else HTTPStatus.CONFLICT

@@ -22,7 +22,7 @@ from ddp_trainer.launcher.world.failure_reports import (
     Refusal,
     within_bounds,
 )
-from ddp_trainer.process_group.assignment import Place
+from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.telemetry.wire import utc
 
 LONGEST_WAIT_SECONDS = 25
@@ -80,7 +80,7 @@ class World:
 
     def __init__(
         self,
-        born: Place,
+        born: Assignment,
         *,
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -118,11 +118,11 @@ class World:
         self._is_warm = False
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Assignment:
         """The newest; the same object as long as nothing has changed."""
         return self._place
 
-    def take(self, place: Place) -> bool:
+    def take(self, place: Assignment) -> bool:
         """Note the pod's place, if it is news.
 
         Returns:
@@ -144,7 +144,7 @@ class World:
         self._wake()
         return True
 
-    def _is_the_same(self, place: Place) -> bool:
+    def _is_the_same(self, place: Assignment) -> bool:
         """Whether a place is of the very generation that is known by its number: the operator may
         know another one by it that was led meanwhile, or have accepted that one.
         """
@@ -161,7 +161,7 @@ class World:
             self._tell()
         return True
 
-    def _replace(self, place: Place) -> None:
+    def _replace(self, place: Assignment) -> None:
         is_next = place.generation > self._place.generation
         if is_next:
             self._led = place.led
@@ -194,7 +194,7 @@ class World:
         """Whether a launcher began the generation that is known."""
         return self._led
 
-    def wait_to_lead(self) -> Place:
+    def wait_to_lead(self) -> Assignment:
         """Wait until node rank 0, which this pod must be, is to lead the next generation: until
         nobody has decided about a failure, or has let ranks start, for so long.
 
@@ -225,7 +225,7 @@ class World:
         at_once = self._led and self._clock() - self._began_at < _AT_ONCE_SECONDS
         return min(self._lead_pause * 2, most) if at_once else least
 
-    def begin(self, place: Place) -> bool:
+    def begin(self, place: Assignment) -> bool:
         """Ranks run in this place from here on, unless another one is known by now: whoever was
         told of that has heard that none run.
         """
@@ -247,7 +247,7 @@ class World:
             self._is_warm = is_warm
             self._changed.notify_all()
 
-    def is_ready_for(self, place: Place, *, wait_seconds: float) -> bool:
+    def is_ready_for(self, place: Assignment, *, wait_seconds: float) -> bool:
         """Whether no ranks of an earlier generation run, and, where a pod is to wait without a
         place, whether its ranks would start at once; at the latest after so long.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.run.buffers import Copies
 
 
@@ -16,7 +16,7 @@ class Attempt:
     """What is known of a step before all ranks know that it can be taken."""
 
     before: Copies
-    deal: Deal
+    assignment: ShardAssignment
     samples: int
     """Of the step, over all ranks, padding included."""
     sizes: list[int]
@@ -63,14 +63,14 @@ class Attempt:
 
     @property
     def _batches_a_slot(self) -> int:
-        return len(self.sizes) // self.deal.slots
+        return len(self.sizes) // self.assignment.slots
 
     def _samples_of(self, slot: int) -> int:
         begin = slot * self._batches_a_slot
         return sum(self.sizes[begin : begin + self._batches_a_slot])
 
     def _weight_of(self, slot: int) -> float:
-        return self._samples_of(slot) * self.deal.shards / self.samples
+        return self._samples_of(slot) * self.assignment.shards / self.samples
 
     def give(self) -> int:
         """Give a batch; returns its number, from 0."""
@@ -100,11 +100,11 @@ class Attempt:
 
         The sum of those that the script has told, NaN if it has told none.
         """
-        if self.deal.is_plain:
+        if self.assignment.is_plain:
             return [self._loss(0)]
-        found = [0.0] * self.deal.parts
-        for slot in filter(self._samples_of, range(self.deal.slots)):
-            found[self.deal.part(slot)] = self._weight_of(slot) * self._loss(slot)
+        found = [0.0] * self.assignment.parts
+        for slot in filter(self._samples_of, range(self.assignment.slots)):
+            found[self.assignment.part(slot)] = self._weight_of(slot) * self._loss(slot)
         return found
 
     def _loss(self, slot: int) -> float:

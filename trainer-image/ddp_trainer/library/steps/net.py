@@ -12,7 +12,7 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.collectives.group import Group
-from ddp_trainer.collectives.shard_assignment import Deal
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.collectives.shard_gradients import ShardGradients
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.process_group.failures import is_lost_peer
@@ -66,16 +66,16 @@ class Net(nn.Module):
         self._exchanges = False
         self._group: Group | None = None
 
-    def form(self, group: Group, deal: Deal) -> None:
+    def form(self, group: Group, assignment: ShardAssignment) -> None:
         """Train with the ranks of a new group; a collective."""
         self.leave()
         self._group = group
-        if not deal.is_plain:
+        if not assignment.is_plain:
             options = self._options
             self._shards = ShardGradients(
                 self.module,
                 group,
-                deal,
+                assignment,
                 piece_bytes=int(options.bucket_cap_mb * _MIB),
                 travel_as=_HALVES.get(options.gradient_compression),
                 may_leave_out=options.find_unused_parameters or options.static_graph,

@@ -25,8 +25,8 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
-from ddp_trainer.process_group.assignment import PlaceFile
-from ddp_trainer.process_group.current_assignment import Whereabouts
+from ddp_trainer.process_group.assignment import AssignmentFile
+from ddp_trainer.process_group.current_assignment import CurrentAssignment
 from ddp_trainer.process_group.failures import reason
 from ddp_trainer.process_group.rendezvous import stores
 from ddp_trainer.process_group.rendezvous.announcement import AnnouncedAddress, Announcer
@@ -68,13 +68,13 @@ class Rendezvous:
         self,
         environment: Environment,
         announced: AnnouncedAddress | None = None,
-        places: PlaceFile | None = None,
+        places: AssignmentFile | None = None,
     ) -> None:
         """`announced`: where rank 0's pod, or its successor, says that it is.
 
         `places`: where this pod hears of another place in the group.
         """
-        self.whereabouts = Whereabouts(environment, places)
+        self.current_assignment = CurrentAssignment(environment, places)
         self._announced = announced
         self._announcer = Announcer(environment.placement)
         self._resolver = Resolver()
@@ -98,7 +98,7 @@ class Rendezvous:
             ConfigurationError: the ranks were not given the same world size and backend.
         """
         while True:
-            wait = Wait(timeout_seconds, told_to_stop, is_vain=self.whereabouts.is_outdated)
+            wait = Wait(timeout_seconds, told_to_stop, is_vain=self.current_assignment.is_outdated)
             try:
                 membership = retry(partial(self._try, wait), wait)
             except MovedError:
@@ -108,12 +108,12 @@ class Rendezvous:
 
     @property
     def _environment(self) -> Environment:
-        return self.whereabouts.environment
+        return self.current_assignment.environment
 
     def _try(self, wait: Wait) -> Membership:
         """Meet the others where the newest place is, and let go of what belongs to another one."""
         before = self._environment.placement.generation
-        self.whereabouts.follow()
+        self.current_assignment.follow()
         if self._environment.placement.generation != before:
             self._address = None
         if self._environment.rank != 0:
@@ -183,7 +183,7 @@ class Rendezvous:
 
     def _announce(self, node_ranks: Collection[int]) -> None:
         # Once pods have changed places, nobody here knows their names; the operator tells them.
-        if not self.whereabouts.has_moved:
+        if not self.current_assignment.has_moved:
             self._announcer.tell(sorted(node_ranks))
 
     def _try_to_join(self, wait: Wait) -> Membership:
@@ -274,7 +274,7 @@ class Rendezvous:
 
         def is_vain() -> bool:
             nonlocal look_at
-            if self.whereabouts.is_outdated():
+            if self.current_assignment.is_outdated():
                 return True
             if time.monotonic() < look_at:
                 return False
