@@ -129,7 +129,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     _schema(
         "label that is a number",
         "spec.template.metadata.labels.team in body must be of type string",
-        "spec.template.metadata.labels.team: 7 is no text; use quotes",
+        "spec.template.metadata.labels.team: 7 is not text; use quotes",
         template={"metadata": {"labels": {"team": 7}}, **template()},
     ),
     _schema(
@@ -165,43 +165,43 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     _schema(
         "a variable that is a number",
         "value in body must be of type string",
-        "spec.template.spec.containers[0].env[0].value: 0 is no text; use quotes",
+        "spec.template.spec.containers[0].env[0].value: 0 is not text; use quotes",
         template=template(container(env=[{"name": "N", "value": 0}])),
     ),
     _schema(
         "a variable that is a truth",
         "value in body must be of type string",
-        "spec.template.spec.containers[1].env[0].value: false is no text; use quotes",
+        "spec.template.spec.containers[1].env[0].value: false is not text; use quotes",
         template=template(container(), container("logs", env=[{"name": "B", "value": False}])),
     ),
     _schema(
         "a variable of an init container that is a number",
         "value in body must be of type string",
-        "spec.template.spec.initContainers[0].env[0].value: 1.5 is no text; use quotes",
+        "spec.template.spec.initContainers[0].env[0].value: 1.5 is not text; use quotes",
         template=template(initContainers=[container("data", env=[{"name": "N", "value": 1.5}])]),
     ),
     _schema(
         "a number among the arguments",
         "args[1] in body must be of type string",
-        "spec.template.spec.containers[0].args[1]: 0.1 is no text; use quotes",
+        "spec.template.spec.containers[0].args[1]: 0.1 is not text; use quotes",
         template=template(container(args=["--lr", 0.1])),
     ),
     _schema(
         "arguments as one text",
         "args in body must be of type array",
-        "spec.template.spec.containers[0].args: is one text; write a list with a text for each",
+        "spec.template.spec.containers[0].args: is one text; write a list with one text for each",
         template=template(container(args="--lr 1")),
     ),
     _schema(
         "a command as one text",
         "command in body must be of type array",
-        "spec.template.spec.containers[0].command: is one text; write a list with a text for each",
+        "spec.template.spec.containers[0].command: is one text; write a list with one text for",
         template=template(container(command="python train.py")),
     ),
     _schema(
         "an image that is a number",
         "image in body must be of type string",
-        "spec.template.spec.containers[0].image: 7 is no text; use quotes",
+        "spec.template.spec.containers[0].image: 7 is not text; use quotes",
         template=template({"name": "trainer", "image": 7}),
     ),
     _schema(
@@ -399,7 +399,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "left alone on the nodes' network",
-        "spec.isolation: a NetworkPolicy does not reach pods with hostNetwork",
+        "spec.isolation: a NetworkPolicy does not affect pods with hostNetwork",
         isolation="Job",
         template=template(hostNetwork=True),
     ),
@@ -410,7 +410,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "a rule that matches all",
-        "spec.restart.rules: a rule without a matcher",
+        "spec.restart.rules: a rule has no matcher",
         restart={"rules": [{"action": "FailJob"}]},
     ),
     _cel(
@@ -420,7 +420,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "a charged failure of the job",
-        "spec.restart.rules: charged goes with RestartPod and RestartGang only",
+        "spec.restart.rules: charged needs the action RestartPod or RestartGang",
         restart={"rules": [{"exitCodes": [3], "action": "FailJob", "charged": True}]},
     ),
     _cel("long name", "metadata.name: at most 50", job_name="a" * 51),
@@ -428,13 +428,13 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     _cel("name with a dot", "metadata.name: at most 50", job_name="model.v1"),
     _cel(
         "restart policy",
-        "spec.template.spec.restartPolicy: leave it out or set it to Never",
+        "spec.template.spec.restartPolicy: remove it or set it to Never",
         template=template(restartPolicy="OnFailure"),
     ),
     *(
         _cel(
             f"restart policy {policy} of {name}",
-            "spec.template.spec.containers: leave out restartPolicy or set it to Never",
+            "spec.template.spec.containers: remove restartPolicy or set it to Never",
             template=template(*containers),
         )
         for policy in ("Always", "OnFailure")
@@ -446,7 +446,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     *(
         _cel(
             f"restart policy rules of {name}",
-            "spec.template.spec: leave out restartPolicyRules in all containers and initContai",
+            "spec.template.spec: remove restartPolicyRules from all containers and initContai",
             template=template(*containers, **more),
         )
         for name, containers, more in (
@@ -462,32 +462,32 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "host name",
-        "spec.template.spec: leave out hostname and subdomain",
+        "spec.template.spec: remove hostname and subdomain",
         template=template(hostname="mine"),
     ),
     _cel(
         "subdomain",
-        "spec.template.spec: leave out hostname and subdomain",
+        "spec.template.spec: remove hostname and subdomain",
         template=template(subdomain="mine"),
     ),
     _cel(
         "rank by hand",
-        "remove the variables that only the operator can know from the trainer's env",
+        "remove the variables that only the operator can set from the trainer's env",
         template=template(container(env=_env("A", "RANK"))),
     ),
     _cel(
         "world size by hand, behind a side car",
-        "remove the variables that only the operator can know from the trainer's env",
+        "remove the variables that only the operator can set from the trainer's env",
         template=template(container("logs"), container(env=_env("WORLD_SIZE"))),
     ),
     _cel(
         "torchrun's node rank by hand, first container",
-        "remove the variables that only the operator can know from the trainer's env",
+        "remove the variables that only the operator can set from the trainer's env",
         template=template(container("main", env=_env("PET_NODE_RANK"))),
     ),
     _cel(
         "token by hand",
-        "remove the variables that only the operator can know from the trainer's env",
+        "remove the variables that only the operator can set from the trainer's env",
         template=template(container(env=_env("DDP_TOKEN"))),
     ),
     _cel(
@@ -514,7 +514,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "GPUs of a side car, and kubectl's default container is another",
-        "another container than the trainer has the accelerators; name the one that trains trainer",
+        "another container has the accelerators; give the container that trains the name trainer",
         template={
             "metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "logs"}},
             **template(container("logs"), container("main", resources=gpus(gpu=8))),
@@ -522,7 +522,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "GPUs of two containers, of which neither is first",
-        "another container than the trainer has the accelerators; name the one that trains trainer",
+        "another container has the accelerators; give the container that trains the name trainer",
         template=template(
             container("logs"),
             container("main", resources={"limits": {"amd.com/gpu": 8}}),
@@ -559,59 +559,59 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "accelerator without type",
-        "spec.accelerator: does not say which",
+        "spec.accelerator: names no machines",
         accelerator={"count": 1},
     ),
     _cel(
         "a compute class with a type",
-        "spec.accelerator.computeClass: chooses machines and how they are bought",
+        "spec.accelerator.computeClass: chooses the machines and how they are bought",
         accelerator={**_L4, "computeClass": "gpus"},
     ),
     _cel(
         "a compute class on spot",
-        "spec.accelerator.computeClass: chooses machines and how they are bought",
+        "spec.accelerator.computeClass: chooses the machines and how they are bought",
         accelerator={"computeClass": "gpus", "provisioning": "spot"},
     ),
     _cel(
         "the network of a compute class",
-        "spec.accelerator.network: machines of this type have no such fabric",
+        "spec.accelerator.network: machines of this type do not have this network",
         accelerator={"computeClass": "gpus", "count": 8, "network": "auto"},
     ),
     _cel(
         "queued, but in no queue",
-        "spec.accelerator.provisioning: queued needs a queue of Kueue's",
+        "spec.accelerator.provisioning: queued needs a Kueue queue",
         accelerator={**_L4, "provisioning": "queued"},
     ),
     _cel(
         "queued, but in a queue of Volcano's",
-        "spec.accelerator.provisioning: queued needs a queue of Kueue's",
+        "spec.accelerator.provisioning: queued needs a Kueue queue",
         accelerator={**_L4, "provisioning": "queued"},
         scheduling={"gang": "volcano", "queueName": "team-a"},
     ),
     _cel(
         "nodes of flex-start for more than a week",
-        "spec.accelerator.maxRunSeconds: nodes of flex-start",
+        "spec.accelerator.maxRunSeconds: flex-start and queued nodes",
         accelerator={**_L4, "provisioning": "flex-start", "maxRunSeconds": 604_801},
     ),
     _cel(
         "queued nodes for less than ten minutes",
-        "spec.accelerator.maxRunSeconds: nodes of flex-start",
+        "spec.accelerator.maxRunSeconds: flex-start and queued nodes",
         accelerator={**_L4, "provisioning": "queued", "maxRunSeconds": 599},
         scheduling={"queueName": "team-a"},
     ),
     _cel(
         "a reservation that is not used",
-        "spec.accelerator.reservation: goes with provisioning: reservation",
+        "spec.accelerator.reservation: needs provisioning: reservation",
         accelerator={**_L4, "reservation": {"name": "ours"}},
     ),
     _cel(
         "reserved, but where",
-        "spec.accelerator.reservation: goes with provisioning: reservation",
+        "spec.accelerator.reservation: needs provisioning: reservation",
         accelerator={**_L4, "provisioning": "reservation"},
     ),
     _cel(
         "a sub-block of no block",
-        "spec.accelerator.reservation.subBlocks: of which block it is",
+        "spec.accelerator.reservation.subBlocks: needs the block that it is in",
         accelerator={
             **_L4,
             "provisioning": "reservation",
@@ -636,12 +636,12 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "two GPUs that are shared by time",
-        "spec.accelerator: on GPUs that are shared",
+        "spec.accelerator: on shared GPUs",
         accelerator={**_L4, "count": 2, "nodeSelector": _SHARED},
     ),
     _cel(
         "two processes on a GPU that is shared by time",
-        "spec.accelerator: on GPUs that are shared",
+        "spec.accelerator: on shared GPUs",
         nprocPerNode=2,
         backend="gloo",
         accelerator=_L4,
@@ -660,51 +660,51 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "a fabric that its machines have not",
-        "spec.accelerator.network: machines of this type have no such fabric",
+        "spec.accelerator.network: machines of this type do not have this network",
         accelerator={"type": "nvidia-b200", "count": 8, "network": "tcpx"},
     ),
     _cel(
         "a fabric of machines that have none",
-        "spec.accelerator.network: machines of this type have no such fabric",
+        "spec.accelerator.network: machines of this type do not have this network",
         accelerator={**_L4, "count": 8, "network": "auto"},
     ),
     _cel(
         "the fabric of machines that nobody knows",
-        "spec.accelerator.network: machines of this type have no such fabric",
+        "spec.accelerator.network: machines of this type do not have this network",
         accelerator={"type": "nvidia-of-tomorrow", "count": 8, "network": "auto"},
     ),
     _cel(
         "a fabric for half a machine",
-        "spec.accelerator.network: a fabric serves whole machines",
+        "spec.accelerator.network: a GPU network needs whole machines",
         accelerator={"type": "nvidia-h100-80gb", "count": 4, "network": "tcpx"},
     ),
     _cel(
         "a fabric without nccl",
-        "spec.accelerator.network: a fabric carries nccl alone",
+        "spec.accelerator.network: a GPU network works with nccl only",
         backend="gloo",
         accelerator={"type": "nvidia-b200", "count": 8, "network": "auto"},
     ),
     _cel(
         "a fabric for the nodes' own network",
-        "spec.accelerator.network: a fabric gives pods network cards of their own",
+        "spec.accelerator.network: a GPU network gives pods their own network cards",
         accelerator={"type": "nvidia-b200", "count": 8, "network": "auto"},
         template=template(hostNetwork=True),
     ),
     _cel(
         "an override of a pod that is none",
-        "spec.overrides: indexes of which there are no pods",
+        "spec.overrides: indexes without pods",
         replicas=3,
         overrides=[{"indexes": ["0", "2-3"], "nprocPerNode": 2}],
     ),
     _cel(
         "an override of a range that ends before it begins",
-        "spec.overrides: indexes of which there are no pods",
+        "spec.overrides: indexes without pods",
         replicas=3,
         overrides=[{"indexes": ["2-1"], "nprocPerNode": 2}],
     ),
     _cel(
         "two overrides of one pod",
-        "spec.overrides: an index that is named twice",
+        "spec.overrides: an index appears twice",
         replicas=9,
         overrides=[
             {"indexes": ["2-5"], "nprocPerNode": 2},
@@ -713,42 +713,42 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "a pod twice in one override",
-        "spec.overrides: an index that is named twice",
+        "spec.overrides: an index appears twice",
         replicas=9,
         overrides=[{"indexes": ["4-6", "1", "4"], "nprocPerNode": 2}],
     ),
     _cel(
         "an override of nothing",
-        "spec.overrides: an override that changes nothing",
+        "spec.overrides: an override changes nothing",
         overrides=[{"indexes": ["0"]}],
     ),
     _cel(
         "a queue, and single pods that are replaced",
-        "spec.scheduling.queueName: Kueue admits pods all together",
+        "spec.scheduling.queueName: Kueue admits all pods together",
         scheduling={"queueName": "team-a"},
         restart={"scope": "Pod"},
     ),
     _cel(
         "a queue, and single pods that are replaced beside processes",
-        "spec.scheduling.queueName: Kueue admits pods all together",
+        "spec.scheduling.queueName: Kueue admits all pods together",
         scheduling={"queueName": "team-a"},
         restart={"scope": "InPlace"},
     ),
     _cel(
         "a queue, and a rule that replaces single pods",
-        "spec.scheduling.queueName: Kueue admits pods all together",
+        "spec.scheduling.queueName: Kueue admits all pods together",
         scheduling={"queueName": "team-a", "gang": "coscheduling"},
         restart={"rules": [{"exitCodes": [3], "action": "RestartPod"}]},
     ),
     _cel(
         "a queue in two places",
-        "spec.template.metadata.labels: leave out Kueue's queue-name",
+        "spec.template.metadata.labels: remove Kueue's queue-name",
         scheduling={"queueName": "team-a"},
         template={"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-b"}}, **template()},
     ),
     _cel(
         "near in two places",
-        "spec.template.metadata.annotations: leave out Kueue's podset-*-topology",
+        "spec.template.metadata.annotations: remove Kueue's podset-*-topology",
         scheduling={"queueName": "team-a", "topology": {"level": "block"}},
         template={
             "metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}},
@@ -757,31 +757,31 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "nothing for the launcher to start",
-        "spec.launcher: inject has to know what to start",
+        "spec.launcher: inject must know what to start",
         launcher="inject",
         template=template(container(args=["--epochs=1"])),
     ),
     _cel(
         "an empty command for the launcher to start",
-        "spec.launcher: inject has to know what to start",
+        "spec.launcher: inject must know what to start",
         launcher="inject",
         template=template(container(command=[])),
     ),
     _cel(
         "torchrun below the launcher",
-        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        "remove torchrun or ddp_trainer.launch from it (python train.py)",
         launcher="inject",
         template=template(container("logs"), container(command=["torchrun", "train.py"])),
     ),
     _cel(
         "torchrun by its path below the launcher",
-        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        "remove torchrun or ddp_trainer.launch from it (python train.py)",
         launcher="inject",
         template=template(container(command=["/usr/local/bin/torchrun"], args=["train.py"])),
     ),
     _cel(
         "torchrun as a module in one word below the launcher",
-        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        "remove torchrun or ddp_trainer.launch from it (python train.py)",
         launcher="inject",
         template=template(
             container(command=["/opt/conda/bin/python"], args=["-mtorch.distributed.run", "a.py"])
@@ -789,19 +789,19 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "torchrun in a shell's line below the launcher",
-        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        "remove torchrun or ddp_trainer.launch from it (python train.py)",
         launcher="inject",
         template=template(container(command=["bash", "-c"], args=["torchrun train.py"])),
     ),
     _cel(
         "another project's launcher below the launcher",
-        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        "remove torchrun or ddp_trainer.launch from it (python train.py)",
         launcher="inject",
         template=template(container(command=["accelerate", "launch", "train.py"])),
     ),
     _cel(
         "a launcher below the launcher",
-        "take torchrun or ddp_trainer.launch out of it (python train.py)",
+        "remove torchrun or ddp_trainer.launch from it (python train.py)",
         launcher="inject",
         template=template(container(command=["python", "-m", "ddp_trainer.launch", "--", "a"])),
     ),
@@ -838,7 +838,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "more pods than a job may have, with its spares",
-        "spec.spares: with the replicas they are more than 10000 pods",
+        "spec.spares: with replicas this is more than 10000 pods",
         replicas=9_999,
         spares=2,
         restart={"scope": "Pod"},
@@ -867,12 +867,12 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "a priority of no spares",
-        "spec.sparesPriorityClassName: there are no spares that could have it",
+        "spec.sparesPriorityClassName: the job has no spares",
         sparesPriorityClassName="low",
     ),
     _cel(
         "spares that nothing would use",
-        "spec.spares: restart.scope Gang starts all pods anew",
+        "spec.spares: with restart.scope Gang all pods restart",
         spares=1,
         restart={"scope": "Gang"},
     ),
@@ -892,14 +892,14 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "elastic up to more pods than a job may have, with its spares",
-        "spec.elastic.maxReplicas: with the spares they are more than 10000 pods",
+        "spec.elastic.maxReplicas: with spares this is more than 10000 pods",
         spares=2,
         restart={"scope": "Pod"},
         elastic={"maxReplicas": 9_999},
     ),
     _cel(
         "elastic with unequal pods",
-        "spec.elastic: pods move up to others' places",
+        "spec.elastic: pods move to other pods' places",
         replicas=2,
         restart={"scope": "Auto"},
         elastic={},
@@ -914,7 +914,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "elastic where all start anew",
-        "spec.elastic: restart.scope Gang starts all pods anew",
+        "spec.elastic: with restart.scope Gang all pods restart",
         restart={"scope": "Gang"},
         elastic={"minReplicas": 1},
     ),

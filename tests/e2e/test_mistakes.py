@@ -65,4 +65,4 @@ def test_kubectl_says_which_rule_is_broken(kubectl: Kubectl) -> None:
     manifest: Any = deepcopy(digits_job("ranked"))
     manifest["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "RANK", "value": "0"}]
     said = _refusal(kubectl, manifest)
-    assert "remove the variables that only the operator can know from the trainer's env" in said
+    assert "remove the variables that only the operator can set from the trainer's env" in said

@@ -100,7 +100,7 @@ def test_a_spec_that_is_nested_too_deep_fails_its_job_alone(depth: int) -> None:
     status = looked_at(document, [])
     if depth > 254:
         assert (status.phase, status.reason) == ("Failed", "InvalidSpec")
-        assert "spec: cannot be carried" in status.message
+        assert "spec: cannot be written as JSON" in status.message
 
 
 def test_of_many_mistakes_the_first_are_named() -> None:

@@ -1,1 +1,1 @@
-"""The contract: what users write and read. Models, rules and CRD generation; no I/O."""
+"""The API that users write and read: models, rules and CRD generation; no I/O."""

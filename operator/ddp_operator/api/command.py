@@ -1,7 +1,7 @@
-"""What a container's command line starts: a launcher of ranks, Python, or something else.
+"""Finds what a container's command line starts: a launcher of ranks, Python, or something else.
 
-`ddp run`, `ddp convert` and the rules ask here alone. What cannot be read from the words, such as a
-script of the image, is something else.
+`ddp run`, `ddp convert` and the rules all use this module. Anything that the words do not show,
+such as a script of the image, is something else.
 """
 
 import re
@@ -28,7 +28,8 @@ _MODULES: Final = (
     *("deepspeed.launcher.runner", "deepspeed.launcher.launch", "composer.cli.launcher"),
 )
 LAUNCHERS: Final = (*_PROGRAMS, *_MODULES)
-"""What starts several processes: below another launcher each of its ranks would start them all."""
+"""Programs that start several processes. Under another launcher, each rank would start all of
+them."""
 SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh", "ksh")
 
 _PYTHON: Final = re.compile(r"python(?:3(?:\.\d+)?t?)?")
@@ -42,43 +43,43 @@ _WRAPPERS: Final = frozenset(
         *("then", "do", "else", "if", "while", "eval", "!", "{", "("),
     }
 )
-"""What runs the program behind it, and words of shells before one."""
+"""Programs that run the program after them, and shell words before a program."""
 _PYTHON_VALUES: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-"""Python's options that take the next word."""
+"""Python's options that take the next word as a value."""
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=(?P<value>.*)", re.DOTALL)
 _SUBSTITUTION: Final = re.compile(r"\$\([^()]*\)|`[^`]*`")
-"""What a shell, or Kubernetes, puts another text in place of; parts of a word here."""
+"""Text that a shell or Kubernetes replaces; here it is part of a word."""
 _SEPARATORS: Final = ";&|()\n"
 
 
 @dataclass(frozen=True)
 class Started:
-    """The first program of a command line that is known, and where it is."""
+    """The first known program of a command line, and its position."""
 
     words: tuple[str, ...]
-    """The command line; that within a shell's, where it is there."""
+    """The command line; inside a shell's line, the words of that line."""
     launcher: str = ""
-    """A launcher, by its program or module; empty: it is none."""
+    """The launcher, by its program or module name; empty if it is none."""
     python: int | None = None
-    """Index of the word that is Python, or before which it is left out (`uv run train.py`)."""
+    """Index of the word that is Python, or before which Python is left out (`uv run train.py`)."""
     begin: int = 0
-    """Index of the first word behind the launcher, or behind Python and its options."""
+    """Index of the first word after the launcher, or after Python and its options."""
     in_shell: bool = False
-    """Whether it stands in a shell's line."""
+    """True if the program is in a shell's line."""
 
     @property
     def by_torchrun(self) -> bool:
-        """Whether the launcher reads from PET_* how many processes and pods there are."""
+        """True if the launcher reads the number of processes and pods from PET_*."""
         return self.launcher in (*_TORCHRUN_PROGRAMS, *_TORCHRUN_MODULES)
 
     @property
     def called(self) -> str:
-        """The launcher as people call it."""
+        """The launcher's name as people write it."""
         return f"python -m {self.launcher}" if "." in self.launcher else self.launcher
 
 
 def started(argv: Sequence[str]) -> Started:
-    """Read a command line, as a container has it."""
+    """Read a command line as it is in a container."""
     return _started(tuple(argv), in_shell=False)
 
 
@@ -95,18 +96,18 @@ def _started(words: tuple[str, ...], *, in_shell: bool) -> Started:
         if program == "uv" and (found := _under_uv(words, at)):
             return found
         if program not in _WRAPPERS:
-            # Such as an image's entrypoint, which ends with exec "$@".
+            # For example an image's entrypoint, which ends with exec "$@".
             if not in_shell and at + 1 < len(words) and _is_known(words[at + 1]):
                 at += 1
                 continue
-            found = _under_python(words, at, at + 1)  # by whatever name Python is called
+            found = _under_python(words, at, at + 1)  # Python may have any name
             return found if found.launcher in _MODULES else Started(words)
         at = _behind_wrapper(words, at)
     return Started(words)
 
 
 def is_python(word: str) -> bool:
-    """Whether a word is Python 3, of whatever path and version."""
+    """Return whether a word is Python 3, with any path and version."""
     return _PYTHON.fullmatch(_program(word)) is not None
 
 
@@ -121,7 +122,7 @@ def _is_known(word: str) -> bool:
 
 
 def _under_python(words: tuple[str, ...], python: int, at: int) -> Started:
-    """Read Python's options, as far as what it runs."""
+    """Read Python's options, up to what it runs."""
     while at < len(words) and words[at].startswith("-"):
         word = words[at]
         if word == "-m" and at + 1 < len(words):
@@ -136,13 +137,13 @@ def _under_python(words: tuple[str, ...], python: int, at: int) -> Started:
         if module in LAUNCHERS:
             return Started(words, module, python, behind)
         return Started(words, "", python, at)
-    if at < len(words) and _program(words[at]) in LAUNCHERS:  # as /usr/local/bin/torchrun
+    if at < len(words) and _program(words[at]) in LAUNCHERS:  # such as /usr/local/bin/torchrun
         return Started(words, _program(words[at]), python, at + 1)
     return Started(words, "", python, at)
 
 
 def _under_uv(words: tuple[str, ...], uv: int) -> Started | None:
-    """Read `uv run train.py` and `uv run -m train`, where Python is left out."""
+    """Read `uv run train.py` and `uv run -m train`, which leave Python out."""
     for at in range(uv + 1, len(words)):
         word = words[at]
         if word in ("-m", "--module") and at + 1 < len(words):
@@ -157,7 +158,7 @@ def _under_uv(words: tuple[str, ...], uv: int) -> Started | None:
 
 
 def _behind_wrapper(words: tuple[str, ...], wrapper: int) -> int | None:
-    """Return where the program is that a wrapper runs; None where that cannot be told."""
+    """Return the position of the program that a wrapper runs, or None if it cannot be found."""
     for at in range(wrapper + 1, len(words)):
         word, before = words[at], words[at - 1]
         if before == "--" or _is_known(word):
@@ -170,7 +171,7 @@ def _behind_wrapper(words: tuple[str, ...], wrapper: int) -> int | None:
 
 
 def _in_shell(words: tuple[str, ...], shell: int) -> Started:
-    """Read a shell's command line: a line behind -c, or a script."""
+    """Read a shell's command line: a line after -c, or a script."""
     at, has_line = shell + 1, False
     while at < len(words) and words[at].startswith(("-", "+")) and words[at] != "--":
         short = not words[at].startswith("--")
@@ -193,13 +194,13 @@ def _in_shell(words: tuple[str, ...], shell: int) -> Started:
 
 
 def _commands(line: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a shell's line, and what its variables hold of them."""
+    """Yield the simple commands of a shell's line, and commands that its variables hold."""
     line = _SUBSTITUTION.sub("$x", line.replace("\\\n", " "))
     lexer = shlex.shlex(line, posix=True, punctuation_chars=_SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
         words = list(lexer)
-    except ValueError:  # a quotation without an end
+    except ValueError:  # an unclosed quotation
         words = line.split()
     command: list[str] = []
     for word in [*words, ";"]:
@@ -215,10 +216,10 @@ def _commands(line: str) -> Iterator[list[str]]:
 
 
 def starts_ranks_cel(words: str) -> str:
-    """CEL: whether a list of words is a launcher's, as far as CEL can tell.
+    """CEL: whether a list of words starts a launcher, as far as CEL can tell.
 
     It sees launchers by name or path as the first or second word, modules that `python` and
-    `python3` run, and lines of shells that begin with a launcher; `started` sees them all, too.
+    `python3` run, and shell lines that begin with a launcher. `started` sees all launchers.
     """
     first, second, third = (f"{words}[{number}]" for number in range(3))
     python = f"({first}.endsWith('python') || {first}.endsWith('python3'))"

@@ -1,4 +1,4 @@
-"""The names by which the API server and other tools know this operator's objects."""
+"""Names by which the API server and other tools know this operator's objects."""
 
 GROUP = "ddp-operator.io"
 VERSION = "v1alpha1"
@@ -9,7 +9,8 @@ SINGULAR = "ddpjob"
 SHORT_NAME = "ddp"
 
 OWN_PREFIX = f"{GROUP}/"
-"""Of all labels and annotations that the operator reads: those of pods are its own to set."""
+"""Prefix of all labels and annotations that the operator reads. On pods, only the operator sets
+them."""
 
 LABEL_JOB_NAME = f"{GROUP}/job-name"
 LABEL_INDEX = f"{GROUP}/replica-index"
@@ -19,36 +20,35 @@ LABEL_SERVING = f"{GROUP}/serving"
 """`true` on pods that the job's Service lists in DNS; absent on a pod that was fenced out."""
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_GENERATION = f"{GROUP}/generation"
-"""Of the job's group, when the pod was made."""
+"""Generation of the job's group when the pod was created."""
 ANNOTATION_SIGNS = f"{GROUP}/signed-requests"
-"""Says that a pod was made by an operator that signs its requests, and so has a launcher, if any,
-that knows signatures."""
+"""Marks a pod whose operator signs its requests. A launcher in it knows signatures."""
 ANNOTATION_TOKEN_SECRET = f"{GROUP}/token-secret"
-"""Name of the Secret that the pod's token is from; absent on a pod with the token in plain text."""
+"""Name of the Secret that has the pod's token; absent on a pod with the token in plain text."""
 ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
-"""Name of the pod's container that trains: admission webhooks may put side cars before it."""
+"""Name of the container that trains: admission webhooks may insert sidecars before it."""
 
 ANNOTATION_RESTART_REQUESTED = f"{GROUP}/restart-requested"
-"""On a job: any new value has its pods start anew."""
+"""On a job: any new value restarts its pods."""
 
 MANAGED_BY = {"app.kubernetes.io/managed-by": "ddp-operator"}
 """Labels of objects that the operator creates and no job owns."""
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "ddp-operator"}
-"""By which a NetworkPolicy knows the operator's pods; `manifests/install` gives them these."""
+"""Labels by which a NetworkPolicy selects the operator's pods; `manifests/install` sets them."""
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 """Every namespace has its name as this label."""
 
 TRAINER_CONTAINER = "trainer"
-"""The container of this name is the one that trains; `trainer_container` finds others."""
+"""Name of the container that trains; `trainer_container` finds containers with other names."""
 ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
-"""Names a pod's main container to kubectl: the one that trains, where none is named trainer."""
+"""Names a pod's main container to kubectl. It trains if no container is named trainer."""
 
 GPU_RESOURCE = "nvidia.com/gpu"
-"""What GKE's nodes with GPUs offer."""
+"""Resource name of the GPUs of GKE's nodes."""
 
 MAX_GPUS = 128
-"""Accelerators, or shares of them, in one pod: as many as the cores of AWS' largest machine."""
+"""Accelerators, or shares of them, in one pod: as many as AWS' largest machine has cores."""
 
 # https://cloud.google.com/kubernetes-engine/docs/how-to/gpus and .../concepts/spot-vms
 GKE_ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
@@ -66,66 +66,66 @@ GKE_TOPOLOGY_LABELS = {
     "sub-block": "cloud.google.com/gce-topology-subblock",
     "host": "cloud.google.com/gce-topology-host",
 }
-"""By which nodes say where they stand, from the widest to the closest."""
+"""Node labels for the location of a node, from the widest to the closest."""
 GKE_GCSFUSE_ANNOTATION = "gke-gcsfuse/volumes"
 GKE_GCSFUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
 
 MAX_RUN_SECONDS = 120 * 24 * 3600
-"""The longest that GKE lets a node be limited to."""
+"""Longest run time that GKE allows for a node."""
 FLEX_START_SECONDS = (600, 7 * 24 * 3600)
-"""Between which it lets one of flex-start's be."""
+"""Shortest and longest run time that GKE allows for a flex-start node."""
 
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
-"""Of nodes; GKE has a taint of the same name on those that are not amd64."""
+"""Label of a node's processor; GKE adds a taint of the same name to nodes that are not amd64."""
 
 MAX_NAME_LENGTH = 50
 """A pod's host name, `<job>-<attempt>-<index>`, is one DNS label of at most 63 characters (RFC
-1123); this leaves 13 for `-<attempt>-<index>`: eleven digits between them."""
+1123). This leaves 13 for `-<attempt>-<index>`: eleven digits between them."""
 
 MAX_REPLICAS = 10_000
 MAX_SPARES = 100
 
 DEFAULT_STATUS_PORT = 28737
-"""Neither near 29500, from where people count on for stores of their own, nor a default of tools
-that run in pods of trainings; below the ports of nodes (30000) and those of outgoing connections
-(32768), and above those that Ray gives its workers (10002 to 19999)."""
+"""Not near 29500, where people expect stores of their own, and not a default of tools that run in
+training pods. Below the ports of nodes (30000) and of outgoing connections (32768), and above those
+that Ray gives its workers (10002 to 19999)."""
 ENV_STATUS_PORT = "DDP_STATUS_PORT"
-"""Tells the trainer on which port it may serve its progress."""
+"""Port on which the trainer may serve its progress."""
 ENV_POD_SIZES = "DDP_POD_SIZES"
-"""Tells where pods have unequal numbers of processes how many each has: `4,2x3`."""
+"""Number of processes of each pod, if the pods differ: `4,2x3`."""
 ENV_GENERATION = "DDP_GENERATION"
-"""Tells of which generation of the job's group the rest of the environment speaks."""
+"""Generation of the job's group that the rest of the environment describes."""
 ENV_POD = "DDP_POD"
-"""Tells a pod its own name, which unlike its host name is another one after each replacement."""
+"""The pod's own name. Unlike its host name it is new after each replacement."""
 ENV_HELD = "DDP_HELD"
-"""Tells the launcher of a pod that comes to others to wait until it is told to start: `1`."""
+"""`1`: the launcher of a pod that joins a running group waits for the order to start."""
 ENV_HOLD_SECONDS = "DDP_HOLD_SECONDS"
-"""Tells the launcher how long to wait, before it starts its ranks, for other places of them."""
+"""How long the launcher waits for a new rank assignment before it starts its ranks."""
 ENV_MEMBERS = "DDP_MEMBERS"
-"""Tells the launcher of node rank 0 the pods of the group, so that it may lead while no operator is
-there: `0-2,5`, by the numbers in their names."""
+"""For the launcher of node rank 0: pods of the group, by the numbers in their names, such as
+`0-2,5`. With them it can lead while no operator is available."""
 ENV_SCOPE = "DDP_RESTART_SCOPE"
-"""Tells the launcher what its job does about failures, where that is not for the operator alone:
-`InPlace`."""
+"""For the launcher: what the job does about failures, if the launcher may act: `InPlace`."""
 ENV_BATCH = "DDP_BATCH"
-"""Tells the trainers of an elastic job whose share of samples stays when the group changes its
-size: `global`, that of a step; `perRank`, that of a rank."""
+"""For trainers of an elastic job: what stays the same when the group changes its size. `global`:
+the samples of a step; `perRank`: those of a rank."""
 ENV_BATCH_RANKS = "DDP_BATCH_RANKS"
-"""Tells them how many ranks' batches are one step's: those of `spec.replicas`."""
+"""For the same trainers: number of ranks whose batches make one step, that is, of
+`spec.replicas`."""
 ENV_LEAVE_SECONDS = "DDP_LEAVE_SECONDS"
-"""Tells trainers how long one that is told to end trains on, for the operator to take it out of
-the group before all save and stop; absent where it cannot."""
+"""For trainers: how long a trainer that is told to end continues, so that the operator can take it
+out of the group before all save and stop. Absent if the operator cannot."""
 ENV_LOCAL_PATHS = "DDP_LOCAL_PATHS"
-"""Tells the launcher which paths, joined by colons, each pod has for itself and may save to."""
+"""For the launcher: paths, joined by colons, that each pod has to itself and may save to."""
 ENV_TOKEN = "DDP_TOKEN"
-"""Tells the trainer by what to know the operator, and the other pods of its job."""
+"""For the trainer: token that authenticates the operator and the other pods of its job."""
 
 LAUNCHER_PATH = "/ddp-launcher"
 """Where `launcher: inject` puts the launcher in pods: a folder that Python runs."""
 
 ENV_NCCL_SCRIPT = "DDP_NCCL_ENV_SCRIPT"
-"""Tells of a script of the node that sets NCCL's variables for its fabric, to be sourced before
-ranks start."""
+"""A script of the node that sets NCCL's variables for its GPU network. Sourced before ranks
+start."""
 
 RESERVED_ENVIRONMENT = (
     "RANK",
@@ -150,14 +150,14 @@ RESERVED_ENVIRONMENT = (
     ENV_LEAVE_SECONDS,
     ENV_TOKEN,
 )
-"""Variables that only the operator can know; a user who sets one by hand would break the group."""
+"""Variables that only the operator can set. A user who sets one would break the group."""
 
 EXIT_CONFIGURATION = 64
-"""EX_USAGE of sysexits.h: the trainer's word that starting it again cannot help."""
+"""EX_USAGE of sysexits.h: the trainer reports that a restart cannot help."""
 EXIT_PEER_LOST = 75
-"""EX_TEMPFAIL of sysexits.h: the trainer lost another rank; a consequence, never the cause."""
+"""EX_TEMPFAIL of sysexits.h: the trainer lost another rank. A consequence, never the cause."""
 EXIT_SIGKILL = 137
-"""128 + SIGKILL: ended from outside and without a word, so that the end of its log tells of what it
-had survived, such as a group that broke earlier."""
+"""128 + SIGKILL: ended from outside without a message. The end of its log then shows what it had
+survived, such as a group that broke earlier."""
 EXIT_SIGTERM = 143
 """128 + SIGTERM: told to stop, and stopped in order."""

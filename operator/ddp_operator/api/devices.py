@@ -1,9 +1,10 @@
-"""Which resources of a container are accelerators, by the names that their device plugins give.
+"""Tells by its resource name whether a resource of a container is an accelerator.
 
-Each unit is a device, or a share of one, that a process may have: what `nprocPerNode: auto` counts.
-The names are those of the plugins of NVIDIA, AMD, Intel, Habana, AWS, Google, Huawei, Cambricon,
-Hygon, Enflame, MetaX, Iluvatar, Moore Threads and Kunlunxin, and of HAMi and Volcano, which share
-devices. Prefixes and suffixes alone, since the API server bounds no other search in a name.
+Each unit is a device, or a share of one, that a process can use; `nprocPerNode: auto` counts them.
+The names are those of the device plugins of NVIDIA, AMD, Intel, Habana, AWS, Google, Huawei,
+Cambricon, Hygon, Enflame, MetaX, Iluvatar, Moore Threads and Kunlunxin, and of HAMi and Volcano,
+which share devices. Only prefixes and suffixes, because the API server cannot bound the cost of any
+other search in a name.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ SUFFIXES: Final = (
     *("gpu.shared", "gpu-number", "gpu-count", "mlu", "mlunum", "gcu", "dcu", "dcunum"),
     *("_nps1", "_nps2", "_nps4"),  # partitions of AMD's GPUs, such as amd.com/cpx_nps4
 )
-"""Whatever the vendor's domain is."""
+"""For any vendor's domain."""
 PREFIXES: Final = (
     *("nvidia.com/gpu.", "nvidia.com/gpu-", "nvidia.com/mig-", "gpu.intel.com/i915"),
     *("gpu.intel.com/xe", "habana.ai/", "aws.amazon.com/neuron", "huawei.com/Ascend"),
@@ -24,23 +25,25 @@ EXCEPT: Final = (
     *("cpu", "-mem", "-memory", "-cores", "_monitoring"),
     *("koordinator.sh/gpu", "koordinator.sh/gpu.shared"),  # in hundredths of a GPU
 )
-"""How names end that say something else, or how much of a device."""
+"""Ends of names that mean something else, or an amount of a device."""
 
 
 def is_accelerator(resource: str) -> bool:
-    """Whether a resource of this name is a GPU, another accelerator, or a share of one."""
+    """Return whether a resource of this name is a GPU, another accelerator, or a share of one."""
     is_device = resource.endswith(SUFFIXES) or resource.startswith(PREFIXES)
     return is_device and not resource.endswith(EXCEPT)
 
 
 def accelerators(container: Mapping[str, Any]) -> Mapping[str, int | str]:
-    """The accelerators in a container's limits."""
+    """Return the accelerators in a container's limits."""
     limits = (container.get("resources") or {}).get("limits") or {}
     return {name: amount for name, amount in limits.items() if is_accelerator(name)}
 
 
 def has_accelerators(container: Mapping[str, Any]) -> bool:
-    """Whether a container asks for accelerators; 0 of them, as some write it, are none."""
+    """Return whether a container requests accelerators. An amount of 0, as some write it, is no
+    request.
+    """
     return any(str(amount) != "0" for amount in accelerators(container).values())
 
 
@@ -49,6 +52,6 @@ def _any(name: str, how: str, parts: tuple[str, ...]) -> str:
 
 
 def is_accelerator_cel(name: str) -> str:
-    """CEL: the same of a resource's name."""
+    """CEL: `is_accelerator` for a resource's name."""
     is_device = f"{_any(name, 'endsWith', SUFFIXES)} || {_any(name, 'startsWith', PREFIXES)}"
     return f"(({is_device}) && !({_any(name, 'endsWith', EXCEPT)}))"

@@ -1,11 +1,10 @@
-"""The GPUs that GKE rents out, in one table: what is known of a type is checked, and what is not
-known is carried through with a warning.
+"""GPUs that GKE offers. Jobs of a known type are checked; an unknown type passes with a warning.
 
-As Google describes them: types, counts and sharing in
-https://cloud.google.com/kubernetes-engine/docs/concepts/gpus, machines and memory in
-https://cloud.google.com/compute/docs/gpus, fabrics in
+Sources are Google's pages. Types, counts and sharing:
+https://cloud.google.com/kubernetes-engine/docs/concepts/gpus. Machines and memory:
+https://cloud.google.com/compute/docs/gpus. GPU networks:
 https://cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx and
-https://cloud.google.com/ai-hypercomputer/docs/gpudirect-rdma. None of it was tried on such
+https://cloud.google.com/ai-hypercomputer/docs/gpudirect-rdma. Nothing here was tested on such
 machines.
 """
 
@@ -14,24 +13,24 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Fabric = Literal["tcpx", "tcpxo", "rdma", "dranet"]
-"""How GPUs of different nodes reach each other past the nodes' CPUs."""
+"""GPU networks between nodes that bypass the nodes' CPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A value of the node label cloud.google.com/gke-accelerator, and what has it."""
+    """Machines with one value of the node label cloud.google.com/gke-accelerator."""
 
     machines: tuple[str, ...]
     """Machine families."""
     counts: tuple[int, ...]
-    """GPUs of one machine, by its size."""
+    """GPUs of one machine, for each of its sizes."""
     memory_gb: int
-    """Of each GPU."""
+    """Memory of each GPU, in GB."""
     fabric: Fabric | None = None
-    """Of the machines that have as many GPUs as there may be."""
+    """Network of the machines with the largest number of GPUs."""
     arm64: bool = False
     partitions: int = 1
-    """Into how many a GPU can be divided (MIG); 1: not at all."""
+    """Largest number of parts of a divided GPU (MIG); 1 if it cannot be divided."""
 
     @property
     def most(self) -> int:
@@ -66,7 +65,7 @@ GPUS: Final[Mapping[str, Gpu]] = {
     "nvidia-b200": Gpu(
         machines=("a4-highgpu",), counts=(8,), memory_gb=180, fabric="rdma", partitions=7
     ),
-    # Their fabrics want a ComputeDomain besides, which the operator does not make.
+    # Their networks also need a ComputeDomain, which the operator does not create.
     "nvidia-gb200": Gpu(
         machines=("a4x-highgpu",), counts=(4,), memory_gb=186, arm64=True, partitions=7
     ),
@@ -77,7 +76,7 @@ GPUS: Final[Mapping[str, Gpu]] = {
 
 
 def networks(gpu: Gpu) -> tuple[Fabric, ...]:
-    """Return the fabrics by which machines with such GPUs may be joined; `auto` is the first."""
+    """Return the networks of machines with such GPUs. `auto` uses the first."""
     if gpu.fabric == "rdma":
-        return ("rdma", "dranet")  # the same cards, by name or by claim
+        return ("rdma", "dranet")  # the same cards, by device name or by claim
     return (gpu.fabric,) if gpu.fabric else ()

@@ -22,11 +22,11 @@ from ddp_operator.api.values.bounded import MAX_WORD
 from ddp_operator.ports import Key, Manifest
 
 MAX_SPEC_BYTES: Final = 256 * 1024
-"""Of a job's spec as JSON: a hundred times that of most, and what takes a few milliseconds to read;
-the API server itself stores up to 1.5 MB."""
+"""Largest spec as JSON: a hundred times most specs, read within a few milliseconds. The API server
+stores up to 1.5 MB."""
 
 _MAX_PROBLEMS: Final = 20
-"""Of one job, that are named; a status has room for about as many."""
+"""Problems of one job that a message names; a status has room for about as many."""
 
 _ROOTS = {
     DDPJobSpec.__name__: "spec",
@@ -36,24 +36,24 @@ _ROOTS = {
 
 
 class InvalidJobError(ValueError):
-    """A stored job that the operator cannot act on; the text names each field and what is wrong."""
+    """A stored job that the operator cannot act on. The text names each field and what is wrong."""
 
 
 class NewerJobError(InvalidJobError):
     """A stored job with fields or values that this release does not know.
 
-    The API server keeps none that its CRD does not know, so a newer release's CRD is installed; and
-    it gives each new field's default to all jobs, also those that run.
+    The API server keeps only fields that its CRD knows, so the CRD of a newer release is installed.
+    The server then gives each new field's default to all jobs, also to those that run.
     """
 
 
 _NEWER = frozenset({"extra_forbidden", "literal_error"})
-"""pydantic's types of error for fields, and for words, that are not known."""
+"""pydantic's error types for unknown fields and unknown words."""
 
 
 @dataclass(frozen=True, slots=True)
 class DDPJob:
-    """One job: identity, wish and state."""
+    """One job: identity, spec and status."""
 
     namespace: str
     name: str
@@ -63,11 +63,12 @@ class DDPJob:
     created: datetime
     deleting: bool
     restart_requested: str
-    """What its annotation of that name says; empty where there is none."""
+    """Value of the annotation of that name; empty if there is none."""
     spec: DDPJobSpec
     status: DDPJobStatus
     spec_hash: str
-    """Digest of all that shapes the pods; pods of another digest belong to an older spec."""
+    """Digest of everything that shapes the pods. Pods with another digest belong to an older
+    spec."""
     spec_as_stored: bytes = field(default=b"", compare=False, repr=False)
     """Digest of the whole spec as the API server stores it."""
 
@@ -78,20 +79,21 @@ class DDPJob:
 
     @classmethod
     def parse(cls, manifest: Manifest, known: Self | None = None) -> Self:
-        """Read a job as stored; its spec is taken from `known` where that has the same one.
+        """Read a stored job. Reuse the spec of `known` if it is the same.
 
         Raises:
-            InvalidJobError: the spec or status cannot be understood, or breaks a rule. It says
-            where and how.
-            NewerJobError: all that cannot be understood are names that are not known.
+            InvalidJobError: the spec or status is invalid, or breaks a rule. The text says where
+            and how.
+            NewerJobError: the only problems are unknown names.
         """
         metadata = manifest["metadata"]
         written = _written(manifest.get("spec"))
         spec_as_stored = sha256(written).digest()
-        wanted = (metadata["name"], spec_as_stored)  # rules depend on the name, too
+        wanted = (metadata["name"], spec_as_stored)  # rules also depend on the name
         same = known if known and (known.name, known.spec_as_stored) == wanted else None
         try:
-            # Read again, since orjson's objects share their keys with all others that it has read.
+            # Parsed again, because orjson's objects share their keys with everything else that it
+            # has read.
             spec = same.spec if same else _read_spec(orjson.loads(written) or {})
             status = DDPJobStatus.model_validate(manifest.get("status") or {})
         except ValidationError as error:
@@ -126,7 +128,7 @@ def _read_spec(stored: Manifest) -> DDPJobSpec:
 
 
 def _check_overrides(spec: DDPJobSpec) -> None:
-    """What a patch makes of the template must be one, too."""
+    """Check that each override results in a valid pod template."""
     for number, override in enumerate(spec.overrides or ()):
         template = applied(spec, override).template
         try:
@@ -135,12 +137,12 @@ def _check_overrides(spec: DDPJobSpec) -> None:
             problems = error.errors(include_url=False, include_context=False)
             words = _in_words("spec.template", problems, {"spec": {"template": template}})
             raise InvalidJobError(
-                f"spec.overrides[{number}].template: makes a pod template that is none: {words}"
+                f"spec.overrides[{number}].template: results in an invalid pod template: {words}"
             ) from None
 
 
 def _restart_requested(metadata: Manifest) -> str:
-    """As much of it as the status keeps."""
+    """Return as much of the annotation as the status keeps."""
     value: str = (metadata.get("annotations") or {}).get(ANNOTATION_RESTART_REQUESTED, "")
     return value[:MAX_WORD]
 
@@ -149,26 +151,26 @@ def _written(spec: Any) -> bytes:
     """Return a spec as JSON.
 
     Raises:
-        InvalidJobError: it is too long, or is no JSON.
+        InvalidJobError: it is too long, or not JSON.
     """
     try:
         written = orjson.dumps(spec)
-    except TypeError as error:  # it is nested a few hundred deep, as no pod template is
-        raise InvalidJobError(f"spec: cannot be carried to pods: {error}") from None
+    except TypeError as error:  # nested a few hundred levels deep, as no pod template is
+        raise InvalidJobError(f"spec: cannot be written as JSON: {error}") from None
     if len(written) > MAX_SPEC_BYTES:
         raise InvalidJobError(
             f"spec: {len(written)} bytes as JSON, more than {MAX_SPEC_BYTES}; "
-            "put what is long into a ConfigMap or the image"
+            "move long texts into a ConfigMap or the image"
         )
     return written
 
 
 def _spec_hash(spec: DDPJobSpec) -> str:
-    """Fields at their defaults do not enter, so that a release that adds a field restarts no
-    job.
+    """Digest the fields that shape pods. Fields at their defaults are left out, so that a release
+    that adds a field restarts no job.
     """
     fields = set(POD_FIELDS) - {"template"}
-    if spec.elastic:  # pods of a group of any size are alike
+    if spec.elastic:  # pods are the same in a group of any size
         fields.remove("replicas")
     shape = spec.model_dump(mode="json", include=fields, exclude_defaults=True)
     shape["template"] = spec.template
@@ -197,7 +199,7 @@ def _in_words(path: str, problems: Sequence[ErrorDetails], manifest: Manifest) -
 
 
 def _path(root: str, value: Any, loc: tuple[int | str, ...]) -> str:
-    """Join a pydantic location, leaving out the names of union branches (they are no fields)."""
+    """Join a pydantic location. Names of union branches are left out: they are not fields."""
     path = root
     for part in loc:
         if isinstance(value, list) and isinstance(part, int):

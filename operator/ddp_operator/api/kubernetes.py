@@ -1,17 +1,17 @@
-"""The Kubernetes releases that the operator and its CRD work with."""
+"""Kubernetes releases that the operator and its CRD work with."""
 
 import re
 from typing import Final
 
 OLDEST: Final = (1, 30)
-"""The first release that does not ask rules of an unchanged spec again, so that the operator can
-write the status of a job from before a rule. It also serves ValidatingAdmissionPolicies."""
+"""First release that does not evaluate the rules of an unchanged spec again. So the operator can
+write the status of a job that is older than a rule. It also serves ValidatingAdmissionPolicies."""
 
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
 
 
 def release(git_version: str) -> tuple[int, int] | None:
-    """Return major and minor number of an API server's `gitVersion`; None if it has none."""
+    """Return major and minor number of an API server's `gitVersion`, or None if it has none."""
     found = _VERSION.match(git_version)
     return (int(found[1]), int(found[2])) if found else None
 

@@ -1,7 +1,7 @@
-"""What a node's conditions, taints, labels and annotations say of its health and its future.
+"""Signals of a node's health and future: its conditions, taints, labels and annotations.
 
-Many tools write such signals: the cloud, its device plugins, detectors of problems. Which of them
-mean that a node is broken, or about to go, is a list that administrators can change.
+Many tools write such signals: the cloud, its device plugins, problem detectors. Administrators can
+change the lists of signals that mean that a node is broken or about to leave.
 """
 
 import re
@@ -15,7 +15,7 @@ from ddp_operator.api.values.bounded import read_time
 Kind = Literal["condition", "taint", "label", "annotation"]
 
 NONE: Final = "none"
-"""In a list of rules: without the defaults."""
+"""In a list of rules: drop the defaults."""
 
 _SYNTAX: Final = re.compile(
     r"(?P<kind>condition|taint|label|annotation):"
@@ -26,12 +26,12 @@ _MAX_WORDS: Final = 200
 _MAX_BOOT_ID: Final = 64
 
 TERMINATION_TIME: Final = "node.gke.io/machine-termination-datetime"
-"""GKE's annotation with the time, RFC 3339, at which a machine of limited run time ends."""
+"""GKE's annotation with the time (RFC 3339) at which a machine with limited run time ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One signal: a condition of this status, or a taint, label or annotation, of this value or of
+    """One signal: a condition with this status, or a taint, label or annotation with this value or
     any.
     """
 
@@ -44,13 +44,13 @@ class Rule:
         """Read `condition:TYPE[=STATUS]`, or `taint:`, `label:`, `annotation:` and `KEY[=VALUE]`.
 
         Raises:
-            ValueError: it is no such text; says what one looks like.
+            ValueError: the text has another form. The message shows the right one.
         """
         found = _SYNTAX.fullmatch(text)
         if found is None:
             raise ValueError(
-                f"{text[:_MAX_WORDS]!r} is no signal of a node: say condition:TYPE, "
-                "condition:TYPE=STATUS (without a status: True), or taint:KEY, label:KEY, "
+                f"{text[:_MAX_WORDS]!r} is not a node signal; use condition:TYPE, "
+                "condition:TYPE=STATUS (default status: True), or taint:KEY, label:KEY, "
                 "annotation:KEY, each also with =VALUE"
             )
         kind, value = cast(Kind, found["kind"]), found["value"]
@@ -68,10 +68,10 @@ def _rules(kind: Kind, *keys: str) -> tuple[Rule, ...]:
 
 
 DEFAULT_BAD: Final = (
-    # GKE's device plugin: Xids that it takes for critical.
+    # GKE's device plugin: Xids that it considers critical.
     *_rules("condition", "XidCriticalError"),
-    # node-problem-detector's conditions that its own rules never take back, and those of a node on
-    # which pods cannot be relied on to start.
+    # node-problem-detector: conditions that its own rules never clear, and those of a node on which
+    # pods may fail to start.
     *_rules(
         "condition",
         "KernelDeadlock",
@@ -81,7 +81,7 @@ DEFAULT_BAD: Final = (
         "FrequentContainerdRestart",
         "FrequentUnregisterNetDevice",
     ),
-    # NVSentinel's, true for fatal faults alone: of DCGM, of the system log, of NVSwitch.
+    # NVSentinel: true only for fatal faults, from DCGM, the system log and NVSwitch.
     *_rules(
         "condition",
         "GpuMemWatch",
@@ -101,7 +101,7 @@ DEFAULT_BAD: Final = (
         "NVSwitchFatalError",
         "NVSwitchDown",
     ),
-    # What its documentation has administrators taint such nodes with.
+    # Taints that its documentation recommends for such nodes.
     *_rules(
         "taint",
         "nvidia.com/gpu-error",
@@ -112,7 +112,7 @@ DEFAULT_BAD: Final = (
 )
 
 DEFAULT_LEAVING: Final = (
-    # Kubernetes' own from 1.37 on, which administrators and their controllers set.
+    # Kubernetes' own from 1.37, set by administrators and their controllers.
     *_rules(
         "condition",
         "DrainInProgress",
@@ -120,21 +120,21 @@ DEFAULT_LEAVING: Final = (
         "MaintenanceInProgress",
         "GracefulNodeShutdownInProgress",
     ),
-    # GKE's: the machine is being preempted or maintained, and ends within its time of grace.
+    # GKE: the machine is being preempted or maintained, and ends within its grace period.
     *_rules("taint", "cloud.google.com/impending-node-termination"),
     *_rules("label", "cloud.google.com/active-node-maintenance=ONGOING"),
-    # The cluster autoscaler's, on nodes that it has decided to remove.
+    # The cluster autoscaler: nodes that it has decided to remove.
     *_rules("taint", "ToBeDeletedByClusterAutoscaler"),
-    # NVSentinel's, of maintenance that the cloud has announced.
+    # NVSentinel: maintenance that the cloud has announced.
     *_rules("condition", "CSPMaintenance"),
 )
 
 
 def read_rules(texts: Sequence[str], defaults: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Return the defaults and what is said besides; after `none`, only what follows it.
+    """Return the defaults and the given rules. `none` drops everything before it.
 
     Raises:
-        ValueError: one of them is no rule, or there are too many.
+        ValueError: a text is not a rule, or there are too many.
     """
     rules = list(defaults)
     for text in texts:
@@ -143,13 +143,13 @@ def read_rules(texts: Sequence[str], defaults: tuple[Rule, ...]) -> tuple[Rule, 
         else:
             rules.append(Rule.read(text))
     if len(rules) > _MAX_RULES:
-        raise ValueError(f"{len(rules)} signals of nodes are too many: at most {_MAX_RULES}")
+        raise ValueError(f"{len(rules)} node signals are too many; use at most {_MAX_RULES}")
     return tuple(dict.fromkeys(rules))
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Which signals mean what."""
+    """Signals that mean that a node is broken, or about to leave."""
 
     bad: tuple[Rule, ...] = DEFAULT_BAD
     leaving: tuple[Rule, ...] = DEFAULT_LEAVING
@@ -160,20 +160,20 @@ DEFAULT_RULES: Final = Rules()
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What a node's signals come to: all that is kept of them."""
+    """Result of a node's signals, and all that is kept of them."""
 
     boot_id: str = ""
-    """Another one after each start of the machine."""
+    """New after each start of the machine."""
     bad: str = ""
-    """What says that it is broken; empty where nothing does."""
+    """The signal that the node is broken; empty if there is none."""
     leaving: str = ""
-    """What says that it is about to go."""
+    """The signal that the node is about to leave; empty if there is none."""
     ends_at: datetime | None = None
-    """When it goes, where that is known."""
+    """When the node ends, if known."""
 
 
 def signals(node: Mapping[str, Any], rules: Rules) -> Signals:
-    """Judge a node, as the API server has it, by the rules; the first that holds is named."""
+    """Apply the rules to a node as the API server stores it. The first matching rule is named."""
     metadata, status = node["metadata"], node.get("status") or {}
     conditions = {c.get("type"): c for c in status.get("conditions") or ()}
     present: dict[str, Mapping[str, str]] = {

@@ -1,182 +1,182 @@
-"""The words by which Events, conditions and failures on record say why, each with its meaning, what
-happens next, and what a person can do.
+"""Reasons of Events, conditions and recorded failures: what each means, what happens next, and what
+to do.
 
-Those of the cluster are Kubernetes' own, which the operator passes on and acts by. It may see
-others, such as `OutOfcpu`, and passes them on, too.
+`OWN` are the operator's reasons. `OF_CLUSTER` are Kubernetes' reasons, which the operator passes on
+and acts on. It also passes on others that it may see, such as `OutOfcpu`.
 """
 
 from typing import Final, NamedTuple
 
 
 class Reason(NamedTuple):
-    """What a word stands for, in three half sentences."""
+    """Explanation of a reason, in three half sentences."""
 
     meaning: str
     then: str
-    """What happens next, without anybody's help."""
+    """What happens next without anybody's help."""
     remedy: str
     """What a person can do about it."""
 
 
 NOTHING: Final = "nothing"
 _LOG: Final = "read kubectl ddp why, and the end of the pod's log"
-_LOOK_AT_NODE: Final = "have the node looked at; after spec.restart.nodeFailureLimit it is avoided"
-_ANEW: Final = "correct the job, delete it, and apply it again"
-_DONE: Final = "the pods that spec.successPolicy asks for have ended well"
-_OVER: Final = "the job is over, and its pods go as spec.cleanPodPolicy says"
+_CHECK_NODE: Final = "check the node; after spec.restart.nodeFailureLimit failures it is avoided"
+_APPLY_AGAIN: Final = "correct the job, delete it, and apply it again"
+_DONE: Final = "the pods that spec.successPolicy requires have completed"
+_OVER: Final = "the job is over; its pods are deleted by spec.cleanPodPolicy"
 _PODS_START: Final = "the job runs once all pods are ready"
-_UNCHARGED: Final = "new pods start, and no restart is charged"
-_CHARGED: Final = "new pods start, which is charged to spec.restart.maxRestarts"
+_UNCHARGED: Final = "new pods start; no restart is charged"
+_CHARGED: Final = "new pods start; the restart counts against spec.restart.maxRestarts"
 _FORGIVEN: Final = "new pods start; the first few times no restart is charged"
-_GIVEN_UP: Final = (
-    "the kubelet tries again; after five minutes the job fails, or the pod is replaced, uncharged, "
-    "where pods of this spec have run or a registry cannot answer"
+_RETRIED: Final = (
+    "the kubelet tries again; after five minutes the job fails. If pods of this spec have run, or "
+    "a registry cannot answer, the pod is replaced instead, uncharged"
 )
 
 OWN: Final = {
-    "PodsCreated": Reason("the pods that the job lacked were created", _PODS_START, NOTHING),
+    "PodsCreated": Reason("the job's missing pods were created", _PODS_START, NOTHING),
     "Created": Reason("all pods and the Service of the job exist", _PODS_START, NOTHING),
     "PodsStarting": Reason("pods wait for nodes, pull images or start", _PODS_START, NOTHING),
     "Running": Reason("all pods are ready", "the job trains", NOTHING),
     "PodsReady": Reason("all pods are ready", "the job trains", NOTHING),
     "PodsNotReady": Reason(
-        "some pods of a job that trains are not ready",
-        "what runs is left alone; should a pod fail, it is replaced",
+        "some pods of a training job are not ready",
+        "running pods are left alone; a pod that fails is replaced",
         "compare the readiness probe in spec.template with what the trainer answers",
     ),
     "Queued": Reason(
-        "pods wait to be admitted, by a queue or by whoever set their scheduling gates",
-        "they start once admitted; the wait costs neither restarts nor active time",
+        "pods wait for a queue, or for the owner of their scheduling gates, to admit them",
+        "they start once admitted; the wait uses neither restarts nor active time",
         "wait for quota, or ask the queue's administrator",
     ),
     "NotQueued": Reason(
-        "the job names a queue, but its pods run without having been in one",
-        "it trains on; nobody counts its quota",
+        "the job names a queue, but its pods run without having been in it",
+        "training continues; no queue counts its quota",
         "install Kueue, or let it manage pods of this namespace",
     ),
     "NameTaken": Reason(
-        "pods of another owner bear names that the job needs",
+        "pods of another owner have names that the job needs",
         "the operator tries again until they are gone",
-        "delete the pods that the message names, or give the job another name",
+        "delete the pods that the message names, or rename the job",
     ),
     "PodsForbidden": Reason(
-        "a quota or a policy keeps the job's objects from being created",
-        "the operator tries again; pods that run go on",
+        "a quota or a policy prevents the creation of the job's objects",
+        "the operator tries again; running pods continue",
         "free some quota, change the fields of the template that the message names, or have the "
         "policy changed",
     ),
     "APIServerError": Reason(
-        "the API server, or a webhook that it asks, keeps answering the operator with errors",
-        "the operator tries again, at least once a minute; pods that run go on",
+        "the API server, or a webhook that it calls, keeps answering the operator with errors",
+        "the operator tries again, at least once a minute; running pods continue",
         "read the message; repair the webhook that it names, or wait for the API server",
     ),
     "StatusNotStored": Reason(
-        "the CRD is of another release, and drops parts of the status that decisions rest on",
-        "pods that run go on; nothing is decided, and no restart is charged, until it is whole",
+        "the CRD is of another release and drops parts of the status that decisions depend on",
+        "running pods continue; until the status is complete, nothing is decided or charged",
         "apply the CRD of the operator's release (crds/ddpjobs.yaml)",
     ),
     "WaitingToStart": Reason(
-        "there is a pause before the next start, as after failures in a row",
-        "pods are created when it is over",
-        "read why the last ones ended; spec.restart.backoff says how long pauses are",
+        "there is a pause before the next start, for example after failures in a row",
+        "pods are created when the pause is over",
+        "read why the last pods ended; spec.restart.backoff sets the length of pauses",
     ),
     "WaitingForOldPods": Reason(
-        "new pods need what old ones still hold",
-        "pods are created once the old ones ended, or were given up",
-        "if a node is gone for good, delete it, and its pods go with it",
+        "new pods need resources that old pods still hold",
+        "pods are created once the old ones have ended or no longer count",
+        "if a node is permanently gone, delete it; its pods are deleted with it",
     ),
     "Spread": Reason(
         "the pods run in more than one block or sub-block of the network",
         "the job trains, perhaps more slowly",
-        "ask for one place in spec.scheduling.topology",
+        "require one place in spec.scheduling.topology",
     ),
     "RanksOrdered": Reason(
-        "pods have other node ranks than before, so that neighbours stand near each other",
-        "ranks start, or form their group anew; status.world.members says who has which",
+        "pods have new node ranks, so that neighbours are close to each other",
+        "ranks start, or form their group again; status.world.members lists the node ranks",
         NOTHING,
     ),
     "RanksNotOrdered": Reason(
-        "it is not known where the pods stand, or nobody can tell them of other ranks",
-        "the job trains, with ranks in the order of the pods' numbers",
-        "see that nodes have topology labels, and pods the bundled launcher within reach",
+        "the pods' location is unknown, or the pods cannot receive new ranks",
+        "the job trains with ranks in the order of the pods' numbers",
+        "check that nodes have topology labels, and that the pods' bundled launcher is reachable",
     ),
     "UnknownAccelerator": Reason(
-        "this release does not know spec.accelerator.type, which may be newer or misspelt",
-        "it becomes a node selector as it is",
+        "this release does not know spec.accelerator.type; it may be newer or misspelt",
+        "it becomes a node selector unchanged",
         "compare it with the labels of the nodes",
     ),
     "NoProgressReports": Reason(
         "spec.progressDeadlineSeconds is set, but the trainer reports no progress",
-        "it trains on; a hang would not be noticed",
+        "training continues; the operator cannot notice a hang",
         "report progress from the script, or unset spec.progressDeadlineSeconds",
     ),
     "NoProgress": Reason(
         "no step was completed within spec.progressDeadlineSeconds",
-        "the ranks' stacks are logged and all pods start anew; a restart is charged",
+        "the ranks log their stacks and all pods restart; a restart is charged",
         "read the stacks of all ranks in the pods' logs; if steps may take so long, raise "
         "spec.progressDeadlineSeconds",
     ),
     "CheckpointRequested": Reason(
-        "a node of the job is about to go, or its end is near",
-        "a trainer that answers POST /checkpoint saves; training goes on",
+        "a node of the job is about to leave",
+        "a trainer that answers POST /checkpoint saves; training continues",
         NOTHING,
     ),
     "StartTimeout": Reason(
         "no process has started in a pod within spec.startTimeoutSeconds after it got its node",
-        "a spare or a pod on another node takes its place; once the job has run that is never "
-        "charged, before only the first few times are free",
-        "kubectl describe pod says what it lacks: a volume, its network, or its image",
+        "a spare or a pod on another node takes its place. Once the job has run this is never "
+        "charged; before that only the first few times are free",
+        "kubectl describe pod shows what is missing: a volume, its network, or its image",
     ),
     "LauncherUnreachable": Reason(
-        "a pod's launcher was told for half a minute in vain that the processes start anew",
-        "the pod is replaced, uncharged, which counts against its node",
-        "let the operator reach the pods' status port: a NetworkPolicy may keep it out",
+        "for half a minute a pod's launcher did not accept that the processes restart",
+        "the pod is replaced, uncharged; the failure counts against its node",
+        "let the operator reach the pods' status port: a NetworkPolicy may block it",
     ),
     "StorageLimitExceeded": Reason(
-        "the pod wrote more than its volume or its ephemeral-storage limit holds, so the kubelet "
+        "the pod wrote more than its volume or its ephemeral-storage limit allows, so the kubelet "
         "evicted it",
         _CHARGED,
         "raise that volume's sizeLimit, or the container's limit of ephemeral-storage, in "
         "spec.template; or write less",
     ),
     "SparesLost": Reason(
-        "pods that waited without a place in the group have ended or were taken away",
-        "others take their place, later each time; the job trains on, and nothing is charged",
+        "spares have ended or were taken away",
+        "new spares replace them, later each time; training continues, and nothing is charged",
         "read kubectl describe pod, and the log; spares need the bundled launcher in the pods",
     ),
     "SparesRefused": Reason(
-        "the API server refuses pods that would wait without a place, by quota or policy",
-        "they are asked for again every minute; the job trains on without",
-        "make room in the quota, or lower spec.spares",
+        "a quota or a policy makes the API server refuse spares",
+        "the operator tries again every minute; the job trains without them",
+        "free some quota, or lower spec.spares",
     ),
     "GroupShrunk": Reason(
-        "pods of an elastic job did not come within spec.elastic.shrinkAfterSeconds, or fewer are "
-        "wanted",
-        "the others train on; who comes later joins them",
-        "kubectl get pods shows what those that are missing wait for",
+        "pods of an elastic job did not arrive within spec.elastic.shrinkAfterSeconds, or "
+        "spec.replicas is lower",
+        "training continues with the others; pods that arrive later join them",
+        "kubectl get pods shows what the missing pods wait for",
     ),
     "GroupGrown": Reason(
-        "pods of an elastic job that waited outside have joined the others",
-        "training goes on with them at the next step",
+        "waiting pods of an elastic job have joined the group",
+        "training continues with them at the next step",
         NOTHING,
     ),
     "LedWithoutOperator": Reason(
-        "while no operator was there, rank 0's launcher had processes start again",
-        "each restart is counted as if the operator had decided it, but none ends the job",
-        "kubectl ddp why has the failures; look why the operator or the API server was away",
+        "while no operator was available, rank 0's launcher restarted processes",
+        "each restart counts as if the operator had decided it, but none ends the job",
+        "kubectl ddp why lists the failures; find out why the operator or the API server was away",
     ),
     "CheckpointInPod": Reason(
         "checkpoints are saved to a pod's own disk, which the other pods do not see",
-        "a failure restarts all pods, which begin without a checkpoint; no pod joins the group",
+        "a failure restarts all pods without a checkpoint; no pod joins the group",
         "set spec.checkpoint.persistentVolumeClaim or gcsBucket, and save to DDP_CHECKPOINT_DIR",
     ),
     "NodeLeaving": Reason(
-        "a pod's node is about to go, and there is another place for the pod",
+        "a pod's node is about to leave, and the pod can run elsewhere",
         _UNCHARGED,
         NOTHING,
     ),
     "Restarting": Reason(
-        "pods ended or were taken away", "new pods go on from the checkpoint", _LOG
+        "pods ended or were taken away", "new pods resume from the checkpoint", _LOG
     ),
     "RestartRequested": Reason(
         "somebody asked for a restart (kubectl ddp restart)", _UNCHARGED, NOTHING
@@ -184,93 +184,95 @@ OWN: Final = {
     "SpecChanged": Reason("the job's spec was changed", _UNCHARGED, NOTHING),
     "SchedulingTimeout": Reason(
         "only some pods got a node within spec.schedulingTimeoutSeconds",
-        "they are given up for others to use; all try again after a pause",
+        "they release their nodes for others; all try again after a pause",
         "free nodes or quota, or let a gang scheduler or a queue place the job as a whole",
     ),
     "Rescheduled": Reason(
-        "pods that no node took were kept off a node which may be used again", _UNCHARGED, NOTHING
+        "unscheduled pods avoided a node that may be used again", _UNCHARGED, NOTHING
     ),
     "Disrupted": Reason(
-        "the cluster took pods away, as by preemption or a node's end", _UNCHARGED, NOTHING
+        "the cluster took pods away, for example by preemption or a node's end", _UNCHARGED, NOTHING
     ),
     "NodeFailed": Reason(
-        "a pod failed by its node's fault, not the training's", _FORGIVEN, _LOOK_AT_NODE
+        "a pod failed because of its node, not because of the training", _FORGIVEN, _CHECK_NODE
     ),
     "PodFailed": Reason("a pod failed", _CHARGED, _LOG),
     "Error": Reason("a container ended with an error", _CHARGED, _LOG),
     "Vanished": Reason(
-        "a pod is gone, and nobody can say how it ended", _UNCHARGED, "see who deletes pods"
+        "a pod is gone; how it ended is unknown", _UNCHARGED, "see who deletes pods"
     ),
     "Deleted": Reason("somebody deleted a pod", _UNCHARGED, "see who deletes pods"),
     "FailureIgnored": Reason(
-        "a pod failed, and a rule of spec.restart.rules ignores that",
-        "the others train on; the job may still succeed",
-        "correct the rule where it should not apply",
+        "a pod failed, and a rule of spec.restart.rules ignores it",
+        "training continues with the others; the job may still succeed",
+        "correct the rule if it should not apply",
     ),
     "CauseFound": Reason(
-        "what ended an attempt shows only now",
-        "the record is put right; a charge is taken back where it was not the training's fault",
+        "the cause of an earlier failure became known",
+        "the record is corrected; a charge is taken back if the training was not at fault",
         NOTHING,
     ),
     "MaxRestartsExceeded": Reason(
         "the training failed, and spec.restart.maxRestarts is used up",
         _OVER,
-        f"{_LOG}; then {_ANEW}",
+        f"{_LOG}; then {_APPLY_AGAIN}",
     ),
     "FailedByRule": Reason(
-        "a rule of spec.restart.rules ends the job at such a failure",
+        "a rule of spec.restart.rules ends the job on such a failure",
         _OVER,
-        f"{_LOG}; then {_ANEW}",
+        f"{_LOG}; then {_APPLY_AGAIN}",
     ),
     "ConfigurationError": Reason(
-        "the trainer cannot ever run like this: its command, arguments or image are wrong",
+        "the trainer cannot run like this: its command, arguments or image are wrong",
         _OVER,
-        _ANEW,
+        _APPLY_AGAIN,
     ),
     "DeadlineExceeded": Reason(
-        "the job, or a pod of it, was active for longer than it may",
-        "a job is over then; a pod's end is charged like any failure",
+        "the job, or a pod of it, was active for longer than allowed",
+        "a job is over; a pod's end is charged like any failure",
         "raise spec.activeDeadlineSeconds in a new job",
     ),
     "InvalidSpec": Reason(
-        "the job cannot be understood",
+        "the job is invalid",
         _OVER,
         "correct the fields that the message names, and apply the job again",
     ),
-    "InvalidPodTemplate": Reason("the API server refuses a pod like this for good", _OVER, _ANEW),
+    "InvalidPodTemplate": Reason(
+        "the API server permanently refuses such a pod", _OVER, _APPLY_AGAIN
+    ),
     "NewerThanOperator": Reason(
         "the job was written for a newer operator",
-        "it is left as it is, pods and all, until there is one",
+        "the job and its pods are left unchanged until the operator is newer",
         "upgrade the operator",
     ),
     "Completed": Reason(_DONE, _OVER, NOTHING),
     "Succeeded": Reason(_DONE, _OVER, NOTHING),
     "Suspended": Reason(
-        "spec.suspend is true", "pods are told to save and go; state is kept", "kubectl ddp resume"
+        "spec.suspend is true", "pods save and end; the state is kept", "kubectl ddp resume"
     ),
     "Resumed": Reason("spec.suspend is false again", _PODS_START, NOTHING),
-    "Unknown": Reason("the reason that was given is empty", "as the message says", _LOG),
+    "Unknown": Reason("no reason was given", "see the message", _LOG),
 }
-"""What the operator says by itself."""
+"""Reasons that the operator gives itself."""
 
 _IMAGE: Final = Reason(
     "the container's image cannot be pulled",
-    _GIVEN_UP,
+    _RETRIED,
     "check the image's name and tag, and that the namespace has the registry's pull secret",
 )
 _CONTAINER: Final = Reason(
-    "the container cannot be made or started",
-    _GIVEN_UP,
+    "the container cannot be created or started",
+    _RETRIED,
     "check the container's command and its mounts in spec.template",
 )
 _RUNTIME: Final = Reason(
-    "the container was made but could not be started, by its command's or its node's fault",
-    "a command that is not there fails the job; otherwise new pods start",
+    "the container was created but could not start, because of its command or its node",
+    "if the command does not exist, the job fails; otherwise new pods start",
     "check the container's command and its mounts in spec.template",
 )
 _TAKEN: Final = Reason("the cluster took the pod away", _UNCHARGED, NOTHING)
-_MISFIT: Final = Reason("the pod's node does not suit it any more", _UNCHARGED, NOTHING)
-_REFUSED: Final = Reason("the kubelet refused the pod: its node is unfit", _FORGIVEN, _LOOK_AT_NODE)
+_MISFIT: Final = Reason("the pod no longer fits its node", _UNCHARGED, NOTHING)
+_REFUSED: Final = Reason("the kubelet refused the pod: its node is unfit", _FORGIVEN, _CHECK_NODE)
 
 OF_CLUSTER: Final = {
     "ErrImagePull": _IMAGE,
@@ -287,7 +289,7 @@ OF_CLUSTER: Final = {
         remedy="load the image on the node, or let it be pulled (imagePullPolicy)"
     ),
     "CreateContainerConfigError": _CONTAINER._replace(
-        remedy="create the Secret, ConfigMap or key that the message names; where it says "
+        remedy="create the Secret, ConfigMap or key that the message names; if it mentions "
         "runAsNonRoot, set securityContext.runAsUser in spec.template.spec (kubectl ddp run --user)"
     ),
     "CreateContainerError": _CONTAINER,
@@ -297,35 +299,35 @@ OF_CLUSTER: Final = {
     "StartError": _RUNTIME,
     "ContainerCannotRun": _RUNTIME,
     "CrashLoopBackOff": Reason(
-        "a side car of the pod ends again and again",
-        "the kubelet starts it anew after ever longer pauses",
-        "read that side car's log; the trainer waits for it",
+        "a sidecar of the pod ends again and again",
+        "the kubelet restarts it after increasing pauses",
+        "read that sidecar's log; the trainer waits for it",
     ),
     "Unschedulable": Reason(
-        "no node has room for the pod, or fits it",
-        "the scheduler tries again; a job that is placed in part gives up after "
+        "no node has room for the pod, or none fits it",
+        "the scheduler tries again; a partly placed job releases its nodes after "
         "spec.schedulingTimeoutSeconds",
-        "compare spec.accelerator, requests and node selectors with `kubectl get nodes`; a node "
-        "pool that grows takes some minutes",
+        "compare spec.accelerator, requests and node selectors with `kubectl get nodes`; a growing "
+        "node pool takes some minutes",
     ),
     "SchedulingGated": Reason(
         "the pod's scheduling gates keep it from the scheduler",
         "it starts once they are removed",
-        "somebody has to admit the pods: a queue, or whoever set their scheduling gates",
+        "have the pods admitted by their queue, or by the owner of their scheduling gates",
     ),
     "OOMKilled": Reason(
-        "the container took more memory than it, or its node, has",
-        "new pods start; a restart is charged where the container has a limit of its own",
+        "the container used more memory than it, or its node, has",
+        "new pods start; a restart is charged if the container has a limit of its own",
         "give the container a larger memory limit, or train on smaller batches",
     ),
     "ContainerStatusUnknown": _TAKEN._replace(
-        meaning="the kubelet found the container gone, as after its node was started anew"
+        meaning="the kubelet found the container gone, for example after its node restarted"
     ),
     **dict.fromkeys(
         ("Evicted", "Preempting", "Preempted", "Terminated", "Shutdown"), _TAKEN
     ),
     **dict.fromkeys(
-        ("NodeShutdown", "NodeLost"), _TAKEN._replace(meaning="the pod's node went away")
+        ("NodeShutdown", "NodeLost"), _TAKEN._replace(meaning="the pod's node left or failed")
     ),
     **dict.fromkeys(
         ("NodeAffinity", "NodeName", "NodePorts", "NodeUnschedulable", "TaintToleration"), _MISFIT
@@ -336,6 +338,6 @@ OF_CLUSTER: Final = {
         _REFUSED,
     ),
 }  # fmt: skip
-"""What the kubelet, the scheduler and the API server say of pods, and the operator passes on."""
+"""Reasons that the kubelet, the scheduler and the API server give, and the operator passes on."""
 
 REASONS: Final = {**OWN, **OF_CLUSTER}

@@ -154,7 +154,7 @@ def test_there_may_be_a_hundred_of_them() -> None:
 def test_the_command_line_says_what_is_wrong(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", flag, "condition:A", flag, "GpuMemWatch"]) == 64
     said = capsys.readouterr().err
-    assert f"{flag}: 'GpuMemWatch' is no signal of a node" in said
+    assert f"{flag}: 'GpuMemWatch' is not a node signal" in said
 
 
 def test_hostile_words_are_cut() -> None:

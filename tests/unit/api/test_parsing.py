@@ -75,7 +75,7 @@ def test_unknown_field_is_refused_where_no_server_pruned_it() -> None:
     ("pattern", "says"),
     [
         ("(?P<step>", "not a regular express"),
-        (r"(?P<step>\d+) (?P<lr>\S+)", "group lr is none of step, totalSteps, loss, samplesPerS"),
+        (r"(?P<step>\d+) (?P<lr>\S+)", "unknown group lr; use step, totalSteps, loss, samplesPerS"),
         ("(?P<step>" + "a" * 300 + ")", "string should have at most 256"),
     ],
 )
@@ -113,7 +113,7 @@ def test_an_index_that_cannot_be_is_named(indexes: list[list[str]], says: str) -
     [
         (
             {"template": {"spec": {"containers": None}}},
-            "spec.overrides[1].template: makes a pod template that is none: "
+            "spec.overrides[1].template: results in an invalid pod template: "
             "spec.template.spec.containers: field required",
         ),
         (
@@ -122,11 +122,11 @@ def test_an_index_that_cannot_be_is_named(indexes: list[list[str]], says: str) -
         ),
         (
             {"template": {"spec": {"restartPolicy": "Always"}}},
-            "spec.overrides[1] as its pods have it: spec.template.spec.restartPolicy: leave it out",
+            "spec.overrides[1] as applied to its pods: spec.template.spec.restartPolicy: remove it",
         ),
         (
             {"accelerator": {"type": "nvidia-l4", "count": 2}},
-            "spec.overrides[1] as its pods have it: spec.nprocPerNode: more processes than spec.a",
+            "spec.overrides[1] as applied to its pods: spec.nprocPerNode: more processes than spec",
         ),
     ],
 )

@@ -262,7 +262,7 @@ def test_every_gpu_has_a_short_name_and_means_itself() -> None:
         (lambda: job(replace(WISH, gpus=GpuRequest("nvidia-l4", 16))), "spec.accelerator"),
         (
             lambda: job(replace(WISH, launcher="inject", command=())),
-            "spec.launcher: inject has to know what to start",
+            "spec.launcher: inject must know what to start",
         ),
         (
             lambda: job(replace(WISH, launcher="bundled", command=("/a/torchrun", "a.py"))),

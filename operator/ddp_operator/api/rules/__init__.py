@@ -1,15 +1,15 @@
-"""Rules that concern more than one field, each written twice: in CEL for the API server, in Python
-for the operator.
+"""Rules that concern more than one field. Each exists twice: in CEL for the API server, and in
+Python for the operator.
 
 The API server evaluates CEL whenever a job or its status is written. The operator evaluates Python
-for jobs from before a rule and for overrides, since CEL cannot merge a patch; `ddp run`, `local`
-and `convert` do where there is no server.
+for jobs that are older than a rule, and for overrides, because CEL cannot merge a patch. `ddp run`,
+`local` and `convert` evaluate Python where there is no server.
 
-Why not one text for both: a CEL interpreter would enter the image of the operator, which has rights
-in a cluster and reads specs of strangers. The official one is 52 MB. The small one brings the
-dependencies of a command line, lacks Kubernetes' string functions, checks no types, and so needs
-the same proof against a real server as the copies. `tests/integration/test_crd_rules.py` has that
-proof: both forms judge all good and bad manifests, and generated ones, alike.
+One text for both would need a CEL interpreter in the image of the operator, which has rights in a
+cluster and reads specs of strangers. The official interpreter is 52 MB. The small one depends on
+command-line packages, lacks Kubernetes' string functions and checks no types. So it would need the
+same test against a real server as the two copies: `tests/integration/test_crd_rules.py` checks that
+both forms agree on all good, bad and generated manifests.
 """
 
 from ddp_operator.api.rules.rule import Rule

@@ -1,4 +1,4 @@
-"""What may be asked of accelerators: what the table of machines knows, it must allow."""
+"""Rules on accelerators: for GPU types in the table, the request must fit the machines."""
 
 from collections.abc import Callable
 
@@ -22,19 +22,19 @@ from ddp_operator.api.spec import DDPJobSpec
 
 
 def known(spec: DDPJobSpec) -> Gpu | None:
-    """What the table says of the accelerator; None without one that it knows."""
+    """Return what the table has about the accelerator, or None if it is not in the table."""
     return spec.accelerator.gpu if spec.accelerator else None
 
 
 def selected(spec: DDPJobSpec, label: str) -> str | None:
-    """What the pods ask of a node's label."""
+    """Return the value that the pods require of a node's label."""
     own = spec.accelerator.node_selector if spec.accelerator else {}
     found: str | None = own.get(label, (pod_spec(spec).get("nodeSelector") or {}).get(label))
     return found
 
 
 def _asked(spec: DDPJobSpec) -> int:
-    """GPUs of a pod, as far as rules can see both what it says and what it is given."""
+    """Return the GPUs of a pod, as far as both forms of a rule can see them."""
     count = spec.accelerator.count if spec.accelerator else 1
     return max(count, plain_limit(spec) or 0)
 
@@ -54,7 +54,7 @@ _LARGEST = "; ".join(
 
 
 def _selects(label: str, value: str = "") -> str:
-    """CEL: whether a label is asked for, with this value if one is given."""
+    """CEL: whether a label is required, with this value if one is given."""
     same = [f" && {where}['{label}'] == '{value}'" if value else "" for where in (_OWN, _TEMPLATES)]
     return (
         f"(has({_OWN}) && '{label}' in {_OWN}{same[0]}"
@@ -64,7 +64,7 @@ def _selects(label: str, value: str = "") -> str:
 
 ACCELERATOR_RULES = (
     Rule(
-        "spec.accelerator: does not say which; give it a type, or a computeClass that chooses one",
+        "spec.accelerator: names no machines; set type, or a computeClass that chooses one",
         "has(self.type) || has(self.computeClass)",
         lambda spec: (
             spec.accelerator is None
@@ -74,8 +74,8 @@ ACCELERATOR_RULES = (
         on="accelerator",
     ),
     Rule(
-        "spec.accelerator.computeClass: chooses machines and how they are bought; leave type, "
-        "provisioning and reservation to it, or leave it out",
+        "spec.accelerator.computeClass: chooses the machines and how they are bought; remove type, "
+        "provisioning and reservation, or remove computeClass",
         "!has(self.computeClass) || !has(self.type) && self.provisioning == 'standard'"
         " && !has(self.reservation)",
         lambda spec: (
@@ -86,8 +86,8 @@ ACCELERATOR_RULES = (
         on="accelerator",
     ),
     Rule(
-        "spec.accelerator.reservation: goes with provisioning: reservation, and that with it; give "
-        "both, or neither",
+        "spec.accelerator.reservation: needs provisioning: reservation, and the other way round; "
+        "set both or neither",
         "has(self.computeClass) || has(self.reservation) == (self.provisioning == 'reservation')",
         lambda spec: (
             (a := spec.accelerator) is None
@@ -97,7 +97,7 @@ ACCELERATOR_RULES = (
         on="accelerator",
     ),
     Rule(
-        "spec.accelerator.reservation.subBlocks: of which block it is; give blocks, too",
+        "spec.accelerator.reservation.subBlocks: needs the block that it is in; set blocks, too",
         "!has(self.reservation) || !has(self.reservation.subBlocks)"
         " || has(self.reservation.blocks)",
         lambda spec: (
@@ -109,9 +109,8 @@ ACCELERATOR_RULES = (
         on="accelerator",
     ),
     Rule(
-        "spec.accelerator.provisioning: queued needs a queue of Kueue's, whose admission check "
-        "asks GKE for the nodes; give spec.scheduling.queueName, and no gang of Volcano's, or "
-        "choose flex-start",
+        "spec.accelerator.provisioning: queued needs a Kueue queue, whose admission check asks GKE "
+        "for the nodes; set spec.scheduling.queueName without gang: volcano, or choose flex-start",
         "!has(self.accelerator) || self.accelerator.provisioning != 'queued'"
         " || has(self.scheduling) && has(self.scheduling.queueName)"
         " && self.scheduling.gang != 'volcano'",
@@ -122,8 +121,8 @@ ACCELERATOR_RULES = (
         ),
     ),
     Rule(
-        "spec.accelerator.maxRunSeconds: nodes of flex-start, queued ones too, run for "
-        f"{_SHORTEST} to {_LONGEST} seconds; choose a number between, or leave it out for the most",
+        "spec.accelerator.maxRunSeconds: flex-start and queued nodes run for "
+        f"{_SHORTEST} to {_LONGEST} seconds; use a number in this range, or remove it for the most",
         "!has(self.maxRunSeconds) || !(self.provisioning in ['flex-start', 'queued'])"
         f" || self.maxRunSeconds >= {_SHORTEST} && self.maxRunSeconds <= {_LONGEST}",
         lambda spec: (
@@ -135,7 +134,7 @@ ACCELERATOR_RULES = (
         on="accelerator",
     ),
     Rule(
-        f"spec.accelerator.nodeSelector: leave out {GKE_ACCELERATOR_LABEL}; "
+        f"spec.accelerator.nodeSelector: remove {GKE_ACCELERATOR_LABEL}; "
         "spec.accelerator.type sets it",
         f"!has(self.nodeSelector) || !('{GKE_ACCELERATOR_LABEL}' in self.nodeSelector)",
         lambda spec: (
@@ -144,7 +143,7 @@ ACCELERATOR_RULES = (
         on="accelerator",
     ),
     Rule(
-        "spec.accelerator.count: no machine of spec.accelerator.type has so many GPUs; ask for "
+        "spec.accelerator.count: no machine of spec.accelerator.type has so many GPUs; request "
         f"fewer, in more pods. The largest: {_LARGEST}",
         f"{_NO_TYPE} || !(self.accelerator.type in {_MOST})"
         f" || {_selects(GKE_PARTITION_LABEL)}"
@@ -159,7 +158,7 @@ ACCELERATOR_RULES = (
         ),
     ),
     Rule(
-        f"spec.accelerator: GPUs of its type cannot be divided; leave {GKE_PARTITION_LABEL} out",
+        f"spec.accelerator: GPUs of its type cannot be divided; remove {GKE_PARTITION_LABEL}",
         f"{_NO_TYPE} || !(self.accelerator.type in"
         f" [{_types(lambda gpu: gpu.partitions == 1)}]) || !{_selects(GKE_PARTITION_LABEL)}",
         lambda spec: (
@@ -169,8 +168,8 @@ ACCELERATOR_RULES = (
         ),
     ),
     Rule(
-        f"spec.accelerator: on GPUs that are shared ({GKE_SHARING_LABEL}) a pod has one GPU and "
-        "one process; set count and nprocPerNode to 1, or leave the label out",
+        f"spec.accelerator: on shared GPUs ({GKE_SHARING_LABEL}) a pod has one GPU and one "
+        "process; set count and nprocPerNode to 1, or remove the label",
         f"!has(self.accelerator) || !{_selects(GKE_SHARING_LABEL)} || self.accelerator.count == 1"
         " && (type(self.nprocPerNode) != int || int(self.nprocPerNode) == 1) && "
         + for_trainer(f"!{HAS_PLAIN_LIMIT} || int({PLAIN_LIMIT}) <= 1"),
@@ -181,8 +180,8 @@ ACCELERATOR_RULES = (
         ),
     ),
     Rule(
-        f"spec.accelerator: the machines of its type have another processor than the one asked for "
-        f"({ARCHITECTURE_LABEL}); leave the label out, and use an image for theirs",
+        f"spec.accelerator: the machines of its type have another processor than the required one "
+        f"({ARCHITECTURE_LABEL}); remove the label, and use an image for their processor",
         f"{_NO_TYPE} || !(self.accelerator.type in {_MOST})"
         f" || !(self.accelerator.type in [{_types(lambda gpu: gpu.arm64)}]"
         f" ? {_selects(ARCHITECTURE_LABEL, 'amd64')} : {_selects(ARCHITECTURE_LABEL, 'arm64')})",

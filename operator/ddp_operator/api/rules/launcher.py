@@ -1,4 +1,4 @@
-"""Rules on the launcher that is copied into pods."""
+"""Rules on the launcher that the operator copies into pods."""
 
 from ddp_operator.api.command import Started, started, starts_ranks_cel
 from ddp_operator.api.rules.rule import Rule
@@ -18,19 +18,19 @@ def _started(spec: DDPJobSpec) -> Started:
 
 LAUNCHER_RULES = (
     Rule(
-        "spec.launcher: inject has to know what to start, and an image's own entrypoint is not "
-        "known to the operator; give the trainer container a command, or leave launcher out",
+        "spec.launcher: inject must know what to start, and the operator does not know an image's "
+        "own entrypoint; give the trainer container a command, or remove launcher",
         "self.launcher != 'inject' || " + for_trainer("has(c.command) && c.command.size() > 0"),
         lambda spec: spec.launcher != "inject" or bool(_command(spec)),
     ),
     Rule(
         "spec.launcher: inject starts a process for each rank, and so does the trainer container's "
-        "command; take torchrun or ddp_trainer.launch out of it (python train.py), or leave "
-        "launcher out",
+        "command; remove torchrun or ddp_trainer.launch from it (python train.py), or remove "
+        "launcher",
         "self.launcher != 'inject' || "
         + for_trainer(
             "!has(c.command) || c.command.size() == 0"
-            # A list of one is how CEL gives a name to a value.
+            # A list of one gives a value a name in CEL.
             f" || ![{_WORDS}].exists(w, {starts_ranks_cel('w')})"
         ),
         lambda spec: spec.launcher != "inject" or not _started(spec).launcher,

@@ -1,4 +1,4 @@
-"""What goes together with pods that take each other's places."""
+"""Rules on pods that take each other's places: spares and elastic jobs."""
 
 from typing import Final
 
@@ -23,27 +23,27 @@ def _most(spec: DDPJobSpec) -> int:
 
 MEMBERSHIP_RULES = (
     Rule(
-        f"spec.spares: with the replicas they are more than {MAX_REPLICAS} pods; ask for fewer",
+        f"spec.spares: with replicas this is more than {MAX_REPLICAS} pods; ask for fewer",
         f"self.replicas + self.spares <= {MAX_REPLICAS}",
         lambda spec: spec.replicas + spec.spares <= MAX_REPLICAS,
     ),
     Rule(
-        "spec.spares: any pod may take another one's place, so that all are alike; leave "
-        "spec.overrides out, or spares",
+        "spec.spares: any pod may take another one's place, so all must be alike; remove "
+        "spec.overrides, or spares",
         f"{_NONE} || !has(self.overrides) || self.overrides.size() == 0",
         lambda spec: not (spec.spares and spec.overrides),
     ),
     Rule(
-        "spec.spares: queues and gangs count a fixed number of pods; leave "
-        "spec.scheduling.queueName and gang out, or spares",
+        "spec.spares: queues and gangs count a fixed number of pods; remove "
+        "spec.scheduling.queueName and gang, or spares",
         f"{_NONE} || !has({_SCHEDULING})"
         f" || !has({_SCHEDULING}.queueName) && {_SCHEDULING}.gang == 'none'",
         lambda spec: not (spec.spares and _counts_pods(spec)),
     ),
     Rule(
-        "spec.spares: restart.scope Gang starts all pods anew and leaves spares nothing to do; set "
-        "it to Pod for trainers that form their group anew, to InPlace for others, or leave spares "
-        "out",
+        "spec.spares: with restart.scope Gang all pods restart, so spares are useless; set it to "
+        "Pod for trainers that form their process group again, to InPlace for others, or remove "
+        "spares",
         f"{_NONE} || self.restart.scope != 'Gang'",
         lambda spec: not (spec.spares and spec.restart.scope == "Gang"),
     ),
@@ -62,33 +62,32 @@ MEMBERSHIP_RULES = (
         lambda spec: spec.elastic is None or _most(spec) >= spec.replicas,
     ),
     Rule(
-        f"spec.elastic.maxReplicas: with the spares they are more than {MAX_REPLICAS} pods; ask "
+        f"spec.elastic.maxReplicas: with spares this is more than {MAX_REPLICAS} pods; ask "
         "for fewer",
         f"{_FIXED} || {_MOST} + self.spares <= {MAX_REPLICAS}",
         lambda spec: spec.elastic is None or _most(spec) + spec.spares <= MAX_REPLICAS,
     ),
     Rule(
-        "spec.elastic: pods move up to others' places, so that all are alike; leave spec.overrides "
-        "out, or elastic",
+        "spec.elastic: pods move to other pods' places, so all must be alike; remove "
+        "spec.overrides, or elastic",
         f"{_FIXED} || !has(self.overrides) || self.overrides.size() == 0",
         lambda spec: not (spec.elastic and spec.overrides),
     ),
     Rule(
-        "spec.elastic: queues and gangs count a fixed number of pods; leave "
-        "spec.scheduling.queueName and gang out, or elastic",
+        "spec.elastic: queues and gangs count a fixed number of pods; remove "
+        "spec.scheduling.queueName and gang, or elastic",
         f"{_FIXED} || !has({_SCHEDULING})"
         f" || !has({_SCHEDULING}.queueName) && {_SCHEDULING}.gang == 'none'",
         lambda spec: not (spec.elastic and _counts_pods(spec)),
     ),
     Rule(
-        "spec.elastic: restart.scope Gang starts all pods anew whenever one is lost; set it to "
-        "Auto, or leave elastic out",
+        "spec.elastic: with restart.scope Gang all pods restart whenever one is lost; set it to "
+        "Auto, or remove elastic",
         f"{_FIXED} || self.restart.scope != 'Gang'",
         lambda spec: not (spec.elastic and spec.restart.scope == "Gang"),
     ),
     Rule(
-        "spec.sparesPriorityClassName: there are no spares that could have it; set spec.spares, or "
-        "leave it out",
+        "spec.sparesPriorityClassName: the job has no spares; set spec.spares, or remove it",
         f"!has(self.sparesPriorityClassName) || !({_NONE})",
         lambda spec: spec.spares_priority_class_name is None or spec.spares > 0,
     ),

@@ -1,4 +1,4 @@
-"""Where fabrics are to be had."""
+"""Rules on GPU networks: which machines have them, and what they need."""
 
 from ddp_operator.api.gpus import GPUS, networks
 from ddp_operator.api.rules.accelerator import known
@@ -13,9 +13,9 @@ from ddp_operator.api.rules.trainer import (
 from ddp_operator.api.spec import DDPJobSpec
 
 _JOINED = {name: gpu for name, gpu in GPUS.items() if networks(gpu)}
-"""What has a fabric."""
+"""GPU types whose machines have a GPU network."""
 _WITHOUT = "!has(self.accelerator) || self.accelerator.network == 'none'"
-# Not by a map of lists: the API server cannot tell how long a list is that comes out of a map.
+# Not a map of lists: the API server cannot bound the length of a list that comes out of a map.
 _SERVES = " || ".join(
     f"self.type == '{name}' && self.network in {['auto', *networks(gpu)]}"
     for name, gpu in _JOINED.items()
@@ -33,7 +33,7 @@ def _serves(spec: DDPJobSpec) -> bool:
         return True
     gpu = known(spec)
     if gpu is None:
-        return spec.accelerator.network != "auto"  # its user has to know
+        return spec.accelerator.network != "auto"  # the user must know
     return bool(networks(gpu)) and spec.accelerator.network in ("auto", *networks(gpu))
 
 
@@ -46,8 +46,8 @@ def _is_whole(spec: DDPJobSpec) -> bool:
 
 NETWORK_RULES = (
     Rule(
-        "spec.accelerator.network: machines of this type have no such fabric, or it is not known "
-        "which; choose none, or one of "
+        "spec.accelerator.network: machines of this type do not have this network, or the type is "
+        "unknown; choose none, or one of "
         + ", ".join(f"{' or '.join(networks(gpu))} with {t}" for t, gpu in _JOINED.items()),
         f"self.network == 'none' || (has(self.type) && self.type in {list(GPUS)}"
         f" ? {_SERVES} : self.network != 'auto')",
@@ -55,7 +55,7 @@ NETWORK_RULES = (
         on="accelerator",
     ),
     Rule(
-        "spec.accelerator.network: a fabric serves whole machines; set "
+        "spec.accelerator.network: a GPU network needs whole machines; set "
         "spec.accelerator.count to all GPUs of one: "
         + ", ".join(f"{most} of {name}" for name, most in _WHOLE.items()),
         f"{_WITHOUT} || !has(self.accelerator.type) || !(self.accelerator.type in {_WHOLE})"
@@ -64,14 +64,14 @@ NETWORK_RULES = (
         lambda spec: _wanted(spec) == "none" or _is_whole(spec),
     ),
     Rule(
-        "spec.accelerator.network: a fabric carries nccl alone; take spec.backend gloo out, or set "
-        "the network to none",
+        "spec.accelerator.network: a GPU network works with nccl only; remove spec.backend: gloo, "
+        "or set the network to none",
         f"{_WITHOUT} || self.backend != 'gloo'",
         lambda spec: _wanted(spec) == "none" or spec.backend != "gloo",
     ),
     Rule(
-        "spec.accelerator.network: a fabric gives pods network cards of their own; take "
-        "hostNetwork out of spec.template.spec, or set the network to none",
+        "spec.accelerator.network: a GPU network gives pods their own network cards; remove "
+        "hostNetwork from spec.template.spec, or set the network to none",
         f"{_WITHOUT} || !has(self.template.spec.hostNetwork) || !self.template.spec.hostNetwork",
         lambda spec: _wanted(spec) == "none" or not wants_host_network(spec),
     ),

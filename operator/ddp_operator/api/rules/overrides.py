@@ -1,4 +1,4 @@
-"""Which pods overrides may name."""
+"""Rules on the pods that overrides name."""
 
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.spec import overrides
@@ -9,7 +9,7 @@ def _first(pods: str) -> str:
 
 
 def _last(pods: str) -> str:
-    return f"int({pods}.substring({pods}.indexOf('-') + 1))"  # of one index: its whole text
+    return f"int({pods}.substring({pods}.indexOf('-') + 1))"  # for one index: the whole text
 
 
 _BEGINS_IN = f"({_first('q')} <= {_first('r')} && {_first('r')} <= {_last('q')})"
@@ -17,7 +17,7 @@ _BEGINS_IN = f"({_first('q')} <= {_first('r')} && {_first('r')} <= {_last('q')})
 
 OVERRIDE_RULES = (
     Rule(
-        "spec.overrides: indexes of which there are no pods; they go from 0 to spec.replicas - 1, "
+        "spec.overrides: indexes without pods; they go from 0 to spec.replicas - 1, "
         "and a range from its lower end to its higher one, such as 2-5",
         "!has(self.overrides) || self.overrides.all(o, o.indexes.all(r,"
         f" {_first('r')} <= {_last('r')} && {_last('r')} < self.replicas))",
@@ -25,7 +25,7 @@ OVERRIDE_RULES = (
         overrides.unknown,
     ),
     Rule(
-        "spec.overrides: an index that is named twice; name each pod in one override, once",
+        "spec.overrides: an index appears twice; name each pod in one override, once",
         "self.all(o, o.indexes.all(r,"
         f" {_first('r')} > {_last('r')} || o.indexes.exists_one(q, {_BEGINS_IN})"
         f" && self.exists_one(p, p.indexes.exists(q, {_BEGINS_IN}))))",
@@ -34,8 +34,8 @@ OVERRIDE_RULES = (
         on="overrides",
     ),
     Rule(
-        "spec.overrides: an override that changes nothing; give it nprocPerNode, accelerator or "
-        "template, or leave it out",
+        "spec.overrides: an override changes nothing; set nprocPerNode, accelerator or "
+        "template, or remove it",
         "self.all(o, has(o.nprocPerNode) || has(o.accelerator) || has(o.template))",
         lambda spec: (
             not any(

@@ -1,4 +1,4 @@
-"""What goes together with queues."""
+"""Rules on jobs in queues."""
 
 from typing import Final
 
@@ -6,14 +6,14 @@ from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.spec import DDPJobSpec
 
 _MEMBERSHIP: Final = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name")
-"""Labels by which a pod says where it belongs."""
+"""Labels that put a pod into a queue and a group."""
 _LABELS: Final = "self.template.metadata.labels"
 _NEARNESS: Final = (
     "kueue.x-k8s.io/podset-required-topology",
     "kueue.x-k8s.io/podset-preferred-topology",
     "kueue.x-k8s.io/podset-unconstrained-topology",
 )
-"""Annotations by which a pod says how near to others it belongs: Kueue takes one of them."""
+"""Annotations for the topology of a pod; Kueue accepts one of them."""
 _ANNOTATIONS: Final = "self.template.metadata.annotations"
 
 
@@ -41,23 +41,23 @@ _NO_KUEUE: Final = (
 
 SCHEDULING_RULES = (
     Rule(
-        "spec.scheduling.queueName: Kueue admits pods all together, and takes a single new one for "
-        "one too many; leave the queue out, or set spec.restart.scope to Auto or Gang and let no "
-        "rule RestartPod",
+        "spec.scheduling.queueName: Kueue admits all pods together, and rejects a single new pod; "
+        "remove the queue, or set spec.restart.scope to Auto or Gang and use no rule with "
+        "RestartPod",
         f"{_NO_KUEUE} || self.restart.scope in ['Auto', 'Gang']"
         " && (!has(self.restart.rules) || self.restart.rules.all(r, r.action != 'RestartPod'))",
         lambda spec: not (spec.kueue_queue and _replaces_pods(spec)),
     ),
     Rule(
-        "spec.template.metadata.labels: leave out Kueue's queue-name and pod-group-name; "
+        "spec.template.metadata.labels: remove Kueue's queue-name and pod-group-name; "
         "spec.scheduling.queueName gives pods both",
         f"{_NO_KUEUE} || !has(self.template.metadata) || !has({_LABELS})"
         f" || !{list(_MEMBERSHIP)}.exists(label, label in {_LABELS})",
         lambda spec: not (spec.kueue_queue and _says_where(spec)),
     ),
     Rule(
-        "spec.template.metadata.annotations: leave out Kueue's podset-*-topology, or "
-        "spec.scheduling.topology; each says how near to each other pods are placed",
+        "spec.template.metadata.annotations: remove Kueue's podset-*-topology, or "
+        "spec.scheduling.topology; both set how close to each other pods are placed",
         f"{_NO_KUEUE} || !has(self.scheduling.topology) || !has(self.template.metadata)"
         f" || !has({_ANNOTATIONS})"
         f" || !{list(_NEARNESS)}.exists(key, key in {_ANNOTATIONS})",

@@ -1,4 +1,4 @@
-"""The rules, and what a job breaks of them."""
+"""All rules, and the check of a job against them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -61,21 +61,21 @@ def _locations(spec: DDPJobSpec) -> int:
 
 SPEC_RULES = (
     Rule(
-        "spec.template.spec.restartPolicy: leave it out or set it to Never; "
+        "spec.template.spec.restartPolicy: remove it or set it to Never; "
         "the operator restarts pods according to spec.restart",
         "!has(self.spec.restartPolicy) || self.spec.restartPolicy == 'Never'",
         lambda spec: pod_spec(spec).get("restartPolicy", "Never") == "Never",
         on="template",
     ),
     Rule(
-        "spec.template.spec.containers: leave out restartPolicy or set it to Never, in each "
+        "spec.template.spec.containers: remove restartPolicy or set it to Never, in each "
         "container; the operator restarts pods according to spec.restart",
         "self.spec.containers.all(c, !has(c.restartPolicy) || c.restartPolicy == 'Never')",
         lambda spec: all(c.get("restartPolicy", "Never") == "Never" for c in _containers(spec)),
         on="template",
     ),
     Rule(
-        "spec.template.spec: leave out restartPolicyRules in all containers and initContainers; "
+        "spec.template.spec: remove restartPolicyRules from all containers and initContainers; "
         "the operator restarts pods according to spec.restart.rules",
         "self.spec.containers.all(c, !has(c.restartPolicyRules))"
         " && (!has(self.spec.initContainers)"
@@ -89,14 +89,14 @@ SPEC_RULES = (
         on="template",
     ),
     Rule(
-        "spec.template.spec: leave out hostname and subdomain; the operator sets them, "
+        "spec.template.spec: remove hostname and subdomain; the operator sets them, "
         "and other ranks find the pod by them",
         "!has(self.spec.hostname) && !has(self.spec.subdomain)",
         lambda spec: not {"hostname", "subdomain"} & set(pod_spec(spec)),
         on="template",
     ),
     Rule(
-        "spec.template.spec.containers: remove the variables that only the operator can know from "
+        "spec.template.spec.containers: remove the variables that only the operator can set from "
         f"the trainer's env ({', '.join(RESERVED_ENVIRONMENT)}); it sets them in each pod",
         for_trainer(f"!has(c.env) || c.env.all(e, !(e.name in [{_RESERVED}]))", "self"),
         lambda spec: not _environment(spec) & set(RESERVED_ENVIRONMENT),
@@ -146,7 +146,7 @@ SPEC_RULES = (
     ),
     Rule(
         "spec.accelerator.count: differs from the trainer container's nvidia.com/gpu limit; "
-        "leave one of the two out, or make them equal",
+        "remove one of them, or make them equal",
         "!has(self.accelerator) || self.accelerator.count == 1 || "
         + for_trainer(
             f"!{HAS_GPU_LIMIT} || {HAS_PLAIN_LIMIT} && self.accelerator.count == int({PLAIN_LIMIT})"
@@ -171,20 +171,20 @@ SPEC_RULES = (
         lambda spec: spec.status_port != spec.master_port,
     ),
     Rule(
-        "spec.isolation: a NetworkPolicy does not reach pods with hostNetwork; take it out of "
-        "spec.template.spec, or leave isolation out",
+        "spec.isolation: a NetworkPolicy does not affect pods with hostNetwork; remove it from "
+        "spec.template.spec, or remove isolation",
         "self.isolation != 'Job' || !has(self.template.spec.hostNetwork)"
         " || !self.template.spec.hostNetwork",
         lambda spec: spec.isolation != "Job" or not wants_host_network(spec),
     ),
     Rule(
-        "spec.restart.backoff: maxSeconds is less than initialSeconds; raise the one or lower the "
-        "other",
+        "spec.restart.backoff: maxSeconds is less than initialSeconds; raise maxSeconds or lower "
+        "initialSeconds",
         "self.restart.backoff.initialSeconds <= self.restart.backoff.maxSeconds",
         lambda spec: spec.restart.backoff.initial_seconds <= spec.restart.backoff.max_seconds,
     ),
     Rule(
-        "spec.restart.rules: a rule without a matcher; give it exitCodes, reasons, messageRegex, "
+        "spec.restart.rules: a rule has no matcher; set exitCodes, reasons, messageRegex, "
         "ranks or classes",
         "!has(self.rules) || self.rules.all(r, has(r.exitCodes)"
         " || has(r.reasons) || has(r.messageRegex) || has(r.ranks) || has(r.classes))",
@@ -192,7 +192,7 @@ SPEC_RULES = (
         on="restart",
     ),
     Rule(
-        "spec.restart.rules: charged goes with RestartPod and RestartGang only; leave it out",
+        "spec.restart.rules: charged needs the action RestartPod or RestartGang; remove it",
         "!has(self.rules) || self.rules.all(r, !has(r.charged)"
         " || r.action in ['RestartPod', 'RestartGang'])",
         lambda spec: all(
@@ -221,7 +221,9 @@ SPEC_RULES = (
 
 
 class TransitionRule(NamedTuple):
-    """A rule on a change of a job, on the whole object: it compares with the stored one."""
+    """A rule on a change of a job. It applies to the whole object, which it compares with the
+    stored one.
+    """
 
     field: str
     cel: str
@@ -232,7 +234,8 @@ _MAY_CHANGE = (
     "oldSelf.spec.suspend || self.spec.suspend || !has(self.status)"
     " || !has(self.status.firstPodStartTime) && !has(self.status.completionTime)"
 )
-"""CEL: no pod that a change would end has ever run. `DDPJobStatus.fixes_pods` says it in Python."""
+"""CEL: no pod that the change would end has ever run. `DDPJobStatus.fixes_pods` is the same in
+Python."""
 _REMEDY = "set spec.suspend to true, change it, set it to false; or create a new job"
 
 
@@ -240,7 +243,7 @@ def _unchanged(name: str) -> TransitionRule:
     field = f"spec.{to_camel(name)}"
     new, old = f"self.{field}", f"oldSelf.{field}"
     same = f"{new} == {old}"
-    if DDPJobSpec.model_fields[name].default is None:  # absent where nobody gives it
+    if DDPJobSpec.model_fields[name].default is None:  # the field may be absent
         same = f"(has({new}) ? has({old}) && {same} : !has({old}))"
     return _immutable(field, same)
 
@@ -250,10 +253,10 @@ def _immutable(field: str, same: str, but: str = "") -> TransitionRule:
     return TransitionRule(field, f"{same} || {_MAY_CHANGE}", message)
 
 
-# The API server's `==` (k8s.io/apiserver/pkg/cel/common/values.go) sees fields that the schema does
-# not name, too, with one gap: objects are equal to it where one such field came in another's place,
-# such as args for command. It estimates the cost from the declared lengths of strings and lists; an
-# object has none and costs next to nothing.
+# The API server's `==` (k8s.io/apiserver/pkg/cel/common/values.go) also sees fields that the schema
+# does not name, with one gap: two objects are equal if one such field is replaced by another, such
+# as command by args. The server estimates the cost from the declared lengths of strings and lists;
+# an object has none and costs next to nothing.
 TRANSITION_RULES = (
     *(_unchanged(name) for name in POD_FIELDS if name != "replicas"),
     _immutable(
@@ -268,25 +271,24 @@ TRANSITION_RULES = (
         " (sizes and seconds may change at any time)",
     ),
 )
-"""One for each field that shapes pods.
+"""One rule for each field that shapes pods.
 
-Only the API server knows the stored object, so the operator has no copy of them. It replaces all
-pods of another spec, with the reason SpecChanged, whenever a change was possible.
-"""
+Only the API server knows the stored object, so the operator has no copy of these rules. After a
+possible change it replaces all pods of another spec, with the reason SpecChanged."""
 
 NAME_CEL = (
     f"size(self.metadata.name) <= {MAX_NAME_LENGTH}"
     " && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-    f"metadata.name: at most {MAX_NAME_LENGTH} lower-case letters, digits and dashes, beginning "
+    f"metadata.name: use at most {MAX_NAME_LENGTH} lower-case letters, digits and dashes, starting "
     "with a letter; it becomes part of host names (63 characters with attempt and index)",
 )
-"""On the whole object: (CEL, message)."""
+"""(CEL, message) of a rule on the whole object."""
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 def violations(name: str, spec: DDPJobSpec) -> list[str]:
-    """Return the messages of all rules that a job breaks; empty for a good one."""
+    """Return the messages of all rules that a job breaks; empty for a valid job."""
     good_name = len(name) <= MAX_NAME_LENGTH and _NAME.fullmatch(name)
     broken = [] if good_name else [NAME_CEL[1]]
     found = [rule for rule in SPEC_RULES if not rule.holds(spec)]
@@ -294,10 +296,10 @@ def violations(name: str, spec: DDPJobSpec) -> list[str]:
         names = rule.names(spec)
         broken.append(f"{rule.message}: {names}" if names else rule.message)
     for number, override in enumerate(spec.overrides or ()):
-        # CEL cannot merge a patch: what only the pods of an override break is for the operator.
+        # CEL cannot merge a patch, so only the operator checks the pods of an override.
         own = overrides.applied(spec, override)
         broken += [
-            f"spec.overrides[{number}] as its pods have it: {rule.message}"
+            f"spec.overrides[{number}] as applied to its pods: {rule.message}"
             for rule in SPEC_RULES
             if rule not in found and not rule.holds(own)
         ]

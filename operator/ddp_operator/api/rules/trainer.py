@@ -1,4 +1,4 @@
-"""The container that trains, and its accelerators, as rules see them in Python and in CEL."""
+"""The container that trains, and its accelerators, in Python and in CEL."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,8 +31,8 @@ def trainer_container(template: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def gpu_limit(spec: DDPJobSpec) -> int:
-    """Accelerators, or shares of them, of each pod's trainer container: its own limit, else
-    `accelerator.count`, else 0.
+    """Return the accelerators, or shares of them, of each pod's trainer container: its own limit,
+    else `accelerator.count`, else 0.
     """
     limits = gpu_limits(spec)
     if limits:
@@ -41,12 +41,12 @@ def gpu_limit(spec: DDPJobSpec) -> int:
 
 
 def wants_host_network(spec: DDPJobSpec) -> bool:
-    """Whether the pods shall have their nodes' own addresses."""
+    """Return whether the pods use their nodes' own addresses."""
     return pod_spec(spec).get("hostNetwork") is True
 
 
 def gpu_limits(spec: DDPJobSpec) -> Mapping[str, int | str]:
-    """The accelerators that the trainer container itself asks for."""
+    """Return the accelerators that the trainer container itself requests."""
     return accelerators(trainer_container(spec.template))
 
 
@@ -55,7 +55,9 @@ def _containers(template: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _is_clear(spec: DDPJobSpec) -> bool:
-    """Whether accelerators are where the container is that trains, or are nowhere."""
+    """Return whether it is clear who gets the accelerators: the trainer container has them, or none
+    has.
+    """
     containers = _containers(spec.template)
     trainer = trainer_container(spec.template)
     return (
@@ -65,11 +67,11 @@ def _is_clear(spec: DDPJobSpec) -> bool:
     )
 
 
-# CEL of the trainer container, `c`, and of its accelerators, as `trainer_container` and
-# `gpu_limits` have them. The API server refuses a rule whose cost it cannot bound before it runs,
-# and loses the bounds of all that comes out of filter() or a conditional: hence all() over the
-# containers. It takes every int-or-string to be as long as a whole request, so that matches() on
-# one costs too much: hence lists of what is allowed.
+# CEL of the trainer container, `c`, and of its accelerators, the same as `trainer_container` and
+# `gpu_limits`. The API server refuses a rule whose cost it cannot bound in advance. It loses the
+# bounds of the results of filter() and of a conditional: hence all() over the containers. It
+# assumes that every int-or-string is as long as a whole request, so that matches() on one costs too
+# much: hence lists of allowed values.
 IS_GPU = is_accelerator_cel("k")
 
 
@@ -89,7 +91,7 @@ _WHOLE_NUMBERS = tuple(str(number) for number in range(MAX_GPUS + 1))
 
 
 def for_trainer(predicate: str, template: str = "self.template") -> str:
-    """CEL: whether something holds of a template's trainer container, `c`."""
+    """CEL: whether a predicate holds for a template's trainer container, `c`."""
     containers, notes = f"{template}.spec.containers", f"{template}.metadata.annotations"
     default = f"{notes}['{ANNOTATION_DEFAULT_CONTAINER}']"
     names_one = (
@@ -119,26 +121,26 @@ HAS_PLAIN_LIMIT = f"({HAS_LIMITS} && '{GPU_RESOURCE}' in {LIMITS} && {whole(PLAI
 
 
 def is_whole(amount: int | str) -> bool:
-    """Whether an amount is a whole number of GPUs that a machine may have."""
+    """Return whether an amount is a whole number of GPUs that a machine may have."""
     return str(amount) in _WHOLE_NUMBERS
 
 
 def plain_limit(spec: DDPJobSpec) -> int | None:
-    """The trainer container's own nvidia.com/gpu limit; None without one that can be read."""
+    """Return the trainer container's own nvidia.com/gpu limit, or None if it cannot be read."""
     amount = gpu_limits(spec).get(GPU_RESOURCE)
     return int(amount) if amount is not None and is_whole(amount) else None
 
 
 def pod_spec(spec: DDPJobSpec) -> Mapping[str, Any]:
-    """The pod's spec in the template."""
+    """Return the pod's spec in the template."""
     found: Mapping[str, Any] = spec.template.get("spec") or {}
     return found
 
 
 TRAINER_RULES = (
     Rule(
-        "spec.template.spec.containers: another container than the trainer has the accelerators; "
-        f"name the one that trains {TRAINER_CONTAINER}",
+        "spec.template.spec.containers: not the trainer but another container has the "
+        f"accelerators; give the container that trains the name {TRAINER_CONTAINER}",
         for_trainer(
             f"(c.name == '{TRAINER_CONTAINER}' || {_equipped('c')}"
             f" || !self.spec.containers.exists(d, {_equipped('d')}))",

@@ -1,1 +1,3 @@
-"""The CustomResourceDefinition: made from the models, and compared with an installed one."""
+"""The CustomResourceDefinition: generates it from the models, and compares it with an installed
+one.
+"""

@@ -1,9 +1,9 @@
-"""Tells an installed CRD of another release from this release's, by the fields and words it knows.
+"""Compares an installed CRD with this release's, by its fields and enumerated words.
 
-A digest, or a version in an annotation, would say of any difference that there is one: of
-descriptions, and of what an API server makes of a CRD that it stores (old ones drop CEL rules); and
-nothing of what is missing. What a server drops from jobs, and what it lets users write that this
-release does not understand, is in the schema's fields and enumerated words alone.
+A digest, or a version in an annotation, would report every difference, such as in descriptions or
+in what an API server changes when it stores a CRD (old ones drop CEL rules). But it would not tell
+what is missing. Only fields and enumerated words decide what a server drops from jobs, and what it
+lets users write that this release does not understand.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,13 +19,13 @@ class Difference:
     """Fields, such as `status.failures[].rank`, and words, such as `spec.backend=gloo`."""
 
     lacking: frozenset[str] = frozenset()
-    """Those of this release that the installed CRD does not know: it is older."""
+    """Names of this release that the installed CRD does not have: the CRD is older."""
     unknown: frozenset[str] = frozenset()
-    """Those of the installed CRD that this release does not know: it is newer."""
+    """Names of the installed CRD that this release does not have: the CRD is newer."""
 
 
 def compare(installed: Mapping[str, Any]) -> Difference:
-    """Return what tells an installed CRD, as stored, from the one of this release."""
+    """Return the differences between an installed CRD, as stored, and the one of this release."""
     ours, theirs = (frozenset(_names(crd)) for crd in (custom_resource_definition(), installed))
     return Difference(
         lacking=_outermost(ours - theirs, known=theirs),
@@ -34,7 +34,7 @@ def compare(installed: Mapping[str, Any]) -> Difference:
 
 
 def _names(crd: Mapping[str, Any]) -> Iterator[str]:
-    """All fields and words of `spec` and `status` in the version that this release speaks."""
+    """Yield all fields and words of `spec` and `status` in this release's API version."""
     for version in crd["spec"]["versions"]:
         if version["name"] == VERSION:
             schema = (version.get("schema") or {}).get("openAPIV3Schema") or {}
@@ -57,7 +57,7 @@ def _names_in(node: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _outermost(names: frozenset[str], *, known: frozenset[str]) -> frozenset[str]:
-    """Leave out what lies in a field that is named already."""
+    """Leave out names inside a field that is already named."""
     return frozenset(name for name in names if _parent(name) in known | {""})
 
 

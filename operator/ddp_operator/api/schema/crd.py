@@ -1,6 +1,4 @@
-"""Generates the CustomResourceDefinition from the models, so that schema and parser cannot drift
-apart.
-"""
+"""Generates the CustomResourceDefinition from the models, so that schema and parser agree."""
 
 from copy import deepcopy
 from typing import Any
@@ -24,7 +22,7 @@ from ddp_operator.api.status import DDPJobStatus
 Schema = dict[str, Any]
 
 NAME = f"{PLURAL}.{GROUP}"
-"""Of the CRD itself."""
+"""Name of the CRD itself."""
 
 _COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
@@ -38,7 +36,7 @@ _COLUMNS = (
     ("Accelerator", "string", ".spec.accelerator.type", 1),
 )
 
-# Keywords of JSON Schema that a structural schema may carry.
+# Keywords of JSON Schema that a structural schema allows.
 _KEPT = {
     "description", "type", "format", "enum", "default", "pattern",
     "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties",
@@ -60,12 +58,12 @@ def custom_resource_definition() -> dict[str, Any]:
         rules = node.setdefault("x-kubernetes-validations", [])
         rules.append({"rule": rule.cel, "message": rule.message})
     status = _unbounded(_schema(DDPJobStatus))
-    # As in all of Kubernetes: of each type one, whoever writes it.
+    # As everywhere in Kubernetes: one condition of each type, whoever writes it.
     status["properties"]["conditions"] |= {
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
     }
-    # An operator may be newer or older than the CRD, and what it remembers is not to be lost.
+    # The operator may be newer or older than the CRD, and its notes must not be lost.
     for notes in (status, status["properties"]["bookkeeping"]):
         notes["x-kubernetes-preserve-unknown-fields"] = True
     root: Schema = {
@@ -81,7 +79,7 @@ def custom_resource_definition() -> dict[str, Any]:
         },
         "x-kubernetes-validations": [
             {"rule": NAME_CEL[0], "message": NAME_CEL[1]},
-            # On the whole object, for they ask its status, too.
+            # On the whole object, because the rules also read its status.
             *(
                 {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"}
                 for rule in TRANSITION_RULES
@@ -116,8 +114,8 @@ def custom_resource_definition() -> dict[str, Any]:
                             "labelSelectorPath": ".status.selector",
                         },
                     },
-                    # The API server stores no priority 0: written out, it would be a conflict for
-                    # Helm's server-side apply after kubectl's.
+                    # The API server does not store priority 0. If it were written here, Helm's
+                    # server-side apply would conflict after kubectl's.
                     "additionalPrinterColumns": [
                         {"name": name, "type": kind, "jsonPath": path}
                         | ({"priority": priority} if priority else {})
@@ -136,7 +134,7 @@ def _schema(model: type[BaseModel]) -> Schema:
 
 
 def _unbounded(node: Schema) -> Schema:
-    """Leave only the shape: the operator's own words are never refused, and none are made up."""
+    """Keep only the shape: the server must not refuse the operator's values or add defaults."""
     kept = {k: v for k, v in node.items() if k in {"description", "type", "format", "enum"}}
     if "required" in node:
         kept["required"] = node["required"]
@@ -178,14 +176,14 @@ def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _resolved(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """Put a referenced definition, or the one branch that is not null, in a node's own place."""
+    """Replace a node by its referenced definition, or by its only branch that is not null."""
     if "$ref" in node:
-        # A copy: what is used twice would be written as an anchor and an alias of YAML.
+        # A copy: otherwise YAML would write a definition that is used twice as anchor and alias.
         return {**deepcopy(definitions[node["$ref"].rsplit("/", 1)[1]]), **node}
     if "anyOf" in node and not node.get("x-kubernetes-int-or-string"):
         branches = [branch for branch in node["anyOf"] if branch.get("type") != "null"]
         if len(branches) != 1:
-            raise TypeError(f"a union that no structural schema can say: {node}")
+            raise TypeError(f"a structural schema cannot have this union: {node}")
         rest = {k: v for k, v in node.items() if k != "anyOf"}
         return {**_resolved(branches[0], definitions), **rest}
     return node

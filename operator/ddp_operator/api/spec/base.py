@@ -1,4 +1,4 @@
-"""What the models of the API have in common: how strictly they read, and values that they share."""
+"""What the models of the spec have in common: strict parsing, and shared types."""
 
 import re
 from typing import Annotated, Final, Literal
@@ -13,25 +13,25 @@ _PLAIN: Final = {
     "int_type": re.compile(r"-?\d+"),
     "bool_type": re.compile(r"true|false"),
 }
-"""What is written in quotes where it must not be, by pydantic's type of error."""
+"""Values that may not be quoted, by pydantic's error type."""
 
 
 def explained(problem: ErrorDetails) -> str:
-    """What pydantic says of a value, as the end of a sentence that begins with its field."""
+    """Explain pydantic's error, as the end of a sentence that begins with the field."""
     value, kind = problem.get("input"), problem["type"]
     if kind == "string_type" and isinstance(value, bool | int | float):
-        return f"{str(value).lower()} is no text; use quotes"
+        return f"{str(value).lower()} is not text; use quotes"
     if kind in _PLAIN and isinstance(value, str) and _PLAIN[kind].fullmatch(value):
         return f"write {value[:20]} without quotes"
     if kind == "list_type" and isinstance(value, str):
-        return "is one text; write a list with a text for each word"
+        return "is one text; write a list with one text for each word"
     words = problem["msg"].removeprefix("Value error, ")
     return f"{words[0].lower()}{words[1:]}"
 
 
 class ApiModel(LeanModel):
-    """Base of all that users write: camelCase on the wire, unknown fields and loose types ("2" for
-    2) refused as the API server refuses them, immutable.
+    """Base of everything that users write: camelCase on the wire, immutable. Unknown fields and
+    loose types ("2" for 2) are refused, as the API server refuses them.
     """
 
     model_config = ConfigDict(
@@ -59,7 +59,7 @@ Processes = Annotated[
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "minimum": 1,
             "maximum": 1024,
-            # Not by a pattern, of which the API server would say no more than that.
+            # Not a pattern: for one, the API server would only say that the value does not match.
             "x-kubernetes-validations": [
                 {
                     "rule": "type(self) == int || self == 'auto'",

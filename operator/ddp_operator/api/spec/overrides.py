@@ -1,7 +1,7 @@
-"""What `spec.overrides` makes of single pods: their own specs, and what kinds of pods there are.
+"""Applies `spec.overrides`: the spec of a single pod, and the kinds of pods of a job.
 
-Everything that reads what a pod is like (its template, accelerator, processes) asks here, so that
-a job of equal pods is only the plainest case.
+Everything that depends on one pod (its template, accelerator, processes) asks this module. A job of
+equal pods is the simplest case.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +11,14 @@ from ddp_operator.api.spec import DDPJobSpec, Override
 
 
 def ranges(override: Override) -> Iterator[range]:
-    """Return the pods of an override, range by range as they are written."""
+    """Return the pods of an override, one range for each entry."""
     for text in override.indexes:
         first, _, last = text.partition("-")
         yield range(int(first), int(last or first) + 1)
 
 
 def spec_of(spec: DDPJobSpec, index: int) -> DDPJobSpec:
-    """Return the spec as one pod has it."""
+    """Return the spec that applies to one pod."""
     for override in spec.overrides or ():
         if any(index in pods for pods in ranges(override)):
             return applied(spec, override)
@@ -26,7 +26,7 @@ def spec_of(spec: DDPJobSpec, index: int) -> DDPJobSpec:
 
 
 def applied(spec: DDPJobSpec, override: Override) -> DDPJobSpec:
-    """Return the spec as the pods of an override have it; it has none itself."""
+    """Return the spec that applies to the pods of an override, itself without overrides."""
     changes: dict[str, Any] = {"overrides": None}
     if override.nproc_per_node is not None:
         changes["nproc_per_node"] = override.nproc_per_node
@@ -38,9 +38,9 @@ def applied(spec: DDPJobSpec, override: Override) -> DDPJobSpec:
 
 
 def kinds(spec: DDPJobSpec) -> Sequence[tuple[DDPJobSpec, Sequence[range]]]:
-    """Return each kind of pod, with the pods that are of it; the plain kind comes last.
+    """Return each kind of pod with the indexes of its pods. The kind without overrides comes last.
 
-    There are only kinds of which there are pods, so that the plain one may be missing.
+    Kinds without pods are left out, so the kind without overrides may be missing.
     """
     if not spec.overrides:
         return [(spec, (range(spec.replicas),))]
@@ -50,7 +50,7 @@ def kinds(spec: DDPJobSpec) -> Sequence[tuple[DDPJobSpec, Sequence[range]]]:
 
 
 def unknown(spec: DDPJobSpec) -> str:
-    """Return the first index, or range, of which there are no pods; empty where there is none."""
+    """Return the first index or range that names no pod, or an empty text."""
     for override in spec.overrides or ():
         for text, pods in zip(override.indexes, ranges(override), strict=True):
             if not (pods and pods.stop <= spec.replicas):
@@ -59,9 +59,9 @@ def unknown(spec: DDPJobSpec) -> str:
 
 
 def twice(spec: DDPJobSpec) -> str:
-    """Return an index that is named twice; empty where there is none."""
+    """Return an index that is named twice, or an empty text."""
     named = [pods for override in spec.overrides or () for pods in ranges(override) if pods]
-    begins = (pods.start for pods in named)  # two ranges that overlap do so where one begins
+    begins = (pods.start for pods in named)  # overlapping ranges overlap where one of them begins
     return next((str(i) for i in begins if sum(i in pods for pods in named) > 1), "")
 
 
@@ -77,7 +77,7 @@ def _rest(spec: DDPJobSpec) -> Iterator[range]:
 
 
 def _merged(target: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Apply a JSON merge patch (RFC 7386); neither is changed."""
+    """Apply a JSON merge patch (RFC 7386). Neither argument is changed."""
     result = dict(target)
     for name, value in patch.items():
         if value is None:

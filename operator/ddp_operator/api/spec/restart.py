@@ -11,20 +11,23 @@ FailureClass = Literal["Disruption", "Application", "Configuration", "Infrastruc
 
 
 class Backoff(ApiModel):
-    """Pauses between restarts that bring no progress; each is twice as long as the one before."""
+    """Pauses between restarts without progress. Each pause is twice as long as the one before."""
 
     initial_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
-        default=5, description="Before the second charged restart in a row without progress."
+        default=5,
+        description=(
+            "Pause before the second charged restart in a row without progress, in seconds."
+        ),
     )
     max_seconds: Annotated[int, Field(ge=0, le=24 * 3600)] = Field(
-        default=300, description="No pause is longer."
+        default=300, description="Longest pause, in seconds."
     )
 
 
 class RestartRule(ApiModel):
     """What to do about failures of one kind.
 
-    Every matcher that is given must match; a list matches when one of its elements does.
+    A failure must match all matchers of the rule. A list matches if one of its elements does.
     """
 
     exit_codes: (
@@ -39,14 +42,14 @@ class RestartRule(ApiModel):
             Field(min_length=1, max_length=32),
         ]
         | None
-    ) = Field(default=None, description="Kubernetes' words for it, such as OOMKilled or Evicted.")
+    ) = Field(
+        default=None, description="Reasons that Kubernetes gives, such as OOMKilled or Evicted."
+    )
     message_regex: (
         Annotated[str, Field(min_length=1, max_length=256), AfterValidator(valid)] | None
     ) = Field(
         default=None,
-        description=(
-            "Regular expression (RE2's syntax) that is searched for in the failure's message."
-        ),
+        description="Regular expression (RE2 syntax) to search for in the failure's message.",
     )
     ranks: (
         Annotated[
@@ -54,19 +57,22 @@ class RestartRule(ApiModel):
         ]
         | None
     ) = Field(
-        default=None, description="Global ranks; a pod whose failed rank is unknown has all of its."
+        default=None,
+        description=(
+            "Global ranks. A pod whose failed rank is unknown matches by any of its ranks."
+        ),
     )
     classes: Annotated[list[FailureClass], Field(min_length=1, max_length=4)] | None = Field(
-        default=None, description="Classes of failures, as in status.failures."
+        default=None, description="Failure classes, as in status.failures."
     )
     action: Literal["RestartPod", "RestartGang", "FailJob", "Ignore"] = Field(
-        description="Ignore: the pod counts as one that ended well."
+        description="What to do about the failure. Ignore: the pod counts as completed."
     )
     charged: bool | None = Field(
         default=None,
         description=(
-            "Whether a restart counts against restart.maxRestarts. Absent: as the class says; "
-            "only Application failures are charged."
+            "Whether the restart counts against restart.maxRestarts. Default: only Application "
+            "failures count."
         ),
     )
 
@@ -77,42 +83,48 @@ class Restart(ApiModel):
     scope: Literal["Gang", "Pod", "InPlace", "Auto"] = Field(
         default="Auto",
         description=(
-            "Auto: what the pods' launcher says it can: Pod for trainers that form their group "
-            "anew, InPlace for other scripts; Gang where no launcher answers, and in queues. Gang: "
-            "all pods start again. Pod: only the failed pod is replaced, under the same identity, "
-            "for trainers that form their group anew. InPlace: the processes of all pods start "
-            "again, and only pods that are gone are replaced, for any script under the bundled "
-            "launcher; without it, as Gang."
+            "What restarts after a failure. Auto: Pod if the pods' launcher reports that its "
+            "trainer can form the process group again, InPlace for other scripts; Gang if no "
+            "launcher answers, and in queues. Gang: all pods restart. Pod: only the failed pod is "
+            "replaced, under the same identity; the trainer must be able to form the process group "
+            "again. InPlace: the processes of all pods restart, and only missing pods are "
+            "replaced. It works with any script under the bundled launcher; without the launcher "
+            "it is the same as Gang."
         ),
     )
     replace_when: Literal["Terminating", "Gone"] | None = Field(
         default=None,
         description=(
-            "When new pods are created: once the old ones were told to end, or once they have "
-            "ended (or do not answer any more). Absent: Gone for a whole gang, whose old rank 0 "
-            "may still save and whose GPUs are needed; Terminating for a single pod, since the "
-            "others wait for its replacement."
+            "When to create new pods. Terminating: as soon as the old ones are told to stop. Gone: "
+            "once the old ones have ended or no longer answer. Default: Gone for a whole gang, "
+            "because the old rank 0 may still save and its GPUs are needed; Terminating for a "
+            "single pod, because the others wait for its replacement."
         ),
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=3,
-        description="Failures of the training itself that are forgiven; disruptions never count.",
+        description=(
+            "How many failures of the training itself the job survives. Disruptions do not count."
+        ),
     )
     reset_after_progress: bool = Field(
         default=True,
         description=(
-            "Count from zero again once a later step was checkpointed than at the last restart."
+            "Count from zero again when a later step is checkpointed than at the last restart."
         ),
     )
     backoff: Backoff = Field(default_factory=Backoff, json_schema_extra={"default": {}})
     node_failure_limit: Annotated[int, Field(ge=0, le=100)] = Field(
         default=2,
         description=(
-            "After this many failures on one node the job's next pods avoid it, up to a quarter "
-            "of the nodes that fit. 0: no node is avoided."
+            "After this many failures on one node, the job's next pods avoid it. They avoid at "
+            "most a quarter of the nodes that fit. 0: avoid no node."
         ),
     )
     rules: Annotated[list[RestartRule], Field(max_length=16)] = Field(
         default_factory=list,
-        description="What to do about failures; the first that matches. None matches: by scope.",
+        description=(
+            "What to do about failures; the first matching rule applies. If none matches, scope "
+            "decides."
+        ),
     )

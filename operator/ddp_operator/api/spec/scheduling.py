@@ -10,59 +10,60 @@ from ddp_operator.api.spec.base import ApiModel
 _QueueName = Annotated[
     str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
 ]
-"""A name of an object that fits into a label."""
+"""An object's name that fits into a label."""
 
 
 class Topology(ApiModel):
-    """How near to each other the pods are placed."""
+    """How close to each other the pods are placed."""
 
     level: Literal["block", "sub-block", "host"] = Field(
         description=(
-            "What they share: a block, a sub-block or a host, by the labels gce-topology-block, "
-            "-subblock and -host that GKE gives its nodes."
+            "What the pods share: a block, a sub-block or a host, by GKE's node labels "
+            "gce-topology-block, gce-topology-subblock and gce-topology-host."
         )
     )
     required: bool = Field(
         default=False,
         description=(
-            "true: pods that cannot be together wait. false: they are placed as near as it goes."
+            "true: pods wait until they can be placed together. false: they are placed as close as "
+            "possible."
         ),
     )
 
     @property
     def label(self) -> str:
-        """The label that nodes of one such place have in common."""
+        """Label that has the same value on all nodes of one such place."""
         return GKE_TOPOLOGY_LABELS[self.level]
 
 
 class Scheduling(ApiModel):
-    """Who decides when the pods get their nodes, beside the cluster's own scheduler."""
+    """Who decides when the pods get their nodes, in addition to the cluster's scheduler."""
 
     queue_name: _QueueName | None = Field(
         default=None,
         description=(
             "Kueue's LocalQueue in the job's namespace, in which all pods of an attempt wait for "
-            "quota together; with gang: volcano Volcano's queue."
+            "quota together. With gang: volcano, Volcano's queue."
         ),
     )
     gang: Literal["none", "native", "coscheduling", "volcano"] = Field(
         default="none",
         description=(
-            "Who sees to it that all pods get nodes or none: Kubernetes' own scheduler (native, "
-            "from 1.37, with the feature gate GenericWorkload), one with the coscheduling plugin, "
-            "or Volcano. Each of the latter has to be installed."
+            "Which scheduler places all pods or none. native: Kubernetes' own, from 1.37, with the "
+            "feature gate GenericWorkload. coscheduling: a scheduler with that plugin. volcano: "
+            "Volcano. The last two must be installed."
         ),
     )
 
     topology: Topology | None = Field(
         default=None,
         description=(
-            "Pods near each other: by Kueue where it has them in a queue, else by pod affinity "
-            "among the pods of an attempt."
+            "Places pods close to each other: through Kueue if they are in its queue, otherwise by "
+            "pod affinity among the pods of an attempt."
         ),
     )
 
     @property
     def kueue_queue(self) -> str | None:
-        """Kueue's queue; None: the pods are in none."""
+        """Kueue's queue, or None if the pods are in none."""
         return None if self.gang == "volcano" else self.queue_name

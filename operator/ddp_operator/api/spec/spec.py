@@ -1,7 +1,7 @@
 """`DDPJob.spec`: what a user asks for.
 
-The CRD's schema is generated from these models, so a field's description, default and bounds are
-written once. Rules that concern more than one field stand in `rules`.
+The CRD's schema is generated from these models, so each description, default and bound is written
+once. Rules that concern more than one field are in `rules`.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,73 +26,77 @@ Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
 
 
 LOG_GROUPS = ("step", "totalSteps", "loss", "samplesPerSecond")
-"""What may be read of progress in a log."""
+"""What can be read from a log."""
 
 
 def _reads_progress(expression: str) -> str:
     names = group_names(valid(expression))
     strange = sorted(names - set(LOG_GROUPS))
     if strange:
-        raise ValueError(f"group {strange[0]} is none of {', '.join(LOG_GROUPS)}; rename it")
+        raise ValueError(f"unknown group {strange[0]}; use {', '.join(LOG_GROUPS)}")
     return expression
 
 
 class Checkpoint(ApiModel):
-    """Where training state is kept. Without a location it is an emptyDir: each pod has its own,
-    which goes with the pod. Once rank 0 has saved there, a failure restarts all pods.
+    """Where training state is kept. Without a location it is an emptyDir: each pod has its own, and
+    it is deleted with the pod. Once rank 0 has saved to one, a failure restarts all pods.
     """
 
     path: AbsolutePath = Field(
         default="/checkpoints",
-        description="Where it is mounted in every pod; DDP_CHECKPOINT_DIR in the environment.",
+        description=(
+            "Where the volume is mounted in every pod; also in the environment as "
+            "DDP_CHECKPOINT_DIR."
+        ),
     )
     persistent_volume_claim: ResourceName | None = Field(
         default=None,
-        description="Name of a claim in the job's namespace; its access mode must allow all pods.",
+        description=(
+            "Name of a PersistentVolumeClaim in the job's namespace. Its access mode must allow "
+            "all pods."
+        ),
     )
     gcs_bucket: BucketName | None = Field(
-        default=None, description="Bucket mounted through GKE's Cloud Storage FUSE CSI driver."
+        default=None, description="Bucket to mount through GKE's Cloud Storage FUSE CSI driver."
     )
     host_path: AbsolutePath | None = Field(
-        default=None, description="Directory on the node: for single-node and test clusters."
+        default=None, description="Directory on the node, for single-node and test clusters."
     )
 
 
 class Override(ApiModel):
-    """Pods that differ from the others."""
+    """Settings for some pods that differ from the others."""
 
     indexes: Annotated[
         list[Annotated[str, Field(max_length=11, pattern=r"^[0-9]{1,5}(-[0-9]{1,5})?$")]],
         Field(min_length=1, max_length=16),
-    ] = Field(
-        description='Indexes of pods, such as "0", and ranges of them, such as "2-5"; from 0 on.'
-    )
+    ] = Field(description='Pod indexes, such as "0", and ranges, such as "2-5". They start at 0.')
     nproc_per_node: Processes | None = Field(
-        default=None, description="Takes the place of spec.nprocPerNode in these pods."
+        default=None, description="Replaces spec.nprocPerNode in these pods."
     )
     accelerator: Accelerator | None = Field(
-        default=None, description="Takes the place of spec.accelerator, as a whole, in these pods."
+        default=None, description="Replaces the whole of spec.accelerator in these pods."
     )
     template: dict[str, Any] | None = Field(
         default=None,
         description=(
-            "JSON merge patch (RFC 7386) of spec.template: objects are merged, null removes, and "
-            "lists, such as containers, are replaced as a whole."
+            "JSON merge patch (RFC 7386) for spec.template: objects are merged, null removes a "
+            "field, and lists, such as containers, are replaced as a whole."
         ),
     )
 
 
 class ProgressSource(ApiModel):
-    """Where progress is read that no trainer reports by itself."""
+    """Where to read the progress of a trainer that does not report it."""
 
     log_pattern: Annotated[
         str, Field(min_length=1, max_length=256), AfterValidator(_reads_progress)
     ] = Field(
         description=(
-            "Regular expression (RE2's syntax) that is searched for in each of the last lines of "
-            "pod 0's log, while its trainer reports nothing on the status port. Its named groups "
-            "are read: step, and if you like totalSteps, loss and samplesPerSecond; of each the "
-            "newest."
+            "Regular expression (RE2 syntax) to search for in the last lines of pod 0's log, while "
+            "the trainer reports nothing on the status port. It must have the named group step, "
+            "and may have totalSteps, loss and samplesPerSecond. The newest value of each group "
+            "counts."
         ),
     )
 
@@ -101,18 +105,21 @@ class DDPJobSpec(ApiModel):
     """One training job: `replicas` pods of `nprocPerNode` processes each."""
 
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
-        default=1, description="Pods: PyTorch's number of nodes."
+        default=1, description="Number of pods (nodes, in PyTorch's terms)."
     )
     nproc_per_node: Processes = Field(
         default="auto",
         description=(
             "Training processes in each pod. auto: the trainer container's limit of GPUs or other "
-            "accelerators, whoever makes them, else 1."
+            "accelerators of any vendor, or 1 without such a limit."
         ),
     )
     backend: Literal["auto", "nccl", "gloo"] = Field(
         default="auto",
-        description="auto: nccl when the trainer container has accelerators, else gloo.",
+        description=(
+            "Backend of the process group. auto: nccl if the trainer container has accelerators, "
+            "otherwise gloo."
+        ),
     )
     master_port: Annotated[int, Field(ge=1024, le=65535)] = Field(
         default=29500, description="Port of rank 0's rendezvous store."
@@ -123,33 +130,35 @@ class DDPJobSpec(ApiModel):
     )
     template: dict[str, Any] = Field(
         description=(
-            "Pod template, carried as written. One container gets the distributed environment: "
-            "the one named trainer, else the one that kubectl.kubernetes.io/default-container "
-            "names, else the only one with accelerators, else the first."
+            "Pod template, passed on as written. One container gets the distributed environment: "
+            "the one named trainer, else the one that the annotation "
+            "kubectl.kubernetes.io/default-container names, else the only one with accelerators, "
+            "else the first."
         )
     )
     launcher: Literal["auto", "inject"] = Field(
         default="auto",
         description=(
-            "inject: the operator copies the bundled launcher into the pods, whatever their image, "
-            "and has it run the trainer container's command and args once for each rank; it needs "
-            "Python 3.11 or newer in the image. auto: image and command are run as they are."
+            "auto: run image and command as they are. inject: copy the bundled launcher into the "
+            "pods, whatever their image. The launcher runs the trainer container's command and "
+            "args once for each rank. The image needs Python 3.11 or newer."
         ),
     )
     accelerator: Accelerator | None = Field(
-        default=None, description="GPU nodes on GKE; absent: CPU, or whatever the template says."
+        default=None, description="GPU nodes on GKE. Default: CPU, or what the template asks for."
     )
     overrides: Annotated[list[Override], Field(max_length=8)] | None = Field(
         default=None,
         description=(
-            "Pods that differ from the others, such as nodes with fewer GPUs. Ranks count over all "
-            "pods in the order of their indexes."
+            "Pods that differ from the others, such as pods on nodes with fewer GPUs. Ranks are "
+            "numbered over all pods in the order of their indexes."
         ),
     )
     scheduling: Scheduling | None = Field(
         default=None,
         description=(
-            "Who decides when pods get their nodes; absent: the cluster's scheduler, pod by pod."
+            "Queue, gang scheduler and topology. Default: the cluster's scheduler places each pod "
+            "by itself."
         ),
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, json_schema_extra={"default": {}})
@@ -157,33 +166,34 @@ class DDPJobSpec(ApiModel):
     success_policy: Literal["AllPods", "Rank0"] = Field(
         default="AllPods",
         description=(
-            "When the job has succeeded. AllPods: all pods have completed. Rank0: the pod of rank "
-            "0 has; the others are deleted as cleanPodPolicy says, whatever they do."
+            "When the job succeeds. AllPods: when all pods have completed. Rank0: when the pod of "
+            "rank 0 has completed. The other pods are then deleted by cleanPodPolicy, even if they "
+            "still train."
         ),
     )
     spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = Field(
         default=0,
         description=(
-            "Pods that wait without a rank, started and on nodes of their own where there are any: "
-            "when a pod is lost, one of them takes its place at once. They need the bundled "
-            "launcher in the pods. It may be changed while the job runs."
+            "Pods that wait without a rank, started, and on nodes of their own if available. When "
+            "a pod is lost, a spare takes its place at once. Needs the bundled launcher in the "
+            "pods. May be changed while the job runs."
         ),
     )
     spares_priority_class_name: ResourceName | None = Field(
         default=None,
         description=(
-            "Takes the place of the template's priorityClassName in pods that are made without a "
-            "rank, so that the scheduler may take their nodes first. A spare that takes a lost "
-            "pod's place keeps it: Kubernetes changes no pod's priority. Where another job takes "
-            "its node then, the next spare takes over. It may be changed while the job runs, and "
-            "is that of the next spares."
+            "Replaces the template's priorityClassName in spares, so that the scheduler may take "
+            "their nodes first. A spare that takes a lost pod's place keeps this priority, because "
+            "Kubernetes changes no pod's priority. If another job then takes its node, the next "
+            "spare takes over. May be changed while the job runs; the change applies to new "
+            "spares."
         ),
     )
     elastic: Elastic | None = Field(
         default=None,
         description=(
-            "Train on with fewer pods while some are missing, and with more when they can be had. "
-            "It needs the bundled launcher in the pods."
+            "Continue training with fewer pods while some are missing, and with more when they are "
+            "available. Needs the bundled launcher in the pods."
         ),
     )
     progress: ProgressSource | None = Field(
@@ -192,52 +202,60 @@ class DDPJobSpec(ApiModel):
     isolation: Literal["None", "Job"] = Field(
         default="None",
         description=(
-            "Job: a NetworkPolicy lets in the job's own pods, the operator on the status port, and "
-            "nobody else. It may be changed while the job runs, and touches no pod."
+            "Job: a NetworkPolicy admits only the job's own pods, and the operator on the status "
+            "port. May be changed while the job runs; it affects no pod."
         ),
     )
     suspend: bool = Field(
         default=False,
-        description="true: no pods, state kept. false again: training goes on from its checkpoint.",
+        description=(
+            "true: delete the pods and keep the state. false again: training resumes from its "
+            "checkpoint."
+        ),
     )
     clean_pod_policy: Literal["Running", "All", "None"] = Field(
         default="Running",
         description=(
-            "Which pods go when the job has finished. Running: those still running, so that GPUs "
-            "are released and finished pods keep their logs."
+            "Which pods to delete when the job has finished. Running: those that still run. This "
+            "releases GPUs and keeps the logs of finished pods."
         ),
     )
     active_deadline_seconds: Seconds | None = Field(
         default=None,
         description=(
-            "The job fails after being active (neither suspended nor in a queue) this long."
+            "The job fails when it has been active (neither suspended nor in a queue) for this "
+            "long, in seconds."
         ),
     )
     progress_deadline_seconds: Seconds | None = Field(
         default=None,
-        description="A reported step that stays the same for this long is a failure: NoProgress.",
+        description=(
+            "If the reported step does not change for this many seconds, the job has a failure: "
+            "NoProgress."
+        ),
     )
     scheduling_timeout_seconds: Seconds | None = Field(
         default=None,
         description=(
-            "Pods of which only some get a node within this time are all given up, and created "
-            "again later."
+            "If only some pods get a node within this many seconds, all release their nodes and "
+            "are created again later."
         ),
     )
     start_timeout_seconds: Seconds = Field(
         default=600,
         description=(
-            "A pod in which no process has started so long after it got its node is replaced on "
-            "another one, three times as long where only its image is missing."
+            "A pod in which no process starts within this many seconds after it got its node is "
+            "replaced on another node. If only its image is missing, it may take three times as "
+            "long."
         ),
     )
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = Field(
-        default=None, description="The job is deleted this long after it has finished."
+        default=None, description="The job is deleted this many seconds after it has finished."
     )
 
     @property
     def kueue_queue(self) -> str | None:
-        """Kueue's queue; None: the pods are in none."""
+        """Kueue's queue, or None if the pods are in none."""
         return self.scheduling.kueue_queue if self.scheduling else None
 
 
@@ -255,4 +273,4 @@ POD_FIELDS = (
     "checkpoint",
 )
 """Fields of the spec that shape pods: immutable once a pod has run, except while suspended. All
-others take effect at once and touch no pod."""
+others take effect at once and affect no pod."""

@@ -1,8 +1,7 @@
-"""The few fields of a pod template that the operator reads or adds to.
+"""The few fields of a pod template that the operator reads or extends.
 
-Everything else passes through unseen: the API server checks it when the pods are created. The CRD
-carries these shapes, and so does the parser, so that no other code must ask whether a list is a
-list.
+All other fields are passed on: the API server checks them when pods are created. Both the CRD and
+the parser have these shapes, so no other code must check whether a list is a list.
 """
 
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-# Lengths bound the cost of the CEL rules that look at a field and lie far beyond real use.
+# The lengths limit the cost of CEL rules that read a field. They are far beyond real use.
 Quantity = Annotated[
     int | Annotated[str, Field(max_length=32)],
     WithJsonSchema(
@@ -26,7 +25,7 @@ RestartPolicy = Annotated[str, Field(max_length=16)]
 
 
 class Shape(BaseModel):
-    """Base of all shapes: fields that are not named here are allowed and kept."""
+    """Base of all shapes. Fields that are not named here are allowed and kept."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="allow", frozen=True, strict=True)
 
@@ -39,19 +38,19 @@ class EnvVar(Shape):
 
 
 class VolumeMount(Shape):
-    """A mount, to see whether a path is taken."""
+    """A mount, to check whether a path is in use."""
 
     mount_path: str | None = None
 
 
 class Resources(Shape):
-    """A container's resources: GPUs stand in the limits."""
+    """A container's resources; GPUs are in the limits."""
 
     limits: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
 
 
 class InitContainer(Shape):
-    """A container that runs before the others, or beside them."""
+    """A container that runs before the others, or next to them."""
 
     image: str | None = None
     command: Annotated[list[str], Field(max_length=1024)] | None = None
@@ -62,7 +61,7 @@ class InitContainer(Shape):
 
 
 class Container(InitContainer):
-    """A container, which may be the one that trains."""
+    """A container, possibly the one that trains."""
 
     name: Annotated[str, Field(max_length=63)]
     resources: Resources | None = None
@@ -71,14 +70,14 @@ class Container(InitContainer):
 
 
 class PodAffinity(Shape):
-    """Which pods it wants to be near."""
+    """Pods to be near."""
 
     required_during_scheduling_ignored_during_execution: list[dict[str, Any]] | None = None
     preferred_during_scheduling_ignored_during_execution: list[dict[str, Any]] | None = None
 
 
 class Affinity(Shape):
-    """Where a pod wants to be."""
+    """Where a pod must or should run."""
 
     pod_affinity: PodAffinity | None = None
 

@@ -1,4 +1,4 @@
-"""Failures of a job, and places of its group in which nothing trains, in `DDPJob.status`."""
+"""Failures of a job, and gaps: places of its group in which nothing trains."""
 
 from typing import Annotated, Final, Literal
 
@@ -21,33 +21,35 @@ FailureAction = Literal["RestartInPlace", "RestartPod", "RestartGang", "FailJob"
 
 
 class Failure(StatusModel):
-    """What ended an attempt, or one pod of it."""
+    """What ended an attempt, or one of its pods."""
 
     time: Time
     attempt: Count
     index: Count = Field(description="Replica index of the pod: its node rank.")
-    rank: Count | None = Field(default=None, description="Global rank that failed, where known.")
+    rank: Count | None = Field(default=None, description="Global rank that failed, if known.")
     pod: Annotated[Name, OR_UNKNOWN]
     container: Name = ""
     node: Name = ""
     boot_id: Word = Field(
-        default="", description="Of the node that it is charged to, where known: its last start."
+        default="", description="Boot ID of the node that the failure is charged to, if known."
     )
     exit_code: Number | None = None
     signal: Number | None = None
     reason: Reason
     message: Line = ""
-    class_: FailureClass = Field(description="Whose fault it was.")
-    action: FailureAction = Field(default="RestartGang", description="What was done about it.")
+    class_: FailureClass = Field(description="Cause of the failure.")
+    action: FailureAction = Field(
+        default="RestartGang", description="What the operator did about it."
+    )
     charged: bool = Field(default=False, description="true: it counts against maxRestarts.")
     continued: bool | None = Field(
         default=None,
-        description="true: it is part of the failure before it, and is not charged again.",
+        description="true: part of the failure before it; not charged again.",
     )
 
     @property
     def disruption(self) -> bool:
-        """Whether the cluster or a person took the pod away: not the training's fault."""
+        """True if the cluster or a person took the pod away: the training is not at fault."""
         return self.class_ == "Disruption"
 
 
@@ -73,13 +75,12 @@ class GapRecord(StatusModel):
     node_rank: Count
     reason: GapReason = Field(
         description=(
-            "Paused: the operator waits before it creates the pod. Refused: the API server does "
-            "not accept the pod. Unscheduled: it has no node. NotStarted: it has a node and no "
-            "process. CannotStart: the kubelet says why. Initializing: its init containers run. "
-            "Starting: it is not ready. Silent: its "
-            "node or its launcher does not answer. Leaving, Failed, Lost: it is told to end, has "
-            "ended, was taken away."
+            "Paused: the operator waits before it creates the pod. Refused: the API server refuses "
+            "the pod. Unscheduled: it has no node. NotStarted: it has a node but no process. "
+            "CannotStart: the kubelet says why. Initializing: its init containers run. Starting: "
+            "it is not ready. Silent: its node or its launcher does not answer. Leaving: it was "
+            "told to end. Failed: it has ended. Lost: it was taken away."
         )
     )
-    since: Time = Field(description="Since when for this reason, as the operator saw it.")
+    since: Time = Field(description="When the operator first saw this reason.")
     node: Name = ""

@@ -15,7 +15,7 @@ from ddp_operator.api.values.bounded import (
 
 
 class Progress(StatusModel):
-    """How far training is, as the trainer of pod 0 reports it."""
+    """Progress of the training, as the trainer of pod 0 reports it."""
 
     step: Step
     total_steps: Step | None = None
@@ -28,13 +28,13 @@ class Progress(StatusModel):
         default=None, description="When a step was last completed, by the trainer's clock."
     )
     resumed_step: Step | None = Field(
-        default=None, description="The step that the present group began with, where known."
+        default=None, description="Step at which the present group began, if known."
     )
     resumed_at: Time | None = Field(default=None, description="When that group formed.")
 
 
 class CheckpointRecord(StatusModel):
-    """The latest checkpoint that the trainer reports."""
+    """Latest checkpoint that the trainer reports."""
 
     step: Step
     path: Line = ""
@@ -42,30 +42,34 @@ class CheckpointRecord(StatusModel):
 
 
 class Outage(StatusModel):
-    """Training has not gone on yet since a restart: its time counts as lost."""
+    """Training has not resumed since a restart; this time counts as lost."""
 
-    since: Time = Field(description="When what the latest restart is for had happened.")
-    until_step: Step = Field(description="The step whose completion ends it.")
-    lost_from: Time = Field(description="From when on the time before the restart is lost.")
+    since: Time = Field(description="When the cause of the latest restart happened.")
+    until_step: Step = Field(description="Step whose completion ends the outage.")
+    lost_from: Time = Field(description="Time before the restart is lost from here on.")
 
 
 class Goodput(StatusModel):
-    """What the job's age was spent on: the seconds add up to accountedUntil - creationTimestamp.
+    """How the job spent its age: the seconds add up to accountedUntil - creationTimestamp.
 
-    They are written when the job's state changes, so that a running job's latest stretch is not in
-    them yet.
+    The operator writes them when the job's state changes. For a running job they do not yet include
+    the time since then.
     """
 
-    pending_seconds: Count = Field(default=0, description="Waiting for nodes, or to start again.")
+    pending_seconds: Count = Field(
+        default=0, description="Seconds spent waiting for nodes, or for a restart."
+    )
     starting_seconds: Count = Field(
-        default=0, description="From nodes to the first attempt running."
+        default=0, description="Seconds from having nodes to the first attempt running."
     )
     training_seconds: Count = 0
     lost_seconds: Count = Field(
         default=0,
-        description="From failures until a step is completed, and of steps that were redone.",
+        description=(
+            "Seconds from failures until a step completes, and seconds of steps that were repeated."
+        ),
     )
     suspended_seconds: Count = 0
-    steps_lost: Step = Field(default=0, description="Steps that had to be done again.")
+    steps_lost: Step = Field(default=0, description="Steps that had to be repeated.")
     accounted_until: Time
     outage: Annotated[Outage | None, OR_NONE] = None

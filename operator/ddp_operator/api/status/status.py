@@ -1,4 +1,4 @@
-"""`DDPJob.status`: what the operator says of a job, and all that it must remember."""
+"""`DDPJob.status`: the state of a job, and everything that the operator must remember."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -47,11 +47,11 @@ def _or_pending(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 
 _INDEXES: Final = 6 * MAX_REPLICAS
-"""Characters that name every replica of the largest job by itself."""
+"""Characters that name each replica of the largest job one by one."""
 
 
 class Condition(StatusModel):
-    """One aspect of the job's state, as in Kubernetes' own `metav1.Condition`."""
+    """One aspect of the job's state, as in Kubernetes' `metav1.Condition`."""
 
     type: ConditionType
     status: ConditionStatus
@@ -62,26 +62,28 @@ class Condition(StatusModel):
 
 
 MAX_EXCLUDED: Final = 100
-"""Nodes that a job avoids at most."""
+"""Largest number of nodes that a job avoids."""
 
 
 class DDPJobStatus(StatusModel):
-    """The state of a job. `attempt`, `restarts`, `disruptions` and the bookkeeping's counters are
-    written before the pods that they account for are created or deleted."""
+    """The state of a job. The operator writes `attempt`, `restarts`, `disruptions` and the
+    bookkeeping's counters before it creates or deletes the pods that they count.
+    """
 
     observed_generation: Step = 0
     phase: Annotated[Phase, WrapValidator(_or_pending)] = Field(
-        default="Pending", description="Derived from the conditions."
+        default="Pending", description="Summary of the conditions."
     )
     reason: Word = Field(default="", description="Why the job is in this phase, in one word.")
     message: Sentence = Field(default="", description="Why the job is in this phase, for people.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16), readable(16)] = ()
     attempt: Count = Field(
-        default=0, description="Counts starts of the whole gang, from 0; part of every pod's name."
+        default=0,
+        description="Number of starts of the whole gang, from 0. Part of every pod's name.",
     )
     completed_indexes: Annotated[str, first(_INDEXES)] = Field(
         default="",
-        description="Replica indices of this attempt whose pods have ended well, such as 0-2,5.",
+        description="Replica indices of this attempt whose pods have completed, such as 0-2,5.",
     )
     restarts: Count = Field(default=0, description="Restarts charged against restart.maxRestarts.")
     disruptions: Count = Field(default=0, description="Restarts that were not charged.")
@@ -91,28 +93,27 @@ class DDPJobStatus(StatusModel):
     )
     selector: Line = Field(
         default="",
-        description="By which an autoscaler finds the pods of an elastic job: a label selector.",
+        description="Label selector by which an autoscaler finds the pods of an elastic job.",
     )
     world: Annotated[World | None, OR_NONE] = Field(
         default=None,
         description=(
-            "Who is in the group. Absent as long as it is the one that it began as, of the pods "
-            "in their order, unless the job is elastic."
+            "Members of the group. Absent while the group is the original one, with the pods in "
+            "their order, unless the job is elastic."
         ),
     )
     placement: Line = Field(
         default="",
         description=(
-            "Where the pods run, such as 4 hosts, 1 sub-block: what they share as far as all their "
-            "nodes have labels of it. Absent before all of them run, and where the operator may "
-            "not see nodes."
+            "Where the pods run, such as 4 hosts, 1 sub-block, if all their nodes have such "
+            "labels. Absent until all pods run, and if the operator may not read nodes."
         ),
     )
     start_time: Time | None = None
     first_pod_start_time: Time | None = Field(
         default=None,
         description=(
-            "When a pod of the job was first seen running. From then on, fields that shape pods "
+            "When a pod of the job was first seen running. After that, fields that shape pods can "
             "change only while the job is suspended."
         ),
     )
@@ -122,34 +123,36 @@ class DDPJobStatus(StatusModel):
         description="No pod is created before this time.",
     )
     failures: Annotated[tuple[Failure, ...], Field(max_length=10), readable(10)] = Field(
-        default=(), description="The latest causes of restarts and of the job's failure."
+        default=(), description="Latest causes of restarts and of the job's failure."
     )
 
     gaps: Annotated[tuple[GapRecord, ...], Field(max_length=MAX_GAPS), readable(MAX_GAPS)] = Field(
         default=(),
-        description="Places of the group in which nothing trains: those that have waited longest.",
+        description="Places of the group in which nothing trains; those that have waited longest.",
     )
 
     progress: Annotated[Progress | None, OR_NONE] = None
     checkpoint: Annotated[CheckpointRecord | None, OR_NONE] = None
     goodput: Annotated[Goodput | None, OR_NONE] = None
     node_failures: Annotated[dict[Name, Count], first_items(100)] = Field(
-        default_factory=dict, description="Failures by the node that they are charged to."
+        default_factory=dict, description="Number of failures charged to each node."
     )
     excluded_nodes: Annotated[
         tuple[str, ...], Field(max_length=MAX_EXCLUDED), last_items(MAX_EXCLUDED)
     ] = Field(default=(), description="Nodes that the job's next pods avoid.")
     bookkeeping: Bookkeeping = Field(
         default_factory=Bookkeeping,
-        description="The operator's own notes: no interface, they may change with any release.",
+        description="The operator's own notes. Not an interface: they may change in any release.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _gathered(cls, stored: Any) -> Any:
-        """Read the notes beside all else, where they stood before there was a bookkeeping.
+        """Move notes that are beside the other fields into `bookkeeping`, where older releases had
+        none.
 
-        They are the later ones where there are both: only an operator of before leaves them there.
+        If both exist, the notes beside the other fields are newer: only an older operator writes
+        them there.
         """
         if not isinstance(stored, Mapping) or NOTES.isdisjoint(stored):
             return stored
@@ -157,29 +160,29 @@ class DDPJobStatus(StatusModel):
         return rest | {"bookkeeping": {name: stored[name] for name in NOTES & stored.keys()}}
 
     def bounded(self) -> Self:
-        """The same, as much of it as may be stored."""
+        """Return the status cut to what may be stored."""
         return type(self).model_validate(self)
 
     def noting(self, **notes: Any) -> Self:
-        """The same with these fields of the bookkeeping."""
+        """Return the status with these fields of the bookkeeping changed."""
         known = self.bookkeeping
         if all(getattr(known, name) == value for name, value in notes.items()):
             return self
         return self.model_copy(update={"bookkeeping": self.bookkeeping.model_copy(update=notes)})
 
     def condition(self, type_: ConditionType) -> Condition | None:
-        """Return the condition of this type, or None when it was never set."""
+        """Return the condition of this type, or None if it was never set."""
         return next((c for c in self.conditions if c.type == type_), None)
 
     def is_true(self, type_: ConditionType) -> bool:
-        """Say whether the condition of this type is set and true."""
+        """Return whether the condition of this type is set and true."""
         condition = self.condition(type_)
         return condition is not None and condition.status == "True"
 
     @property
     def incarnation(self) -> tuple[int, int, int]:
-        """Attempt, generation of the group, and replacements of its pods: they differ after each
-        restart.
+        """Attempt, generation of the group, and replacements of its pods. The value is new after
+        each restart.
         """
         generation = self.world.generation if self.world else 0
         notes = self.bookkeeping
@@ -187,15 +190,15 @@ class DDPJobStatus(StatusModel):
         return self.attempt, generation, replaced
 
     def is_paused(self, now: datetime) -> bool:
-        """Say whether the time has not come yet before which no pod is created."""
+        """Return whether it is too early to create pods."""
         return self.next_start_time is not None and now < self.next_start_time
 
     @property
     def fixes_pods(self) -> bool:
-        """Whether fields that shape pods may change only while the job is suspended."""
+        """True if fields that shape pods can change only while the job is suspended."""
         return not (self.first_pod_start_time is None and self.completion_time is None)
 
     @property
     def finished(self) -> bool:
-        """Whether the job has succeeded or failed for good."""
+        """True if the job has succeeded or failed permanently."""
         return self.is_true("Succeeded") or self.is_true("Failed")

@@ -1,4 +1,4 @@
-"""`status.world`: who is in the group of a job."""
+"""`DDPJob.status.world`: members of a job's group."""
 
 from typing import Annotated, Final
 
@@ -8,22 +8,24 @@ from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.values.bounded import Count, StatusModel, Time, first
 
 _SLOTS: Final = 6 * MAX_REPLICAS
-"""Characters that name every pod of the largest group by itself."""
+"""Characters that name each pod of the largest group one by one."""
 
 
 class World(StatusModel):
-    """Who is in the job's group; written before any pod is told of it."""
+    """Members of the job's group. The operator writes this before any pod receives it."""
 
     generation: Count = Field(
-        default=0, description="Counts changes of the group; pods never go back to a lower one."
+        default=0, description="Number of changes of the group. Pods never return to a lower one."
     )
-    size: Count = Field(default=0, description="Pods in the group.")
+    size: Count = Field(default=0, description="Number of pods in the group.")
     members: Annotated[str, first(_SLOTS)] = Field(
         default="",
-        description="Which pods, by the number in their names, in the order of their node ranks.",
+        description=(
+            "Pods of the group, by the number in their names, in the order of their node ranks."
+        ),
     )
-    lost: Count = Field(default=0, description="Pods of the generation before that were lost.")
+    lost: Count = Field(default=0, description="Pods of the previous generation that were lost.")
     grace_seconds: Count = Field(
-        default=0, description="What the processes of the generation before get to end."
+        default=0, description="Seconds that the processes of the previous generation have to end."
     )
     changed_at: Annotated[Time | None, Field(description="When this was decided.")] = None

@@ -1,1 +1,1 @@
-"""What fields hold: brought into bounds, and safe to match, store and print."""
+"""Types of field values: bounded, and safe to match, store and print."""

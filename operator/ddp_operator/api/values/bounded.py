@@ -1,6 +1,7 @@
-"""What a stored status is made of: types that bring into bounds whatever is read or written.
+"""Types of a stored status. They limit everything that is read or written.
 
-A user may have written it, or another release: no job may fail of it, and nothing be too much.
+A user or another release may have written the status. It must not make a job fail, and nothing may
+become too large.
 """
 
 from datetime import UTC, datetime
@@ -23,12 +24,12 @@ from pydantic.alias_generators import to_camel
 
 
 def format_time(moment: datetime) -> str:
-    """Kubernetes' `metav1.Time`: RFC 3339 in UTC, whole seconds."""
+    """Format a time as Kubernetes' `metav1.Time`: RFC 3339 in UTC, whole seconds."""
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 _FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-"""Times to which all that the operator adds can be added."""
+"""Range in which the operator can add any of its durations to a time."""
 
 
 def _in_range(moment: datetime) -> datetime:
@@ -43,7 +44,7 @@ Time = Annotated[
 
 
 def read_time(text: str | None) -> datetime | None:
-    """Read a time as Kubernetes writes it; None where there is none that can be read."""
+    """Read a time as Kubernetes writes it, or return None if it cannot be read."""
     try:
         return _in_range(datetime.fromisoformat(text)) if text else None
     except ValueError:
@@ -55,9 +56,9 @@ def _between(value: int, *, least: int, most: int) -> int:
 
 
 _EXACT: Final = 2**53 - 1
-"""The largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""
+"""Largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""
 _MOST: Final = 2**31 - 1
-"""Seconds of 68 years, and restarts of a job that fails every second for as long."""
+"""68 years in seconds, or the restarts of a job that fails every second for as long."""
 
 Count = Annotated[int, AfterValidator(partial(_between, least=0, most=_MOST))]
 Step = Annotated[int, AfterValidator(partial(_between, least=0, most=_EXACT))]
@@ -65,30 +66,29 @@ Number = Annotated[int, AfterValidator(partial(_between, least=-_EXACT, most=_EX
 
 
 def wire_name(name: str) -> str:
-    """How a field is stored."""
-    return to_camel(name.rstrip("_"))  # `class_`, since Python has a word `class` of its own
+    """Return the name under which a field is stored."""
+    return to_camel(name.rstrip("_"))  # `class_`, because `class` is a keyword in Python
 
 
 _NO_FIELDS: Final[set[str]] = set()
 
 
 class LeanModel(BaseModel):
-    """Base of all models of a job: without pydantic's notes of which fields were given. Nobody
-    reads them, and those of one job take 5 kB.
+    """Base of all models of a job. It drops pydantic's record of which fields were given: nobody
+    reads it, and it takes 5 kB for each job.
     """
 
     def model_post_init(self, context: Any) -> None:  # noqa: ARG002 - pydantic calls it
-        """Drop the notes; copies begin with notes of their own."""
+        """Drop the record; copies start with their own."""
         object.__setattr__(self, "__pydantic_fields_set__", _NO_FIELDS)
 
 
 class StatusModel(LeanModel):
-    """Base of all that the operator writes: camelCase; fields of other versions are ignored.
+    """Base of everything that the operator writes: camelCase; unknown fields are ignored.
 
-    Whatever is too long or too large is cut, when it is read and (`DDPJobStatus.bounded`) before it
-    is written.
-    What another version has written and this one cannot read is left out, the counters excepted: no
-    job may fail of a word.
+    Values that are too long or too large are cut, both when read and before written
+    (`DDPJobStatus.bounded`). Values of another release that cannot be read are left out, except
+    counters: no job may fail because of one word.
     """
 
     model_config = ConfigDict(
@@ -113,7 +113,7 @@ def _last_items(value: Any, *, limit: int) -> Any:
 
 
 _TRIED: Final = 4
-"""Items of a list that are looked at for each one that may be kept."""
+"""Items of a list that are tried for each one that may be kept."""
 
 
 def _readable(value: Any, handler: ValidatorFunctionWrapHandler, *, limit: int) -> Any:
@@ -138,29 +138,29 @@ def _or_unknown(text: str) -> str:
 
 
 def first(limit: int) -> BeforeValidator:
-    """The first characters of a text."""
+    """Keep the first characters of a text."""
     return BeforeValidator(partial(_first, limit=limit))
 
 
 def first_items(limit: int) -> BeforeValidator:
-    """The first items of a map."""
+    """Keep the first items of a map."""
     return BeforeValidator(partial(_first_items, limit=limit))
 
 
 def last_items(limit: int) -> BeforeValidator:
-    """The last items of a list."""
+    """Keep the last items of a list."""
     return BeforeValidator(partial(_last_items, limit=limit))
 
 
 def readable(limit: int) -> WrapValidator:
-    """The newest of those items of a list that can be read, so far as it is worth the search."""
+    """Keep the newest readable items of a list, within a limited search."""
     return WrapValidator(partial(_readable, limit=limit))
 
 
 OR_NONE: Final = WrapValidator(_or_none)
-"""Left out where it cannot be read."""
+"""Left out if it cannot be read."""
 OR_UNKNOWN: Final = AfterValidator(_or_unknown)
-"""Texts without content are not stored, and the schema wants some."""
+"""Empty texts become "Unknown", because the schema requires a text."""
 
 MAX_WORD: Final = 256
 Word = Annotated[str, Field(max_length=MAX_WORD), first(MAX_WORD)]

@@ -1,9 +1,9 @@
 """Regular expressions that users write.
 
-Python's own engine tries every way to match, and a pattern such as `(a+)+$` keeps it busy for ever,
-and the operator with it. pydantic's, the Rust crate `regex`, lets a few letters take megabytes, as
-`\\w{170}` does. RE2 takes time in proportion to the text, and memory that is bounded here. Its
-syntax is that of the API server's own rules.
+Python's own engine tries every way to match: a pattern such as `(a+)+$` would keep it, and the
+operator, busy forever. pydantic's engine, the Rust crate `regex`, can use megabytes for a few
+letters, such as `\\w{170}`. RE2 takes time in proportion to the text, and its memory is limited
+here. The API server's own rules use the same syntax.
 """
 
 from functools import lru_cache
@@ -13,26 +13,26 @@ from typing import Any
 import re2
 
 _MEMORY_BYTES = 1 << 16
-"""For an expression and what it needs to search; those of people take a tenth."""
+"""For one expression and its search; people's expressions need a tenth."""
 _KEPT = 256
 """Expressions that stay compiled: at most 32 MB, since RE2 compiles some from both ends."""
 _KEPT_ANSWERS = 4096
-"""Whether an expression matches a text: a failed pod is asked again whenever its job is looked at.
-At most 20 MB, of texts as long as a failure's message may be."""
+"""Cached results of whether an expression matches a text: each reconcile asks again about a failed
+pod. At most 20 MB, with texts as long as a failure's message may be."""
 _MATCHES = 8
-"""In a line; each may take as long as the first."""
+"""Matches per line; each may take as long as the first."""
 
 
 @lru_cache(maxsize=_KEPT_ANSWERS)
 def search(expression: str, text: str) -> bool:
-    """Whether a valid expression matches somewhere in a text."""
-    # What no encoding has, such as half a surrogate pair, matches nothing.
+    """Return whether a valid expression matches somewhere in a text."""
+    # Text that no encoding has, such as half a surrogate pair, matches nothing.
     return _compiled(expression).search(text.encode(errors="replace")) is not None
 
 
 def groups(expression: str, line: bytes) -> dict[str, str]:
-    """What the named groups of a valid expression hold in a line: the last that each holds where it
-    matches, and nothing of groups that took no part.
+    """Return what the named groups of a valid expression hold in a line: for each group its last
+    match. Groups that take no part are left out.
     """
     compiled = _compiled(expression)
     return {
@@ -44,21 +44,21 @@ def groups(expression: str, line: bytes) -> dict[str, str]:
 
 
 def group_names(expression: str) -> set[str]:
-    """The names of a valid expression's groups."""
+    """Return the names of a valid expression's groups."""
     return {_text(name) for name in _compiled(expression).groupindex}
 
 
 def valid(expression: str) -> str:
-    """Return an expression that can be searched for.
+    """Return the expression if RE2 can search for it.
 
     Raises:
-        ValueError: it is none; the text says what is wrong.
+        ValueError: RE2 cannot. The text says what is wrong.
     """
     try:
         _compiled(expression)
     except re2.error as error:
         reason = error.args[0].decode(errors="replace") if error.args else "unknown"
-        raise ValueError(f"not a regular expression (RE2's syntax): {reason}") from None
+        raise ValueError(f"not a regular expression (RE2 syntax): {reason}") from None
     return expression
 
 

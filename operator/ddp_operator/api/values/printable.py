@@ -1,15 +1,15 @@
-"""Words of strangers that end up on somebody's terminal."""
+"""Makes text from others safe to print on a terminal."""
 
 import re
 from typing import Final
 
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
-"""A terminal's escape sequence, as a whole: its rest would be noise."""
+"""A whole escape sequence of a terminal; a part of it would remain as noise."""
 
 
 def printable(text: str, *, kept: str = "") -> str:
-    """A text without what a terminal would obey: none of it moves the cursor, changes colours or
-    turns the direction of writing. Blanks of other kinds become spaces, but for those `kept`.
+    """Return a text without characters that a terminal obeys: nothing moves the cursor, changes
+    colours or reverses the writing direction. Other whitespace becomes spaces, except `kept`.
     """
     if text.isprintable():
         return text
