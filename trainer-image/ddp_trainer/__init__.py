@@ -1,4 +1,4 @@
-"""The training side of a DDPJob: what runs inside the pods, and what a training script may import.
+"""The training side of a DDPJob: it runs inside the pods, and training scripts import it.
 
     import ddp_trainer
 
@@ -10,8 +10,8 @@
                 loss.backward()
                 job.step(loss)
 
-It reads nothing but its environment, its flags and the checkpoint directory, and talks to nobody
-but its fellow ranks: it has no idea that Kubernetes exists.
+It reads only its environment, its flags and the checkpoint directory, and talks only to the other
+ranks. It knows nothing of Kubernetes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What scripts use, imported when it is: the launcher does without torch."""
+    """Import the names that scripts use on first access, so the launcher does not load torch."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""One rank: `python -m ddp_trainer`. The launcher starts it, once for each process of the pod."""
+"""Runs one rank: `python -m ddp_trainer`. The launcher starts one for each process of the pod."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run this rank to its end; returns its exit code."""
-    # Nothing is worth saving yet: a signal ends the process at once, whatever it waits for.
+    """Run this rank to its end and return its exit code."""
+    # There is nothing to save yet: a signal may end the process at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         options = Options.parse(arguments)
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         return ExitCode.CONFIGURATION
     log_to_stdout(f"rank {environment.rank}")
     dump_on_signal()
-    # torch takes seconds to import: only now, when the configuration is known to be good.
+    # Importing torch takes seconds: do it only after the configuration is checked.
     from ddp_trainer.loop.rank import run_rank  # noqa: PLC0415
 
     return run_rank(environment, options)

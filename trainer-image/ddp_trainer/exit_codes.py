@@ -1,4 +1,4 @@
-"""What a process's exit code means to whoever decides whether to start it again."""
+"""Exit codes of ranks and launchers, and the errors behind them."""
 
 from __future__ import annotations
 
@@ -10,61 +10,61 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FAILURE = 1
-    """Any failure without a code of its own; worth a restart."""
+    """Any failure without its own code; a restart may help."""
     CONFIGURATION = 64
-    """Wrong flags, environment or hardware: starting again cannot help (EX_USAGE, sysexits.h)."""
+    """Wrong flags, environment or hardware; a restart cannot help (EX_USAGE, sysexits.h)."""
     SLOW_NETWORK = 69
-    """The benchmark found less bandwidth than asked for (EX_UNAVAILABLE, sysexits.h)."""
+    """The benchmark measured less bandwidth than required (EX_UNAVAILABLE, sysexits.h)."""
     LOST_PEER = 75
-    """Another rank went away or never came: not this rank's fault (EX_TEMPFAIL, sysexits.h)."""
+    """Another rank is lost or never joined: not this rank's fault (EX_TEMPFAIL, sysexits.h)."""
     STOPPED = 143
-    """Told to stop, and stopped with everything saved (128 + SIGTERM, as shells count)."""
+    """Stopped by a signal, with everything saved (128 + SIGTERM, as in shells)."""
 
 
 class ConfigurationError(Exception):
-    """What was asked for cannot work; the message names the setting and the remedy."""
+    """A setting cannot work; the message names it and the remedy."""
 
 
 class LostPeerError(Exception):
-    """The group cannot go on because another rank is gone."""
+    """The group cannot continue because another rank is gone."""
 
 
 class BrokenGroupError(LostPeerError):
-    """A peer was lost while the group was in use; it can be formed anew."""
+    """A peer was lost while the group was in use; the group can be formed again."""
 
 
 class LeavingError(BrokenGroupError):
-    """All ranks leave the group at this place, though it is whole, to form another one."""
+    """All ranks leave a working group at the same point, to form another one."""
 
 
 class MovedError(LeavingError):
-    """The operator has another group in mind."""
+    """The operator has announced another group."""
 
 
 class RendezvousTimeoutError(LostPeerError):
-    """The other ranks did not come before the deadline."""
+    """The other ranks did not join before the deadline."""
 
 
 class LeftEarlyError(Exception):
-    """This rank's script has left the training, and the others train on."""
+    """This rank's script has left the training; the other ranks continue."""
 
 
 class LeftError(Exception):
-    """This pod has no place in the group any more; the others train on."""
+    """This pod is no longer in the group; the other pods continue."""
 
 
 class LostDeviceError(Exception):
-    """This rank's device is of no more use to this process; a new process may have more luck."""
+    """This process can no longer use its device; a new process may be able to."""
 
 
 class SupersededError(Exception):
-    """Another generation of the group has taken this one's part; this process trains for nobody."""
+    """A later generation of the group has replaced this one; this process must not continue."""
 
 
 class StoppedError(Exception):
-    """The ranks agreed to stop, and the state is saved where there is a place to save it."""
+    """The ranks agreed to stop; the state is saved if there is a checkpoint directory."""
 
 
 def of_signal(signal_number: int) -> int:
-    """Exit code that stands for a death by signal, as shells and kubelets count it."""
+    """Return the exit code of a process killed by a signal, as shells and kubelets report it."""
     return 128 + signal_number

@@ -1,14 +1,14 @@
-"""The image's entrypoint: starts the ranks of one pod and answers for them.
+"""The image's entrypoint: starts the ranks of one pod and supervises them.
 
     python -m ddp_trainer.launch [flags]                      trains a bundled workload
     python -m ddp_trainer.launch [flags] -- python my.py ...  runs any script as every rank
 
-It is process 1 of a container: it forwards signals, reaps what is left behind, starts ranks of the
-bundled trainer again when they die, and its exit code is the pod's. It never imports torch, so it
-is up at once and costs next to nothing; the process that ranks are forked from does.
+It is process 1 of the container. It forwards signals, reaps orphans and restarts ranks of the
+bundled trainer that die; its exit code is the pod's. It never imports torch, so it starts at once
+and needs little memory. Only the process that forks the ranks imports torch.
 
-What ranks print reaches the pod's log in whole lines. On DDP_STATUS_PORT, where that is set, it
-serves how the training goes.
+The ranks' output reaches the pod's log in whole lines. If DDP_STATUS_PORT is set, the launcher
+serves the status of the training there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__":
-    # The kernel spares process 1 all signals that it neither handles nor blocks: one that came
-    # during the imports, a large part of a second on a busy node, would be lost.
+    # The kernel discards signals that process 1 neither handles nor blocks. The imports take a
+    # large part of a second on a busy node; a signal in that time would be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
 import errno
@@ -58,18 +58,18 @@ from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, StatusFile, statu
 from ddp_trainer.telemetry.termination import TerminationReport, write_termination_message
 
 _WITHOUT_WARNINGS = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""torch warns of every lost connection with a stack of C++; the trainer says it in a line."""
+"""torch logs a C++ stack trace for every lost connection; the trainer logs one line."""
 _NO_COMMAND = frozenset(
     {errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ELOOP, errno.E2BIG}
 )
-"""Why a command can never be started. Whatever else the kernel says (no memory, too many processes
-or files) may pass."""
+"""Errors after which a command can never be started. Other errors may be temporary: no memory, too
+many processes, too many files."""
 
 _logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
-    """Run this pod to its end and write its termination message; returns its exit code."""
+    """Run this pod to its end, write its termination message and return its exit code."""
     log_to_stdout("launcher")
     try:
         options, output = LaunchOptions.parse(arguments), Output.from_env(env)
@@ -116,9 +116,7 @@ def _supervise(
     placement = rank_environment.placement
     if status_path is not None:
         environment = {**environment, STATUS_FILE_VARIABLE: str(status_path)}
-    if (
-        options.is_script
-    ):  # ranks of the bundled trainer need no hook: they are forked from our code
+    if options.is_script:  # the bundled trainer is forked from our code and needs no hook
         folders = [str(HOOK), environment.get("PYTHONPATH", "")]
         environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     found: Mapping[str, str] = {}
@@ -141,8 +139,8 @@ def _supervise(
     world = World(rank_environment.born, wake=wake, local_checkpoints=local)
     served = False
     if placement.status_port is not None and status_path is not None:
-        # Not before signals are blocked, which the thread inherits; nor where nobody asks for it,
-        # for it takes as much memory as half of the launcher.
+        # Import it only after signals are blocked, which its thread inherits. Import it only where
+        # it is needed: it takes as much memory as half of the launcher.
         from ddp_trainer.launcher.status_server.server import serve_status  # noqa: PLC0415
         from ddp_trainer.launcher.world.requests import WorldRequests  # noqa: PLC0415
 
@@ -156,7 +154,7 @@ def _supervise(
         )
     if rank_environment.born.node_rank is None and not served:
         return _failed(
-            f"a pod without a place cannot be told of one on port {placement.status_port}: set "
+            f"a pod without a node rank cannot receive one on port {placement.status_port}: set "
             "spec.statusPort to a port that is free in all pods"
         )
 
@@ -200,7 +198,7 @@ def _failed(sentence: str) -> Verdict:
 
 
 def _starter(options: LaunchOptions, environment: Mapping[str, str]) -> Starter:
-    """How ranks start: as a command of their own where they cannot be forked."""
+    """Return the way to start ranks: by fork if possible, else as a command."""
     if not options.is_script:
         return ForkserverStarter(options.command, {**_WITHOUT_WARNINGS, **environment})
     script = Script.of(options.command, environment) if options.preload else None
@@ -212,10 +210,11 @@ def _starter(options: LaunchOptions, environment: Mapping[str, str]) -> Starter:
 def _trainjob(
     placement: Placement, environment: Mapping[str, str], status_path: Path
 ) -> tuple[Mapping[str, str], str]:
-    """What rank 0's script is told of where to report as in a TrainJob, and its token; nothing
-    where it reports elsewhere.
+    """Return the variables for a script that reports progress as in a TrainJob, and its token.
+
+    Both are empty if the script reports elsewhere.
     """
-    # It takes a certificate's path from ssl, which other launchers do without.
+    # trainjob imports ssl for a certificate's path; other launchers do not need ssl.
     from ddp_trainer.launcher.status_server import trainjob  # noqa: PLC0415
 
     token_file = status_path.with_name(f".{status_path.name}.token")
@@ -225,12 +224,12 @@ def _trainjob(
     try:
         return found, trainjob.write_token(token_file)
     except OSError as error:
-        _logger.warning("cannot hear progress that is reported as in a TrainJob: %s", error)
+        _logger.warning("cannot receive progress reported as in a TrainJob: %s", error)
         return {}, ""
 
 
 def _says_finished(status_path: Path | None) -> bool:
-    """Whether the status is a script's last word: all is trained and saved."""
+    """Return True if a script reported that everything is trained and saved."""
     if status_path is None:
         return False
     try:
@@ -241,11 +240,11 @@ def _says_finished(status_path: Path | None) -> bool:
 
 
 def _environment(placement: Placement, env: Mapping[str, str]) -> Mapping[str, str]:
-    """What all ranks of this pod have in common."""
+    """Return the variables that all ranks of this pod share."""
     threads = max(1, available_cores() // placement.local_world_size)
     return {
-        "OMP_NUM_THREADS": str(threads),  # torch would give every rank all cores
-        # Threads that spin while they wait make pods that share cores several times slower.
+        "OMP_NUM_THREADS": str(threads),  # without it, torch gives every rank all cores
+        # Threads that spin while they wait make pods on shared cores several times slower.
         "OMP_WAIT_POLICY": "PASSIVE",
         "TMPDIR": _temporary_directory(),
         **env,
@@ -253,7 +252,7 @@ def _environment(placement: Placement, env: Mapping[str, str]) -> Mapping[str, s
 
 
 def _temporary_directory() -> str:
-    """Where torch can put the files that it cannot do without, even on a read-only root."""
+    """Return a directory for torch's temporary files, even if the root is read-only."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:

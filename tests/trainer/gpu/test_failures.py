@@ -26,7 +26,7 @@ def test_a_process_whose_device_failed_is_started_again(
     pod = run_script(tmp_path, "faulty", fault, str(tmp_path / "was here"))
     print(pod.log)
     assert pod.process.poll() == 0, pod.log
-    assert pod.log.count("starting it again") == 1, pod.log
+    assert pod.log.count("restarting it") == 1, pod.log
     assert words in pod.log
     assert "took all its steps" in pod.log
 
@@ -37,4 +37,4 @@ def test_the_successor_of_a_killed_rank_finds_the_memory_free(tmp_path: Path) ->
     print(pod.log)
     assert pod.process.poll() == 0, pod.log
     assert "out of memory" not in pod.log
-    assert pod.log.count("starting it again") == 1
+    assert pod.log.count("restarting it") == 1

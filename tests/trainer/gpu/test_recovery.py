@@ -33,7 +33,7 @@ def assert_same_end(folder: Path, plan: list[Death], undisturbed: Job) -> str:
     assert deaths.toll(folder / "graves") == len(plan), log
     assert "resuming from checkpoint" not in log
     assert "this process cannot go on" not in log
-    assert log.count("starting it again") == len(plan)
+    assert log.count("restarting it") == len(plan)
     assert_same_run(wounded, undisturbed)
     return log
 

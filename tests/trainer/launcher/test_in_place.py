@@ -414,7 +414,7 @@ def test_a_pod_without_a_place_that_cannot_be_told_fails(tmp_path: Path) -> None
         job.start(1).wait_for(1)
         deaf = job.start(None, index=0)
         assert deaf.wait() == 1
-        assert "cannot be told of one" in deaf.message["error"]
+        assert "cannot receive one" in deaf.message["error"]
 
 
 SPEAKS = """

@@ -318,8 +318,8 @@ def test_a_program_that_fails_again_and_again_is_started_within_its_budget(tmp_p
         pod = failing.start(0, "--max-restarts", "2", "--trace-samples", folder)
         assert pod.wait() == 1
         assert pod.message["error"].startswith("FileNotFoundError")
-        assert "starting it again, 1 of at most 2 restarts in 600 s" in pod.log
-        assert "starting it again, 2 of at most 2 restarts in 600 s" in pod.log
+        assert "restarting it, 1 of at most 2 restarts in 600 s" in pod.log
+        assert "restarting it, 2 of at most 2 restarts in 600 s" in pod.log
         assert pod.log.count("Traceback") == 3
 
 
@@ -338,7 +338,7 @@ def test_wrong_settings_are_not_tried_again(tmp_path: Path) -> None:
         pod = digits.start(0)
         assert pod.wait() == 64
         assert "does not fit this run" in pod.message["error"]
-        assert "starting it again" not in pod.log
+        assert "restarting it" not in pod.log
 
 
 def test_the_process_that_forks_ranks_is_replaced_when_it_dies(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_the_process_that_forks_ranks_is_replaced_when_it_dies(tmp_path: Path) -
         os.kill(server, signal.SIGKILL)
         until(lambda: not is_alive(server), "the server to be reaped")
         os.kill(rank, signal.SIGKILL)
-        pod.wait_for_log("starting it again")
+        pod.wait_for_log("restarting it")
         assert pod.wait() == 0, pod.log
         assert pod.message["step"] == pod.message["totalSteps"]
 

@@ -30,7 +30,7 @@ def told_by(folder: Path, plan: list[Death]) -> list[str]:
     variables = deaths.environment(plan, folder / "graves")
     with script_job(folder, ranks=RANKS, script="meshes", variables=variables) as job:
         pod = run_to_its_end(job, "--epochs", str(EPOCHS))
-    assert pod.log.count("starting it again") == len(plan), pod.log
+    assert pod.log.count("restarting it") == len(plan), pod.log
     assert deaths.toll(folder / "graves") == len(plan), pod.log
     return sorted(set(re.findall(r"ends with \w+|epoch \d+: \[.*", pod.log)))
 

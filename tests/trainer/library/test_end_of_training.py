@@ -106,7 +106,7 @@ def test_a_rank_that_leaves_early_is_started_again(tmp_path: Path) -> None:
                 f"the script of rank {left} has left the training, and rank {other} trains on: "
                 "let all ranks leave it at the same step"
             ) in pod.log
-        assert pod.log.count("starting it again") == len(plan), pod.log
+        assert pod.log.count("restarting it") == len(plan), pod.log
         assert ends_of(pod.log) == ends_of(peace.log)
         assert time.monotonic() - begin < 500
 

@@ -77,7 +77,7 @@ def test_no_other_rank_ends_when_one_is_lost(
     expected, peace = undisturbed(device)
     wounded, pod = run(tmp_path, device=device, plan=plan)
     assert deaths.toll(tmp_path / "graves") == len(plan), pod.log
-    assert pod.log.count("starting it again") == len(plan), pod.log
+    assert pod.log.count("restarting it") == len(plan), pod.log
     assert "resuming from checkpoint" not in pod.log
     assert printed(pod) == printed(peace)
     last = EPOCHS * STEPS

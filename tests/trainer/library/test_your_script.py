@@ -55,7 +55,7 @@ def test_a_rank_of_a_script_is_killed_and_comes_back(name: str, tmp_path: Path) 
         victim = pod.pids_of_ranks()[1]
         os.kill(victim, signal.SIGKILL)
         until(lambda: not is_alive(victim), "the rank's death")
-        pod.wait_for_log("starting it again, 1 of at most 3")
+        pod.wait_for_log("restarting it, 1 of at most 3")
         pod.wait_for_log("going on from memory at step")
         # Scripts that have far to go are told to stop, which saves.
         pod.stop()

@@ -54,7 +54,7 @@ def test_a_rank_comes_back_after_each_fault(kind: str, tmp_path: Path) -> None:
         assert pod.pids_of_ranks()[0] == survivor
         assert pod.wait() == 0, pod.log
         assert pod.log.count("rank 1 has been frozen for 4 s: killing it") >= 2
-        assert pod.log.count(": starting it again") == len(COME_BACK), pod.log
+        assert pod.log.count(": restarting it") == len(COME_BACK), pod.log
         assert re.search(r"rank 1 ended with exit code 0 at step \d+ of 46, before the", pod.log)
         assert "resuming from checkpoint" not in pod.log
         for rank in range(2):

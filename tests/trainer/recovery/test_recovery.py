@@ -160,7 +160,7 @@ def test_ranks_of_three_killed_and_started_again_by_their_launchers(
         for victim in victims:
             os.kill(before[victim][0], signal.SIGKILL)
         for victim in victims:
-            pods[victim].wait_for_log("starting it again, 1 of at most 3 restarts")
+            pods[victim].wait_for_log("restarting it, 1 of at most 3 restarts")
             pods[victim].wait_for_log("going on from memory")
         for rank in {0, 1, 2} - set(victims):
             assert pods[rank].rank_pids() == before[rank]

@@ -30,8 +30,8 @@ from tests.trainer.support.pods import contract
         ({"DDP_POD_SIZES": "2;2"}, "DDP_POD_SIZES is '2;2': list the ranks of the pods"),
         ({"DDP_POD_SIZES": "2x0"}, "DDP_POD_SIZES is '2x0': list the ranks of the pods"),
         ({"DDP_POD_SIZES": "2,1"}, "the pods of DDP_POD_SIZES 2,1 have 3 ranks"),
-        ({"DDP_POD_SIZES": "3,1"}, "LOCAL_WORLD_SIZE 2 is no pod of DDP_POD_SIZES 3,1"),
-        ({"DDP_POD_SIZES": "4"}, "NODE_RANK 1 with LOCAL_WORLD_SIZE 2 is no pod of"),
+        ({"DDP_POD_SIZES": "3,1"}, "LOCAL_WORLD_SIZE 2 is not a pod of DDP_POD_SIZES 3,1"),
+        ({"DDP_POD_SIZES": "4"}, "NODE_RANK 1 with LOCAL_WORLD_SIZE 2 is not a pod of"),
     ],
 )
 def test_bad_environment(changes: dict[str, str], message: str) -> None:

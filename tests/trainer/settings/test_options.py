@@ -98,7 +98,7 @@ def test_flags_reach_their_options() -> None:
         (["--min-lr-ratio=1.5"], "--min-lr-ratio is 1.5: set it to 1 or less"),
         (["--precision=fp8"], "--precision: invalid choice: 'fp8'"),
         (["--device-ids=0,x"], "'0,x' is not a list of whole numbers, such as 0,2"),
-        (["--static-graph", "--find-unused-parameters"], "leave --find-unused-parameters out"),
+        (["--static-graph", "--find-unused-parameters"], "remove --find-unused-parameters"),
     ],
 )
 def test_flags_that_cannot_be(flags: list[str], message: str) -> None:

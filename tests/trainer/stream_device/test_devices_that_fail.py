@@ -40,7 +40,7 @@ def test_a_link_that_hangs_ends_with_the_groups_timeout(
     pod = run_with(fault, folder=tmp_path, reference=reference)
     assert "took more than 5 s: a collective, or the device, hangs" in pod.log
     assert f"the group broke at step {STEP - 1}" in pod.log
-    assert "starting it again" not in pod.log
+    assert "restarting it" not in pod.log
     assert "resuming from checkpoint" not in pod.log
 
 
@@ -51,7 +51,7 @@ def test_a_device_that_hangs_ends_its_process(
     fault = Death(rank=rank, point="backward", step=STEP, deed="hang")
     pod = run_with(fault, folder=tmp_path, reference=reference)
     assert "LostDeviceError: this rank's device did not come to the end of" in pod.log
-    assert pod.log.count("starting it again") == 1
+    assert pod.log.count("restarting it") == 1
     assert "going on from memory" in pod.log
     assert "resuming from checkpoint" not in pod.log
 
@@ -64,8 +64,8 @@ def test_a_device_that_fails_ends_its_process(
     fault = Death(rank=rank, point="backward", step=STEP, deed="fail")
     pod = run_with(fault, folder=tmp_path, reference=reference)
     said = f"{DeviceError.__name__}: CUDA error: device-side assert triggered"
-    sentence = f"{said}: starting it again"
-    assert pod.log.count(sentence) == pod.log.count("starting it again") == 1
+    sentence = f"{said}: restarting it"
+    assert pod.log.count(sentence) == pod.log.count("restarting it") == 1
     assert f"[rank {rank}] the group broke" not in pod.log
     assert "resuming from checkpoint" not in pod.log
 
@@ -79,7 +79,7 @@ def test_a_rank_lost_while_devices_are_joined_costs_nobody_else_their_state(
     plan = Death(rank=1, point="backward", step=STEP), lost
     pod = run_with(*plan, folder=tmp_path, reference=reference)
     assert "this process cannot go on" not in pod.log
-    assert pod.log.count("starting it again") == 2
+    assert pod.log.count("restarting it") == 2
     assert "resuming from checkpoint" not in pod.log
 
 
@@ -90,5 +90,5 @@ def test_whoever_is_busy_for_long_is_not_taken_for_stuck(
     busy = Death(rank=0, point="after the optimizer's step", step=STEP, deed="be busy")
     pod = run_with(busy, Death(rank=1, point="vote"), folder=tmp_path, reference=reference)
     assert "this process cannot go on" not in pod.log
-    assert pod.log.count("starting it again") == 1
+    assert pod.log.count("restarting it") == 1
     assert "resuming from checkpoint" not in pod.log

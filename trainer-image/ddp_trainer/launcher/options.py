@@ -1,4 +1,4 @@
-"""What the launcher was asked to run, and how: its flags, checked before anything starts."""
+"""The launcher's flags, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ddp_trainer.settings.options import parser as trainer_parser
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """What to run, as many times as the pod has ranks."""
+    """The command to run for each rank of the pod, and how to run it."""
 
     command: Sequence[str]
-    """The command after --, or the flags of the bundled trainer."""
+    """The command after `--`, or the flags of the bundled trainer."""
     is_script: bool
-    """A user's own script: its exit codes mean nothing to the launcher."""
+    """True: a user's script; the launcher gives its exit codes no meaning."""
     max_restarts: int
     restart_window_seconds: float
     kill_after_seconds: float
     silence_seconds: float
-    """How long a rank may be frozen; 0: for ever."""
+    """How long a rank may be frozen; 0: no limit."""
     preload: bool = True
-    """Whether a Python script is forked from a process that has torch imported."""
+    """True: fork a Python script from a process that has already imported torch."""
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> LaunchOptions:
@@ -42,20 +42,20 @@ class LaunchOptions:
             if getattr(values, name) < 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')}: set it to 0 or more")
         if script is None and not values.preload:
-            raise ConfigurationError("--no-preload: goes with a command after --; leave it out")
+            raise ConfigurationError("--no-preload: needs a command after --; remove it")
         silence_seconds, kill_after_seconds = 0.0, values.kill_after_seconds
         if script is None:
-            # Checked now, rather than in every rank.
+            # Check once here, instead of in every rank.
             options = Options.parse(trainer_flags)
             silence_seconds = options.heartbeat_timeout_seconds
             kill_after_seconds = _kill_after(options, values.kill_after_seconds)
             command = trainer_flags
         elif not script:
-            raise ConfigurationError("no command after --: say what to run, or leave -- out")
+            raise ConfigurationError("no command after --: add a command, or remove --")
         elif trainer_flags:
             raise ConfigurationError(
-                f"{' '.join(trainer_flags)}: a flag of the bundled trainer, which does not run "
-                "when a command is given after --; pass flags to the command behind its name"
+                f"{' '.join(trainer_flags)}: a flag of the bundled trainer, which does not run if "
+                "there is a command after --; put flags of the command behind its name"
             )
         else:
             command = script
@@ -71,7 +71,7 @@ class LaunchOptions:
 
 
 def _kill_after(options: Options, seconds: float) -> float:
-    """How long ranks may take to stop: never less than what they may take to save."""
+    """Return how long ranks may take to stop: at least as long as a last save may take."""
     given = set() if isinstance(seconds, Unchosen) else {"kill_after_seconds"}
     settled = timeouts.settle(
         {
@@ -85,7 +85,7 @@ def _kill_after(options: Options, seconds: float) -> float:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """The flags before `--`, and the command after it, if there is one."""
+    """Return the flags before `--`, and the command after it; None without `--`."""
     if "--" not in arguments:
         return list(arguments), None
     at = list(arguments).index("--")
@@ -105,9 +105,8 @@ def _parser() -> Parser:
         "--max-restarts",
         type=int,
         default=3,
-        help="how many failed ranks of the bundled trainer, or of a script that uses "
-        "ddp_trainer.join, are started again within the window, before the pod is given up "
-        "(default: 3)",
+        help="how many failures of ranks are restarted inside the pod within the window before the "
+        "pod fails; for the bundled trainer and scripts that use ddp_trainer.join (default: 3)",
     )
     flags.add_argument(
         "--restart-window-seconds",
@@ -120,13 +119,13 @@ def _parser() -> Parser:
         type=float,
         default=Unchosen(30.0),
         help="how long the other ranks of a pod may take to stop when one fails (default: 30, or "
-        "--stop-within-seconds where that is longer)",
+        "--stop-within-seconds if that is longer)",
     )
     flags.add_argument(
         "--no-preload",
         dest="preload",
         action="store_false",
-        help="start Python anew for each rank of a script, rather than fork it from a process that "
-        "has torch imported: for scripts that set what torch reads when it is imported",
+        help="start a new Python for each rank of a script, instead of forking it from a process "
+        "that has imported torch; for scripts that set variables that torch reads on import",
     )
     return flags

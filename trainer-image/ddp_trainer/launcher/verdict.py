@@ -1,6 +1,6 @@
-"""What the ends of a pod's ranks mean: start again, or give up, and on whose account.
+"""Decides whether to restart ranks that ended, and which failure decides for the pod.
 
-Pure: the launcher acts on it.
+Pure: the launcher acts on the result.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ddp_trainer.process_group.lost_peers import tells_of_lost_peer
 from ddp_trainer.telemetry.termination import TerminationReport
 
 _ONE_FAILURE_SECONDS = 10.0
-"""In which all ranks of a node notice what befell it: drivers and libraries take a few seconds to
-report a lost GPU, and Python as long to end."""
+"""Time in which all ranks of a node notice the same fault: drivers and libraries take a few seconds
+to report a lost GPU, and Python takes as long to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,33 +25,33 @@ class RankEnd:
 
     rank: int
     exit_code: int
-    """As a shell counts: 128 + the signal's number for a death by signal."""
+    """As in shells: 128 + the signal's number if a signal killed the rank."""
     consequence: bool
-    """Whether it ended because the launcher ended it after another rank's failure."""
+    """True if the launcher ended it after another rank's failure."""
     report: TerminationReport
     words: str = ""
-    """What it printed last."""
+    """Its last output."""
 
     @property
     def joined(self) -> bool:
-        """Whether it was one whose place another process can take."""
+        """True if it had joined the group, so that another process can replace it."""
         return self.report.finished is not None
 
     @property
     def finished(self) -> bool:
-        """Whether it said that all is trained and saved."""
+        """True if it reported that everything is trained and saved."""
         return self.report.finished is True
 
     @property
     def cause(self) -> str | None:
-        """Why, in words, even if the rank could not say it itself; None: as it should."""
+        """Why it failed, even if the rank could not report it; None: it did not fail."""
         if self.exit_code in (ExitCode.DONE, ExitCode.STOPPED):
             return None
         if self.report.error is not None:
             return self.report.error
         if self.exit_code == 128 + signal.SIGKILL:
             return (
-                f"rank {self.rank} was killed (SIGKILL): by the kernel for want of memory, "
+                f"rank {self.rank} was killed (SIGKILL): by the kernel because memory ran out, "
                 "or by hand"
             )
         if self.exit_code > 128 and self.exit_code - 128 in set(signal.Signals):
@@ -60,11 +60,11 @@ class RankEnd:
 
 
 def settled(exit_code: int, *, finished: bool, said: int | None = None) -> int:
-    """The exit code that counts for a rank, which may have said that all is trained and saved.
+    """Return the exit code that counts for a rank.
 
-    Or `said` with which code it is about to end. A signal that ends it after that, such as SIGABRT
-    from a library's threads, has nothing left to spoil. An exit code of its own choice still says
-    what it says.
+    `finished`: the rank reported that everything is trained and saved. `said`: the exit code that
+    it announced. A later signal, such as SIGABRT from a library's threads, does no harm and is
+    ignored. An exit code that the rank chose itself always counts.
     """
     if exit_code - of_signal(0) not in signal.valid_signals():
         return exit_code
@@ -74,25 +74,25 @@ def settled(exit_code: int, *, finished: bool, said: int | None = None) -> int:
 
 
 def ended_early(rank: int, exit_code: int, report: TerminationReport) -> str | None:
-    """Why an end with exit code 0 is a failure, in a sentence; None: it is none.
+    """Return why an end with exit code 0 is a failure; None: it is not.
 
-    A rank that has joined the others is missed by them until all is trained and saved.
+    The other ranks need a rank that has joined them until everything is trained and saved.
     """
     if exit_code != ExitCode.DONE or report.finished is not False or report.left:
         return None
     of_all = f" of {report.total_steps}" if report.total_steps is not None else ""
     return (
         f"rank {rank} ended with exit code 0 at step {report.step or 0}{of_all}, before the "
-        "training was complete: let the script end after its `with ddp_trainer.join(...)` block, "
-        "and with another exit code where it fails"
+        "training was complete: end the script after its `with ddp_trainer.join(...)` block, "
+        "and with another exit code if it fails"
     )
 
 
 class RestartBudget:
-    """How many failures a pod gets over by itself within a window of time.
+    """Limits how many failures a pod handles by itself within a window of time.
 
-    Ranks that fall at the same time have one cause, such as a node's GPUs or their driver: they are
-    one failure. A rank that falls again is another one, however soon.
+    Ranks that fail at the same time have one cause, such as a node's GPUs or their driver; they
+    count as one failure. A rank that fails again counts again, however soon.
     """
 
     def __init__(self, max_restarts: int, *, window_seconds: float) -> None:
@@ -101,13 +101,13 @@ class RestartBudget:
         self._window_seconds = window_seconds
         self._spent: deque[float] = deque()
         self._fallen: set[int] = set()
-        """The ranks of the last failure."""
+        """Ranks of the last failure."""
 
     def allows(self, end: RankEnd, *, now: float) -> bool:
-        """Whether to start this rank again; if so, its failure is counted.
+        """Return True if this rank may be restarted, and count its failure.
 
-        Wrong settings stay wrong, and a rank that has waited for its peers in vain has waited long
-        enough; both are for others to decide.
+        Configuration errors and ranks that waited in vain for their peers are not restarted here:
+        the operator decides about them.
         """
         if end.exit_code in (ExitCode.DONE, ExitCode.CONFIGURATION, ExitCode.LOST_PEER):
             return False
@@ -131,28 +131,28 @@ class RestartBudget:
 
 
 class ComesBack:
-    """Whether another process may take the place of a rank, which has to know how to join."""
+    """Tells whether another process may replace a rank: only ranks that join a group can."""
 
     def __init__(self, *, is_script: bool) -> None:
-        """`is_script`: a user's own, of which nobody knows before one of its ranks has joined."""
+        """`is_script`: a user's script; it is unknown until one of its ranks has joined."""
         self.known = not is_script
 
     def __call__(self, end: RankEnd) -> bool:
-        """Of a rank that ended so."""
+        """Return True if another process may replace the rank that ended."""
         self.known = self.known or end.joined
         return self.known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How a pod's ranks ended, taken together."""
+    """The result of a pod: its exit code and report."""
 
     exit_code: int
     report: TerminationReport
-    """The report of the rank that decided: the first failure that is no other rank's fault."""
+    """Report of the deciding rank: the first one that failed by itself."""
 
     def noting(self, remark: str) -> Verdict:
-        """Return it with a remark on the failure, behind the sentence that tells of it."""
+        """Return the verdict with a remark after the first sentence of its error."""
         if not remark:
             return self
         first, *words = (self.report.error or "the ranks have stopped").split("\n")
@@ -161,7 +161,7 @@ class Verdict:
 
 
 def judge(ends: Sequence[RankEnd]) -> Verdict:
-    """Find the primary failure among `ends`, which are in the order in which they happened."""
+    """Find the primary failure among `ends`, which are in order of time."""
     blameless = (ExitCode.DONE, ExitCode.LOST_PEER, ExitCode.STOPPED)
     own = [end for end in ends if end.exit_code not in blameless and not end.consequence]
     lost = [end for end in ends if end.exit_code == ExitCode.LOST_PEER]
@@ -172,9 +172,9 @@ def judge(ends: Sequence[RankEnd]) -> Verdict:
 
 
 def judge_script(ends: Sequence[RankEnd]) -> Verdict:
-    """The same for a user's own script, whose exit codes are its own affair.
+    """Find the primary failure of a user's script, where exit codes have no fixed meaning.
 
-    What its ranks print tells which of them only lost another one.
+    The output of a rank shows whether it only lost another rank.
     """
     failures = [end for end in ends if end.exit_code != 0 and not end.consequence]
     own = [end for end in failures if not tells_of_lost_peer(end.words)]

@@ -1,1 +1,1 @@
-"""What a user may set, by flags and by the environment, and what of it cannot be meant."""
+"""Reads and checks the settings of a rank, from flags and the environment."""

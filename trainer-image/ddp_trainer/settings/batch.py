@@ -1,8 +1,8 @@
-"""Whose batches make a step, where the number of ranks may change while they train.
+"""How many shards make a step when the number of ranks may change during the training.
 
-As many shards as ranks that a training began with make each step, whoever is there to compute them:
-so its samples, steps and learning rates stay what they are. Nothing here imports torch, so that a
-wrong variable is reported at once.
+A training can keep the number of shards that it began with, for any number of ranks. Its samples,
+steps and learning rates then stay the same. Nothing here imports torch, so a wrong variable is
+reported at once.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _KINDS = ("global", "perRank")
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What the operator and the training's own flags say of it."""
+    """The batch of a step, as the operator and the training's own flags set it."""
 
     shards: int = 0
-    """Logical shards of a step, in a training that begins now; 0: as many as there are ranks."""
+    """Logical shards of a step in a training that begins now; 0: one per rank."""
     exact: bool = False
-    """Whether their gradients are summed in one order, whoever has computed them."""
+    """True: the gradients of the shards are summed in a fixed order, for any number of ranks."""
     per_rank: bool = False
-    """Whether the operator wants a step to have as many as there are ranks at any time."""
+    """True: the operator asks for one shard per current rank."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Batch:
         """Read DDP_BATCH and DDP_BATCH_RANKS.
 
         Raises:
-            ConfigurationError: one of them is malformed, or missing.
+            ConfigurationError: one of them is malformed or missing.
         """
         kind, ranks = env.get("DDP_BATCH", ""), env.get("DDP_BATCH_RANKS", "")
         if kind and kind not in _KINDS:
@@ -44,41 +44,41 @@ class Batch:
             return cls(per_rank=kind == "perRank")
         if not ranks:
             raise ConfigurationError(
-                "DDP_BATCH is global, and DDP_BATCH_RANKS is not set: set it to the number of "
-                "processes whose batches make a step"
+                "DDP_BATCH is global, but DDP_BATCH_RANKS is not set: set it to the number of "
+                "processes that make a step"
             )
         return cls(shards=int(ranks))
 
     def with_logical_shards(self, count: int) -> Batch:
-        """What a training's own flags make of it, where they ask for so many; 0: for none.
+        """Return the batch with the number of shards from --logical-shards; 0: unchanged.
 
         Raises:
-            ConfigurationError: the operator was told otherwise.
+            ConfigurationError: the job sets elastic.batch: perRank.
         """
         if count == 0:
             return self
         if self.per_rank:
             raise ConfigurationError(
-                f"--logical-shards {count} fixes the samples of a step, and elastic.batch perRank "
+                f"--logical-shards {count} fixes the samples of a step, but elastic.batch perRank "
                 "lets them change: set elastic.batch: global, or leave --logical-shards out"
             )
         return replace(self, shards=count, exact=True)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether a step has the same samples whatever the number of ranks."""
+        """True if a step has the same samples for any number of ranks."""
         return self.shards > 0
 
     @property
     def name(self) -> str:
-        """What has fixed it, for people."""
+        """The setting that fixed the batch, for messages."""
         return "--logical-shards" if self.exact else "elastic.batch global"
 
     @property
     def remedy(self) -> str:
-        """What to do where something does not go with it."""
+        """How to resolve a conflict with another setting, for messages."""
         return "leave --logical-shards out" if self.exact else "set elastic.batch: perRank"
 
     def shards_of(self, begun_with: int) -> int:
-        """Of a training that began with so many: those stay its own. 0: as many as ranks."""
+        """Return the shards of a training that began with `begun_with`; 0: one per rank."""
         return (begun_with or self.shards) if self.is_fixed else 0

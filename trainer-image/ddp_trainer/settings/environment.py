@@ -1,6 +1,6 @@
-"""Where a process stands among all ranks of its job: what the environment says.
+"""Reads a process's rank, its pod and its group from the environment.
 
-Nothing here imports torch, so that a wrong variable is reported at once.
+Nothing here imports torch, so a wrong variable is reported at once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _REMEDY = "the DDPJob operator sets it in its pods; by hand, export it"
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where a pod stands in its job: the part of the environment that all its ranks share."""
+    """The variables that all ranks of a pod share."""
 
     master_addr: str
     master_address: str = ""
-    """The same as a number, where the operator has told it: no name server need be asked."""
+    """The IP address of `master_addr`, if the operator sent it: saves a DNS query."""
     master_port: int
     world_size: int
     """Processes in the whole job."""
@@ -40,21 +40,21 @@ class Placement:
     backend: Backend
     job_name: str
     job_uid: str
-    """Unlike that of an earlier job of the same name; empty: not known."""
+    """Tells the job from earlier ones of the same name; empty: unknown."""
     attempt: int
     checkpoint_dir: Path | None
     """None: no checkpoints are written or read."""
     status_port: int | None = None
     """Where the launcher serves the pod's status; None: nowhere."""
     generation: int = 0
-    """Of the job's group: another one when all its processes have started anew."""
+    """Generation of the group: a higher one each time all its processes have restarted."""
     batch: Batch = field(default_factory=Batch)
-    """Whose batches make a step."""
+    """How many shards make a step."""
     leave_seconds: int = 0
-    """How long a pod that is told to end waits to be taken out of the group; 0: nobody does that.
-    """
+    """How long a terminating pod waits for the operator to remove it from the group; 0: not at
+    all."""
     token: str = field(default="", repr=False)
-    """Known to the job's pods and to the operator alone; empty: there is none."""
+    """Secret of the job's pods and the operator; empty: there is none."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Placement:
@@ -97,17 +97,17 @@ class Placement:
         )
 
     def rank_of(self, local_rank: int) -> int:
-        """The rank in the whole job of this pod's process `local_rank`."""
+        """Return the global rank of this pod's process `local_rank`."""
         return self.pod_sizes.first_rank(self.node_rank) + local_rank
 
     def node_rank_of(self, rank: int) -> int:
-        """The pod that holds a rank of the job."""
+        """Return the node rank of the pod that holds a rank."""
         return self.pod_sizes.node_rank_of(rank)
 
     def host_of(self, node_rank: int) -> str | None:
-        """The name of a pod of the job; None where MASTER_ADDR is not of the operator's form.
+        """Return a pod's host name; None if MASTER_ADDR does not have the operator's form.
 
-        There the pods' hostnames end in their node rank.
+        In that form, host names end in the node rank.
         """
         master = _MASTER_HOST.fullmatch(self.master_addr)
         return f"{master['stem']}{node_rank}{master['domain']}" if master else None
@@ -115,7 +115,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Where one process stands in its job."""
+    """The variables of one process: those of its pod, and its ranks."""
 
     placement: Placement
     rank: int
@@ -144,7 +144,7 @@ class Environment:
 def _pod_sizes(
     env: Mapping[str, str], world_size: int, node_rank: int, local_world_size: int
 ) -> PodSizes:
-    """Where each pod stands; unless DDP_POD_SIZES says otherwise, all are like this one."""
+    """Return the sizes of all pods; without DDP_POD_SIZES, all are as large as this one."""
     if env.get("DDP_POD_SIZES"):
         found = PodSizes.parse(env["DDP_POD_SIZES"])
         if sum(found.sizes) != world_size:
@@ -155,7 +155,7 @@ def _pod_sizes(
             )
         if node_rank >= len(found.sizes) or found.sizes[node_rank] != local_world_size:
             raise ConfigurationError(
-                f"NODE_RANK {node_rank} with LOCAL_WORLD_SIZE {local_world_size} is no pod of "
+                f"NODE_RANK {node_rank} with LOCAL_WORLD_SIZE {local_world_size} is not a pod of "
                 f"DDP_POD_SIZES {env['DDP_POD_SIZES']}: node ranks count from 0"
             )
         return found
@@ -165,7 +165,7 @@ def _pod_sizes(
             raise ConfigurationError(
                 f"WORLD_SIZE is {world_size}, but GROUP_WORLD_SIZE x LOCAL_WORLD_SIZE is "
                 f"{nodes} x {local_world_size}: set WORLD_SIZE to the number of processes, and "
-                "DDP_POD_SIZES where pods have unequal numbers of them"
+                "DDP_POD_SIZES if pods differ in size"
             )
     if (node_rank + 1) * local_world_size > world_size:
         raise ConfigurationError(
@@ -177,7 +177,7 @@ def _pod_sizes(
 
 def _token(env: Mapping[str, str]) -> str:
     token = env.get("DDP_TOKEN", "")
-    if not _TOKEN.fullmatch(token):  # an HTTP header has to carry it
+    if not _TOKEN.fullmatch(token):  # it is sent in an HTTP header
         raise ConfigurationError("DDP_TOKEN: set it to letters, digits and punctuation in ASCII")
     return token
 

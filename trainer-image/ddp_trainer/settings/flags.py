@@ -1,8 +1,8 @@
-"""Settings that are flags: a dataclass says name, type, default, range and meaning once.
+"""Command-line flags that are declared once, as fields of dataclasses.
 
-A field `warmup_steps: int = flag(0, "…")` makes the flag --warmup-steps. Options that belong
-together so live together, and the command line needs no list of its own. A dataclass checks its
-values itself, so that code which constructs one needs no command line.
+The field `warmup_steps: int = flag(0, "…")` defines the flag --warmup-steps: its name, type,
+default, range and help. A dataclass checks its own values, so code can construct one without a
+command line.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _NUMBERS: dict[type[Any], tuple[type[Any], str]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, except that a wrong flag is a ConfigurationError and not exit code 2."""
+    """argparse that raises ConfigurationError for a wrong flag, instead of exiting with code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would have printed."""
+        """Raise the message that argparse would print."""
         raise ConfigurationError(f"{message} (--help lists the flags)")
 
 
 class Unchosen(float):
-    """A default number that gives way where it contradicts one that somebody chose."""
+    """A default that is adjusted where it contradicts a value that the user chose."""
 
 
 class Settings:
-    """Base of dataclasses of settings: values are checked when one is constructed."""
+    """Base of settings dataclasses; checks the values on construction."""
 
     def __post_init__(self) -> None:
         """Check each value.
 
         Raises:
-            ConfigurationError: one is of another type, or out of its range.
+            ConfigurationError: a value has the wrong type or is out of its range.
         """
         for field, kind in _flags_of(type(self)):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -65,7 +65,7 @@ def flag(
     maximum: float | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """A field that is a flag, of one of the types that `add_flags` knows."""
+    """Declare a field that is also a flag; `add_flags` lists the supported types."""
     return dataclasses.field(
         default=default,
         metadata={"help": meaning, "minimum": minimum, "maximum": maximum, "metavar": metavar},
@@ -73,10 +73,10 @@ def flag(
 
 
 def add_flags(parser: argparse.ArgumentParser, fields_of: type[DataclassInstance]) -> None:
-    """Add a flag for each field that is one, and for those of dataclasses among the fields.
+    """Add the flags of a dataclass, and those of the dataclasses among its fields.
 
-    bool: --name and --no-name. Literal: one of its values. tuple[int, ...]: numbers with commas
-    between them. Any other type, optional or not: what its constructor makes of the text.
+    bool: --name and --no-name. Literal: one of its values. tuple[int, ...]: numbers separated by
+    commas. Any other type, optional or not: its constructor parses the text.
     """
     for field, kind in _flags_of(fields_of):
         settings: dict[str, Any] = {"default": field.default, "help": field.metadata["help"]}
@@ -110,14 +110,14 @@ def take(values: argparse.Namespace, fields_of: type[Fields]) -> Fields:
 
 
 def as_arguments(message: str) -> str:
-    """A message about flags, for a caller who gave the same as keyword arguments."""
+    """Rewrite a message about flags for a caller who passed keyword arguments."""
     return re.sub("--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), message)
 
 
 def _flags_of(
     fields_of: type[DataclassInstance],
 ) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
-    """Fields that are flags, each with its type, where it may be None with that of its values."""
+    """Yield each field that is a flag, with its type; for an optional one, the type inside."""
     hints = typing.get_type_hints(fields_of)
     for field in dataclasses.fields(fields_of):
         if "help" in field.metadata:
@@ -127,7 +127,7 @@ def _flags_of(
 def _groups_of(
     fields_of: type[DataclassInstance],
 ) -> Iterator[tuple[dataclasses.Field[Any], type[Any]]]:
-    """Fields that are dataclasses themselves."""
+    """Yield the fields that are dataclasses."""
     hints = typing.get_type_hints(fields_of)
     for field in dataclasses.fields(fields_of):
         if dataclasses.is_dataclass(hints[field.name]):
@@ -146,7 +146,7 @@ def _check_number(field: dataclasses.Field[Any], kind: type[Any], value: Any) ->
 
 
 def _without_none(kind: Any) -> Any:
-    """The type that an optional one is of when there is something."""
+    """Return T for `T | None`; other types stay as they are."""
     if typing.get_origin(kind) not in (typing.Union, types.UnionType):
         return kind
     (something,) = (one for one in typing.get_args(kind) if one is not type(None))
@@ -154,7 +154,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def flag_of(field: str) -> str:
-    """The flag that a field is on the command line."""
+    """Return the command-line flag of a field."""
     return "--" + field.replace("_", "-")
 
 

@@ -1,6 +1,6 @@
-"""What to train, and how: the trainer's settings, each of which is a flag of its command line.
+"""The trainer's settings; each one is a flag of its command line.
 
-Nothing here imports torch, so that a wrong flag is reported at once.
+Nothing here imports torch, so a wrong flag is reported at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ddp_trainer.settings.training import (
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """What to train, and how; scripts construct one as `join` does, without a command line.
+    """The settings of a training. `join` constructs them for scripts, without a command line.
 
     Raises:
-        ConfigurationError: a value is out of its range, or contradicts another.
+        ConfigurationError: a value is out of its range or contradicts another.
     """
 
     workload: str = flag(
@@ -38,32 +38,32 @@ class Options(Settings):
     epochs: int = flag(12, "passes over the training set", minimum=1)
     max_steps: int = flag(
         0,
-        "end after so many optimizer steps, and the learning rate's cosine with them, even within "
-        "an epoch; 0: after --epochs",
+        "number of optimizer steps after which training and the learning rate's cosine end, even "
+        "within an epoch; 0: train for --epochs",
         minimum=0,
     )
-    batch_size: int = flag(32, "samples that a rank computes on at a time", minimum=1)
+    batch_size: int = flag(32, "samples per rank and batch", minimum=1)
     evaluation_batch_size: int = flag(
         None,
-        "samples that a rank evaluates at a time, of which only memory and speed depend (default: "
+        "samples per rank and batch in evaluation; affects only memory and speed (default: "
         "--batch-size)",
         minimum=1,
     )
-    seed: int = flag(0, "seeds weights, order and dropout", minimum=0)
+    seed: int = flag(0, "seed of weights, sample order and dropout", minimum=0)
     checkpoint_every_steps: int = flag(
-        50, "steps between checkpoints; 0: do not count steps", minimum=0
+        50, "steps between checkpoints; 0: do not save by steps", minimum=0
     )
     checkpoint_every_seconds: float = flag(
         0.0,
-        "save, too, when the last save began so long ago; 0: do not look at the clock",
+        "also save when the last save began this many seconds ago; 0: do not save by time",
         minimum=0,
     )
     checkpoint_sync: bool = flag(
-        False, "let training wait for each save, which takes no memory for a copy of the state"
+        False, "pause training during each save, which saves the memory for a copy of the state"
     )
     checkpoint_timeout_seconds: float = flag(
         Unchosen(300.0),
-        "how long a save may take before training goes on without it; at most "
+        "how long a save may take before training continues without it; at most "
         "--group-timeout-seconds",
         minimum=1,
     )
@@ -71,46 +71,48 @@ class Options(Settings):
     keep_best: bool = flag(True, "also save and keep the model with the best score on the test set")
     stop_within_seconds: float = flag(
         14.0,
-        "how long saving may take once told to stop; less than the pod's grace period, which is "
-        "15 s where a spot node is reclaimed",
+        "how long the last save may take after the signal to stop; less than the pod's grace "
+        "period, which is 15 s when a spot node is reclaimed",
         minimum=1,
     )
     log_every_steps: int = flag(
-        10, "steps between log lines, lines of metrics.jsonl and comparisons of ranks", minimum=1
+        10,
+        "steps between log lines, lines of metrics.jsonl and checks for slow ranks",
+        minimum=1,
     )
     tensorboard: bool = flag(
         False,
-        "write what metrics.jsonl has as event files for TensorBoard, too, beside the checkpoints",
+        "also write the metrics of metrics.jsonl as TensorBoard event files beside the checkpoints",
     )
     rendezvous_timeout_seconds: float = flag(
         600.0,
-        "how long to wait for the other ranks before giving up with exit code 75",
+        "how long to wait for the other ranks before exiting with code 75",
         minimum=1,
     )
     group_timeout_seconds: float = flag(
         Unchosen(600.0),
-        "how long one collective may take before its peers count as lost",
+        "how long a collective may take before the other ranks count as lost",
         minimum=1,
     )
     heartbeat_timeout_seconds: float = flag(
         Unchosen(10.0),
-        "how long a rank's process may stand still before it counts as lost; at most "
-        "--group-timeout-seconds; 0: for ever",
+        "how long a rank's process may be frozen before it counts as lost; at most "
+        "--group-timeout-seconds; 0: no limit",
         minimum=0,
     )
     max_reforms: int = flag(
         10,
-        "how many times in a row, without a step in between, a broken group is formed anew",
+        "how many times in a row a broken group is formed again without completing a step",
         minimum=0,
     )
     step_delay_seconds: float = flag(
         0.0,
-        "sleep after each step: makes a tiny workload last long enough to watch or interrupt",
+        "pause after each step, so that a tiny workload lasts long enough to watch or interrupt",
         minimum=0,
     )
     trace_samples: Path | None = flag(
         None,
-        "append each step's time, pod and sample indices to FILE.rank<RANK>, a JSON line each",
+        "append the time, pod and sample indices of each step to FILE.rank<RANK> as a JSON line",
         metavar="FILE",
     )
     optimization: OptimizationOptions = field(default_factory=OptimizationOptions)
@@ -119,7 +121,7 @@ class Options(Settings):
     loading: LoadingOptions = field(default_factory=LoadingOptions)
 
     def __post_init__(self) -> None:
-        """Check the values, and settle what depends on others."""
+        """Check the values, and set those that depend on others."""
         super().__post_init__()
         workloads.check_name(self.workload)
         size = self.evaluation_batch_size or self.batch_size
@@ -143,7 +145,7 @@ class Options(Settings):
         return take(values, cls)
 
     def _settle_timeouts(self) -> None:
-        """Refuse time-outs that contradict each other; let those that nobody chose give way."""
+        """Check the timeouts against each other, and adjust those that the user did not choose."""
         seconds: Mapping[str, float] = {name: getattr(self, name) for name in _TIMEOUTS}
         chosen = {name for name, value in seconds.items() if not isinstance(value, Unchosen)}
         for rule in timeouts.RULES:
@@ -160,7 +162,7 @@ _TIMEOUTS = (
 
 
 def parser() -> Parser:
-    """The trainer's flags."""
+    """Return the parser of the trainer's flags."""
     flags = Parser(
         prog="python -m ddp_trainer",
         description="One rank of a DDP training run.",
@@ -175,7 +177,7 @@ def parser() -> Parser:
         type=_name_and_value,
         default=[],
         metavar="NAME=VALUE",
-        help="an argument of the workload's factory, such as layers=4; may be given several times",
+        help="argument of the workload's factory, such as layers=4; may be repeated",
     )
     return flags
 

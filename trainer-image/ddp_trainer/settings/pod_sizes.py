@@ -1,4 +1,4 @@
-"""How many ranks each pod of a job has, and so which ranks are whose."""
+"""How many ranks each pod of a job has, and which ranks those are."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _RUN = re.compile(r"(?P<ranks>[1-9][0-9]{0,4})(x(?P<pods>[1-9][0-9]{0,4}))?")
 
 @dataclass(frozen=True)
 class PodSizes:
-    """Ranks count over the pods in the order of their node ranks."""
+    """The number of ranks of each pod. Ranks are numbered in the order of the node ranks."""
 
     sizes: Sequence[int]
-    """Ranks of each pod."""
+    """Ranks of each pod, by node rank."""
 
     @classmethod
     def parse(cls, text: str) -> PodSizes:
         """Read DDP_POD_SIZES: `4,2x3` is a pod of 4 ranks and three of 2.
 
         Raises:
-            ConfigurationError: it is not of that form.
+            ConfigurationError: the text has another form.
         """
         sizes: list[int] = []
         for part in text.split(","):
@@ -41,18 +41,18 @@ class PodSizes:
 
     @property
     def are_equal(self) -> bool:
-        """Whether all pods have as many ranks."""
+        """True if all pods have the same number of ranks."""
         return len(set(self.sizes)) == 1
 
     def first_rank(self, node_rank: int) -> int:
-        """The lowest rank of a pod."""
+        """Return the lowest rank of a pod."""
         return self._ends[node_rank] - self.sizes[node_rank]
 
     def node_rank_of(self, rank: int) -> int:
-        """The pod that holds a rank."""
+        """Return the node rank of the pod that holds a rank."""
         return bisect_right(self._ends, rank)
 
     @cached_property
     def _ends(self) -> Sequence[int]:
-        """The rank after the last one of each pod."""
+        """For each pod, the rank after its last one."""
         return tuple(accumulate(self.sizes))

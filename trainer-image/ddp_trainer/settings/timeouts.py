@@ -1,7 +1,6 @@
-"""Which time-outs must not be longer than others, because somebody else would give up before.
+"""Rules between timeouts, and how long the first contact of a group may take. Pure.
 
-And how long a group may take to form. Pure. What was chosen is never changed; a default gives way
-to it.
+A value that the user chose is never changed; a default is adjusted to it.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from ddp_trainer.settings.flags import flag_of
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One time-out that must not be longer than another one; both by their names as fields."""
+    """A timeout that must not be longer than another; both by their field names."""
 
     shorter: str
     longer: str
     otherwise: str
-    """What would happen."""
+    """The consequence that the rule prevents."""
     patient: bool = False
-    """Whether, where nobody chose the longer one, it is that which gives way."""
+    """True: if the user did not choose `longer`, it is raised to `shorter`."""
 
 
 RULES = (
@@ -37,7 +36,7 @@ RULES = (
         otherwise="a frozen rank would end the collectives of the others before they look for it",
     ),
 )
-"""Of the trainer's flags."""
+"""Rules for the trainer's flags."""
 
 STOPPING = Rule(
     shorter="stop_within_seconds",
@@ -45,28 +44,28 @@ STOPPING = Rule(
     otherwise="ranks would be killed while they may still save",
     patient=True,
 )
-"""Of the launcher's and the trainer's flags, where it is the trainer that is launched."""
+"""Rule for flags of the launcher and of the bundled trainer."""
 
 
 _CONTACT_SECONDS = 15.0
 _SECONDS_FOR_TWO_RANKS = 170e-6
-"""Each rank reads the address of every other one from rank 0's store, which has one thread. A
-request took up to 51 microseconds of its CPU time with 8 to 128 ranks: 13 s for 512 ranks. More
-than three times that, for slower CPUs."""
+"""Each rank reads the address of every other rank from rank 0's store, which has one thread. A
+request took up to 51 microseconds of its CPU time with 8 to 128 ranks: 13 s for 512 ranks. This is
+more than three times as long, for slower CPUs."""
 
 
 def contact_seconds(ranks: int) -> float:
-    """How long the first contact of a group's ranks may take, all of which have just been seen."""
+    """Return the timeout in seconds for the first contact of ranks that were just seen alive."""
     return _CONTACT_SECONDS + _SECONDS_FOR_TWO_RANKS * ranks**2
 
 
 def settle(
     seconds: Mapping[str, float], chosen: Collection[str], rule: Rule
 ) -> Mapping[str, float]:
-    """All time-outs by name, of which those that are not `chosen` may have given way.
+    """Return all timeouts by name; those that are not `chosen` may be adjusted to the rule.
 
     Raises:
-        ConfigurationError: what was chosen breaks the rule; with both flags and the remedy.
+        ConfigurationError: chosen values break the rule; names both flags and the remedy.
     """
     short, long = seconds[rule.shorter], seconds[rule.longer]
     if short <= long:
