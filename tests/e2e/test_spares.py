@@ -55,7 +55,7 @@ def test_a_training_loses_rank_0_and_a_worker_and_no_step(
     whole_with(job, 1, generation=0)
     wait_for(lambda: is_training(job), what="training", describe=job.status)
     job.wait_until_launcher_answers("Pod")
-    assert "waiting without a place" in job.log(f"{disturbed}-0-2")
+    assert "waiting for an assignment" in job.log(f"{disturbed}-0-2")
     before = job.uids()
 
     leader, worker = f"{disturbed}-0-2", f"{disturbed}-0-0-r1"

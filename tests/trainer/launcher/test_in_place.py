@@ -134,7 +134,7 @@ def test_ranks_are_held_until_they_may_start(tmp_path: Path) -> None:
         pod = job.start(0)
         before = pod.wait_for(1)["pid"]
         assert pod.tell(2, 0, start=False)[0] == 200
-        pod.wait_for_log("generation 2: waiting for the others")
+        pod.wait_for_log("generation 2: waiting for the other pods")
         assert not is_alive(before)
         assert pod.tell(2, 0, start=False)[0] == 200
         assert pod.tell(2, 0, start=True)[0] == 200
@@ -145,7 +145,7 @@ def test_ranks_are_held_until_they_may_start(tmp_path: Path) -> None:
         assert not is_alive(now)
         assert [line["generation"] for line in pod.began()] == [1, 2, 3]
         assert pod.tell(4, 0, start=False)[0] == 200
-        pod.wait_for_log("generation 4: waiting for the others")
+        pod.wait_for_log("generation 4: waiting for the other pods")
         pod.process.send_signal(signal.SIGTERM)
         assert pod.wait() == 143
 
@@ -185,7 +185,7 @@ def test_the_answer_waits_for_ranks_to_end_as_long_as_it_is_asked_to(tmp_path: P
 def test_the_ranks_of_a_pod_that_comes_to_others_wait(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(1, variables={"DDP_HELD": "1"})
-        pod.wait_for_log("generation 1: waiting for the others")
+        pod.wait_for_log("generation 1: waiting for the other pods")
         assert pod.put(1, 1, start=False) == (200, {"generation": 1, "ended": True, "led": False})
         assert pod.tell(0, 1) == (409, 1)
         assert pod.began() == []
@@ -196,7 +196,7 @@ def test_the_ranks_of_a_pod_that_comes_to_others_wait(tmp_path: Path) -> None:
 def test_the_first_ranks_wait_for_the_word_of_their_order_but_not_for_ever(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(1, variables={"DDP_GENERATION": "0", "DDP_HOLD_SECONDS": "1000"})
-        pod.wait_for_log("generation 0: waiting for the others")
+        pod.wait_for_log("generation 0: waiting for the other pods")
         assert pod.put(1, 0, start=False) == (200, {"generation": 1, "ended": True, "led": False})
         assert pod.began() == []
         assert pod.tell(1, 0) == (200, 1)
@@ -363,13 +363,13 @@ def test_a_launcher_that_dies_between_its_answer_and_its_deeds_harms_nobody(tmp_
 def test_a_pod_without_a_place_waits_gets_one_and_loses_it(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(None)
-        pod.wait_for_log("generation 1: waiting without a place")
+        pod.wait_for_log("generation 1: waiting for an assignment")
         assert pod.tell(2, None)[0] == 200
         assert pod.tell(3, 1)[0] == 200
         place = pod.wait_for(3)
         assert (place["RANK"], place["WORLD_SIZE"]) == ("1", "2")
         assert pod.tell(4, None)[0] == 200
-        pod.wait_for_log("generation 4: waiting without a place")
+        pod.wait_for_log("generation 4: waiting for an assignment")
         assert not is_alive(place["pid"])
         assert pod.tell(5, 0)[0] == 200
         assert pod.wait_for(5)["RANK"] == "0"
@@ -393,7 +393,7 @@ def test_a_pod_without_a_place_is_warm_and_can_be_stopped(tmp_path: Path) -> Non
         assert _parent(began["pid"]) == pod.process.pid
         assert server in map(int, children.read_text().split()), "another server"
         assert pod.tell(4, None)[0] == 200
-        pod.wait_for_log("generation 4: waiting without a place")
+        pod.wait_for_log("generation 4: waiting for an assignment")
         pod.process.send_signal(signal.SIGTERM)
         assert pod.wait() == 143
         assert pod.message == {"exitCode": 143}
@@ -403,7 +403,7 @@ def test_a_pod_without_a_place_is_warm_and_can_be_stopped(tmp_path: Path) -> Non
 def test_a_pod_without_a_place_gets_one_in_the_bundled_training(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(None, command=["--epochs", "1"])
-        pod.wait_for_log("generation 1: waiting without a place")
+        pod.wait_for_log("generation 1: waiting for an assignment")
         assert pod.tell(2, 0, nodes=1)[0] == 200
         assert pod.wait() == 0, pod.log
         assert pod.message["step"] == pod.message["totalSteps"]
@@ -443,7 +443,7 @@ def test_ranks_that_form_their_group_by_themselves_go_on(tmp_path: Path) -> None
         assert (again["RANK"], again["MASTER_ADDR"]) == ("0", "pod-1.job")
         # It leaves, and comes back as soon as it may.
         assert pod.tell(3, None)[0] == 200
-        pod.wait_for_log("generation 3: waiting without a place")
+        pod.wait_for_log("generation 3: waiting for an assignment")
         assert pod.tell(4, 1)[0] == 200
         assert pod.wait_for(4)["RANK"] == "1"
         job.finish()
@@ -457,7 +457,7 @@ def test_ranks_that_do_not_leave_are_ended(tmp_path: Path) -> None:
         stays = pod.wait_for(1)["pid"]
         until(lambda: pod.news()["scope"] == "Pod", "the launcher to know")
         assert pod.tell(2, None, graceSeconds=0)[0] == 200
-        pod.wait_for_log("generation 2: waiting without a place")
+        pod.wait_for_log("generation 2: waiting for an assignment")
         assert not is_alive(stays)
 
 
@@ -471,7 +471,7 @@ def test_a_pod_whose_ranks_have_left_while_it_was_told_to_stop_has_not_finished(
         pod.wait_for(1)
         until(lambda: pod.news()["scope"] == "Pod", "the launcher to know")
         assert pod.tell(2, None)[0] == 200
-        pod.wait_for_log("generation 2: the ranks are to leave")
+        pod.wait_for_log("generation 2: the ranks leave the group")
         pod.process.send_signal(signal.SIGTERM)
         pod.wait_for_log("telling the ranks to save and stop")
         (tmp_path / "stays").unlink()

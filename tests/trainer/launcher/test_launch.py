@@ -106,7 +106,7 @@ sys.exit(20 + len(got))
         assert pod.wait() == 21
 
 
-REMARK = "rank 0 ended with exit code 134 when it had no more to do: "
+REMARK = "rank 0 ended with exit code 134 after its work was done: "
 FINISHING = """
 import json, os, pathlib, sys
 if os.environ["RANK"] == "0":
@@ -137,7 +137,7 @@ def test_a_script_that_has_said_that_it_has_finished(
         pod = scripts.start(0, *script(tmp_path, FINISHING), str(said), end)
         assert pod.wait() == exit_code, pod.log
         assert pod.message["exitCode"] == exit_code
-        assert (REMARK + "that counts as 0" in pod.log) == (exit_code == 0)
+        assert (REMARK + "counted as 0" in pod.log) == (exit_code == 0)
 
 
 def test_a_rank_that_has_said_how_it_ends(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ os.abort()
         assert pod.wait() == 143, pod.log
         assert pod.message["exitCode"] == 143
         assert "error" not in pod.message
-        assert REMARK + "that counts as 143" in pod.log
+        assert REMARK + "counted as 143" in pod.log
 
 
 def test_an_earlier_pod_has_not_finished_for_this_one(tmp_path: Path) -> None:

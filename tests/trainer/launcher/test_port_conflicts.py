@@ -37,7 +37,7 @@ def test_a_script_that_takes_the_launchers_port_is_told_so(tmp_path: Path) -> No
         pod = scripts.start(0, "--", sys.executable, str(tmp_path / "store.py"))
         assert pod.wait() == 1
         first, *words = pod.message["error"].split("\n")
-        remark = f"port {port} is the launcher's own: choose another one, or set spec.statusPort"
+        remark = f"the launcher uses port {port}: choose another port, or set spec.statusPort"
         assert first == f"rank 0 ended with exit code 1; {remark}"
         assert "EADDRINUSE" in words[-1]
 

@@ -402,7 +402,7 @@ def test_a_rank_that_is_too_busy_for_a_pulse_is_left_alone(
         pods = busy.start_all(*keeping_the_lock(busy, "compute", 6))
         busy.wait_for_step(3)
         before = [pod.rank_pids() for pod in pods]
-        pods[1].wait_for_log("rank 1 is too busy for a pulse: leaving it alone for up to 24 s")
+        pods[1].wait_for_log("rank 1 is too busy for a pulse: waiting for up to 24 s")
         busy.wait_for_step(LAST_STEP[2] - 5)
         assert [pod.rank_pids() for pod in pods] == before
         for pod in pods:

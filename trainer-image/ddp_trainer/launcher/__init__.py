@@ -1,1 +1,1 @@
-"""Process 1 of a pod: starts the ranks, watches them, speaks for them, ends in one exit code."""
+"""Process 1 of a pod: starts, watches and reports on the ranks, and ends with one exit code."""

@@ -1,9 +1,9 @@
-"""The life of a pod: its ranks, in one place of the group after another.
+"""Runs a pod from start to end: its ranks, with one assignment after another.
 
-A pod may be without a place, or have one that is not to be taken before others are there: then no
-rank runs, and what starts ranks stays warm. Ranks that can form their group anew hear of another
-place by a file, and go on; others end, and start anew. Where ranks fail for good, the operator is
-asked to have the whole group start anew in the pods that it has, if the job allows it.
+A pod may have no assignment yet, or one that must wait for other pods. Then no rank runs, and the
+process that forks ranks stays warm. Ranks that can form their group again read a new assignment
+from a file and continue; other ranks are restarted. If ranks fail permanently and the job allows
+it, the launcher asks the operator to restart the whole group in the existing pods.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from ddp_trainer.telemetry.wire import utc
 SCOPE: Final = "DDP_RESTART_SCOPE"
 _SCOPES: Final = ("Auto", "InPlace", "Pod", "Gang")
 ANSWER_SECONDS = 120.0
-"""How long a failed pod waits for another place: far longer than an operator takes that is there,
-or than node rank 0 takes to lead where nobody is."""
+"""How long a failed pod waits for a new assignment: far longer than a running operator needs, or
+node rank 0 when it leads without one."""
 _MAX_REASON = 200
 _LEAVE_SECONDS = 30.0
-"""What ranks that leave by themselves get beyond the grace of others: for a long step."""
+"""Extra time beyond the grace period for ranks that leave by themselves: for a long step."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What this pod's failures are known by."""
+    """The pod's name and restart scope, for reports of its failures."""
 
     pod: str
-    """Its name."""
+    """The pod's name."""
     scope: str
-    """spec.restart.scope; empty: an operator that asks for no news has made the pod."""
+    """spec.restart.scope; empty: the operator that made the pod does not ask for news."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Standing:
@@ -68,15 +68,15 @@ class Standing:
         return cls(pod=env.get("DDP_POD", ""), scope=scope)
 
     def may_ask(self, *, joined: bool) -> bool:
-        """Whether ranks that have failed for good may be started anew in this pod.
+        """Return True if ranks that failed permanently may be restarted in this pod.
 
-        `joined`: whether they were of those whose place another process can take.
+        `joined`: true if the ranks had joined, so that another process can replace them.
         """
         return bool(self.pod) and (self.scope == "InPlace" or (self.scope == "Auto" and not joined))
 
 
 class Lifetime:
-    """Acts on what the world is known to be; in one thread."""
+    """Runs the ranks for each assignment that `World` holds; in one thread."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class Lifetime:
         of_rank_0: Mapping[str, str],
         standing: Standing | None,
     ) -> None:
-        """`place_file`: for ranks that form their group by themselves; None: none are told.
-        `status_file`: what ranks report; None: nobody asks.
+        """`place_file`: tells assignments to ranks that form their group themselves; None: do not.
+        `status_file`: the ranks' reports; None: they are not served.
 
-        `of_rank_0`: variables of all ranks of the pod of node rank 0, on top of others.
-        `standing`: None: this pod will not be told of another place, whatever it asks for.
+        `of_rank_0`: extra variables for the ranks of the pod with node rank 0.
+        `standing`: None: this pod cannot receive another assignment.
         """
         self._supervisor = supervisor
         self._world = world
@@ -105,15 +105,15 @@ class Lifetime:
         self._status_file = status_file
         self._of_rank_0 = of_rank_0
         self._under = world.place
-        """The place that this pod's ranks have, or the last one that they were to have."""
+        """The current assignment of this pod's ranks, or their last one."""
         self._superseded = False
-        """Whether the ranks that run are being ended for another place."""
+        """True: the running ranks are being ended for another assignment."""
         self._held_until: float | None = None
-        """When ranks start in the place that the pod was made with, unless it has another then."""
+        """When ranks start with the pod's first assignment, unless it has another one by then."""
         if rank_environment.hold_seconds:
             seconds = rank_environment.hold_seconds if standing is not None else 0
             self._held_until = time.monotonic() + seconds
-        self._errors = DistinctErrors(_logger, "ranks cannot be told of their place")
+        self._errors = DistinctErrors(_logger, "cannot write the assignment for the ranks")
 
     def run(self) -> Verdict:
         """Run this pod to its end.
@@ -143,7 +143,7 @@ class Lifetime:
                     )
 
     def _wait_for_place(self) -> Assignment | None:
-        """The place to start ranks in; None: this pod was told to stop."""
+        """Wait for an assignment to start ranks with; None: this pod was told to stop."""
         waits: Assignment | None = None
         while not self._supervisor.told_to_stop:
             place = self._world.place
@@ -151,30 +151,30 @@ class Lifetime:
                 return place
             held_until = self._held_until if place is self._world.born else None
             if held_until is not None and time.monotonic() >= held_until:
-                _logger.info("no word of another place: the ranks start in the first one")
+                _logger.info("no other assignment received: starting the ranks with the first one")
                 return place
             if place is not waits:
                 waits = place
                 self._supervisor.warm_up()
                 log_to_stdout("launcher")
-                what = "for the others" if place.node_rank is not None else "without a place"
+                what = "for the other pods" if place.node_rank is not None else "for an assignment"
                 _logger.info("generation %d: waiting %s", place.generation, what)
             self._world.waits(is_warm=self._supervisor.is_warm)
             self._supervisor.idle(until=math.inf if held_until is None else held_until)
         return None
 
     def _take(self, place: Assignment) -> Mapping[int, Mapping[str, str]]:
-        """The variables of the ranks, which may look into the file as well."""
+        """Write the assignment file for the ranks, and return their variables."""
         self._under, self._superseded = place, False
         if place is not self._world.born:
             self._write(place)
             if self._status_file is not None:
                 with contextlib.suppress(OSError):
-                    self._status_file.remove()  # of ranks that are gone: it would pass for a hang
+                    self._status_file.remove()  # the status of earlier ranks would look like a hang
         return self._settle(place)
 
     def _settle(self, place: Assignment) -> Mapping[int, Mapping[str, str]]:
-        """Speak as the pod of this place; the variables of its ranks."""
+        """Log the assignment under its node rank, and return the variables of its ranks."""
         if place is not self._world.born:
             log_to_stdout(f"launcher {place.node_rank}")
             _logger.info(
@@ -186,12 +186,12 @@ class Lifetime:
         return {rank: {**variables, **extra} for rank, variables in ranks.items()}
 
     def _write(self, place: Assignment) -> bool:
-        """Whether ranks can be told of a place."""
+        """Write the assignment for the ranks; return whether it could be written."""
         file = self._place_file
         return file is not None and self._errors.attempt(lambda: file.write(place))
 
     def _heed(self) -> None:
-        """Look around while ranks run."""
+        """Act on a new assignment while ranks run."""
         joined = self._supervisor.has_joined
         if joined:
             self._world.joined()
@@ -199,21 +199,23 @@ class Lifetime:
         if place is self._under or self._superseded or self._supervisor.told_to_stop:
             return
         if not (joined and self._write(place)):
-            _logger.info("generation %d: ending the ranks of the one before", place.generation)
+            _logger.info(
+                "generation %d: ending the ranks of the previous generation", place.generation
+            )
             self._superseded = True
             self._supervisor.end(within_seconds=place.grace_seconds)
             return
         self._under = place
-        # They form no group with ranks of another generation, however long they take to leave.
+        # They form no group with ranks of another generation, however slowly they leave.
         self._world.ranks_run(place.generation)
         if place.node_rank is None:
-            _logger.info("generation %d: the ranks are to leave", place.generation)
+            _logger.info("generation %d: the ranks leave the group", place.generation)
             self._supervisor.leave(within_seconds=place.grace_seconds + _LEAVE_SECONDS)
         else:
             self._supervisor.stay(self._settle(place))
 
     def _goes_on(self, ends: Sequence[RankEnd], verdict: Verdict) -> bool:
-        """Whether the ends of ranks are not that of the pod, whose place is another one by now."""
+        """Return True if the pod continues after its ranks ended, with another assignment."""
         if ends and all(end.finished for end in ends):
             return False
         if self._superseded:
@@ -224,18 +226,18 @@ class Lifetime:
         return not done and self._world.place.generation > self._under.generation
 
     def _have_left(self, ends: Sequence[RankEnd], verdict: Verdict) -> bool:
-        """Whether ranks have ended well without having finished, since they had to leave.
+        """Return True if the ranks left the group with exit code 0 before they finished.
 
-        The pod has not done then what it is for, and is not to pass for one that has.
+        The pod must not count as completed then.
         """
         left = self._under.node_rank is None and verdict.exit_code == ExitCode.DONE
         return left and not any(end.finished for end in ends)
 
     def _ask_for_restart(self, ends: Sequence[RankEnd], verdict: Verdict) -> str | None:
-        """Ask, where that may help, to be given a place in a generation in which all start anew.
+        """Ask the operator to restart the group in place, if that may help.
 
         Returns:
-            Why there is none; None: there is one. Empty: it was not asked for.
+            None: there is a new assignment. Otherwise why there is none; empty: it did not ask.
         """
         joined = self._supervisor.has_joined or any(end.joined for end in ends)
         if verdict.exit_code in (ExitCode.DONE, ExitCode.CONFIGURATION):
@@ -280,6 +282,6 @@ class Lifetime:
 
 
 def _stopped(report: TerminationReport) -> Verdict:
-    """Of a pod without a place, which has nothing else to say."""
+    """Return the verdict for a pod that stops without an assignment."""
     code = int(ExitCode.STOPPED)
     return Verdict(exit_code=code, report=replace(report, exit_code=code))

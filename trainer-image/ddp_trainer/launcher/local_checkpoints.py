@@ -1,4 +1,4 @@
-"""Looks for checkpoints that ranks have saved on the pod's own disk."""
+"""Detects checkpoints that ranks saved on the pod's own disk."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 LOCAL_PATHS = "DDP_LOCAL_PATHS"
-"""Paths, joined by colons, that each pod has for itself; the operator sets it."""
+"""Paths on the pod's own disk, separated by colons; the operator sets it."""
 _MAX_ENTRIES = 1000
-"""Files and folders looked at: a script may keep a whole data set there."""
+"""Limit of files and folders to check: a script may keep a whole data set there."""
 
 
 class LocalCheckpoints:
-    """The paths, and whether ranks have written to them since the launcher started."""
+    """Paths on the pod's own disk, and whether ranks wrote to them since the launcher started."""
 
     def __init__(self, paths: Sequence[str], *, since: float) -> None:
-        """`since`: Unix time; older files are not the ranks'."""
+        """`since`: Unix time; older files are not from these ranks."""
         self._paths = paths
         self._since = since
         self._found = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> LocalCheckpoints:
-        """Read the variable; without it nothing is ever found."""
+        """Read DDP_LOCAL_PATHS; without it nothing is found."""
         paths = [path for path in env.get(LOCAL_PATHS, "").split(":") if path]
         return cls(paths, since=time.time())
 
     @property
     def may_come(self) -> bool:
-        """Whether it is worth looking again."""
+        """True if files may still appear."""
         return bool(self._paths) and not self._found
 
     def exist(self) -> bool:
-        """Return whether a file was written; once true, always true."""
+        """Return True if a file was written; once true, it stays true."""
         if self.may_come:
             self._found = any(self._is_written(path) for path in self._paths)
         return self._found

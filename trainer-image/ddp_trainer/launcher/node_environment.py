@@ -1,4 +1,4 @@
-"""NCCL's variables for the fabric of this node, as a script on the node sets them."""
+"""Reads NCCL's variables for this node's network fabric from a script on the node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 
 SCRIPT_VARIABLE = "DDP_NCCL_ENV_SCRIPT"
-"""Where the operator says which script that is."""
+"""Path of the script; the operator sets it."""
 _SECONDS = 60.0
 _SHELL = "/bin/bash"
 _SOURCE = 'set -a; . "$0" >&2 && exec env -0'
@@ -16,16 +16,16 @@ _logger = logging.getLogger(__name__)
 
 
 class NodeEnvironmentError(Exception):
-    """The script cannot be sourced here; on another node, or later, it may be."""
+    """The script cannot be sourced; it may work on another node or later."""
 
 
 def with_node_environment(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables with those that the node's script sets, where there is one.
+    """Return `env` with the variables that the node's script sets, if there is one.
 
-    What was there of NCCL's own variables, whoever wrote the job has chosen: it stands.
+    NCCL variables that are already set come from the job and stay.
 
     Raises:
-        NodeEnvironmentError: there ought to be a script, and it cannot be sourced.
+        NodeEnvironmentError: the script cannot be sourced.
     """
     script = env.get(SCRIPT_VARIABLE)
     if not script:
@@ -52,7 +52,7 @@ def with_node_environment(env: Mapping[str, str]) -> Mapping[str, str]:
     found = dict(entry.split("=", 1) for entry in entries if "=" in entry)
     chosen = {name: value for name, value in env.items() if name.startswith("NCCL_")}
     told = sorted(name for name in found.keys() - chosen.keys() if name.startswith("NCCL_"))
-    _logger.info("%s sets %s", script, ", ".join(told) or "nothing of NCCL's")
-    # The shell's own are of no use to ranks.
+    _logger.info("%s sets %s", script, ", ".join(told) or "no NCCL variable")
+    # Ranks do not need the shell's own variables.
     shells = {"_", "SHLVL", "PWD", "OLDPWD"} - env.keys()
     return {**{k: v for k, v in found.items() if k not in shells}, **chosen}

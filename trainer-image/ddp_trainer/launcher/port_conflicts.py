@@ -1,4 +1,4 @@
-"""Tells who has a port that somebody else in the pod wants."""
+"""Finds the process that holds a port which another process in the pod needs."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _MOST_PORTS: Final = 4
 
 
 def taken(port: int, error: OSError) -> str:
-    """Say why the launcher cannot listen on its port, and what to do about it."""
+    """Return why the launcher cannot listen on its port, and what to do about it."""
     if error.errno != errno.EADDRINUSE:
         return f"port {port}: {error}"
     owner = listener(port) or "another container of the pod, or another pod with hostNetwork,"
     return (
-        f"{owner} has port {port}; set spec.statusPort to a free one, or the operator sees no "
+        f"{owner} has port {port}; set spec.statusPort to a free port, or the operator sees no "
         "progress and restarts all pods after a failure"
     )
 
 
 def who_has_port(words: str, *, own: int | None) -> str:
-    """Say who has the port that a rank could not get, as its last words tell; empty: they do not.
+    """Return which process has the port that a rank could not get; empty: unknown.
 
-    `own`: the port on which this launcher listens.
+    `words`: the rank's last output. `own`: the port on which this launcher listens.
     """
     if not _IN_USE.search(words):
         return ""
     ports = list(dict.fromkeys(int(port) for port in _PORT.findall(words)))[:_MOST_PORTS]
     for port in ports:
         if port == own:
-            return f"port {port} is the launcher's own: choose another one, or set spec.statusPort"
+            return f"the launcher uses port {port}: choose another port, or set spec.statusPort"
         owner = listener(port)
         if owner is not None and owner.pid != os.getpid():
             return f"{owner} has port {port}"

@@ -1,7 +1,7 @@
-"""The processes of one pod: started together, watched together, ended together.
+"""Starts, watches and ends the processes of one pod together.
 
-Everything happens in one thread that waits for signals, death of a child being one of them: there
-is nothing to race with.
+Everything happens in one thread that waits for signals, including the death of a child. So there
+are no races.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from ddp_trainer.telemetry.termination import open_report_file, read_report_file
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _WATCHED = _STOP_SIGNALS | {signal.SIGCHLD, STARTED_SIGNAL}
 _UNHANDLED = frozenset({ExitCode.FAILURE, of_signal(signal.SIGABRT)})
-"""How Python ends by an exception, and C++."""
+"""Exit codes after an unhandled exception, in Python and in C++."""
 _LOOK_EVERY_SECONDS = 10.0
 _START_SECONDS = 300.0
-"""More than a loaded machine takes to import torch from a cold disk."""
+"""Longer than a loaded machine takes to import torch from a cold disk."""
 _KILL_AGAIN_SECONDS = 10.0
-"""For ranks that were only being started when the others were killed."""
+"""For ranks that were still starting when the others were killed."""
 
 _logger = logging.getLogger(__name__)
 
 
 def wake() -> None:
-    """Have the supervisor of this process look around; for other threads."""
+    """Wake the supervisor of this process; for other threads."""
     os.kill(os.getpid(), STARTED_SIGNAL)
 
 
 class Supervisor:
-    """Starts the ranks of a pod and sees them through to their end.
+    """Starts the ranks of a pod and supervises them until they end.
 
-    While it exists, SIGTERM, SIGINT, SIGCHLD and that of `wake` are blocked in this thread and in
-    those that it starts from here on, and handled here.
+    It blocks SIGTERM, SIGINT, SIGCHLD and the signal of `wake` in this thread and in threads that
+    this thread starts later, and handles them itself.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Supervisor:
         script_has_finished: Callable[[], bool] = lambda: False,
         nested_ranks: NestedRanks | None = None,
     ) -> None:
-        """`output`: where ranks print to; it must have begun before any rank is started.
+        """`output`: where ranks print; it must be entered before any rank starts.
 
-        `budget`: a new one, of ranks that start from the beginning.
+        `budget`: makes the restart budget of a new run.
 
-        `kill_after_seconds`: how long ranks may take to end when one of them has failed.
-        `silence_seconds`: as `Frozen` has it.
-        `can_come_back`: whether another process may take the place of a rank that ended so.
-        `script_has_finished`: whether a script said, for all ranks, that nothing is left to do;
-        ranks of the bundled trainer each say so in their report.
-        `nested_ranks`: looks for ranks that a script starts by itself; None: nobody does.
+        `kill_after_seconds`: how long ranks may take to end after one of them has failed.
+        `silence_seconds`: see `Frozen`.
+        `can_come_back`: tells whether another process may replace a rank that ended.
+        `script_has_finished`: tells whether a script reported, for all ranks, that it is done;
+        ranks of the bundled trainer each report it themselves.
+        `nested_ranks`: looks for ranks that a script starts by itself; None: do not look.
         """
         self._starter = starter
         self._output = output
@@ -92,38 +92,38 @@ class Supervisor:
         self._ranks: Sequence[tuple[int, Mapping[str, str]]] = []
         """Rank and variables, by local rank."""
         self._starting: dict[int, RankProcess] = {}
-        """By the rank that was asked for."""
+        """By the requested rank."""
         self._start_by = math.inf
         self._running: dict[int, RankProcess] = {}
         """By process ID."""
         self._nested_ranks = nested_ranks
         self._stopping = Stopping()
         self._left: dict[int, int] = {}
-        """Exit codes by process ID, of ranks that have ended before what they have started."""
+        """Exit codes by process ID, of ranks that ended while their child processes still run."""
         self._ends: dict[int, RankEnd] = {}
-        """By local rank, in the order in which they happened."""
+        """By local rank, in order of time."""
         self._restarts = 0
         self._joined = False
         self._ending = False
-        """Whether a rank has failed for good, or all are to start elsewhere: none is started."""
+        """True: a rank has failed permanently or all ranks are to end; no rank is started."""
         self._leaving = False
-        """Whether ranks are to end by themselves: none is started."""
+        """True: the ranks are to end by themselves; no rank is started."""
         self._may_have_left = False
-        """Whether ranks were to end by themselves at some time."""
+        """True: at some time the ranks were to end by themselves."""
         self._kill_at: float | None = None
         self.told_to_stop = False
-        """Whether this pod, and not just its ranks, got SIGTERM or SIGINT."""
+        """True: the pod itself, not only its ranks, received SIGTERM or SIGINT."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         adopt_orphans()
 
     def run(
         self, ranks: Mapping[int, Mapping[str, str]], heed: Callable[[], None] = lambda: None
     ) -> list[RankEnd]:
-        """Run a rank for each key of `ranks` until all have ended; in the order of their ends.
+        """Run a rank for each key of `ranks`; return how they ended, in order of time.
 
-        When one fails it is started again as long as the budget lasts; beyond that, the others are
-        told to stop, and killed if they do not. `heed` is called whenever something has happened,
-        and may call `end`, `leave` and `stay`.
+        A rank that fails is restarted while the budget allows it. After that, the other ranks
+        receive SIGTERM, and SIGKILL if they do not stop in time. `heed` is called after each
+        event; it may call `end`, `leave` and `stay`.
 
         Raises:
             OSError: a rank cannot be started.
@@ -153,50 +153,51 @@ class Supervisor:
                 self._kill_the_late()
                 self._frozen.kill({k: v for k, v in self._running.items() if k not in self._left})
                 if self._starting and time.monotonic() > self._start_by:
-                    _logger.warning("a rank has not started in %.0f s: trying anew", _START_SECONDS)
+                    _logger.warning("a rank did not start within %.0f s: retrying", _START_SECONDS)
                     self._start_by = math.inf
                     self._starter.send_signal(signal.SIGKILL)
         finally:
-            self._signal_all(signal.SIGKILL)  # only after an error: else nobody is left
+            self._signal_all(signal.SIGKILL)  # has an effect only after an error
         return list(self._ends.values())
 
     def warm_up(self) -> None:
-        """Have ranks start at once later.
+        """Prepare so that ranks start at once later.
 
         Raises:
-            OSError: what starts them cannot be started itself.
+            OSError: the process that forks ranks cannot be started.
         """
         self._starter.warm_up()
 
     @property
     def is_warm(self) -> bool:
-        """Whether ranks would start at once."""
+        """True if ranks would start at once."""
         return self._starter.is_warm()
 
     def idle(self, *, until: float = math.inf) -> None:
-        """Without any rank: wait for something to happen, for some seconds at most."""
+        """Wait for an event while no rank runs, for some seconds at most."""
         self._wait(until=until)
         self._reap()
 
     def end(self, *, within_seconds: float) -> None:
-        """Tell the ranks to end, and kill those that have not in that time.
+        """Send SIGTERM to the ranks, and kill those that do not end in time.
 
-        What starts ranks stays, and those that it is starting end as soon as they have started.
+        The process that forks ranks stays. Ranks that are still starting end once they have
+        started.
         """
         self._ending = True
         self._kill_at = min(time.monotonic() + within_seconds, self._kill_at or math.inf)
         self._signal_running(signal.SIGTERM)
 
     def leave(self, *, within_seconds: float) -> None:
-        """Kill the ranks that have not ended by themselves in that time."""
+        """Wait for the ranks to end by themselves, and kill those that do not in time."""
         self._leaving = self._may_have_left = True
         self._kill_at = min(time.monotonic() + within_seconds, self._kill_at or math.inf)
 
     def stay(self, ranks: Mapping[int, Mapping[str, str]]) -> None:
-        """Go on as these ranks, of which each is one of those before, in their order.
+        """Continue with new rank numbers and variables for the same processes, in their order.
 
         Raises:
-            OSError: a rank that has left cannot be started again.
+            OSError: a rank that has left cannot be restarted.
         """
         self._ranks = list(ranks.items())
         for process in [*self._running.copy().values(), *self._starting.values()]:
@@ -210,7 +211,7 @@ class Supervisor:
 
     @property
     def has_joined(self) -> bool:
-        """Whether one of the ranks was one whose place another process can take."""
+        """True if one of the ranks has joined, so that another process can replace it."""
         self._joined = (
             self._joined
             or self._can_come_back.known
@@ -224,11 +225,11 @@ class Supervisor:
 
     @property
     def rank_restarts(self) -> int:
-        """Ranks that were started again."""
+        """Number of ranks that were restarted."""
         return self._restarts
 
     def rank_processes(self) -> Mapping[int, int]:
-        """Process IDs by rank, of those that run; safe to call from another thread."""
+        """Return the process IDs of running ranks, by rank; safe to call from other threads."""
         return {process.rank: pid for pid, process in self._running.copy().items()}
 
     def _start(self, local_rank: int) -> None:
@@ -245,14 +246,14 @@ class Supervisor:
         if self._ending or self._leaving or self.told_to_stop:
             return False
         if self._may_have_left and end.exit_code == ExitCode.DONE and not end.finished:
-            self._start(local_rank)  # it has left before it could hear that it was to stay
+            self._start(local_rank)  # it left before it heard that it was to stay
             return True
         if not self._can_come_back(end):
             return False
         if not self._budget.allows(end, now=time.monotonic()):
             return False
         _logger.warning(
-            "%s: starting it again, %s", end.cause or f"rank {end.rank} stopped", self._budget
+            "%s: restarting it, %s", end.cause or f"rank {end.rank} stopped", self._budget
         )
         self._restarts += 1
         self._start(local_rank)
@@ -265,7 +266,7 @@ class Supervisor:
                 os.kill(pid, signal.SIGTERM)
 
     def _wait(self, *, until: float | None) -> None:
-        """Wait for a child's death or a signal to stop, which is forwarded."""
+        """Wait for a child's death or a stop signal; forward the latter."""
         seconds = _LOOK_EVERY_SECONDS
         if self._running:
             seconds = min(seconds, self._frozen.every_seconds)
@@ -290,32 +291,32 @@ class Supervisor:
             _logger.warning("%s", seen.remark)
 
     def _reap(self) -> list[tuple[int, RankEnd]]:
-        """Collect every dead child, orphans that came to us included; local ranks that ended."""
+        """Reap all dead children, including adopted orphans; return the local ranks that ended."""
         ends: list[tuple[int, RankEnd]] = []
         for pid, exit_code in _dead_children():
-            self._take_in_the_started()  # told before it can die, and perhaps only just now
+            self._take_in_the_started()  # a rank is announced before it can die, perhaps just now
             if pid in self._running:
                 self._left[pid] = exit_code
             elif self._starter.own_child_ended(pid):
                 lost, self._starting = self._starting, {}
                 ends += [(one.local_rank, self._end(one, exit_code or 1)) for one in lost.values()]
-            # Anything else was an orphan: it is reaped, and nobody waits for it.
+            # Anything else was an orphan: reaping it is enough.
         self._stopping.look()
         for pid in [each for each in self._left if not self._stopping.waits_for(each)]:
-            end_group(pid, signal.SIGKILL)  # whatever the rank itself had started
+            end_group(pid, signal.SIGKILL)  # processes that the rank itself started
             process = self._running.pop(pid)
             ends.append((process.local_rank, self._end(process, self._left.pop(pid))))
         return ends
 
     def _end(self, process: RankProcess, exit_code: int) -> RankEnd:
-        process.output.finish()  # before anything is said about its end
+        process.output.finish()  # its lines come before the launcher's about its end
         report = read_report_file(process.report_fd)
         os.close(process.report_fd)
         finished = report.finished is True or self._script_has_finished()
         counts = settled(exit_code, finished=finished, said=report.exit_code)
         if counts != exit_code:
             _logger.warning(
-                "rank %d ended with exit code %d when it had no more to do: that counts as %d",
+                "rank %d ended with exit code %d after its work was done: counted as %d",
                 process.rank,
                 exit_code,
                 counts,
@@ -335,7 +336,7 @@ class Supervisor:
         )
 
     def _words(self, process: RankProcess, exit_code: int) -> str:
-        """What a rank printed last that may have failed."""
+        """Return the last output of a rank that may have failed."""
         if exit_code in (ExitCode.DONE, ExitCode.STOPPED):
             return ""
         return last_words(process.output.ends(), unhandled=exit_code in _UNHANDLED)
@@ -345,7 +346,7 @@ class Supervisor:
         if self._kill_at is None or now < self._kill_at:
             return
         if self._running or self._starting:
-            _logger.warning("ranks still run after their time to end: killing them")
+            _logger.warning("ranks did not stop in time: killing them")
             self._signal_running(signal.SIGKILL)
             self._kill_at = now + _KILL_AGAIN_SECONDS
 
@@ -358,12 +359,12 @@ class Supervisor:
 
     def _signal_all(self, number: signal.Signals) -> None:
         self._signal_running(number)
-        if self._starting:  # for minutes perhaps, where torch has to be imported from a slow disk
+        if self._starting:  # this can last minutes while torch is imported from a slow disk
             self._starter.send_signal(number)
 
 
 def _dead_children() -> Iterator[tuple[int, int]]:
-    """Reap them: process ID and exit code of each."""
+    """Reap dead children; yield the process ID and exit code of each."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             code = os.waitstatus_to_exitcode(ended[1])

@@ -110,7 +110,7 @@ def test_a_script_joins_in_by_a_file(tmp_path: Path, server: Server) -> None:
         pod.wait_for_log("in wait_for_the_end")
         assert len(pod.rank_pids()) == 2  # the signal would have ended rank 1
         assert server.ask("/dump-stacks")[0] == 405
-        refused = "no rank of this pod saves when it is asked to\n"
+        refused = "no rank of this pod saves on request\n"
         assert server.ask("/checkpoint", method="POST") == (404, refused)
         assert server.ask("/status", method="POST")[0] == 405
         assert server.ask("/")[0] == 404

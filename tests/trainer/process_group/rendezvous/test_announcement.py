@@ -111,7 +111,7 @@ def test_another_attempt_is_told_nothing(
 ) -> None:
     port, seen = other
     code, text = post(port, {"jobUid": "7d1f", "attempt": 1, "address": "10.0.0.1"})
-    assert (code, text) == (409, "this pod is of another job or attempt\n")
+    assert (code, text) == (409, "this pod belongs to another job or attempt\n")
     code, text = post(port, {"jobUid": "another", "attempt": 0, "address": "10.0.0.1"})
     assert code == 409
     assert seen.read(generation=0) is None

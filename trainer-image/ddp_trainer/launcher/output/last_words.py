@@ -1,9 +1,9 @@
-"""Picks what a rank said last: the end of its output, as far as a report has room for it.
+"""Selects the last output of a rank that fits a report.
 
-The traceback that ended the rank comes first: what other threads and libraries print after it would
-push it out. The rest is the end of the output, as a pod's log has it.
+The traceback that ended the rank has priority: other threads and libraries may print a lot after
+it. The rest is the end of the output, as in the pod's log.
 
-Pure: `output` keeps what ranks print.
+Pure: `rank_output` keeps the output of ranks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from itertools import takewhile
 from typing import Final
 
 KEPT_BYTES: Final = 32 * 1024
-"""Of each stream of a rank: more than what follows a traceback, as a rule."""
+"""Bytes to keep of each stream of a rank: usually more than what follows a traceback."""
 WORDS_BYTES: Final = 900
-"""What is reported of it: with the launcher's own sentence, as much as the operator keeps."""
+"""Bytes to report: together with the launcher's own sentence, as much as the operator keeps."""
 
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
-"""Colours, and movements of a terminal's cursor (ECMA-48)."""
+"""Colours and cursor movements of a terminal (ECMA-48)."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffd]+")
 _RANK: Final = re.compile(r"\[rank\d+\]:(?: |$)")
-"""torch puts it before each line of a traceback; the report names the rank."""
+"""torch's prefix of each line of a traceback; the report names the rank anyway."""
 _STACK: Final = re.compile(r"\s*frame #\d+: ")
-"""Lines of C++'s stack: dozens follow an exception's words."""
+"""Lines of a C++ stack: dozens follow the message of an exception."""
 _TRACEBACK: Final = re.compile(r"(?:Original )?Traceback \(most recent call last\):")
 _ABORT: Final = re.compile(
     r"terminate called after throwing an instance of |Fatal Python error: (?!Aborted)"
@@ -33,19 +33,19 @@ _ASIDE: Final = re.compile(
     r"Exception ignored |Exception in thread |Task exception was never retrieved"
     r"|--- Logging error ---|Error in atexit\._run_exitfuncs"
 )
-"""What precedes the traceback of an error that ends no process."""
+"""Lines before the traceback of an error that does not end the process."""
 _OF_TORCHRUN: Final = "ChildFailedError:"
-"""It only repeats that a process has failed."""
+"""torchrun's error, which only repeats that a process has failed."""
 _CUT: Final = "[…]"
 
 
 def last_words(streams: Sequence[bytes], *, unhandled: bool, most: int = WORDS_BYTES) -> str:
-    """Return the end of what a rank printed, in at most `most` bytes of UTF-8.
+    """Return the last output of a rank, in at most `most` bytes of UTF-8.
 
     Args:
-        streams: the end of each, that of stderr last.
-        unhandled: whether an exception has ended the rank, as its exit code says. Otherwise a
-            traceback is a line like any other, for what it tells of was handled.
+        streams: the end of each stream; stderr is the last one.
+        unhandled: true if the exit code shows that an exception ended the rank. Otherwise
+            tracebacks are lines like any other, since their exceptions were handled.
     """
     texts = [list(_lines(stream)) for stream in streams]
     if unhandled:
@@ -60,7 +60,7 @@ def last_words(streams: Sequence[bytes], *, unhandled: bool, most: int = WORDS_B
 
 
 def _lines(output: bytes) -> Iterator[str]:
-    """Return the lines as a terminal would show them in the end."""
+    """Yield the lines as a terminal finally shows them."""
     for line in _ESCAPE.sub("", output.decode(errors="replace")).split("\n"):
         drawn = [part for part in line.split("\r") if part.strip()]
         shown = _CONTROL.sub("", drawn[-1] if drawn else "").rstrip()
@@ -69,7 +69,7 @@ def _lines(output: bytes) -> Iterator[str]:
 
 
 def _of_exception(lines: Sequence[str], most: int) -> str:
-    """Return the last exception that was not handled, with its traceback; empty: there is none."""
+    """Return the last unhandled exception with its traceback; empty: there is none."""
     begins = [at for at, line in enumerate(lines) if _TRACEBACK.match(line) or _ABORT.match(line)]
     own = [at for at in begins if not any(map(_ASIDE.match, lines[max(at - 2, 0) : at]))]
     named = [at for at in own if not any(_OF_TORCHRUN in line for line in _block(lines, at))]
@@ -92,7 +92,7 @@ def _of_exception(lines: Sequence[str], most: int) -> str:
 
 
 def _block(lines: Sequence[str], begin: int) -> list[str]:
-    """Return what belongs to an exception: up to what begins another one."""
+    """Return the lines of an exception, up to the start of the next one."""
     ends = (_TRACEBACK, _ABORT, _ASIDE)
     rest = takewhile(lambda line: not any(end.match(line) for end in ends), lines[begin + 1 :])
     block = [lines[begin], *rest]
@@ -102,7 +102,7 @@ def _block(lines: Sequence[str], begin: int) -> list[str]:
 
 
 def _first(lines: Sequence[str], most: int) -> str:
-    """Return how they begin, the last line cut."""
+    """Return the first `most` bytes of the lines."""
     text = "\n".join(lines)
     if _size(text) <= most:
         return text
@@ -110,7 +110,7 @@ def _first(lines: Sequence[str], most: int) -> str:
 
 
 def _last(lines: Sequence[str], most: int) -> str:
-    """Return the last lines; of a longer one, the end."""
+    """Return the last lines that fit; of a longer line, its end."""
     text = "\n".join(lines).strip("\n")
     if _size(text) <= most:
         return text

@@ -1,9 +1,9 @@
-"""Merges what several processes print into one log, a whole line at a time.
+"""Merges the output of several processes into one log, in whole lines.
 
-A line often comes in pieces: `print("loss", loss)` is four writes where Python does not buffer.
-Passed on as they come, the pieces of several ranks mix inside a line.
+A line often arrives in pieces: `print("loss", loss)` makes four writes if Python does not buffer.
+Without merging, pieces of several ranks would mix inside a line.
 
-Pure: `output` reads what processes print, and writes the log.
+Pure: `rank_output` reads the output and writes the log.
 """
 
 from __future__ import annotations
@@ -13,52 +13,52 @@ from dataclasses import dataclass, field
 from typing import Final
 
 LONGEST_BYTES: Final = 64 * 1024
-"""A process's text is passed on when there is so much of it, even if its line is not complete."""
+"""A process's text is passed on when it is this long, even if its line is incomplete."""
 _PAUSE_SECONDS: Final = 0.05
-"""Lines that a process prints with shorter pauses, such as a traceback's, stay together."""
+"""Lines printed with shorter pauses, such as those of a traceback, stay together."""
 _HOLD_SECONDS: Final = 0.2
 """How long lines wait for such a pause."""
 _HOLD_UNFINISHED_SECONDS: Final = 0.5
-"""How long the start of a line waits for its end while nobody else prints."""
+"""How long the start of a line waits for its end while no other process prints."""
 _HOLD_AMONG_OTHERS_SECONDS: Final = 2.0
-"""The same while others print: a process may get no CPU in the middle of a line."""
+"""The same while others print: a process may lose the CPU in the middle of a line."""
 
 
 @dataclass(eq=False)
 class Writer:
-    """What a process has printed and the log does not have yet."""
+    """Output of a process that is not yet in the log."""
 
     prefix: bytes = b""
-    """Goes before each line that does not begin with it already."""
+    """Put before each line that does not already begin with it."""
     held: bytearray = field(default_factory=bytearray)
     whole: int = 0
-    """Bytes of `held` up to the end of its last line; a carriage return ends one, too."""
+    """Bytes of `held` up to the end of its last line; a carriage return also ends a line."""
     since: float = 0.0
     """When the oldest byte of `held` was printed."""
     fed: float = 0.0
     """When the newest byte was printed."""
     ended: bool = False
-    """Whether the process has ended: its last line will get no longer."""
+    """True: the process has ended, so its last line is complete."""
     cut: bool = False
-    """Whether the log ended the process's line before the process did."""
+    """True: the log ended the process's line before the process did."""
 
 
 class LineMerger:
-    """Decides which text is next in a log. `now` is in seconds, of any clock that only rises.
+    """Decides which text is next in a log. `now` is in seconds of any monotonic clock.
 
-    Lines are passed on whole, except those that take too long, are too long, or end in a carriage
-    return: a progress bar is of use only at once. If the log is in the middle of such a line when
-    another process's line is due, it gets a newline first. To hold the others' lines instead would
-    hold them for as long as a bar is drawn, or a process hangs.
+    Lines are passed on whole, with three exceptions: lines that take too long, that are too long,
+    or that end in a carriage return, since a progress bar is useful only at once. If the log is
+    inside such a line when another process's line is due, it gets a newline first. Holding the
+    other line back would delay it for as long as the bar is drawn, or the process hangs.
     """
 
     def __init__(self) -> None:
         self._writers: list[Writer] = []
         self._unfinished: Writer | None = None
-        """Whose line the log is in the middle of."""
+        """The process with an unfinished line at the end of the log."""
 
     def feed(self, writer: Writer, text: bytes, *, now: float) -> None:
-        """Add what a process has printed; one that had ended is one that has children."""
+        """Add output of a process. Output after its end comes from its child processes."""
         if writer not in self._writers:
             self._writers.append(writer)
         if not writer.held:
@@ -71,14 +71,14 @@ class LineMerger:
         writer.ended = False
 
     def end(self, writer: Writer) -> None:
-        """Let all that a process has printed be due, and end its last line."""
+        """Make all output of a process due, and end its last line."""
         if writer in self._writers:
             writer.ended = True
 
     def take(self, *, now: float) -> bytes:
-        """Return what is to be written to the log now."""
+        """Return the text to write to the log now."""
         parts: list[bytes] = []
-        # A line that the log is in the middle of may be completed before another one cuts it off.
+        # The unfinished line comes first: it may be completed before another one cuts it off.
         for writer in sorted(self._writers, key=lambda w: (w is not self._unfinished, w.since)):
             due, size = self._due(writer)
             if size and due <= now:
@@ -92,12 +92,12 @@ class LineMerger:
 
     @property
     def next_due(self) -> float:
-        """When there is something to take, if nothing else is printed; infinity: never."""
+        """Time of the next text to take, if nothing else is printed; infinity: none."""
         dues = (self._due(writer) for writer in self._writers)
         return min((due for due, size in dues if size), default=math.inf)
 
     def _due(self, writer: Writer) -> tuple[float, int]:
-        """When how many bytes of a writer's text are passed on."""
+        """Return when to pass on text of a writer, and how many bytes."""
         size = len(writer.held)
         if writer.ended:
             return -math.inf, size
@@ -116,7 +116,7 @@ class LineMerger:
         writer.since = writer.fed
         if writer.cut:
             writer.cut = False
-            text = text.removeprefix(b"\n")  # there is one already
+            text = text.removeprefix(b"\n")  # the log has one already
             if not text:
                 return b""
         before = b""
@@ -129,7 +129,7 @@ class LineMerger:
 
 
 def _prefixed(text: bytes, prefix: bytes, *, continues: bool) -> bytes:
-    """Put the prefix before each line; the first of them may be the rest of one that has it."""
+    """Put the prefix before each line, except before the rest of a line that has it."""
     if not prefix:
         return text
     lines = text.split(b"\n")

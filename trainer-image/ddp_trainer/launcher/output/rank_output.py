@@ -1,14 +1,14 @@
-"""Brings what ranks print to the pod's log, whole lines at a time (`lines`).
+"""Copies the output of ranks to the pod's log, in whole lines (`lines`).
 
-Each rank has its own pipes, which one thread of the launcher reads. It holds little: when nobody
-reads the log, the pipes fill, and ranks wait in `print` as they would without the launcher. What a
-rank printed is in its pipe when it dies, however it dies. It is lost only if the launcher itself is
-killed, and then so is the pod.
+Each rank has its own pipes, which one thread of the launcher reads. The thread holds little: if
+nobody reads the log, the pipes fill, and ranks wait in `print` as without the launcher. The output
+of a rank is still in its pipe after it dies in any way. It is lost only if the launcher itself is
+killed, and then the pod ends, too.
 
-A pod with one rank has pipes, too. Its lines cannot mix with those of other ranks, but with the
-launcher's, and one way is easier to trust than two.
+A pod with one rank also uses pipes: its lines could mix with those of the launcher, and one way is
+easier to test than two.
 
-A terminal is handed to ranks as it is, because progress bars, colours and debuggers need one.
+A terminal is passed to ranks directly, since progress bars, colours and debuggers need one.
 """
 
 from __future__ import annotations
@@ -34,104 +34,104 @@ from ddp_trainer.launcher.output.lines import LineMerger, Writer
 from ddp_trainer.system.logs import flush_streams
 
 PREFIX_VARIABLE: Final = "DDP_LOG_PREFIX"
-"""Set to `rank`, it has each line begin with its rank, as errors of torch do: `[rank3]: `."""
+"""If set to `rank`, each line begins with its rank, as torch's errors do: `[rank3]: `."""
 _CHUNK_BYTES: Final = 64 * 1024
-"""As much as a pipe holds."""
+"""Capacity of a pipe."""
 _GATHER_SECONDS: Final = 0.02
-"""How long to let text gather in the pipes where little is printed: a look at the pipes costs more
-than what there is in them."""
+"""How long to let text gather in the pipes when little is printed: polling costs more than reading
+so little."""
 _ANSWER_SECONDS: Final = 5.0
-"""How long the end of a rank may wait for a log that is not read."""
+"""How long the end of a rank may wait for a log that nobody reads."""
 
 
 class Streams(NamedTuple):
-    """File descriptors that are to be a process's stdout and stderr."""
+    """File descriptors for a process's stdout and stderr."""
 
     stdout: int
     stderr: int
 
     def close(self) -> None:
-        """Leave them to the process that has them by now."""
+        """Close them here; the process has its own copies."""
         for fd in {*self}:
             os.close(fd)
 
 
 OWN_STREAMS: Final = Streams(1, 2)
-"""Those of this process."""
+"""stdout and stderr of this process."""
 
 
 @dataclass(eq=False)
 class _Log:
-    """The launcher's own stdout or stderr, or both where they are one file."""
+    """The launcher's own stdout or stderr, or both if they are the same file."""
 
     fd: int
     lines: LineMerger = field(default_factory=LineMerger)
 
     def write(self) -> None:
-        """Write what is due; wait while the log is not read."""
+        """Write the text that is due; wait while nobody reads the log."""
         text = memoryview(self.lines.take(now=time.monotonic()))
         while text:
             try:
                 text = text[os.write(self.fd, text) :]
             except BlockingIOError:
                 select.select([], [self.fd], [])
-            except OSError:  # the disk is full, or the reader gone: no reason to stop training
+            except OSError:  # the disk is full or the reader is gone: training continues anyway
                 return
 
 
 @dataclass(eq=False)
 class _Source:
-    """A pipe that a process prints into."""
+    """A pipe with the output of a process."""
 
     fd: int
     """The end to read from."""
     writer: Writer
     log: _Log
     end: bytearray = field(default_factory=bytearray)
-    """The last that was read."""
+    """The last bytes that were read."""
 
 
 class RankOutput:
-    """What one rank prints, until its end."""
+    """The output of one rank."""
 
     def __init__(self, output: Output, rank: int) -> None:
         """Raises OSError: there are too many open files."""
         self._output = output
         self.streams, self._sources = output.open_pipes()
-        """To be closed here once the rank has them."""
+        """The caller closes them once the rank has started."""
         self.rename(rank)
 
     def rename(self, rank: int) -> None:
-        """Let lines from here on be those of another rank."""
+        """Use another rank in the prefix of later lines."""
         if self._output.prefixes:
             for source in self._sources:
                 source.writer.prefix = b"[rank%d]: " % rank
 
     def finish(self) -> None:
-        """Pass on what the rank printed before its end, which must have been waited for.
+        """Pass on the rest of the rank's output, after the rank has been reaped.
 
-        Its children may still print; the launcher waits neither for them nor for a log that is not
-        read.
+        Its child processes may still print. The launcher waits neither for them nor for a log that
+        nobody reads.
         """
         self._output.drain(self._sources)
 
     def ends(self) -> list[bytes]:
-        """The last that it printed to each of its streams, stderr the last."""
+        """Return the last output on each stream; stderr is the last one."""
         return [bytes(source.end) for source in self._sources]
 
 
 class Output:
-    """Between `with` and its end, this process's stdout and stderr and those of its ranks become
-    one log each.
+    """Context manager that merges the output of this process and its ranks.
 
-    Signals that this process waits for must be blocked when it begins.
+    Inside `with`, all stdout goes to one log, and all stderr to another. The signals that this
+    process waits for must be blocked on entry.
     """
 
     def __init__(self, *, prefixes: bool) -> None:
-        """`prefixes`: whether lines of ranks begin with their rank."""
+        """`prefixes`: true if lines of ranks begin with their rank."""
         self.prefixes = prefixes
         self._sources: dict[int, _Source] = {}
-        """By file descriptor; the thread's own, as all that follows from them."""
+        """By file descriptor; used only by the thread."""
         self._requests: deque[Callable[[], None]] = deque()
         self._poll, self._poll_wake = select.poll(), select.poll()
         self._thread = threading.Thread(target=self._forward, name="output", daemon=True)
@@ -139,7 +139,7 @@ class Output:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Self:
-        """Read whether lines are to have a prefix.
+        """Read DDP_LOG_PREFIX.
 
         Raises:
             ConfigurationError: the variable is malformed.
@@ -165,7 +165,7 @@ class Output:
             except RuntimeError as error:
                 raise OSError(errno.EAGAIN, str(error)) from error
             self._opened = opened.pop_all()
-        # Lines of the launcher, and of the process that forks ranks, take the same way.
+        # Output of the launcher, and of the process that forks ranks, uses the same pipes.
         for fd, pipe in zip(self._logs, own, strict=True):
             os.dup2(pipe, fd)
         own.close()
@@ -191,7 +191,7 @@ class Output:
         return _Log(copy)
 
     def open_pipes(self) -> tuple[Streams, list[_Source]]:
-        """Streams for a process, and where they are read.
+        """Return streams for a process, and the pipes to read them from.
 
         Raises:
             OSError: there are too many open files.
@@ -210,7 +210,7 @@ class Output:
         return Streams(ends[self._logs[1]], ends[self._logs[2]]), sources
 
     def drain(self, sources: list[_Source]) -> None:
-        """Pass on what is in pipes now, and end its last line; but do not wait for very long."""
+        """Pass on the current content of pipes and end its last line, within a few seconds."""
         done = threading.Event()
 
         def act() -> None:
@@ -222,7 +222,7 @@ class Output:
         done.wait(_ANSWER_SECONDS)
 
     def _ask(self, request: Callable[[], None]) -> None:
-        """Have the thread do something, so that it alone knows about pipes and lines."""
+        """Run a function in the thread, which alone uses pipes and lines."""
         self._requests.append(request)
         os.eventfd_write(self._wake, 1)
 
@@ -269,12 +269,12 @@ class Output:
         return len(text)
 
     def _drain(self, source: _Source) -> None:
-        """Whoever wants the last words of a rank that has failed finds them here."""
+        """Read and write all current content of a pipe, the last output of a failed rank."""
         if self._sources.get(source.fd) is not source:
-            return  # read to its end already
+            return  # already read to its end
         waiting = array.array("i", [0])
         fcntl.ioctl(source.fd, termios.FIONREAD, waiting)
-        # No more than that: a child that goes on printing must hold up nobody.
+        # Read no more than that: a child process that continues to print must not delay us.
         left = waiting[0]
         while left > 0:
             left -= self._read(source)

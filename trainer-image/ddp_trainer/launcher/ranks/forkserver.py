@@ -1,14 +1,14 @@
-"""A process that has torch imported and does nothing but fork ranks: they start in no time.
+"""A process that imports torch once and forks ranks, so that they start at once.
 
     python -m ddp_trainer.launcher.ranks.forkserver SOCKET [flags of the trainer]
 
-`scripts` does the same for ranks that run a user's own script.
+`scripts` does the same for ranks that run a user's script.
 
-Importing torch takes longer than all else that a new rank does before its first step. The launcher
-asks over a socket for one rank at a time. Each is forked twice, so that it becomes the child of the
-launcher: that alone waits for it, learns its exit code, and takes it along when it dies.
+Importing torch takes longer than everything else that a new rank does before its first step. The
+launcher requests one rank at a time over a socket. Each rank is forked twice, so it becomes a child
+of the launcher. The launcher waits for it, learns its exit code, and takes it down when it dies.
 
-Nothing here may touch CUDA: a process that has cannot be forked.
+Nothing here may touch CUDA: a process that uses CUDA cannot be forked.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ddp_trainer.system.deathsignal import die_with_parent
 from ddp_trainer.system.logs import end_process, flush_streams
 
 STARTED_SIGNAL = signal.SIGUSR1
-"""What the launcher gets when it can read the process ID of a rank from the socket."""
+"""Signal to the launcher that it can read the process ID of a rank from the socket."""
 READY = -1
-"""In place of a rank: the server can fork ranks from now on."""
+"""Sent instead of a rank: the server can now fork ranks."""
 _MESSAGE_BYTES = 65536
 PRELOADED = (
     "torch",
@@ -43,7 +43,7 @@ PRELOADED = (
     "ddp_trainer.__main__",
     "ddp_trainer.loop.rank",
 )
-"""What ranks need, and finds imported whoever is forked."""
+"""Modules that are imported before ranks are forked."""
 
 
 def send_request(
@@ -54,16 +54,16 @@ def send_request(
     report_fd: int,
     streams: Streams,
 ) -> None:
-    """Ask for a rank with these variables on top of the server's own; the launcher's side."""
+    """Request a rank with these variables added to the server's own; called by the launcher."""
     request = json.dumps({"rank": rank, "variables": dict(variables)}).encode()
     fds = array.array("i", [report_fd, *streams])
     channel.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
 
 
 def read_started(channel: socket.socket) -> list[tuple[int, int]]:
-    """(rank, process ID) of the ranks started since the last call; waits for none of them.
+    """Return (rank, process ID) of the ranks started since the last call, without waiting.
 
-    `READY` and the server's own process ID come before all of them.
+    The first entry is `READY` with the server's own process ID.
     """
     started: list[tuple[int, int]] = []
     while True:
@@ -78,7 +78,7 @@ def read_started(channel: socket.socket) -> list[tuple[int, int]]:
 
 
 def serve(channel: socket.socket, arguments: Sequence[str]) -> None:
-    """Fork a rank of the bundled trainer for each request, until the launcher closes the socket."""
+    """Fork a rank of the bundled trainer for each request until the launcher closes the socket."""
     for module in PRELOADED:
         importlib.import_module(module)
     if fork_ranks(channel):
@@ -89,13 +89,14 @@ def fork_ranks(channel: socket.socket) -> bool:
     """Fork a rank for each request.
 
     Returns:
-        In each rank, true, for the caller to run it; false when the launcher has closed the socket.
+        True in each rank, which the caller then runs; false when the launcher closed the socket.
     """
     launcher = os.getppid()
-    # The ranks share these objects' memory as long as nobody writes to it, the collector included.
+    # The ranks share the memory of these objects until something writes to it. The garbage
+    # collector would write.
     gc.collect()
     gc.freeze()
-    flush_streams()  # or each rank would say what was said so far
+    flush_streams()  # otherwise each rank prints the buffered output again
     _tell(channel, launcher, READY, os.getpid())
     while True:
         request, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 3)
@@ -108,13 +109,14 @@ def fork_ranks(channel: socket.socket) -> bool:
             os.close(fd)
         _, status = os.waitpid(between, 0)
         if status != 0:
-            sys.exit("a rank could not be forked")  # and the launcher must not wait for it
+            sys.exit("cannot fork a rank")  # so that the launcher does not wait for it
 
 
 def _fork_rank(
     channel: socket.socket, request: Mapping[str, object], fds: Sequence[int], launcher: int
 ) -> bool:
-    """In between server and rank: tell the launcher of the rank, and leave it to the launcher.
+    """Fork the rank from the process in between, announce it to the launcher, and exit.
+
     Returns in the rank only.
     """
     code = ExitCode.FAILURE
@@ -125,9 +127,9 @@ def _fork_rank(
             _become_rank(channel, request, fds, between, launcher)
             return True
         try:
-            # Before the launcher can possibly see the rank die.
+            # The launcher must hear of the rank before it can see it die.
             _tell(channel, launcher, request["rank"], rank)
-        except OSError:  # it has given up this server, and starts the rank from another one
+        except OSError:  # the launcher dropped this server, and starts the rank from another one
             os.kill(rank, signal.SIGKILL)
         code = ExitCode.DONE
     except OSError:
@@ -156,13 +158,13 @@ def _become_rank(
             time.sleep(0.0005)
         die_with_parent(launcher)
         channel.close()
-        os.setsid()  # Ctrl-C reaches the launcher alone, which forwards it once
+        os.setsid()  # Ctrl-C reaches only the launcher, which forwards it once
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         variables = request["variables"]
         assert isinstance(variables, dict)
         os.environ |= variables
         os.environ["DDP_REPORT_FD"] = str(report_fd)
-        # A name for people: the command line is the server's.
+        # Shown by ps and top; the command line is still the server's.
         with open("/proc/self/comm", "w") as name:
             name.write(f"ddp-rank-{request['rank']}")
     except Exception:

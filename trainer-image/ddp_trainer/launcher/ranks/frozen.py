@@ -1,4 +1,4 @@
-"""Finds the ranks of a pod that are frozen, and kills them."""
+"""Finds frozen ranks of a pod and kills them."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from ddp_trainer.telemetry.termination import read_pulse, read_timeout
 
 _LOOKS_PER_TIMEOUT = 4
 _BUSY_TIMEOUTS = 12
-"""For how many times the timeout a rank may compute without a pulse: two minutes by default, for a
-long call that keeps Python's lock or a machine that swaps, and a part of the time for which the
-other ranks wait for it."""
+"""How many timeouts a rank may compute without a pulse: two minutes by default. That allows a long
+call that holds Python's lock, or a machine that swaps. It is less than the other ranks wait."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class RankProcess:
-    """A rank that runs, or is about to."""
+    """A rank that runs or is starting."""
 
     local_rank: int
     rank: int
-    """Becomes another one when the pod gets another place."""
+    """Changes when the pod gets another assignment."""
     report_fd: int
     output: RankOutput
 
 
 class Frozen:
-    """Knows who has given no sign of life for too long."""
+    """Kills ranks that show no sign of life for too long."""
 
     def __init__(self, *, silence_seconds: float) -> None:
-        """`silence_seconds`: how long a rank may give no sign of life before it is killed; 0: for
-        ever, or as long as a script says whose ranks have joined. A pulse is one; that it computes
-        is another one, but not without any end.
+        """`silence_seconds`: how long a rank may show no sign of life before it is killed.
+
+        0: no limit, unless the ranks of a script set one when they join. A sign of life is a pulse,
+        or CPU time, which counts only for a limited time.
         """
         self._silence_seconds = silence_seconds
         self._before_their_pulse = silence_seconds > 0
-        """Whether ranks are watched before they have a pulse: a script's may never have one."""
+        """True: also watch ranks that have no pulse yet; those of a script may never have one."""
         self._watch: FrozenWatch | None = None
         self._busy: Collection[int] = ()
-        """Process IDs of the ranks that were found too busy for a pulse by the last look."""
+        """Process IDs of the ranks that were too busy for a pulse at the last check."""
 
     @property
     def every_seconds(self) -> float:
-        """How often to look."""
+        """Interval between checks."""
         return self._silence_seconds / _LOOKS_PER_TIMEOUT if self._silence_seconds > 0 else math.inf
 
     def kill(self, running: Mapping[int, RankProcess]) -> None:
-        """Look at ranks by their process IDs."""
+        """Check the running ranks, given by process ID, and kill the frozen ones."""
         if self._silence_seconds <= 0:
             timeouts = (read_timeout(one.report_fd) for one in running.values())
             self._silence_seconds = max(timeouts, default=0.0)
@@ -82,7 +82,7 @@ class Frozen:
             os.kill(pid, signal.SIGKILL)
         for pid in set(seen.busy) - {*seen.frozen, *self._busy}:
             _logger.warning(
-                "rank %d is too busy for a pulse: leaving it alone for up to %g s",
+                "rank %d is too busy for a pulse: waiting for up to %g s",
                 running[pid].rank,
                 _BUSY_TIMEOUTS * self._silence_seconds,
             )

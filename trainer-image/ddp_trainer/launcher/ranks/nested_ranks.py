@@ -1,7 +1,7 @@
-"""Finds ranks that a rank's command starts by itself, by torchrun or torch.multiprocessing.
+"""Finds ranks that a rank's command starts itself, with torchrun or torch.multiprocessing.
 
-No manifest tells of it where an image's entrypoint or a script does it. Then each of the pod's
-ranks starts some more: they are too many for the GPUs, and want the same ports.
+The manifest does not show it when an image's entrypoint or a script does so. Each rank of the pod
+then starts more ranks, which are too many for the GPUs and need the same ports.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import Final
 from ddp_trainer.system.processes import Process, below, tcp_sockets
 
 LOOKS_AT: Final = (3.0, 10.0, 30.0, 120.0)
-"""Seconds after ranks were started; torchrun takes a few to import torch, and a script more."""
+"""Seconds after the start of the ranks. torchrun takes a few to import torch, a script more."""
 _ELASTIC: Final = "TORCHELASTIC_RUN_ID"
-"""What torchrun and those built on it set in all their ranks."""
+"""Set by torchrun, and tools built on it, in all their ranks."""
 _OWN: Final = ("RANK", "LOCAL_RANK")
 
 
 class NestedRanks:
-    """Looks for them a few times, until some are found."""
+    """Looks a few times for nested ranks, until it finds some."""
 
     def __init__(self) -> None:
         self.remark = ""
-        """What was found, in words."""
+        """Describes the ranks that were found; empty: none."""
         self._looks: list[float] = []
 
     def begin(self) -> None:
-        """Ranks have been started."""
+        """Plan the checks; the ranks have just started."""
         now = time.monotonic()
         self._looks = [now + seconds for seconds in LOOKS_AT]
 
     @property
     def due_in_seconds(self) -> float | None:
-        """When to look next; None: not again."""
+        """Seconds until the next check; None: no more checks."""
         return max(self._looks[0] - time.monotonic(), 0.0) if self._looks else None
 
     def look(self, ranks: Mapping[int, int], variables: Mapping[int, Mapping[str, str]]) -> bool:
-        """Look, if it is time to; whether some are found now.
+        """Check if it is time; return True if nested ranks were found now.
 
-        `ranks`: process IDs by rank. `variables`: what each was started with.
+        `ranks`: process IDs by rank. `variables`: the variables of each rank.
         """
         if not self._looks or time.monotonic() < self._looks[0]:
             return False
@@ -65,7 +65,7 @@ def _started_below(pid: int, variables: Mapping[str, str]) -> Iterator[Process]:
                     yield child
             elif any(env.get(name, value) != value for name, value in _given(variables)):
                 yield child
-            elif "multiprocessing.spawn" in child.words:  # so are loaders of data, without a port
+            elif "multiprocessing.spawn" in child.words:  # data loaders, too, but without a socket
                 sockets = tcp_sockets() if sockets is None else sockets
                 if child.has_any(sockets):
                     yield child
@@ -81,5 +81,5 @@ def _sentence(rank: int, found: list[Process], *, among: int) -> str:
         return what
     return (
         f"{what}, and so may each of this pod's {among}: set spec.nprocPerNode to 1, or start the "
-        "script by python alone"
+        "script with plain python"
     )

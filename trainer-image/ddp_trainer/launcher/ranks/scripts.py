@@ -1,9 +1,9 @@
-"""Runs a user's own script as the ranks of a pod, forked from a process that has torch imported.
+"""Runs a user's script as the ranks of a pod, forked from a process that has imported torch.
 
     python [-u] -m ddp_trainer.launcher.ranks.scripts SOCKET (FILE | -m MODULE) [arguments]
 
-Nine tenths of what a script takes to start are that import; here a pod's ranks share one, and one
-that is started again finds it done. To the script all is as if Python had been started for it.
+Importing torch is nine tenths of a script's start. Here the ranks of a pod share one import, and a
+restarted rank needs none. For the script everything is as in a new Python process.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ from ddp_trainer.telemetry.hook.sitecustomize import answer_with_stacks, wait_fo
 
 _PRELOADED: Final = ("torch", "torch._dynamo", "torch.distributed")
 _OPTIONS: Final = frozenset({"-u", "-B", "-O", "-OO"})
-"""Of Python's own: those that mean to the process that forks what they mean to a script."""
+"""Options of Python that have the same effect on the forking process as on a script."""
 _NOT_ITS_OWN: Final = (__file__, runpy.run_module.__code__.co_filename)
 _MODULE: Final = re.compile(r"\w+(\.\w+)*")
 
 
 @dataclass(frozen=True)
 class Script:
-    """A command that is this Python's, and so can be run in a fork of it."""
+    """A command that runs this Python, and so can run in a fork of it."""
 
     options: Sequence[str]
-    """Python's own."""
+    """Options of Python itself."""
     program: Sequence[str]
     """FILE or -m MODULE, and its arguments."""
 
     @classmethod
     def of(cls, command: Sequence[str], env: Mapping[str, str]) -> Script | None:
-        """None for a command that has to be run as it is: another program, another Python, options
-        that a fork cannot have, or a file that is not there, of which Python says so best.
+        """Return the script of a command; None if the command must run unchanged.
+
+        That is the case for another program, another Python, options that do not work in a fork,
+        and a missing file, for which Python itself has the best error.
         """
         python, *rest = command
         found = shutil.which(python, path=env.get("PATH", os.defpath))
@@ -64,7 +66,10 @@ class Script:
 
 
 def _is_this_python(path: str) -> bool:
-    """Whether it has the same packages: a virtual environment's is a link to one with others."""
+    """Return True if it has the same packages.
+
+    The Python of a virtual environment is a link to one with other packages.
+    """
     this = os.path.abspath(sys.executable)
     there = os.path.abspath(path)
     same_folder = os.path.dirname(there) == os.path.dirname(this)
@@ -73,15 +78,15 @@ def _is_this_python(path: str) -> bool:
 
 def serve(channel: socket.socket, program: Sequence[str]) -> None:
     """Fork a rank for each request, and run the program in it."""
-    # What lies in the folder that the launcher was started in is not torch's, but the script's.
+    # Modules in the launcher's working directory belong to the script, not to torch.
     here = [] if sys.flags.safe_path else [sys.path.pop(0)]
     for module in _PRELOADED:
-        # A script without torch runs as well, and one whose torch is broken says so best itself.
+        # A script without torch must run, too. If torch is broken, the script's error says it best.
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     if fork_ranks(channel):
-        # What was imported before the fork is freed when Python ends, as in a Python of its own.
-        # Triton's bindings print more than a report has room for about what is not freed.
+        # Let Python free imported modules at exit, as in a new process. Otherwise Triton's bindings
+        # print more about objects that are not freed than a report has room for.
         atexit.register(gc.unfreeze)
         wait_for_gloo_at_exit()
         answer_with_stacks()
@@ -91,9 +96,9 @@ def serve(channel: socket.socket, program: Sequence[str]) -> None:
 
 
 def _seed_generators() -> None:
-    """Seed anew what an import has seeded, as in a Python of its own, or all ranks draw the same.
+    """Seed the generators of numpy and torch again, or all ranks draw the same numbers.
 
-    Python's `random` does so itself in a fork; CUDA's generators are made in the rank.
+    Python's `random` does so itself in a fork; CUDA's generators are created in the rank.
     """
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
@@ -102,10 +107,10 @@ def _seed_generators() -> None:
 
 
 def run(program: Sequence[str]) -> None:
-    """Run a program as Python runs it that was started with these words.
+    """Run a program as `python` with these arguments does.
 
     Raises:
-        SystemExit: it has ended with an exit code of its own, or by an error, which was printed.
+        SystemExit: it ended with its own exit code, or with an error that was printed.
     """
     try:
         if program[0] == "-m":
@@ -114,7 +119,7 @@ def run(program: Sequence[str]) -> None:
         else:
             _run_file(program)
     except Exception as error:
-        # Its traceback begins with the script's own lines.
+        # Leave our own frames out of the traceback.
         traceback = error.__traceback__
         while traceback is not None and traceback.tb_frame.f_code.co_filename in _NOT_ITS_OWN:
             traceback = traceback.tb_next
@@ -129,7 +134,7 @@ def _run_file(program: Sequence[str]) -> None:
         sys.path[0] = os.path.dirname(os.path.realpath(file))
     main = ModuleType("__main__")
     main.__dict__.update(__file__=file, __builtins__=builtins, __cached__=None)
-    # Processes that it starts find its functions there.
+    # Processes that the script starts look up its functions there.
     sys.modules["__main__"] = main
     with io.open_code(file) as text:
         code = compile(text.read(), file, "exec", dont_inherit=True)

@@ -1,6 +1,6 @@
-"""Two ways to start a rank: as a command of its own, or forked from a process that has torch.
+"""Two ways to start a rank: as a command, or forked from a process that has imported torch.
 
-Both are started from one thread and end with the launcher, whatever ends it.
+Ranks are started from one thread, and end when the launcher ends for any reason.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from ddp_trainer.system.deathsignal import die_with_parent
 from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE
 
 FORKSERVER = "ddp_trainer.launcher.ranks.forkserver"
-"""The module that forks ranks of the bundled trainer; another one may prepare them otherwise before
-it serves.
-"""
+"""The module that forks ranks of the bundled trainer. Tests replace it to prepare the ranks."""
 SCRIPTS = "ddp_trainer.launcher.ranks.scripts"
 """The module that forks ranks of a script."""
 
@@ -31,34 +29,34 @@ class Starter(Protocol):
     """Starts ranks as children of this process."""
 
     def warm_up(self) -> None:
-        """Do beforehand, without waiting for it, what can be done before any rank is to start.
+        """Begin the preparations for starting ranks, without waiting for them.
 
         Raises:
-            OSError: it cannot be done.
+            OSError: they cannot begin.
         """
 
     def is_warm(self) -> bool:
-        """Whether that is done, as far as `started` has told."""
+        """Return True if the preparations are done, as of the last call of `started`."""
 
     def start(
         self, rank: int, variables: Mapping[str, str], *, report_fd: int, streams: Streams
     ) -> None:
-        """Begin to start a rank, with `variables` on top of what all ranks have.
+        """Begin to start a rank, with `variables` added to those of all ranks.
 
-        The file descriptors may be closed when this returns.
+        The caller may close the file descriptors afterwards.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the rank cannot be started.
         """
 
     def started(self) -> list[tuple[int, int]]:
-        """(rank, process ID) of those started since the last call."""
+        """Return (rank, process ID) of the ranks started since the last call."""
 
     def own_child_ended(self, pid: int) -> bool:
-        """Whether `pid` was a process that starting needs; ranks not yet started are lost then."""
+        """Return True if `pid` was the process that starts ranks; pending ranks are lost then."""
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to what starts ranks, which ends it."""
+        """Send a signal to the process that starts ranks, which ends it."""
 
 
 class CommandStarter:
@@ -70,16 +68,16 @@ class CommandStarter:
         self._started: list[tuple[int, int]] = []
 
     def warm_up(self) -> None:
-        """There is nothing to do."""
+        """Do nothing: a command needs no preparation."""
 
     def is_warm(self) -> bool:
-        """It always is."""
+        """Return True."""
         return True
 
     def start(
         self, rank: int, variables: Mapping[str, str], *, report_fd: int, streams: Streams
     ) -> None:
-        """Start it at once."""
+        """Start the command."""
         process = _popen(
             self._command,
             {**self._environment, **variables, REPORT_FD_VARIABLE: str(report_fd)},
@@ -89,22 +87,22 @@ class CommandStarter:
         self._started.append((rank, process))
 
     def started(self) -> list[tuple[int, int]]:
-        """Those started since the last call."""
+        """Return the ranks started since the last call."""
         started, self._started = self._started, []
         return started
 
     def own_child_ended(self, pid: int) -> bool:
-        """A command needs no other process."""
+        """Return False: a command needs no other process."""
         del pid
         return False
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing is ever being started."""
+        """Do nothing: no other process starts the ranks."""
         del number
 
 
 class ForkserverStarter:
-    """Forks ranks from a server, which is started when it is needed."""
+    """Forks ranks from a server process, which it starts when needed."""
 
     def __init__(
         self,
@@ -114,8 +112,8 @@ class ForkserverStarter:
         module: str | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        """`arguments`: of the server, after its socket. `module`: the server; by default the one
-        of the bundled trainer. `options`: Python's, for it.
+        """`arguments`: the server's arguments after its socket. `module`: the server's module; by
+        default that of the bundled trainer. `options`: options of Python for the server.
         """
         self._command = [sys.executable, *options, "-m", module or FORKSERVER]
         self._arguments = arguments
@@ -125,7 +123,7 @@ class ForkserverStarter:
         self._is_warm = False
 
     def warm_up(self) -> None:
-        """Start the server, which imports what ranks need."""
+        """Start the server, which imports the modules that ranks need."""
         if self._channel is None:
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -133,27 +131,27 @@ class ForkserverStarter:
                 self._server = _popen(command, self._environment, keep_fd=theirs.fileno())
 
     def is_warm(self) -> bool:
-        """Whether the server has said that it is ready."""
+        """Return True if the server has reported that it is ready."""
         return self._is_warm
 
     def start(
         self, rank: int, variables: Mapping[str, str], *, report_fd: int, streams: Streams
     ) -> None:
-        """Ask for it; `started` tells when it is there."""
+        """Request the rank from the server; `started` returns it once it runs."""
         self.warm_up()
         assert self._channel is not None
-        # A server that is dead already takes this rank along: its end is still to be seen.
+        # If the server is already dead, this rank is lost; `own_child_ended` reports it.
         with contextlib.suppress(ConnectionError):
             send_request(self._channel, rank, variables, report_fd=report_fd, streams=streams)
 
     def started(self) -> list[tuple[int, int]]:
-        """Those that the server has started since the last call."""
+        """Return the ranks that the server has started since the last call."""
         told = read_started(self._channel) if self._channel is not None else []
         self._is_warm = self._is_warm or any(rank == READY for rank, _ in told)
         return [(rank, pid) for rank, pid in told if rank != READY]
 
     def own_child_ended(self, pid: int) -> bool:
-        """The server: another one takes its place when the next rank is to start."""
+        """Return True for the server; a new one starts with the next rank."""
         if pid != self._server:
             return False
         if self._channel is not None:
@@ -162,7 +160,7 @@ class ForkserverStarter:
         return True
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it to the server, if that is there."""
+        """Send the signal to the server, if it runs."""
         if self._server is not None:
             os.kill(self._server, number)
 
@@ -174,7 +172,7 @@ def _popen(
     keep_fd: int,
     streams: Streams = OWN_STREAMS,
 ) -> int:
-    """Process ID of a new child in a session of its own, with no signals blocked."""
+    """Start a child in its own session, with no signals blocked; return its process ID."""
     parent = os.getpid()
 
     def prepare() -> None:
@@ -187,10 +185,10 @@ def _popen(
         pass_fds=[keep_fd],
         stdout=streams.stdout,
         stderr=streams.stderr,
-        # Ctrl-C reaches the launcher alone, which forwards it once.
+        # Ctrl-C reaches only the launcher, which forwards it once.
         start_new_session=True,
         preexec_fn=prepare,  # noqa: PLW1509 - takes no lock that another thread could hold
     )
-    # It is the caller who waits for all children: to Popen this one counts as waited for.
+    # The supervisor waits for all children. For Popen this child must count as already waited for.
     process.returncode = 0
     return process.pid

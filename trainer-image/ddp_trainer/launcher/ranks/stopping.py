@@ -1,9 +1,9 @@
-"""Tells what a rank's command has started to end, so that the one that trains can save.
+"""Sends SIGTERM to the processes of a rank in an order that lets the training process save.
 
-Where the command is a shell's line (`python train.py | tee log`), or a program that starts another
-one, the rank's own process does nothing about SIGTERM but die, and takes all others along. As with
-torchrun the signal is for its whole process group, with one difference: what handles it gets it
-first, and the rest of the group, such as `tee`, once that has ended, for it may still be of use.
+A rank's command can be a shell line (`python train.py | tee log`) or a program that starts another
+one. Then the rank's own process just dies on SIGTERM, and all others with it. As with torchrun, the
+signal goes to the whole process group, but in two steps. Processes that handle SIGTERM get it
+first. The others, such as `tee`, get it once those have ended, since they may still be needed.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from typing import Final
 from ddp_trainer.system.processes import Process, below, read_process, tcp_sockets
 
 LOOK_SECONDS: Final = 0.2
-"""How often to look whether those that handle the signal have ended: nothing tells of it."""
+"""How often to check whether the processes that handle the signal have ended; no event tells it."""
 
 
 @dataclass(kw_only=True)
 class _Group:
-    """What a rank has started."""
+    """The processes that a rank has started."""
 
     saving: Sequence[Process]
-    """What handles the signal, and got it."""
+    """Processes that handle the signal and have received it."""
     rest: Sequence[Process]
-    """What gets it later."""
+    """Processes that receive it later."""
     over_at: float | None = None
-    """When the rest gets it, since none of the others runs any more."""
+    """When the rest receives it, after all processes in `saving` have ended."""
 
 
 class Stopping:
-    """The process groups of ranks in which something saves that was told to end."""
+    """Process groups of ranks in which a process may still save after SIGTERM."""
 
     def __init__(self) -> None:
         self._groups: dict[int, _Group] = {}
-        """By the process ID of the rank, which is that of its process group."""
+        """By the process ID of the rank, which is also the ID of its process group."""
 
     def tell(self, pid: int) -> None:
-        """Have a rank end, by SIGTERM for each of its processes, once."""
+        """Send SIGTERM once to each process of a rank."""
         leader = read_process(pid)
         if leader is None:
             return
@@ -50,7 +50,7 @@ class Stopping:
         told = list(_handlers(leader, tree))
         saving = [one for one in told if not one.is_shell]
         if saving == [leader]:
-            leader.send(signal.SIGTERM)  # what it has started is its own affair
+            leader.send(signal.SIGTERM)  # it stops its own child processes
         elif not saving:
             end_group(pid, signal.SIGTERM)
         else:
@@ -61,39 +61,39 @@ class Stopping:
                 one.send(signal.SIGTERM)
 
     def look(self) -> None:
-        """See who has ended, and have the rest end."""
+        """Send SIGTERM to the rest of each group in which all saving processes have ended."""
         now = time.monotonic()
         for pid, group in list(self._groups.items()):
             if group.over_at is None and not any(one.is_there() for one in group.saving):
-                group.over_at = now + LOOK_SECONDS  # as a rule the rest ends by itself
+                group.over_at = now + LOOK_SECONDS  # the rest usually ends by itself
             if group.over_at is not None and now >= group.over_at:
                 del self._groups[pid]
                 for one in group.rest:
                     one.send(signal.SIGTERM)
 
     def waits_for(self, pid: int) -> bool:
-        """Whether something of a rank may still save."""
+        """Return True if a process of the rank may still save."""
         return pid in self._groups
 
     @property
     def is_busy(self) -> bool:
-        """Whether to look again soon."""
+        """True: call `look` again soon."""
         return bool(self._groups)
 
 
 def end_group(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a rank and all that is left of what it has started."""
+    """Send a signal to a rank and the remaining processes that it started."""
     try:
         os.killpg(pid, number)
-    except ProcessLookupError:  # it has no group of its own yet
+    except ProcessLookupError:  # it does not have its own group yet
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def _handlers(process: Process, tree: Mapping[int, Sequence[Process]]) -> Iterator[Process]:
-    """Of a tree the first on each branch that handles SIGTERM, for it knows about those below it.
+    """Yield the first process on each branch that handles SIGTERM: it stops those below it.
 
-    A shell knows nothing of what it waits for; it gets the signal lest it run its next line.
+    A shell does not stop its children. It gets the signal so that it does not run its next line.
     """
     children = tree.get(process.pid, ())
     handles = process.handles(signal.SIGTERM)
@@ -112,8 +112,9 @@ def _handlers(process: Process, tree: Mapping[int, Sequence[Process]]) -> Iterat
 
 
 def _is_helper(child: Process, parent: Process) -> bool:
-    """Whether a process only works for its parent, as those that load data do: without them it
-    fails. They handle SIGTERM, too, and talk to nobody else.
+    """Return True for helpers of the parent, such as data loaders; the parent fails without them.
+
+    They handle SIGTERM, too, and have no TCP connections.
     """
     words = child.words
     if "multiprocessing.spawn" in words:

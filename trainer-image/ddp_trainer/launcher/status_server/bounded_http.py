@@ -1,4 +1,4 @@
-"""HTTP that is bounded in a request's time and size, and in how many there are at once."""
+"""An HTTP server with limits on the time, size and number of requests."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 _REQUEST_SECONDS = 5.0
-"""For a client that connects and says nothing, or that says it one letter at a time."""
+"""Limit for clients that connect and send nothing, or one byte at a time."""
 _AT_ONCE = 64
-"""More connections are closed unheard: they take threads and files, which ranks need to start."""
+"""Further connections are closed at once: they take threads and files that ranks need to start."""
 
 _logger = logging.getLogger(__name__)
 
 
 class BoundedServer(socketserver.ThreadingTCPServer):
-    """Answers each request in a thread of its own, while there are few."""
+    """Answers each request in its own thread, up to a limit of threads."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -29,23 +29,23 @@ class BoundedServer(socketserver.ThreadingTCPServer):
     def __init__(
         self, family: socket.AddressFamily, port: int, handler: type[BoundedHandler]
     ) -> None:
-        """On all addresses of a family; that of IPv6 takes IPv4 in.
+        """Listen on all addresses of a family; IPv6 includes IPv4.
 
         Raises:
-            OSError: the port cannot be had.
+            OSError: the port is not available.
         """
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
         self.address_family = family
         super().__init__(("", port), handler)
 
     def server_bind(self) -> None:
-        """Take IPv4 in."""
+        """Accept IPv4 on IPv6 sockets, too."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, while there are few."""
+        """Start a thread for the request, or close it when there are too many."""
         if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -56,19 +56,19 @@ class BoundedServer(socketserver.ThreadingTCPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The whole life of a request's thread."""
+        """Handle the request in its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._slots.release()
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
-        """A client that went away, as a rule."""
+        """Log the error at debug level: usually the client has disconnected."""
         _logger.debug("a request from %s failed", client_address, exc_info=True)
 
 
 class _Incoming(io.RawIOBase):
-    """A request, as far as it comes within its time; what is left of that, its answer may take."""
+    """Reads a request within its time limit; the answer may use the remaining time."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection
@@ -86,23 +86,23 @@ class _Incoming(io.RawIOBase):
 
 
 class BoundedHandler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handles one request."""
 
     timeout = _REQUEST_SECONDS
     wbufsize = io.DEFAULT_BUFFER_SIZE
-    """An answer's head and body go out together: between two writes, a request's time may end."""
+    """Headers and body are sent together: the time limit could end between two writes."""
 
     _content: bytes | None = None
-    """The body, once it has been read."""
+    """The body, once it is read."""
 
     def setup(self) -> None:
-        """Give the request its time."""
+        """Start the time limit of the request."""
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(_Incoming(self.connection, _REQUEST_SECONDS))
 
     def content(self, *, most: int) -> bytes | None:
-        """The body of at most so many bytes; None for another, which is refused."""
+        """Return the body of at most `most` bytes; None: it was invalid and is refused."""
         if self._content is not None and len(self._content) <= most:
             return self._content
         length = self.headers.get("Content-Length", "")
@@ -113,11 +113,11 @@ class BoundedHandler(BaseHTTPRequestHandler):
         return self._content
 
     def refuse(self, code: HTTPStatus, reason: str) -> None:
-        """Answer with words for whoever asked."""
+        """Answer with an error and a reason in plain text."""
         self.answer(code, f"{reason}\n", "text/plain; charset=utf-8")
 
     def answer(self, code: HTTPStatus, content: str | bytes, content_type: str) -> None:
-        """Answer, and be done."""
+        """Send the whole answer."""
         body = content.encode() if isinstance(content, str) else content
         self.send_response(code)
         self.send_header("Content-Type", content_type)
@@ -127,4 +127,4 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Polls are no news."""
+        """Do nothing: polls are not worth a log line."""

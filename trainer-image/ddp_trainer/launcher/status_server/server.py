@@ -2,9 +2,9 @@
 /profile, /trace, /dump-stacks, /checkpoint, /rank-0, /failures, and from within the pod
 /trainjob-status.
 
-It runs in a thread of the launcher, which trains nothing and so always has time to answer. What can
-go wrong here is no reason to end a training. Anybody may read; only the job's own pods and the
-operator may tell it something.
+It runs in a thread of the launcher, which does not train and so always has time to answer. Errors
+here never end a training. Anyone may read; only the job's own pods and the operator may send POST
+and PUT requests.
 """
 
 from __future__ import annotations
@@ -42,20 +42,19 @@ from ddp_trainer.telemetry.wire import to_json
 
 _MAX_SIGNED_BYTES = max(assignment.MAX_BYTES, failure_reports.MAX_BYTES, announcement.MAX_BYTES)
 _POLL_SECONDS = 3600.0
-"""How often to look whether somebody wants the server to end, which nobody does: a pod that waits
-for its place shall sleep."""
+"""How often the server checks for its shutdown, which never happens. A waiting pod stays asleep."""
 _logger = logging.getLogger(__name__)
 
 
 class Pod(Protocol):
-    """What the server asks the launcher for, from another thread."""
+    """The launcher's data that the server reads from its own thread."""
 
     @property
     def rank_restarts(self) -> int:
-        """Ranks that were started again."""
+        """Number of ranks that were restarted."""
 
     def rank_processes(self) -> Mapping[int, int]:
-        """Process IDs by rank."""
+        """Return the process IDs of running ranks, by rank."""
 
 
 def serve_status(
@@ -69,9 +68,9 @@ def serve_status(
 ) -> bool:
     """Serve the status file at `path` from a thread, to the end of this process.
 
-    `trainjob_token`: of scripts that report as in a TrainJob; empty: none does.
-    `world`: who answers for the pod's place in the group; None: it keeps the one that it has.
-    A port that cannot be had is logged, and nothing is served; whether it is, is returned.
+    `trainjob_token`: token of scripts that report as in a TrainJob; empty: none does.
+    `world`: handles requests about the pod's assignment; None: the assignment cannot change.
+    Returns False if the port is not available, which is logged.
     """
     try:
         server = _listen(port, path, pod, placement, trainjob_token)
@@ -80,14 +79,14 @@ def serve_status(
         return False
     server.world = world
     if admission.placed_by_earlier_operator(placement):
-        _logger.warning("without DDP_TOKEN, anybody may send POST requests to port %d", port)
+        _logger.warning("DDP_TOKEN is not set: anyone may send POST requests to port %d", port)
     serve = partial(server.serve_forever, poll_interval=_POLL_SECONDS)
     threading.Thread(target=serve, name="status", daemon=True).start()
     return True
 
 
 def _listen(port: int, path: Path, pod: Pod, placement: Placement, token: str) -> _Server:
-    """On IPv6 and IPv4, or on IPv4 alone where that is all there is."""
+    """Listen on IPv6 and IPv4, or only on IPv4 if there is no IPv6."""
     try:
         return _Server(socket.AF_INET6, port, path, pod, placement, token)
     except OSError:
@@ -111,14 +110,14 @@ class _Server(BoundedServer):
         self.rank_0 = AnnouncedAddress(path)
         self.checkpoint = CheckpointRequest(path)
         self.stacks = threading.Lock()
-        """Held by who asks for them: each process has one file for its answers."""
+        """Held during a request for stacks: each process has a single file for its answers."""
         self.trainjob = TrainJobStatus(self._file, trainjob_token) if trainjob_token else None
         self.world: WorldRequests | None = None
-        self._errors = DistinctErrors(_logger, "the status file is of no use")
+        self._errors = DistinctErrors(_logger, "cannot read the status file")
         super().__init__(family, port, _Handler)
 
     def status(self) -> Status | None:
-        """What the training says; what it says wrong is logged once."""
+        """Return the training's status, if there is a valid one; log an error once."""
         try:
             return self._file.read()
         except (OSError, ValueError) as error:
@@ -191,7 +190,7 @@ class _Handler(BoundedHandler):
 
     def _show_stacks(self) -> None:
         if not self.server.stacks.acquire(blocking=False):
-            self.refuse(HTTPStatus.CONFLICT, "somebody else is asking for them: try again")
+            self.refuse(HTTPStatus.CONFLICT, "another request for stacks is running: try again")
             return
         try:
             found = read_stacks(self.server.pod.rank_processes(), self.server.path)
@@ -254,7 +253,7 @@ class _Handler(BoundedHandler):
         if asked:
             self.answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
         else:
-            self.refuse(HTTPStatus.NOT_FOUND, "no rank of this pod saves when it is asked to")
+            self.refuse(HTTPStatus.NOT_FOUND, "no rank of this pod saves on request")
 
     def _take_announcement(self) -> None:
         content = self.content(most=announcement.MAX_BYTES)
@@ -263,7 +262,7 @@ class _Handler(BoundedHandler):
         try:
             told = announcement.Announcement.parse(content)
             if not told.concerns(self.server.placement):
-                self.refuse(HTTPStatus.CONFLICT, "this pod is of another job or attempt")
+                self.refuse(HTTPStatus.CONFLICT, "this pod belongs to another job or attempt")
             elif self.server.rank_0.read(generation=told.generation + 1):
                 self.refuse(HTTPStatus.CONFLICT, "another pod is rank 0 by now")
             else:
@@ -302,6 +301,6 @@ class _Handler(BoundedHandler):
                 f"POST {failure_reports.PATH}",
             ]
         if any(self._path() == path for _, path in (each.split() for each in known)):
-            self.refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"not by {self.command}")
+            self.refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"method {self.command} is not allowed")
         else:
-            self.refuse(HTTPStatus.NOT_FOUND, f"there are {', '.join(known)}")
+            self.refuse(HTTPStatus.NOT_FOUND, f"unknown path; known are {', '.join(known)}")

@@ -1,9 +1,9 @@
-"""Progress from scripts that report it as in a TrainJob of Kubeflow's, such as those of Hugging
+"""Receives progress from scripts that report as in a Kubeflow TrainJob, such as those with Hugging
 Face's Trainer.
 
-They find an address, a token and a certificate in their environment, and POST a small JSON document
-there every five seconds or so. Here the launcher of rank 0's pod is what answers, on loopback, and
-what it hears becomes the pod's status.
+Such a script reads an address, a token and a certificate from its environment. It POSTs a small
+JSON document there about every five seconds. Here the launcher of rank 0's pod answers on loopback,
+and the progress becomes the pod's status.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 _LARGEST = 2**53 - 1
 _PERCENT = 100
 _NUMBERS = 64
-"""Of a script's own, as from `job.log`."""
+"""Limit of the script's own metrics, as for `job.log`."""
 
 
 class TrainJobStatus:
-    """What a pod's script says so; `token` is this launcher's alone, and never leaves the pod."""
+    """Turns a script's reports into the pod's status. `token` never leaves the pod."""
 
     def __init__(self, file: StatusFile, token: str) -> None:
         self._file = file
@@ -44,42 +44,42 @@ class TrainJobStatus:
         self._writing = threading.Lock()
 
     def admits(self, authorization: str | None) -> bool:
-        """Whether whoever asks has read the token's file."""
+        """Return True if the request carries the token from the token's file."""
         expected = f"Bearer {self._token}"
         return hmac.compare_digest((authorization or "").encode(), expected.encode())
 
     def take(self, body: bytes) -> None:
-        """Tell of it by the pod's status.
+        """Write a report to the pod's status.
 
         Raises:
-            ValueError: it is not what the protocol says; the message names the field.
+            ValueError: the report violates the protocol; the message names the field.
             OSError: the status cannot be written.
         """
         said = _said(body)
         with self._writing:
             try:
                 before = self._file.read()
-            except ValueError:  # it is nobody's status
+            except ValueError:  # the file is not a status
                 before = None
             if before is not None and before.measurements is not None:
-                return  # the library tells more, and more exactly
+                return  # ddp_trainer's own reports are more complete and exact
             now = merged(before, *said, utc_to_the_millisecond(time.time()))
             if now is not None:
                 self._file.write(now)
 
 
 def environment(env: Mapping[str, str], port: int, token_file: Path) -> dict[str, str]:
-    """What a script is to find; nothing where a user sends it elsewhere."""
+    """Return the variables for the script; none if the user has set another address."""
     if URL in env:
         return {}
     found = {URL: f"http://127.0.0.1:{port}{PATH}", TOKEN: str(token_file)}
-    # Some clients load a certificate, whatever the address says; here nobody looks at it.
+    # Some clients load a certificate even for an http address; here it is not used.
     bundle = ssl.get_default_verify_paths().cafile
     return {**found, CA_CERT: bundle} if bundle else found
 
 
 def write_token(path: Path) -> str:
-    """Make up a token, for those alone who may read the pod's files.
+    """Create a random token in a file that only this pod's user can read.
 
     Raises:
         OSError: it cannot be written.
@@ -94,10 +94,10 @@ def write_token(path: Path) -> str:
 def merged(
     before: Status | None, percent: int | None, numbers: Mapping[str, float], now: str
 ) -> Status | None:
-    """The status with what was said; None: no step is known.
+    """Return the status with the reported values; None: no step is known.
 
-    Without a step, as at the beginning and the end, the percentage says where it is: of the steps,
-    if somebody has said how many there are, else of a hundred.
+    At the beginning and the end there may be no step. Then the percentage counts: of the total
+    number of steps if it is known, otherwise of 100.
     """
     rest = dict(numbers)
     step, total = _count(rest, "current_step"), _count(rest, "total_steps")
@@ -107,7 +107,7 @@ def merged(
         total = total if total is not None else _PERCENT
         if percent in (0, _PERCENT) or total == _PERCENT:
             step = total * percent // _PERCENT
-        # Of other totals a percentage is too coarse: a step would seem to stand still.
+        # For other totals a percentage is too coarse: the training would look stalled.
     if step is None and before is not None:
         step = before.step
     if step is None:
@@ -128,26 +128,26 @@ def merged(
 
 
 def _said(body: bytes) -> tuple[int | None, dict[str, float]]:
-    """The percentage, and the numbers by their names."""
+    """Return the percentage, and the numbers by their names."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
         raise ValueError("not JSON") from None
     status = document.get("trainerStatus") if isinstance(document, dict) else None
     if not isinstance(status, dict):
-        raise ValueError("trainerStatus: an object is needed")
+        raise ValueError("trainerStatus: set it to an object")
     percent = status.get("progressPercentage")
     whole = isinstance(percent, int) and not isinstance(percent, bool)
     if percent is not None and not (whole and 0 <= percent <= _PERCENT):
-        raise ValueError("progressPercentage: a whole number from 0 to 100 is needed")
+        raise ValueError("progressPercentage: set it to a whole number from 0 to 100")
     metrics = status.get("metrics") or []
     if not isinstance(metrics, list):
-        raise ValueError("metrics: a list of objects with name and value is needed")
+        raise ValueError("metrics: set it to a list of objects with name and value")
     return percent, {str(m["name"]): _number(m.get("value")) for m in metrics if _is_number(m)}
 
 
 def _is_number(metric: Any) -> bool:
-    """Whether a metric has a name and a number; scripts may also report words."""
+    """Return True if a metric has a name and a finite number; scripts may also report text."""
     if not isinstance(metric, dict) or not isinstance(metric.get("name"), str):
         return False
     return math.isfinite(_number(metric.get("value")))
