@@ -247,7 +247,7 @@ def test_where_nobody_listens_a_pod_ends_at_once(tmp_path: Path) -> None:
         assert second.wait() == 3
         assert second.message["error"] == (
             "rank 1 ended with exit code 3; not restarted in place: "
-            "the operator does not ask node rank 0 for such news"
+            "the operator does not poll node rank 0 for failures"
         )
 
 
@@ -314,7 +314,9 @@ def test_node_rank_0_ends_no_process_as_long_as_a_pod_does_not_answer(tmp_path: 
         second.wait_for(1)
         first.news()
         second.end(1, 3)
-        first.wait_for_log("generation 2: nobody has decided about the one before: leading")
+        first.wait_for_log(
+            "generation 2: no decision from the operator: restarting the group"
+        )
         assert [line["generation"] for line in first.began()] == [1]
         third = job.start(2, nodes=3)
         for pod in (first, second, third):

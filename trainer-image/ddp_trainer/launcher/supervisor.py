@@ -246,7 +246,7 @@ class Supervisor:
         if self._ending or self._leaving or self.told_to_stop:
             return False
         if self._may_have_left and end.exit_code == ExitCode.DONE and not end.finished:
-            self._start(local_rank)  # it left before it heard that it was to stay
+            self._start(local_rank)  # it left before it heard that it should stay
             return True
         if not self._can_come_back(end):
             return False

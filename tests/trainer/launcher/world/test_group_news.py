@@ -130,7 +130,7 @@ def test_letters_are_bounded_and_those_of_a_generation_end_with_it() -> None:
 def test_letters_that_nobody_would_read_are_refused() -> None:
     clock = Clock(0.0)
     world = World(BORN, clock=clock)
-    deaf = Refusal(error="the operator does not ask node rank 0 for such news")
+    deaf = Refusal(error="the operator does not poll node rank 0 for failures")
     assert world.note(REPORT) == deaf
     world.news(after=0, wait_seconds=0)
     clock.now = 600.0
@@ -143,7 +143,7 @@ def test_letters_that_nobody_would_read_are_refused() -> None:
     )
     for other in (replace(REPORT, attempt=1), replace(REPORT, job_uid="another")):
         refusal = world.note(other)
-        assert refusal == Refusal(error="node rank 0 is of another job or attempt")
+        assert refusal == Refusal(error="node rank 0 belongs to another job or attempt")
     assert [failure.pod for failure in world.news(after=0, wait_seconds=0).failures] == [REPORT.pod]
 
 

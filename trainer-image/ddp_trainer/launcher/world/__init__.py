@@ -1,1 +1,1 @@
-"""What a pod's launcher is told of the group while its job lives, and what it tells others."""
+"""Keeps a launcher's view of the group: assignments from the operator, and failures of pods."""

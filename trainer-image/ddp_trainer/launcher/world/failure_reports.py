@@ -1,7 +1,7 @@
-"""A pod whose ranks have failed for good says so to the launcher of node rank 0.
+"""Reports permanent failures of a pod's ranks to the launcher of node rank 0.
 
-That is whom the operator listens to: it hears of a failure at once, and from a pod that still
-lives, in which the ranks can start anew.
+The operator polls that launcher. So it learns of a failure at once, while the failed pod still
+runs, and the ranks can restart in it.
 """
 
 from __future__ import annotations
@@ -23,60 +23,60 @@ from ddp_trainer.telemetry.termination import TerminationReport
 from ddp_trainer.telemetry.wire import from_json, to_json
 
 PATH = "/failures"
-"""What the launchers' status servers take them at."""
+"""Path of these reports on a launcher's status server."""
 MAX_BYTES = 4096
 MESSAGE_BYTES = 1536
-"""As long as what a rank printed last, and what else its report says."""
+"""Enough for the last output of a rank and the rest of its report."""
 _EARLIER_MESSAGE_BYTES = 512
-"""What launchers of earlier versions take."""
+"""Limit of launchers of earlier versions."""
 _LEAST_BYTES = 128
 _NEWS_BYTES = 60 * 1024
-"""Of all failures that the operator is told of, which reads no answer of more than 64 KiB."""
+"""Limit for all failures in one answer; the operator reads at most 64 KiB."""
 _IN_FULL = 4
-"""How many of them keep their messages however many there are: the cause is among the first."""
+"""How many failures always keep their messages: the cause is among the first."""
 _LONGEST_NAME = 253
-"""Of a pod, in characters (RFC 1123)."""
+"""Limit of a pod's name, in characters (RFC 1123)."""
 _LONGEST_TIME = 32
 _FOR_SECONDS = 10.0
-"""How long to try: a pod that cannot be reached for longer is lost itself."""
+"""How long to retry. A pod that is unreachable for longer is lost itself."""
 _CALL_SECONDS = 2.0
 _PAUSE_SECONDS = (0.1, 0.5)
-"""Drawn for each pod: a lost rank fails those of all pods in the same moment."""
+"""Range of a random delay: a lost rank makes the ranks of all pods fail at the same moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A pod's ranks have ended, and the pod does not start them again by itself."""
+    """The ranks of a pod have ended, and the pod does not restart them by itself."""
 
     pod: str
-    """Its name, which no other pod of the job has had."""
+    """The pod's name; no other pod of the job has had it."""
     node_rank: int
     generation: int
-    """The one in which they ran."""
+    """Generation of the ranks that failed."""
     exit_code: int
     message: str
-    """What the pod's termination message would be."""
+    """The pod's termination message, if it ended now."""
     time: str
     """UTC, as in 2026-11-21T03:00:00Z."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureReport(Failure):
-    """The same on its way."""
+    """A failure as it is sent to node rank 0."""
 
     job_uid: str
     attempt: int
 
     @classmethod
     def parse(cls, text: bytes) -> FailureReport:
-        """Read what a launcher sends.
+        """Read a report from a launcher.
 
         Raises:
-            ValueError: it is something else; the message says what is wrong.
+            ValueError: it is invalid; the message names the field.
         """
         report = from_json(cls, text)
         if not 0 < len(report.pod) <= _LONGEST_NAME:
-            raise ValueError("pod: its name")
+            raise ValueError(f"pod: set it to a name of at most {_LONGEST_NAME} characters")
         if len(report.message.encode(errors="replace")) > MESSAGE_BYTES:
             raise ValueError(f"message: at most {MESSAGE_BYTES} bytes")
         if len(report.time) > _LONGEST_TIME:
@@ -84,7 +84,7 @@ class FailureReport(Failure):
         return report
 
     def failure(self) -> Failure:
-        """What it tells of."""
+        """Return the failure without the job's ID and attempt."""
         return Failure(**{field.name: getattr(self, field.name) for field in fields(Failure)})
 
 
@@ -93,25 +93,25 @@ _Failed = TypeVar("_Failed", bound=Failure)
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a report is not taken."""
+    """Why a report is refused."""
 
     error: str
     generation: int | None = None
-    """What is known there, where that is why."""
+    """The receiver's generation, if that is the reason."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a report, to its sender."""
+    """The result of a report for its sender."""
 
     refusal: str = ""
-    """Empty: it was noted, or is old news there."""
+    """Empty: it was accepted, or is already outdated there."""
     is_final: bool = True
-    """False: it may be taken the next time."""
+    """False: it may be accepted when it is sent again."""
 
 
 def within_bounds(earlier: Sequence[Failure], present: Sequence[Failure]) -> tuple[Failure, ...]:
-    """All failures of the generations before and of this one, their messages as long as fits."""
+    """Return all failures, with their messages shortened to fit one answer."""
     for size in (MESSAGE_BYTES, 256, 128, 0):
         kept = [*(shortened(one, size) for one in earlier), *present[:_IN_FULL]]
         kept += (shortened(one, size) for one in present[_IN_FULL:])
@@ -121,7 +121,7 @@ def within_bounds(earlier: Sequence[Failure], present: Sequence[Failure]) -> tup
 
 
 def shortened(failure: _Failed, size: int) -> _Failed:
-    """The same with a message of at most so many bytes."""
+    """Return the failure with a message of at most `size` bytes."""
     if len(failure.message.encode(errors="replace")) <= size:
         return failure
     try:
@@ -132,8 +132,9 @@ def shortened(failure: _Failed, size: int) -> _Failed:
 
 
 def message_of(report: TerminationReport, *, size: int = MESSAGE_BYTES) -> str:
-    """A termination message that fits a report: of a long error, only how it begins; of what a rank
-    printed, less.
+    """Return a termination message of at most `size` bytes.
+
+    Of a long error, it keeps the beginning. Of a rank's output, it keeps the end.
     """
     error = report.error or ""
 
@@ -156,19 +157,19 @@ def message_of(report: TerminationReport, *, size: int = MESSAGE_BYTES) -> str:
 
 
 class Delivery:
-    """A report on its way, which a thread carries."""
+    """Delivers a report from its own thread."""
 
     def __init__(self, deliver: Callable[[], Answer], *, done: Callable[[], None]) -> None:
-        """`done`: called when there is an answer, or none for too long."""
+        """`done`: called when there is an answer, or no answer in time."""
         self._deliver = deliver
         self._done = done
         self._given_up = False
         self.refusal = ""
-        """Why it was not taken; empty: it was, or is on its way."""
+        """Why it was refused; empty: it was accepted, or has no answer yet."""
         threading.Thread(target=self._carry, name="failure-report", daemon=True).start()
 
     def give_up(self) -> None:
-        """Try no more."""
+        """Stop retrying."""
         self._given_up = True
 
     def _carry(self) -> None:
@@ -182,7 +183,7 @@ class Delivery:
 
 
 def deliver(report: FailureReport, host: str, placement: Placement) -> Answer:
-    """Call the launcher of node rank 0."""
+    """Send a report to the launcher of node rank 0."""
     connection = http.client.HTTPConnection(host, placement.status_port, timeout=_CALL_SECONDS)
     try:
         body = to_json(report).encode(errors="replace")
@@ -197,17 +198,18 @@ def deliver(report: FailureReport, host: str, placement: Placement) -> Answer:
             return deliver(short, host, placement)
         return Answer(f"node rank 0 answers with HTTP status {response.status}")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return Answer(f"node rank 0 cannot be told of it: {error}", is_final=False)
+        return Answer(f"cannot reach node rank 0: {error}", is_final=False)
     finally:
         connection.close()
 
 
 def answer_of(refusal: Refusal | None, report: FailureReport) -> Answer:
-    """What comes of a report that was noted, or was not."""
+    """Return the sender's result for a report; `refusal` None: it was accepted."""
     if refusal is None:
         return Answer()
     if refusal.generation is None:
         return Answer(refusal.error)
-    # Who is ahead of this pod has been told what this pod will be told; who is behind will be.
+    # A receiver that is ahead already has what this pod will receive: accepted. One that is behind
+    # will catch up: retry.
     ahead = refusal.generation > report.generation
     return Answer() if ahead else Answer(refusal.error, is_final=False)

@@ -1,11 +1,11 @@
-"""Leads a job's group while the operator is away, from the launcher of node rank 0.
+"""Restarts a job's group from the launcher of node rank 0 while the operator is away.
 
-All processes start anew in the pods that exist: first every launcher ends its own and confirms it,
-then all may start. No pod comes, goes or changes its place; that is for the operator alone, which
-accepts the generations that it finds, and accounts for them.
+All processes restart in the existing pods. First each launcher ends its processes and confirms it;
+then all may start. No pod joins, leaves or changes its node rank: only the operator decides that.
+The operator later accepts the generations that it finds, and counts them.
 
-A launcher that knows another generation from the operator refuses. So whoever was node rank 0 and
-is no more, which nobody could tell it, leads nobody.
+A launcher that has another generation from the operator refuses. So a former node rank 0 that does
+not know of its replacement cannot lead the group.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.wire import to_json
 
 _GRACE_SECONDS = 15
-"""What processes get to save and end; nobody saves where node rank 0 itself has failed."""
+"""How long processes may take to save and end; 0 is used if node rank 0 itself has failed, since
+then no rank saves."""
 _WAIT_SECONDS = 5
-"""How long a launcher that is told may wait for its processes to end."""
+"""How long a launcher may wait for its processes to end before it answers."""
 _CALL_SECONDS = 2.0
 _AGAIN_SECONDS = 1.0
-"""Until a launcher is called again that has not answered, or whose processes have not ended."""
+"""Delay before another call to a launcher that did not answer, or has running processes."""
 _REFUSED_SECONDS = 30.0
 _AT_ONCE = 32
 _MASTER = re.compile(r"(?P<stem>[^.]*-)\d+(?P<domain>(\..*)?)")
@@ -48,34 +49,34 @@ class PutResponse:
     """The answer of a launcher."""
 
     knows: bool
-    """False: it knows the generation from the operator, or a later one."""
+    """True: it accepts the generation. False: it has another one, or a later one."""
     ended: bool = False
-    """Whether no process of an earlier generation runs in its pod."""
+    """True: no process of an earlier generation runs in its pod."""
 
 
 def host_of(master_addr: str, slot: int) -> str | None:
-    """The name of a pod; None where MASTER_ADDR is not of the operator's form."""
+    """Return the host name of a pod; None if MASTER_ADDR does not have the operator's form."""
     master = _MASTER.fullmatch(master_addr)
     return f"{master['stem']}{slot}{master['domain']}" if master else None
 
 
 def _label(host: str) -> str:
-    """A pod's own host name, where it is reached by a name."""
+    """Return a pod's own host name; empty if `host` is an IP address."""
     label = host.partition(".")[0]
     return "" if label.isdecimal() else label
 
 
 def slots_of(members: str) -> list[int]:
-    """The slots that the operator has written so: `0-2,5`.
+    """Parse the operator's list of slots, such as `0-2,5`.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the text has another form.
     """
     found: list[int] = []
     for part in members.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
-            raise ValueError(f"members: {part!r} is no slot and no range of slots")
+            raise ValueError(f"members: {part!r} is neither a slot nor a range of slots")
         found += range(int(match[1]), int(match[2] or match[1]) + 1)
     return found
 
@@ -83,7 +84,7 @@ def slots_of(members: str) -> list[int]:
 def call(
     host: str, placement: Placement, told: Assignment, *, wait_seconds: int
 ) -> PutResponse | None:
-    """Tell a launcher its place; None where it does not answer."""
+    """Send a launcher its assignment; None: it did not answer."""
     seconds = wait_seconds + _CALL_SECONDS
     connection = http.client.HTTPConnection(host, placement.status_port, timeout=seconds)
     try:
@@ -103,11 +104,11 @@ def call(
 
 
 Call = Callable[[str, Assignment, int], PutResponse | None]
-"""Host, what it is told, and how long it may wait for its processes to end."""
+"""Called with the host, its assignment, and how long it may wait for its processes to end."""
 
 
 class Leader:
-    """Node rank 0's part; in a thread of its own, which sleeps as long as somebody decides."""
+    """Leads the group from node rank 0, in its own thread; sleeps while the operator decides."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class Leader:
         call: Call | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`pod`: this one's name."""
+        """`pod`: name of this pod."""
         self._world = world
         self._placement = placement
         self._pod = pod
@@ -126,7 +127,7 @@ class Leader:
         self._sleep = sleep
 
     def start(self) -> None:
-        """Lead from here on, whenever that is due."""
+        """Start the thread, which leads whenever it is needed."""
         threading.Thread(target=self._run, name="leader", daemon=True).start()
 
     def _run(self) -> None:
@@ -135,10 +136,10 @@ class Leader:
                 self._sleep(_REFUSED_SECONDS)
 
     def lead(self, present: Assignment) -> bool:
-        """Have the next generation begin, unless somebody else does meanwhile.
+        """Begin the next generation, unless the operator begins one meanwhile.
 
         Returns:
-            False: this pod is not the one to lead.
+            False: this pod cannot lead.
         """
         others = self._others(present)
         if others is None:
@@ -154,9 +155,10 @@ class Leader:
             led=True,
         )
         _logger.warning(
-            "generation %d: nobody has decided about the one before: leading", held.generation
+            "generation %d: no decision from the operator: restarting the group",
+            held.generation,
         )
-        # This pod's own come last: a launcher that refuses shall have cost nobody its processes.
+        # This pod's own processes end last: if another launcher refuses, none were ended in vain.
         if not self._tell(others, held, present, wait_seconds=0, until_ended=False):
             return self._world.place is not present
         if not self._world.take(held):
@@ -174,15 +176,19 @@ class Leader:
         return True
 
     def _others(self, present: Assignment) -> Mapping[int, str] | None:
-        """The hosts of the other pods, by their node ranks; None where they have no such names."""
+        """Return the hosts of the other pods, by node rank; None if they are not known."""
         try:
             slots = slots_of(present.members)
         except ValueError as error:
-            _logger.warning("cannot lead: %s", error)
+            _logger.warning("cannot restart the group: %s", error)
             return None
         hosts = {rank: host_of(present.master_addr, slot) for rank, slot in enumerate(slots)}
         if len(hosts) != present.nodes or (None in hosts.values() and present.nodes > 1):
-            _logger.warning("cannot lead the pods %s of %s", present.members, present.master_addr)
+            _logger.warning(
+                "cannot restart the group: no host names for slots %s with MASTER_ADDR %s",
+                present.members,
+                present.master_addr,
+            )
             return None
         return {rank: host for rank, host in hosts.items() if rank and host}
 
@@ -195,10 +201,10 @@ class Leader:
         wait_seconds: int,
         until_ended: bool,
     ) -> bool:
-        """Tell all other launchers, again and again, while this pod's place is `known`.
+        """Send assignments to all other launchers until all answer, while `known` is current.
 
         Returns:
-            Whether all have heard; else somebody else has decided, or one of them refuses.
+            True: all have accepted. False: there is another assignment, or one of them refused.
         """
         left = dict(others)
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="leader") as pool:
@@ -216,7 +222,7 @@ class Leader:
                 for rank, answer in zip(list(left), list(answers), strict=True):
                     if answer is not None and not answer.knows:
                         _logger.warning(
-                            "generation %d: node rank %d knows another one: not leading",
+                            "generation %d: node rank %d has another generation; not restarting",
                             what.generation,
                             rank,
                         )

@@ -1,4 +1,4 @@
-"""What a pod's place means to its ranks: the variables that they start with. Pure."""
+"""Turns a pod's assignment into the environment variables of its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.settings.environment import Placement
 
 GENERATION = "DDP_GENERATION"
-"""Of the place that the environment describes; operators that tell pods of others set it."""
+"""Generation of the assignment in the environment; operators that send new assignments set it."""
 HELD = "DDP_HELD"
-"""Whether ranks are not to start before the pod is told so, since others run what came before."""
+"""1: ranks wait for a signal to start, since other pods still run the previous generation."""
 HOLD_SECONDS = "DDP_HOLD_SECONDS"
-"""How long ranks wait for the operator to say which of them run in this pod; then they start as the
-environment has it."""
+"""How long ranks wait for an assignment from the operator; then they start with that of the
+environment."""
 SIZES = "DDP_POD_SIZES"
 MEMBERS = "DDP_MEMBERS"
-"""The pods of the group, for that of node rank 0: an operator that accepts what its launcher leads
-sets it."""
+"""The pods of the group, for node rank 0. It is set if the operator lets node rank 0 restart the
+group."""
 _HOLD_DIGITS = 5
 _REPLACEMENT = re.compile(r"-r\d+$")
-"""What a pod's name has more than its host name."""
+"""Suffix of a replacement pod's name that its host name does not have."""
 _ALONE = {"MASTER_ADDR": "localhost", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1"}
 
 
@@ -30,21 +30,21 @@ class RankEnvironment:
     """The places that a pod of this environment can have."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        """Read what the pod was made with.
+        """Read the environment that the pod was created with.
 
         Raises:
             ConfigurationError: a variable is missing, malformed or contradicts another.
         """
         can_change = all(env.get(name) for name in (GENERATION, "DDP_STATUS_PORT", "DDP_TOKEN"))
         self.can_change = can_change
-        """Whether the operator may tell the pod of another one."""
+        """True: the operator may send the pod another assignment."""
         waits = can_change and "NODE_RANK" not in env
-        if waits:  # until it is told of a place, it is read as if it were alone
+        if waits:  # until it has an assignment, read it as if it were the only pod
             env = {**env, **_ALONE, "WORLD_SIZE": env.get("LOCAL_WORLD_SIZE", "")}
         self.placement = Placement.from_env(env)
-        """That of the environment; of a pod without a place, only what all pods have in common."""
+        """Read from the environment; without an assignment, only the values common to all pods."""
         self.hold_seconds = _hold_seconds(env) if can_change else 0
-        """How long to wait for another place before ranks start in the first one."""
+        """How long to wait for another assignment before ranks start with the first one."""
         self._sizes_are_fixed = bool(env.get(SIZES))
         self._host = _REPLACEMENT.sub("", env.get("DDP_POD", ""))
         self.born = Assignment(
@@ -74,11 +74,11 @@ class RankEnvironment:
         return ""
 
     def ranks(self, place: Assignment, *, by_name: bool) -> Mapping[int, Mapping[str, str]]:
-        """The variables of each rank that a place gives to this pod.
+        """Return the variables of each rank that the assignment gives to this pod, by rank.
 
-        `by_name`: whether MASTER_ADDR names node rank 0 even where its address is known. To the
-        name, name servers may give the address of the pod before for half a minute; only ranks
-        that form their group by themselves know better.
+        `by_name`: use the host name of node rank 0 as MASTER_ADDR even if its address is known.
+        After a replacement, DNS may return the old pod's address for half a minute. Only ranks that
+        form their group themselves can handle that.
         """
         if place.node_rank is None:
             return {}
@@ -95,8 +95,8 @@ class RankEnvironment:
                 **common,
                 "RANK": str(first_rank + local_rank),
                 "LOCAL_RANK": str(local_rank),
-                # To torchrun, below the launcher, each rank is a node of one process: whatever
-                # starts it in several ranks of a pod, they are as many as there should be.
+                # For a torchrun below the launcher, each rank is a node with one process. So the
+                # number of ranks is right even if several ranks of a pod start torchrun.
                 "PET_NODE_RANK": str(first_rank + local_rank),
                 "PET_NNODES": str(world_size),
                 "PET_NPROC_PER_NODE": "1",
@@ -113,7 +113,7 @@ def _hold_seconds(env: Mapping[str, str]) -> int:
 
 
 def _variables(place: Assignment, *, world_size: int, by_name: bool) -> Mapping[str, str]:
-    """In the words of torch's `env://`, of torchrun, and our own."""
+    """Return the variables of torch's `env://` and of torchrun, and our own."""
     node_rank, nodes = str(place.node_rank), str(place.nodes)
     master_addr = place.master_addr if by_name else place.master_address or place.master_addr
     return {

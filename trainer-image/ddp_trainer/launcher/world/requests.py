@@ -1,4 +1,4 @@
-"""What a pod's status server is asked and told of the group."""
+"""Handles requests to the status server about the group: assignments, news and failures."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ddp_trainer.telemetry.wire import to_json
 
 _JSON = "application/json"
 _ENDED_SECONDS = 1
-"""How long the answer to a change of the group waits for the ranks of before to end, where who asks
-does not say: an operator that does not gives up after two seconds."""
+"""Default time to wait for the previous ranks to end before answering a new assignment. Operators
+that do not set a time give up after two seconds."""
 
 
 class WorldRequests:
-    """Answers whoever has shown the job's token."""
+    """Answers requests that carry the job's token."""
 
     def __init__(self, world: World, rank_environment: RankEnvironment) -> None:
-        """Of one pod."""
+        """`world`: state of the group. `rank_environment`: checks assignments for this pod."""
         self._world = world
         self._rank_environment = rank_environment
 
     def put_place(self, request: BoundedHandler) -> None:
-        """PUT /world: the place of this pod; the answer perhaps not at once."""
+        """PUT /world: set the assignment of this pod; the answer may take some seconds."""
         try:
             asked = _query(request)
             most, otherwise = LONGEST_WAIT_SECONDS, _ENDED_SECONDS
@@ -59,7 +59,7 @@ class WorldRequests:
         request.answer(code, json.dumps(answer), _JSON)
 
     def get_news(self, request: BoundedHandler) -> None:
-        """GET /world: who has failed, and how ranks get over it; perhaps not at once."""
+        """GET /world: return failed pods and the restart scope, perhaps after some seconds."""
         try:
             asked = _query(request)
             after = _number(asked, "after")
@@ -71,7 +71,7 @@ class WorldRequests:
         request.answer(HTTPStatus.OK, to_json(news), _JSON)
 
     def post_failure(self, request: BoundedHandler) -> None:
-        """POST /failures: a pod's ranks have failed for good."""
+        """POST /failures: record that a pod's ranks have failed permanently."""
         content = request.content(most=failure_reports.MAX_BYTES)
         if content is None:
             return
@@ -96,5 +96,5 @@ def _number(
 ) -> int:
     text = asked.get(name, [str(otherwise)])[-1]
     if not text.isdecimal() or int(text) > most:
-        raise ValueError(f"{name}: a whole number from 0 to {most}")
+        raise ValueError(f"{name}: set it to a whole number from 0 to {most}")
     return int(text)

@@ -1,9 +1,9 @@
-"""What a launcher knows of the group: its pod's place, and who has failed for good.
+"""Holds a launcher's state of the group: its pod's assignment, and pods that failed permanently.
 
-Nothing here acts: threads that serve requests tell and ask, and the one that starts ranks looks.
-Whatever is told comes from the operator, perhaps twice, late, or from one that was replaced long
-ago: a place counts by its generation alone, which never goes back. While the operator is away, the
-launcher of node rank 0 leads (`leading`): it tells the others of generations with the same pods.
+Nothing here acts. Threads that serve requests write and read the state; the thread that starts
+ranks reads it. Assignments come from the operator, perhaps twice, late, or from an old operator.
+Only the generation decides which one counts, and it never decreases. While the operator is away,
+the launcher of node rank 0 leads (`leading`): it begins generations with the same pods.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.telemetry.wire import utc
 
 LONGEST_WAIT_SECONDS = 25
-"""Of who asks for news: below what proxies on the way allow to an answer, 30 s as a rule."""
+"""Limit of a request for news: below the usual timeout of proxies, 30 s."""
 _WAITING = 2
-"""An operator, and the one that takes over from it; each takes a thread."""
+"""Requests that may wait: one of an operator, one of its successor. Each takes a thread."""
 _FAILURES = 64
-"""The first ones, among which the cause is; what follows from it may be thousands."""
+"""Failures to keep. The cause is among the first; its consequences may be thousands."""
 _LISTENS_SECONDS = 600.0
-"""For how long somebody counts as listening who has asked once."""
+"""How long a client counts as listening after its last request."""
 LEAD_SECONDS = 30.0
-"""How long nobody has asked when node rank 0 leads: longer than an operator takes to start again or
-to be followed by another one, which asks every 20 s."""
+"""Time without a request after which node rank 0 leads. An operator asks every 20 s; this is longer
+than it takes to restart or to be replaced."""
 _LEAD_PAUSES = (5.0, 300.0)
-"""How long a failure waits then: twice as long after each generation that failed at once."""
+"""First and longest delay of such a restart; it doubles after each generation that failed at once.
+"""
 _AT_ONCE_SECONDS = 10.0
 _LOOK_SECONDS = 2.0
-"""Between two looks at the pod's disk, while the operator waits for news."""
+"""Interval between checks of the pod's disk while the operator waits for news."""
 _LED = 64
-"""Generations that nobody has heard of: the newest, of a count that the generation itself tells."""
+"""Generations without the operator to keep: the newest. Their number is known from the generation.
+"""
 _FAILURES_LED = 2
-"""Of each of these, the first ones."""
+"""Failures to keep of each of them: the first ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,25 +60,27 @@ class Led:
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What the operator asks the pod of node rank 0 for."""
+    """The answer of node rank 0 to the operator's request for news."""
 
     number: int
-    """Grows whenever anything else here changes."""
+    """Grows with each change of the other fields."""
     generation: int
     scope: Literal["Pod", "InPlace"]
-    """How ranks get into another group: by themselves, or started anew."""
+    """How ranks get into another group. Pod: they form it themselves; InPlace: they are restarted.
+    """
     failures: tuple[Failure, ...]
-    """In the order in which they came: of this generation, and those that others were led for."""
+    """In order of arrival: of this generation, and of those that led to restarts without the
+    operator."""
     members: str | None = None
-    """The slots of the group's pods, where node rank 0 may lead."""
+    """The slots of the group's pods, if node rank 0 may lead."""
     led: tuple[Led, ...] | None = None
-    """The generations up to this one that the operator has not told of."""
+    """The generations up to this one that did not come from the operator."""
     saved_in_pod: bool | None = None
-    """Whether ranks have saved to this pod's own disk, which no other pod sees."""
+    """True: ranks have saved to this pod's own disk, which no other pod can read."""
 
 
 class World:
-    """All of it; its methods may be called from any thread."""
+    """The whole state. Its methods are thread-safe."""
 
     def __init__(
         self,
@@ -86,10 +90,10 @@ class World:
         clock: Callable[[], float] = time.monotonic,
         local_checkpoints: LocalCheckpoints | None = None,
     ) -> None:
-        """`born`: the place that the pod was made with.
+        """`born`: the assignment that the pod was created with.
 
-        `wake`: called when there is something new to act on, or somebody asks.
-        `clock`: in seconds, never going back.
+        `wake`: called when the state changes, and on requests.
+        `clock`: monotonic, in seconds.
         `local_checkpoints`: None: no rank saves to the pod's own disk.
         """
         self.born = born
@@ -102,15 +106,14 @@ class World:
         self._scope: Literal["Pod", "InPlace"] = "InPlace"
         self._failures: list[Failure] = []
         self._led = False
-        """Whether the known generation was begun by a launcher, and the operator says nothing of it
-        yet."""
+        """True: a launcher began this generation, and the operator has not accepted it yet."""
         self._led_before: list[Led] = []
         self._failures_before: list[Failure] = []
-        """What generations were led for."""
+        """Failures that led to restarts without the operator."""
         self._undecided_since = 0.0
-        """When what is undecided came to be so: the first failure, or a place to wait in."""
+        """Time of the first failure, or of an assignment that waits for a start."""
         self._began_at = 0.0
-        """When the present place was told."""
+        """Time of the current assignment."""
         self._lead_pause, _ = _LEAD_PAUSES
         self._waiting: deque[object] = deque(maxlen=_WAITING)
         self._asked_at: float | None = None
@@ -119,15 +122,15 @@ class World:
 
     @property
     def place(self) -> Assignment:
-        """The newest; the same object as long as nothing has changed."""
+        """The newest assignment; the same object until it changes."""
         return self._place
 
     def take(self, place: Assignment) -> bool:
-        """Note the pod's place, if it is news.
+        """Store an assignment of the pod, if it is new.
 
         Returns:
-            Whether this is now what is known; false: a higher generation is, or it is of another
-            job or attempt.
+            True: it is the current one now. False: the pod has a higher generation, or it belongs
+            to another job or attempt.
         """
         with self._changed:
             known = self._place
@@ -145,8 +148,10 @@ class World:
         return True
 
     def _is_the_same(self, place: Assignment) -> bool:
-        """Whether a place is of the very generation that is known by its number: the operator may
-        know another one by it that was led meanwhile, or have accepted that one.
+        """Return True if the assignment is of the generation that this pod has.
+
+        A launcher may have begun one with the same number while the operator was away. The operator
+        either accepts that one or has its own.
         """
         known = self._place
         if place.led and self._led:
@@ -185,21 +190,23 @@ class World:
 
     @property
     def failures(self) -> Sequence[Failure]:
-        """Of the present generation, in the order in which they came."""
+        """Failures of the current generation, in order of arrival."""
         with self._changed:
             return tuple(self._failures)
 
     @property
     def is_led(self) -> bool:
-        """Whether a launcher began the generation that is known."""
+        """True: a launcher began the current generation, not the operator."""
         return self._led
 
     def wait_to_lead(self) -> Assignment:
-        """Wait until node rank 0, which this pod must be, is to lead the next generation: until
-        nobody has decided about a failure, or has let ranks start, for so long.
+        """Wait until node rank 0, which is this pod, must begin the next generation.
+
+        That is when the operator has not decided about a failure, or has not let ranks start, for
+        too long.
 
         Returns:
-            The present place.
+            The current assignment.
         """
         with self._changed:
             while True:
@@ -210,14 +217,14 @@ class World:
                 self._changed.wait(None if due is None else due - now)
 
     def _due_to_lead(self) -> float | None:
-        """None: not before something changes."""
+        """Return when to begin the next generation; None: not before a change."""
         place = self._place
         if place.node_rank != 0 or not place.members or self._asked_at is None or self._waiting:
             return None
         if not (self._failures or not (place.start or self._led)):
             return None
         if place.nodes > 1 and self._local_checkpoints.exist():
-            return None  # the other pods would begin without what this one has saved
+            return None  # other pods would start without the checkpoints on this pod's disk
         return max(self._asked_at + LEAD_SECONDS, self._undecided_since + self._lead_pause)
 
     def _next_lead_pause(self) -> float:
@@ -226,8 +233,9 @@ class World:
         return min(self._lead_pause * 2, most) if at_once else least
 
     def begin(self, place: Assignment) -> bool:
-        """Ranks run in this place from here on, unless another one is known by now: whoever was
-        told of that has heard that none run.
+        """Record that ranks start with this assignment; False if there is another one by now.
+
+        The sender of that one was told that no ranks run.
         """
         with self._changed:
             if self._place is not place:
@@ -236,22 +244,22 @@ class World:
             return True
 
     def ranks_run(self, generation: int | None) -> None:
-        """Ranks of a generation run from here on; None: none do."""
+        """Record that ranks of a generation run; None: no ranks run."""
         with self._changed:
             self._ranks_of = generation
             self._changed.notify_all()
 
     def waits(self, *, is_warm: bool) -> None:
-        """No rank is to run in this pod for now; `is_warm`: one would start at once."""
+        """Record that the pod waits without ranks. `is_warm`: ranks would start at once."""
         with self._changed:
             self._is_warm = is_warm
             self._changed.notify_all()
 
     def is_ready_for(self, place: Assignment, *, wait_seconds: float) -> bool:
-        """Whether no ranks of an earlier generation run, and, where a pod is to wait without a
-        place, whether its ranks would start at once; at the latest after so long.
+        """Wait until no ranks of an earlier generation run; return whether that is so.
 
-        Where they did, processes that start anew in other pods could take them for their peers.
+        A spare pod must also be warm. Otherwise processes that restart in other pods could mistake
+        old ranks for their peers. Waits at most `wait_seconds`.
         """
 
         def is_done() -> bool:
@@ -262,21 +270,21 @@ class World:
             return self._changed.wait_for(is_done, wait_seconds)
 
     def joined(self) -> None:
-        """Ranks of this pod can form their group anew by themselves."""
+        """Record that the ranks of this pod can form their group again by themselves."""
         with self._changed:
             if self._scope != "Pod":
                 self._scope = "Pod"
                 self._tell()
 
     def note(self, report: FailureReport) -> Refusal | None:
-        """Keep the news that a pod's ranks have failed for good, for whoever asks.
+        """Store a report that a pod's ranks have failed permanently.
 
         Returns:
-            None: it is noted, now or before.
+            Why it is refused; None: it is stored, now or earlier.
         """
         with self._changed:
             if (report.job_uid, report.attempt) != (self._place.job_uid, self._place.attempt):
-                return Refusal(error="node rank 0 is of another job or attempt")
+                return Refusal(error="node rank 0 belongs to another job or attempt")
             generation = self._place.generation
             if report.generation != generation:
                 error = f"node rank 0 is in generation {generation}"
@@ -284,7 +292,7 @@ class World:
             asked_at = self._asked_at
             silent = asked_at is None or self._clock() - asked_at > _LISTENS_SECONDS
             if silent and (asked_at is None or not self._place.members):
-                return Refusal(error="the operator does not ask node rank 0 for such news")
+                return Refusal(error="the operator does not poll node rank 0 for failures")
             known = any(failure.pod == report.pod for failure in self._failures)
             if not known and len(self._failures) < _FAILURES:
                 if not self._failures:
@@ -295,11 +303,11 @@ class World:
             return None
 
     def news(self, *, after: int, wait_seconds: float) -> News:
-        """What is known, as soon as its number is above `after`, or after so many seconds.
+        """Return the news once its number is above `after`, or after `wait_seconds`.
 
-        Only the newest few wait: others get their answer at once.
+        Only the newest few requests wait; older ones are answered at once.
         """
-        self._wake()  # for what nobody has looked at yet, such as whether ranks have joined
+        self._wake()  # so that the supervisor checks, for example, whether ranks have joined
         with self._changed:
             self._asked_at = self._clock()
             this = object()
