@@ -174,7 +174,7 @@ def is_training(job: Job) -> bool:
 def resumed_step(log: str) -> int:
     """The step from which a rank 0 went on; 0 when it began anew."""
     steps = re.findall(
-        r"(?:resuming from checkpoint \S+ \(step |going on from memory at step )(\d+)", log
+        r"(?:resuming from checkpoint \S+ \(step |continuing from memory at step )(\d+)", log
     )
     return int(steps[-1]) if steps else 0
 

@@ -65,10 +65,12 @@ def test_a_training_shrinks_grows_and_loses_no_step(
 
     # That of rank 0 is told to end, and says so: the other one goes on first.
     shared.run("delete", "pod", first, "--wait=false")
-    job.log_with(second, "going on from memory at step")
+    job.log_with(second, "continuing from memory at step")
     generation = has_size(job, 2, after=generation + 1)
-    assert "another pod was told to stop" not in job.log(second)
-    job.log_with(f"{first}-r1", "going on from memory at step")  # until then only one has the state
+    assert "another pod is stopping" not in job.log(second)
+    job.log_with(
+        f"{first}-r1", "continuing from memory at step"
+    )  # until then only one has the state
     force_delete(job, second)
     generation = has_size(job, 2, after=generation + 1)
     shared.run("scale", "ddpjob", changing, "--replicas=3")

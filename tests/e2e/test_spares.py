@@ -60,7 +60,7 @@ def test_a_training_loses_rank_0_and_a_worker_and_no_step(
 
     leader, worker = f"{disturbed}-0-2", f"{disturbed}-0-0-r1"
     force_delete(job, f"{disturbed}-0-0")  # rank 0's
-    job.log_with(leader, "going on from memory at step")
+    job.log_with(leader, "continuing from memory at step")
     whole_with(job, 1, generation=1)
     force_delete(job, f"{disturbed}-0-1")
     status = job.wait_until("Succeeded")
@@ -71,7 +71,7 @@ def test_a_training_loses_rank_0_and_a_worker_and_no_step(
     assert (status.world.generation, status.world.members) == (2, "2,0")
     assert job.uids()[f"{disturbed}-0-2"] == before[f"{disturbed}-0-2"]
     for pod in (leader, worker):
-        assert "resuming from checkpoint" not in job.log_with(pod, "going on from memory at step")
+        assert "resuming from checkpoint" not in job.log_with(pod, "continuing from memory at step")
     broken = job.log(leader).count("the group broke at step")
     for rank in range(2):
         file = f"{STEP_LOG}.rank{rank}"

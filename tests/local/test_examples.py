@@ -57,7 +57,7 @@ async def test_an_elastic_job_grows_shrinks_and_takes_the_same_steps(tmp_path: P
         await command.read_until("3 pods train on, 2 did: one more is there")
         assert await command.wait() == 0, command.output
     assert "2 pods train on without node rank 1" in command.output
-    resumed = re.findall(r"group of 2 ranks .*\n.* going on from memory at step", command.output)
+    resumed = re.findall(r"group of 2 ranks .*\n.* continuing from memory at step", command.output)
     assert resumed, command.output
     assert "resuming from checkpoint" not in command.output
     trained = re.search(r"trained +240 of 240 steps on [23] pods, ([\d.]+)%", command.output)

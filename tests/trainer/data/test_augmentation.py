@@ -58,7 +58,7 @@ def test_a_rank_is_killed_and_the_group_formed_anew(tmp_path: Path, undisturbed:
         pods = wounded.start_all(*flags(wounded, "--checkpoint-every-steps=1000"))
         wounded.wait_for_step(9)
         os.kill(pods[1].rank_pids()[0], signal.SIGKILL)
-        pods[1].wait_for_log("going on from memory")
+        pods[1].wait_for_log("continuing from memory")
         for pod in pods:
             assert pod.wait() == 0, pod.log
         assert_same_run(wounded, undisturbed)

@@ -32,7 +32,7 @@ def assert_same_end(folder: Path, plan: list[Death], undisturbed: Job) -> str:
     log = "\n".join(pod.log for pod in ended)
     assert deaths.toll(folder / "graves") == len(plan), log
     assert "resuming from checkpoint" not in log
-    assert "this process cannot go on" not in log
+    assert "this process cannot continue" not in log
     assert log.count("restarting it") == len(plan)
     assert_same_run(wounded, undisturbed)
     return log

@@ -106,7 +106,7 @@ def test_what_is_old_or_doubled_or_of_others_changes_nothing(tmp_path: Path) -> 
         assert pod.tell(4, 1, jobUid="another") == (409, 3)
         assert pod.tell(4, 1, attempt=1) == (409, 3)
         assert pod.tell(4, 1, start="yes")[0] == 400
-        assert pod.tell(4, 2) == (400, "nodeRank: null, or a number from 0 to below nodes\n")
+        assert pod.tell(4, 2) == (400, "nodeRank: must be null or 0 to nodes - 1\n")
         assert pod.request("PUT", "/world", "x" * 5000)[0] == 400
         assert pod.tell(4, 1, host="another-pod") == (400, f"host: this is {pod.name}\n")
         assert pod.tell(1, 1, host=pod.name) == (409, 3)

@@ -40,7 +40,7 @@ def come(store: HashStore, place: ScriptProgress, *, seconds: float = 60.0) -> N
 
 
 def test_a_rank_that_never_comes_to_the_end_is_named() -> None:
-    expected = r"rank 1 did not come to the end of the training within 0\.1 s"
+    expected = r"rank 1 did not reach the end of the training within 0\.1 s"
     with pytest.raises(BrokenGroupError, match=expected):
         come(HashStore(), (3, 0, 0, 0), seconds=0.1)
 
@@ -81,7 +81,7 @@ def test_who_has_left_ends_with_an_error_that_names_both() -> None:
     def look() -> None:
         objection.look(membership(store).store, now=0.0)
 
-    with pytest.raises(LeftEarlyError, match="rank 0 has left the training, and rank 1 trains on"):
+    with pytest.raises(LeftEarlyError, match="rank 0 left the training while rank 1 continues"):
         wait_for_all_to_end(membership(store), (3, 0), look, timeout_seconds=60)
 
 
@@ -103,7 +103,7 @@ def test_a_rank_that_leaves_early_is_started_again(tmp_path: Path) -> None:
         assert deaths.toll(graves) == len(plan), pod.log
         for left, other in ((1, 0), (0, 1)):
             assert (
-                f"the script of rank {left} has left the training, and rank {other} trains on: "
+                f"the script of rank {left} left the training while rank {other} continues: "
                 "let all ranks leave it at the same step"
             ) in pod.log
         assert pod.log.count("restarting it") == len(plan), pod.log

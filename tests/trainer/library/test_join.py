@@ -135,7 +135,7 @@ def test_the_steps_of_an_epoch_are_those_of_all_ranks(monkeypatch: pytest.Monkey
     monkeypatch.setenv("DDP_BATCH", "global")
     monkeypatch.setenv("DDP_BATCH_RANKS", "2")
     assert ddp_trainer.steps_per_epoch(loader) == 3, "5 samples each"
-    with pytest.raises(ConfigurationError, match="IterableDataset, whose length nobody knows"):
+    with pytest.raises(ConfigurationError, match="IterableDataset, which has no known length"):
         ddp_trainer.steps_per_epoch(DataLoader(Endless(), batch_size=2))
 
 
@@ -442,7 +442,7 @@ def test_a_script_leaves_the_process_group_to_the_job(model: nn.Module) -> None:
     finally:
         dist.destroy_process_group()
     assert end.value.code == 64
-    assert "take init_process_group() out of the script" in str(end.value.__cause__)
+    assert "remove init_process_group() from the script" in str(end.value.__cause__)
 
 
 def test_the_optimizer_steps_behind_the_gate_alone(

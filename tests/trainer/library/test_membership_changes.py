@@ -88,7 +88,7 @@ def end(world: World) -> tuple[int, int]:
     """See all pods end well and alike; the last steps before the group changed, and of all."""
     for pod in world.slots.values():
         assert pod.wait() == 0, pod.log
-        assert "forming it anew" not in pod.log, "a group that changes is none that breaks"
+        assert "forming it again" not in pod.log, "a group that changes is none that breaks"
     assert_ends_alike([*world.slots.values()])
     last = step_of_change(world.slots[world.members[0]])
     ends = max(world.of.begun_steps_of(0))
@@ -102,7 +102,7 @@ def test_a_healthy_group_of_three_becomes_one_of_two(leaver: int, tmp_path: Path
         world.change([slot for slot in range(3) if slot != leaver])
         left = world.slots.pop(leaver)
         assert left.wait() == 0, left.log
-        assert "this pod has no place in the group any more (generation 1)" in left.log
+        assert "this pod is no longer in the group (generation 1)" in left.log
         assert "ends with" not in left.log, "the script does not go on after its training"
         last, ends = end(world)
         for pod in world.slots.values():
@@ -164,7 +164,7 @@ def test_one_that_is_told_to_end_leaves_first_where_the_others_can_go_on(
         last, ends = end(world)
         assert last >= trains
         for pod in world.slots.values():
-            assert "another pod was told to stop" not in pod.log
+            assert "another pod is stopping" not in pod.log
         assert_each_step_once(world.of, (nodes * ranks, last), ((nodes - 1) * ranks, ends))
         assert max(saved_by(going), default=0) <= last, "it saves no more than it has trained"
 
@@ -197,7 +197,7 @@ def test_nobody_waits_for_one_that_the_operator_says_is_lost(victim: int, tmp_pa
             last = wait_for_standstill(world.of, rank=1 - victim)
             world.change(list(world.slots), broken=True)
             # Whoever hears it first cuts its connections: the other may know before it looks.
-            word = "another pod has a lost one's place, as the operator says"
+            word = "the operator has replaced a lost pod"
             until(lambda: any(word in pod.log for pod in world.slots.values()), "the word")
         for pod in world.slots.values():
             assert pod.wait() == 0, pod.log
@@ -221,7 +221,7 @@ def test_rank_0_becomes_another_process_of_a_healthy_group(tmp_path: Path) -> No
     with training(tmp_path, nodes=3) as world:
         world.change([2, 0, 1])
         last, ends = end(world)
-        assert "the group of 3 pods is another one (generation 1)" in world.slots[0].log
+        assert "the group of 3 pods has new members (generation 1)" in world.slots[0].log
         assert "node rank 0 becomes 1" in world.slots[0].log
         assert begun_again(world.of, ranks=3) == {1, last + 1}, "which are rehearsed"
         assert_each_step_once(world.of, (3, last), (3, ends))

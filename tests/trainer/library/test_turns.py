@@ -82,7 +82,7 @@ def test_an_optimizer_has_to_be_known(job: ddp_trainer.Job, pair: Pair) -> None:
 
 def test_turns_are_not_accumulated(job: ddp_trainer.Job, pair: Pair) -> None:
     next(job.batches(batches(), accumulate=2))
-    with pytest.raises(ConfigurationError, match=r"accumulate=.* do not go together"):
+    with pytest.raises(ConfigurationError, match=r"accumulate=.* cannot be combined"):
         job.step(optimizer=pair.left_optimizer)
 
 

@@ -56,7 +56,7 @@ def test_a_rank_of_a_script_is_killed_and_comes_back(name: str, tmp_path: Path) 
         os.kill(victim, signal.SIGKILL)
         until(lambda: not is_alive(victim), "the rank's death")
         pod.wait_for_log("restarting it, 1 of at most 3")
-        pod.wait_for_log("going on from memory at step")
+        pod.wait_for_log("continuing from memory at step")
         # Scripts that have far to go are told to stop, which saves.
         pod.stop()
         assert pod.wait() in (0, 128 + signal.SIGTERM), pod.log
@@ -73,7 +73,7 @@ def test_a_rank_of_a_script_that_stands_still_is_killed_and_comes_back(tmp_path:
         pod.wait_for_log("epoch 0: ")
         os.kill(pod.pids_of_ranks()[1], signal.SIGSTOP)
         pod.wait_for_log("rank 1 has been frozen for 3 s: killing it")
-        pod.wait_for_log("going on from memory at step")
+        pod.wait_for_log("continuing from memory at step")
         pod.wait_for_log("epoch 1: ")
         pod.stop()
         assert pod.wait() in (0, 128 + signal.SIGTERM), pod.log

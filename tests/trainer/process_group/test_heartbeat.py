@@ -55,7 +55,7 @@ def test_the_operators_word_is_enough(memberships: list[Membership]) -> None:
     with pytest.raises(Empty):
         lost.get(timeout=0.3)
     said.set()
-    words = "another pod has a lost one's place, as the operator says"
+    words = "the operator has replaced a lost pod"
     assert lost.get(timeout=DEADLINE_SECONDS) == words
 
 
@@ -76,7 +76,5 @@ def test_a_successor_tells_that_its_predecessor_is_lost(memberships: list[Member
             timeout_seconds=0.5,
         )
         for lost in (named[0], named[2]):
-            assert lost.get(timeout=DEADLINE_SECONDS) == (
-                "a new process has come in the place of a rank"
-            )
+            assert lost.get(timeout=DEADLINE_SECONDS) == ("a new process has replaced a rank")
         assert successor.exception() is not None

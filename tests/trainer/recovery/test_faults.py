@@ -87,7 +87,7 @@ def test_a_pod_of_two_ranks_is_killed_and_replaced(victim: int, tmp_path: Path) 
         pods[victim].kill()
         pods[1 - victim].wait_for_log("the group broke")
         successor = of.start(victim, *trained)
-        successor.wait_for_log("going on from memory")
+        successor.wait_for_log("continuing from memory")
         assert pods[1 - victim].rank_pids() == survivors
         for pod in (successor, pods[1 - victim]):
             assert pod.wait() == 0, pod.log

@@ -139,7 +139,7 @@ def test_one_pod_killed_and_replaced(victim: int, tmp_path: Path, undisturbed: J
         until(lambda: not any(is_alive(pid) for pid in orphans), "the ranks to die with the pod")
         pods[1 - victim].wait_for_log("the group broke")
         replacement = wounded.start(victim, *without_checkpoints(wounded))
-        replacement.wait_for_log("going on from memory")
+        replacement.wait_for_log("continuing from memory")
         assert pods[1 - victim].rank_pids() == survivor
         assert replacement.wait() == 0, replacement.log
         assert pods[1 - victim].wait() == 0, pods[1 - victim].log
@@ -161,7 +161,7 @@ def test_ranks_of_three_killed_and_started_again_by_their_launchers(
             os.kill(before[victim][0], signal.SIGKILL)
         for victim in victims:
             pods[victim].wait_for_log("restarting it, 1 of at most 3 restarts")
-            pods[victim].wait_for_log("going on from memory")
+            pods[victim].wait_for_log("continuing from memory")
         for rank in {0, 1, 2} - set(victims):
             assert pods[rank].rank_pids() == before[rank]
         for pod in pods:
@@ -238,7 +238,7 @@ def test_one_pod_told_to_stop_the_other_waits_for_its_successor(
         survivor = pods[0].rank_pids()
         pods[1].stop()
         assert pods[1].wait() == 143, pods[1].log
-        pods[0].wait_for_log("another pod was told to stop")
+        pods[0].wait_for_log("another pod is stopping")
         assert pods[0].rank_pids() == survivor
         successor = evicted.start(1, *flags(evicted))
         assert successor.wait() == 0, successor.log
@@ -293,7 +293,7 @@ def test_a_pod_told_to_stop_while_it_waits_still_knows_what_was_saved(tmp_path: 
         stopped.wait_for_step(3)
         pods[1].stop()
         assert pods[1].wait() == 143, pods[1].log
-        pods[0].wait_for_log("another pod was told to stop")
+        pods[0].wait_for_log("another pod is stopping")
         pods[0].stop()
         assert pods[0].wait() == 143, pods[0].log
         message = pods[0].message
@@ -327,7 +327,7 @@ def test_two_ranks_in_one_pod(tmp_path: Path, undisturbed: Job) -> None:
         single.wait_for_step(random_step())
         before = pod.rank_pids()
         os.kill(before[1], signal.SIGKILL)
-        pod.wait_for_log("going on from memory")
+        pod.wait_for_log("continuing from memory")
         after = pod.rank_pids()
         assert after[0] == before[0]
         assert after[1] != before[1]

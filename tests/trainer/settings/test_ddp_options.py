@@ -72,8 +72,8 @@ def test_unused_parameters_are_named_unless_looked_for(seen: Results) -> None:
         result = rank["unused_parameters"]
         message = (
             f"the loss of rank {number} does not depend on extra.weight, extra.bias: set "
-            "--find-unused-parameters (find_unused_parameters=True in a script of your own), or "
-            "freeze them or leave them out of the model"
+            "--find-unused-parameters (find_unused_parameters=True in your own script), or "
+            "freeze them, or remove them from the model"
         )
         assert result["never"] == result["never, accumulated"] == message
         assert result["never, found"] == result["never, static"] == ""

@@ -50,9 +50,9 @@ def test_a_device_that_hangs_ends_its_process(
 ) -> None:
     fault = Death(rank=rank, point="backward", step=STEP, deed="hang")
     pod = run_with(fault, folder=tmp_path, reference=reference)
-    assert "LostDeviceError: this rank's device did not come to the end of" in pod.log
+    assert "LostDeviceError: this rank's device did not finish its queued work" in pod.log
     assert pod.log.count("restarting it") == 1
-    assert "going on from memory" in pod.log
+    assert "continuing from memory" in pod.log
     assert "resuming from checkpoint" not in pod.log
 
 
@@ -78,7 +78,7 @@ def test_a_rank_lost_while_devices_are_joined_costs_nobody_else_their_state(
     lost = Death(rank=1, point="joining", deed=deed)
     plan = Death(rank=1, point="backward", step=STEP), lost
     pod = run_with(*plan, folder=tmp_path, reference=reference)
-    assert "this process cannot go on" not in pod.log
+    assert "this process cannot continue" not in pod.log
     assert pod.log.count("restarting it") == 2
     assert "resuming from checkpoint" not in pod.log
 
@@ -89,6 +89,6 @@ def test_whoever_is_busy_for_long_is_not_taken_for_stuck(
     """Longer than the device has to come to itself, which does so at once."""
     busy = Death(rank=0, point="after the optimizer's step", step=STEP, deed="be busy")
     pod = run_with(busy, Death(rank=1, point="vote"), folder=tmp_path, reference=reference)
-    assert "this process cannot go on" not in pod.log
+    assert "this process cannot continue" not in pod.log
     assert pod.log.count("restarting it") == 1
     assert "resuming from checkpoint" not in pod.log

@@ -32,6 +32,8 @@ def test_what_is_taken_away_is_missed(
         tmp_path, nodes=1, local_world_size=3, forkserver=STREAM, extra_environment=variables
     ) as wounded:
         pod = run_to_its_end(wounded)
-        assert "going on from memory at step 8" not in pod.log, "it took the step that nobody could"
+        assert "continuing from memory at step 8" not in pod.log, (
+            "it took the step that nobody could"
+        )
         with pytest.raises(AssertionError):
             assert_same(wounded.state(LAST_STEP[3]), reference(3, STREAM).state(LAST_STEP[3]))

@@ -110,7 +110,7 @@ def assert_ends_alike(pods: Sequence[Pod]) -> None:
 
 def step_of_change(pod: Pod) -> int:
     """The last step before the group that this pod is in changed."""
-    [step] = re.findall(r"going on from memory at step (\d+)", pod.log)
+    [step] = re.findall(r"continuing from memory at step (\d+)", pod.log)
     return int(step)
 
 

@@ -136,7 +136,7 @@ def test_a_rank_that_takes_over_from_memory_is_not_said_to_read_a_checkpoint(
     story: Story, tmp_path: Path
 ) -> None:
     story.lost(KillRequest.parse("1@step100"), pod(1))
-    story.logged("[rank 1] going on from memory at step 100: rank 0's state, 0.5 MB in 0.01 s")
+    story.logged("[rank 1] continuing from memory at step 100: rank 0's state, 0.5 MB in 0.01 s")
     story.job_changed(finished(story.job, "Succeeded"))
     _, lines = told(story, tmp_path)
     assert lines["came back"].startswith("at step 100 from another rank's memory")

@@ -1,1 +1,1 @@
-"""What `import ddp_trainer` gives a training script: recovery for a loop of its own."""
+"""The library that `import ddp_trainer` gives a training script: recovery for its own loop."""

@@ -191,7 +191,7 @@ class CheckpointManager:
         if stop.told():
             of_all = f" of {total_steps}" if total_steps is not None else ""
             raise StoppedError(f"told to stop at step {run.position.step}{of_all}")
-        raise LeavingError("another pod was told to stop")
+        raise LeavingError("another pod is stopping")
 
     def close(self) -> None:
         """Let a save under way come to its end: this rank trains no more."""
@@ -208,7 +208,7 @@ class CheckpointManager:
         if self._saver is not None and self._saver.directory.newest is None:
             self._saver.directory.look()
         if group.rank == 0 or lacks_it:
-            _logger.info("going on from memory at step %d: %s", run.position.step, what)
+            _logger.info("continuing from memory at step %d: %s", run.position.step, what)
 
     def _load(self, run: TrainState, group: Group) -> None:
         if not self._keeps:

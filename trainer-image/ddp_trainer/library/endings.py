@@ -1,4 +1,4 @@
-"""What the end of a rank means, in an exit code and in a sentence."""
+"""Turns the end of a rank into an exit code and a sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 def meaning(error: Exception) -> ExitCode:
-    """The exit code of a rank that ends with an error."""
+    """Return the exit code of a rank that ends with this error."""
     if isinstance(error, StoppedError):
         return ExitCode.STOPPED
     if isinstance(error, LeftError):
@@ -33,10 +33,10 @@ def meaning(error: Exception) -> ExitCode:
 
 
 def tell(report: RankReport, error: Exception | None) -> ExitCode:
-    """What it means that a rank ends with an error, or without; its report says so in words."""
+    """Write the end of a rank, with or without an error, to its report; return the exit code."""
     code = meaning(error) if error is not None else ExitCode.DONE
     if code is ExitCode.LOST_PEER and report.known.finished:
-        code = ExitCode.DONE  # whoever has finished needs nobody any more
+        code = ExitCode.DONE  # a finished rank no longer needs the others
     failed = error is not None and code not in (ExitCode.DONE, ExitCode.STOPPED)
     left = True if isinstance(error, LeftError) and not report.known.finished else None
     report.update(error=sentence(error) if failed else None, exit_code=int(code), left=left)
@@ -44,7 +44,7 @@ def tell(report: RankReport, error: Exception | None) -> ExitCode:
 
 
 def sentence(error: Exception | None) -> str:
-    """The error in one line: `DiskFull: no space left` rather than a traceback."""
+    """Return the error in one line: `DiskFull: no space left` rather than a traceback."""
     first_line = next(iter(str(error).splitlines()), "")
     if isinstance(error, ConfigurationError | LeftError | StoppedError | SupersededError):
         return first_line
@@ -52,8 +52,8 @@ def sentence(error: Exception | None) -> str:
 
 
 def end_stuck(report: RankReport, what: str) -> NoReturn:
-    """End this process from another thread than the one that does not come back."""
-    error = f"this process cannot go on: {what}"
+    """End this process from another thread than the one that is stuck."""
+    error = f"this process cannot continue: {what}"
     _logger.error("%s", error)
     report.update(error=error, exit_code=int(ExitCode.FAILURE))
     end_process(ExitCode.FAILURE)

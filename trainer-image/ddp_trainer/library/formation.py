@@ -1,4 +1,4 @@
-"""The groups that a job's ranks form, one after another, so that nobody else sees one break."""
+"""The groups that a job's ranks form one after another; other code never sees one break."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ddp_trainer.settings.options import Options
 _logger = logging.getLogger(__name__)
 
 _TEARDOWN_SECONDS = 10.0
-"""For threads of a group that everybody has left in order: they end at once."""
+"""Time for the threads of a group that all ranks left in order; they end at once."""
 
 
 class Formation:
-    """The present group, and what takes its place when it breaks.
+    """The present group, and its replacement when it breaks.
 
-    A collective that fails is answered by `form`, which comes back when there is a new group, all
-    ranks of which have the state of the most advanced one.
+    After a collective fails, call `form`. It returns when a new group has formed and all of its
+    ranks have the state of the most advanced one.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Formation:
         script: ScriptCollectives,
         options: Options,
     ) -> None:
-        """`run`: what all ranks train."""
+        """`run`: the state that all ranks train."""
         self.run = run
         self._world = world
         self._checkpoint_manager = checkpoint_manager
@@ -56,50 +56,50 @@ class Formation:
         self._votes: Votes | None = None
         self._rehearsed = False
         self.nets: list[Net] = []
-        """Whose gradients are exchanged, in the order in which all ranks have wrapped them."""
+        """Models that exchange gradients, in the order in which all ranks have wrapped them."""
         self.trouble: Exception | None = None
-        """What broke the group, if that is known and not yet dealt with."""
+        """The error that broke the group, until `form` handles it."""
 
     @property
     def group(self) -> Group:
-        """The present one; of no more use once there is trouble."""
+        """The present group; unusable once there is `trouble`."""
         assert self._group is not None, "the job is not formed"
         return self._group
 
     @property
     def votes(self) -> Votes:
-        """Of the present group."""
+        """Votes of the present group."""
         assert self._votes is not None, "the job is not formed"
         return self._votes
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a group that was not left."""
+        """Return whether this rank is in a group."""
         return self._formed is not None
 
     @property
     def has_state(self) -> bool:
-        """Whether there is something that could be saved."""
+        """Return whether there is a state to save."""
         return not self.run.is_fresh
 
     @property
     def is_rehearsed(self) -> bool:
-        """Whether sums round in this group as they will from here on.
+        """Return whether sums in this group already round as they will from now on.
 
-        DDP lays out its gradient buckets anew after its first pass, and the layout decides in which
-        order the ranks' numbers are added. Without a rehearsal, the first step after a group has
-        broken would round differently from the same step of a run that nothing happened to. Two
-        numbers have one sum: two ranks need none, unless DDP wants to see a whole pass first. Where
-        shards are dealt out, DDP has no part in it.
+        DDP changes the layout of its gradient buckets after its first pass, and the layout decides
+        in which order the ranks' numbers are added. Without a rehearsal, the first step after a
+        group broke would round differently from the same step of an undisturbed run. Two ranks need
+        no rehearsal, because two numbers have one sum, unless DDP needs to see a whole pass first.
+        Logical shards need none, because DDP does not sum them.
         """
         return self._rehearsed
 
     def form(self, error: Exception | None, *, when_broken: Callable[[], None]) -> None:
-        """Form a group, the first one or after `error` in the present one.
+        """Form the first group, or the next one after `error` in the present one.
 
         Raises:
-            Exception: the error, where it was not the group that broke; or why no other one could
-                be formed.
+            Exception: the error itself if it does not mean a broken group, or the reason why no
+                other group could form.
         """
         while True:
             has_moved = isinstance(error, MovedError)
@@ -108,7 +108,7 @@ class Formation:
                 return
             except BrokenGroupError as broken:
                 error = broken
-                if not self.is_open:  # it was left, or has not come about
+                if not self.is_open:  # it was left, or did not form
                     when_broken()
                     self._account_for(broken, has_moved=has_moved)
                     error = None
@@ -120,9 +120,9 @@ class Formation:
     def _account_for(self, broken: BrokenGroupError, *, has_moved: bool) -> None:
         step = self.run.position.step
         if self._world.current_assignment.is_outdated():
-            return  # another group is no trouble with this one; it is logged where it is met
+            return  # a change of groups is no failure; it is logged where it happens
         if has_moved:
-            _logger.info("the group changes, as other pods know: leaving it at step %d", step)
+            _logger.info("other pods report a change of the group: leaving it at step %d", step)
         else:
             self._reform_limit.count(step=step, reason=str(broken))
 
@@ -130,22 +130,23 @@ class Formation:
         """Exchange the gradients of another model; a collective.
 
         Raises:
-            Exception: what `form` is to be told.
+            Exception: pass it to `form`.
         """
         self.nets.append(net)
         self._begin_to_rehearse()
         net.form(self.group, self._shard_assignment)
 
     def note(self, error: Exception) -> None:
-        """The group is of no more use: compute on alone, until the step is to be taken."""
+        """Note that the group is broken: this rank computes alone until it would take the step."""
         self.trouble = error
         for net in self.nets:
             net.leave()
 
     def wait_for_gradients(self, *, in_turn: bool = False) -> bool:
-        """Whether those of all ranks are whole; False also where the step is but a rehearsal.
+        """Wait for the gradients of all ranks; return whether the step can be taken.
 
-        `in_turn`: what the passes before have computed may go on to be used.
+        False if the group broke or this was only a rehearsal. `in_turn`: the script may still use
+        what earlier passes computed.
         """
         if self.trouble is None:
             for net in self.nets:
@@ -155,7 +156,7 @@ class Formation:
                 net.check_all_parameters_took_part()
             try:
                 if self._shares_buffers:
-                    # After the step rather than before the next: whoever lives has rank 0's then.
+                    # After the step, not before the next: all surviving ranks then have rank 0's.
                     self._share_buffers(in_turn=in_turn)
                 self.group.gate.wait()
             except Exception as error:
@@ -165,34 +166,34 @@ class Formation:
         return self.trouble is None and self._rehearsed
 
     def end_rehearsal(self) -> None:
-        """All nets have made their pass."""
+        """Note that all models have made their pass."""
         self._rehearsed = True
 
     def equalise(self) -> None:
         """Give all ranks the same buffers; a collective.
 
-        Due before what the state of one rank decides for all: a save, an evaluation.
+        Needed before one rank's state counts for all: before a save or an evaluation.
         """
         if self.group.size > 1 and not self._shares_buffers:
             self.group.share(*self.run.buffers())
 
     def be_brief(self) -> None:
-        """All is saved: from here on wait for nobody for long."""
+        """Shorten all waits, because everything is saved."""
         self._seconds = min(self._seconds, FINAL_WAIT_SECONDS)
 
     def close(self) -> None:
-        """Leave a group that everybody leaves."""
+        """Leave a group that all ranks leave."""
         for net in self.nets:
             net.leave()
         self._script.leave()
         formed, self._formed = self._formed, None
         if formed is not None:
             formed.__exit__(None, None, None)
-        self._group = self._votes = None  # the burial waits for whoever refers to its last group
+        self._group = self._votes = None  # the teardown waits for the last reference
         release_last_group().join(_TEARDOWN_SECONDS)
 
     def abandon(self, error: BaseException) -> None:
-        """Leave the group, if there is one, because of an error that is nobody's here."""
+        """Leave the group, if there is one, because of an error outside of it."""
         with suppress(BaseException):
             self._give_up(error)
 
@@ -224,7 +225,7 @@ class Formation:
         self._group = formed.__enter__()
         self._formed = formed
         self._checkpoint_manager.agree(self.run, self._group)
-        self._stop.listen()  # from here on there is something to save
+        self._stop.listen()  # there is a state to save from now on
         self._begin_to_rehearse()
         for net in self.nets:
             net.form(self._group, self._shard_assignment)
@@ -237,7 +238,7 @@ class Formation:
         self._script.enter(self._group)
 
     def _give_up(self, error: BaseException) -> None:
-        """Leave the group; raises BrokenGroupError if that is what the error means, else itself."""
+        """Leave the group; raise BrokenGroupError if the error means that, otherwise the error."""
         for net in self.nets:
             net.leave()
         self._script.leave()

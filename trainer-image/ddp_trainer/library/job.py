@@ -1,10 +1,10 @@
-"""A training job as one rank's script sees it: data, steps, and nothing of groups that break.
+"""A training job as one rank's script sees it: data and steps, but no broken groups.
 
-A group that breaks never reaches the script as an error. What is left of the step is computed for
-nothing; `step` finds that it cannot be taken, forms the group anew and takes over the state of the
-most advanced rank; then `batches` gives the step's batches once more, or goes on where the others
-are. A rank that takes the place of a lost one runs the script from its top, and finds itself where
-the others stand.
+A broken group never reaches the script as an error. The rest of the step is computed in vain. Then
+`step` notices that the step cannot be taken, forms a new group, and loads the state of the most
+advanced rank. After that, `batches` yields the step's batches again, or continues where the other
+ranks are. A rank that replaces a lost one runs the script from its top and continues where the
+others are.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ from ddp_trainer.run.stop import is_carried
 from ddp_trainer.telemetry.prometheus import is_name
 
 _ASK_SECONDS = 0.25
-"""Between questions, within an evaluation, whether a rank was told to stop."""
+"""During an evaluation, time between votes on whether to stop."""
 
 
 class Job(Stepping):
-    """What `ddp_trainer.join` returns; every rank calls the same methods in the same order."""
+    """A job that `ddp_trainer.join` returns; all ranks call the same methods in the same order."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which alone should print and write what all of them know.
+        """Return whether this is rank 0, which alone should print and write files.
 
-        Where pods of the job change places, it may be another process with the next batch.
+        With the next batch another process may be rank 0, if pods of the job change places.
         """
         return self.rank == 0
 
     @property
     def steps_done(self) -> int:
-        """Steps that were taken since training began."""
+        """Return the number of steps taken since training began."""
         return self._run.position.step
 
     @property
     def weight(self) -> float:
-        """The present batch's part of the samples of its step, which has several to accumulate.
+        """Return the present batch's share of the samples of its step, for gradient accumulation.
 
-        Of losses that were multiplied by this, the sum is the mean over all of the step. Where a
-        rank computes several parts of a step, it is of the samples of one: their mean is taken
-        inside, each by its samples.
+        The sum of losses multiplied by this is the mean over the step. If a rank computes several
+        parts of a step, this is the share of one part; the mean over parts is taken internally, by
+        their samples.
         """
         return self._attempt.weight if self._attempt is not None else 1.0
 
     def wrap(self, model: nn.Module, **ddp: Any) -> Net:
-        """The model to call in the loop: its gradients come averaged over all ranks.
+        """Return the model to call in the loop; its gradients are averaged over all ranks.
 
         `ddp`: arguments of torch's DistributedDataParallel: bucket_cap_mb, find_unused_parameters,
         static_graph, gradient_as_bucket_view, broadcast_buffers. And gradient_compression: "fp16"
         or "bf16".
 
         Raises:
-            ConfigurationError: `join` does not know the model, or it is wrapped already or sharded.
+            ConfigurationError: the model was not given to `join`, or is wrapped or sharded.
         """
         if isinstance(model, Net) or any(net.module is model for net in self._formation.nets):
             raise ConfigurationError("wrap() got a model that is wrapped already: wrap it once")
         if not any(model is known for known in self._run.models):
             raise ConfigurationError(
                 "wrap() got a model that join() does not know: name it there, as in "
-                "join(model=model, ...), so that it can be saved and passed on"
+                "join(model=model, ...), so that it can be saved and restored"
             )
         check_whole(model)
         options = options_of(ddp)
@@ -89,9 +89,10 @@ class Job(Stepping):
         return net
 
     def epochs(self, count: int, *, max_steps: int = 0) -> Iterator[int]:
-        """The epochs that are left of so many, counted from 0: the one under way comes first.
+        """Yield the remaining epochs of `count`, numbered from 0, beginning with the present one.
 
-        `max_steps`: training ends after so many altogether, even within an epoch; 0: it does not.
+        `max_steps`: training ends after this total number of steps, even within an epoch; 0: no
+        limit.
         """
         run = self._run
         self._length.epochs, self._length.max_steps = count, max_steps
@@ -100,7 +101,7 @@ class Job(Stepping):
             self._script.come_to("epoch", self._epoch)
             yield self._epoch
             self._settle()
-            if run.epoch != self._epoch:  # the others were further
+            if run.epoch != self._epoch:  # other ranks were further
                 continue
             if self._length.is_at_limit(run.position):
                 run.end_training(epochs=count)
@@ -110,28 +111,28 @@ class Job(Stepping):
         self._script.come_to("end")
 
     def batches(self, loader: DataLoader[Any], *, accumulate: int = 1) -> Iterator[Any]:
-        """This rank's batches of what is left of the epoch; call `step` after each of them.
+        """Yield this rank's batches for the rest of the epoch; call `step` after each of them.
 
-        The samples are those of the loader, shuffled if it shuffles, shared out among all ranks as
-        DistributedSampler does it. The loader's batch size is that of one rank. `accumulate`: the
-        gradients of so many batches make one step; multiply each loss by `weight`. A batch may come
-        again, if the step that it belongs to could not be taken. With elastic.batch: global or
-        logical shards there are, on each rank, as many batches to a step as it takes the ranks to
-        compute those of all shards, none larger than the loader's; `step` takes it after the last
-        of them. A loss is then to be the mean over its batch's samples.
+        The samples are those of the loader, shuffled if it shuffles, divided among all ranks as
+        DistributedSampler does. The loader's batch size is that of one rank. `accumulate`: the
+        gradients of this number of batches make one step; multiply each loss by `weight`. A batch
+        comes again if its step could not be taken. With elastic.batch: global or logical shards, a
+        step has several batches on each rank, none larger than the loader's, until the ranks have
+        computed all shards; `step` takes it after the last of them. Each loss must then be the mean
+        over its batch's samples.
 
-        Of an IterableDataset each rank reads what its loader gives, a step ahead; the epoch ends
-        when one of them has no batches for another step. Whatever takes the place of a rank reads
-        the stream again, from where the last save was if the loader or else the dataset, where no
-        workers read it, has state_dict and load_state_dict.
+        With an IterableDataset, each rank reads its own loader, one step ahead. The epoch ends when
+        a rank has no batches for another step. A rank that replaces a lost one reads the stream
+        again. It starts at the last save if the loader has state_dict and load_state_dict, or if
+        the dataset has them and no workers read it.
 
         Raises:
-            ConfigurationError: the loader cannot be begun in the middle, or a model is sharded.
+            ConfigurationError: the loader cannot start in the middle, or a model is sharded.
         """
         if accumulate < 1:
             raise ConfigurationError(f"batches() got accumulate={accumulate}: make it 1 or more")
         check_whole(*self._run.models)
-        self._settle()  # of a loop that was left by `break`
+        self._settle()  # after a loop that `break` ended
         loading = self._use(loader, accumulate)
         position = self._run.position
         epoch = position.epoch
@@ -158,21 +159,22 @@ class Job(Stepping):
         optimizer: Optimizer | None = None,
         clip_grad_norm: float | None = None,
     ) -> bool:
-        """Take a step with the gradients that `backward` has left; False when none was taken.
+        """Take a step with the gradients from `backward`; return False if none was taken.
 
-        None is where more batches are to be accumulated, and where not all gradients have come:
-        then the same batches come again. Gradients are scaled down to `clip_grad_norm`, over all
-        parameters; optimizers step, then the gradient scaler and schedulers; gradients are cleared.
-        `loss` is for the log and the status.
+        No step is taken while more batches must be accumulated, or if gradients of other ranks are
+        missing; then the same batches come again. Gradients are clipped to `clip_grad_norm` over
+        all parameters. Then the optimizers step, then the gradient scaler and the schedulers, and
+        gradients are cleared. `loss` is shown in the log and the status.
 
-        What else changes with a step, such as an average of the weights, change right after it and
-        only if it was taken: `if job.step(loss): average.update_parameters(model)`. It belongs to
-        the step then: checkpoints are written, and new ranks get the state, when the script asks
-        for the next batch, or calls anything else of the job that takes all ranks. Of several
-        optimizers, do that after the last one's turn.
+        Change other things that belong to a step, such as an average of the weights, right after
+        it, and only if it was taken: `if job.step(loss): average.update_parameters(model)`. They
+        are then part of the step, because checkpoints are written, and new ranks receive the state,
+        when the script asks for the next batch or calls another collective method of the job. With
+        several optimizers, do this after the last one's turn.
 
-        `optimizer`: this one alone steps, of several that take turns with the same batch, in the
-        same order with each; the schedulers step when the next batch is asked for.
+        `optimizer`: only this one steps. Use it for several optimizers that take turns with the
+        same batch, always in the same order; the schedulers step when the script asks for the next
+        batch.
 
         Raises:
             ConfigurationError: the optimizer was not given to `join`.
@@ -194,13 +196,13 @@ class Job(Stepping):
         return self._take_step(attempt, loss, clip_grad_norm)
 
     def sum(self, *values: float) -> list[float]:
-        """Each value summed over all ranks, the same on all of them; a collective.
+        """Return each value summed over all ranks; a collective.
 
-        Such as a score and the number of samples that it is of, after an evaluation. Call it
-        between epochs: a rank that takes the place of a lost one has no way into a loop's body.
+        Use it after an evaluation, for example for a score and its number of samples. Call it
+        between epochs, because a rank that replaces a lost one cannot enter the body of a loop.
 
         Raises:
-            ConfigurationError: it is called within the loop of `batches`.
+            ConfigurationError: it was called within the loop of `batches`.
         """
         self._expect_no_loop("sum")
         self._settle()
@@ -208,10 +210,10 @@ class Job(Stepping):
         return answer
 
     def share(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """This rank's batches of an evaluation: all ranks together get each sample once, in order.
+        """Yield this rank's batches of an evaluation; all ranks together get each sample once.
 
-        Ranks may get one more or less than others; none may call `sum` in between. Call it between
-        epochs, as `sum`; it raises the same.
+        Samples stay in order. A rank may get one batch more or less than others; do not call `sum`
+        in between. Call this between epochs, like `sum`; it raises the same error.
         """
         self._expect_no_loop("share")
         self._settle()
@@ -223,8 +225,8 @@ class Job(Stepping):
         if begins_here:
             parts.take(self.rank)
         are_in_place = True
-        """Whether each part is with the rank of its number, as in the beginning."""
-        # What each rank does follows from the answers alone, so that all ask for the same ones.
+        """True while each part is with the rank of its number, as at the beginning."""
+        # What each rank does depends only on these answers, so all ranks ask for the same ones.
         while True:
             yield from parts.batches(seconds=_ASK_SECONDS)
             (votes, leave, unfinished, held), is_new = self._sum(
@@ -246,18 +248,18 @@ class Job(Stepping):
             elif not (stop or leave or unfinished):
                 break
         if not parts.held and are_in_place and count == self.world_size and self._is_awaited:
-            # The others were done before this rank joined them. What the lost rank of its number
-            # had added up is lost: it is missing in the sum that they wait for.
+            # The others were done before this rank joined. The results of the rank that it replaces
+            # are lost, and the others wait for them in their sum.
             parts.take(self.rank)
             yield from parts.batches(seconds=math.inf)
 
     def evaluated(self, score: float) -> None:
-        """The models have this score now, of which more is better: an accuracy, as a rule.
+        """Report the models' present score, usually an accuracy; higher is better.
 
-        It is for the log and the status. A checkpoint of the best one is kept. Each
-        ReduceLROnPlateau that `join` knows takes it with the next epoch's first step: the score
-        with mode "max", its negative with mode "min", as in `job.evaluated(-loss)`. For those, all
-        ranks need the same score.
+        It is shown in the log and the status, and the checkpoint with the best score is kept. Each
+        ReduceLROnPlateau given to `join` receives it with the first step of the next epoch: the
+        score with mode "max", its negative with mode "min", as in `job.evaluated(-loss)`. Such
+        schedulers need the same score on all ranks.
         """
         self._settle()
         self._run.score = float(score)
@@ -265,12 +267,13 @@ class Job(Stepping):
         self._checkpoint_manager.evaluated(self._run, score)
 
     def log(self, **metrics: SupportsFloat) -> None:
-        """Show numbers of the script's own, by name: in the status, for Prometheus, in the history.
+        """Report the script's own numbers by name: in the status, to Prometheus, in the history.
 
-        Those of rank 0 count; of more than 64 names, those that came first.
+        Only rank 0's numbers count, and only the first 64 names.
 
         Raises:
-            ValueError: a name is longer than 63 letters, digits, `_`, `.`, `/` and `-`.
+            ValueError: a name has more than 63 characters, or others than letters, digits, `_`,
+                `.`, `/` and `-`.
         """
         for name in metrics:
             if not is_name(name):

@@ -1,4 +1,4 @@
-"""How a script joins the other ranks of its job: under the launcher, torchrun, or nothing."""
+"""Joins a script to the other ranks of its job: under the launcher, torchrun, or alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ddp_trainer.telemetry.requests.stacks import dump_on_signal
 from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE, RankReport
 
 _AGENT_SECONDS = 60.0
-"""For torchrun's agent, which is there before its workers are."""
+"""Time for torchrun's agent to answer; it starts before its workers."""
 
 _logger = logging.getLogger("ddp_trainer")
 
@@ -53,34 +53,34 @@ def join(
     logical_shards: int | None = None,
     **parts: Any,
 ) -> Iterator[Job]:
-    """Train together with all ranks of the job, each of which calls this with the same arguments.
+    """Train together with all ranks of the job; each calls this with the same arguments.
 
-    `parts`: by a name of your choice all that training changes, such as `model=`, `optimizer=`,
-    `scheduler=`, `scaler=`: whatever has `state_dict` and `load_state_dict`. They are what a
-    checkpoint holds, and what a rank gets that takes the place of a lost one; when this returns
-    they are as all ranks have them. Models move to `job.device`.
+    `parts`: all objects that training changes, by names of your choice, such as `model=`,
+    `optimizer=`, `scheduler=`, `scaler=`. Each needs `state_dict` and `load_state_dict`.
+    Checkpoints contain their states, and a rank that replaces a lost one receives them. When this
+    returns, all ranks have the same states. Models move to `job.device`.
 
-    `scheduler_interval`: whether schedulers count the optimizer's steps, or epochs ("epoch").
-    `checkpoint_dir`: where checkpoints are written and looked for; by default where the operator
-    says (DDP_CHECKPOINT_DIR), and nowhere if it says nothing. `tensorboard`: whether rank 0 writes
-    event files beside them, which take back what is trained again. `logical_shards`: each step is
-    computed as so many ranks would, to the bit, however many there are; None: as many as there are.
-    `stop_within_seconds`: how long saving may take once the job is told to stop; set it below the
-    pod's terminationGracePeriodSeconds, which no process in the pod can read.
-    `checkpoint_timeout_seconds`: how long training waits for a save; the last save may take longer.
-    The numbers are those of the bundled trainer's flags of the same names, 0 for
-    `checkpoint_every_...`: not by that.
+    `scheduler_interval`: schedulers count the optimizer's steps ("step") or epochs ("epoch").
+    `checkpoint_dir`: directory of the checkpoints; by default the operator's DDP_CHECKPOINT_DIR,
+    and without that nothing is saved. `tensorboard`: rank 0 writes event files beside the
+    checkpoints; steps trained again replace old values. `logical_shards`: each step is computed
+    as this number of ranks would, to the bit, with any number of ranks; None: as the
+    present number of ranks would. `stop_within_seconds`: how long saving may take once the job must
+    stop; set it below the pod's terminationGracePeriodSeconds, which no process in the pod can
+    read. `checkpoint_timeout_seconds`: how long training waits for a save; the last save may take
+    longer. The other numbers are those of the bundled trainer's flags of the same names; 0 switches
+    `checkpoint_every_...` off.
 
-    Ends the process with exit code 143 when the job is told to stop and all is saved, with 75 when
-    other ranks are gone for good, with 64 when what was asked for cannot work; and with 0 when its
-    pod has no place in the group any more, while the others train on.
+    Ends the process with exit code 143 when the job must stop and everything is saved, with 75 when
+    other ranks are permanently lost, and with 64 when the arguments cannot work. It ends with 0
+    when its pod is no longer in the group while the others continue.
     """
     _show_log()
     report: RankReport | None = None
     try:
         if dist.is_initialized():
             raise ConfigurationError(
-                "join() forms the process group itself: take init_process_group() out of the script"
+                "join() forms the process group itself: remove init_process_group() from the script"
             )
         if scheduler_interval not in get_args(SchedulerInterval):
             raise ConfigurationError(
@@ -120,7 +120,7 @@ def join(
 
 
 def report_of(environment: Environment, options: Options) -> RankReport:
-    """What this rank tells its launcher, beginning with that it is alive."""
+    """Create this rank's report to its launcher, and start its heartbeat."""
     report = RankReport(os.environ, rank=environment.rank)
     if options.heartbeat_timeout_seconds > 0:
         seconds = options.heartbeat_timeout_seconds
@@ -143,10 +143,10 @@ def _end(error: Exception, report: RankReport | None) -> None:
 def environment_of(
     env: Mapping[str, str], *, checkpoint_dir: str | os.PathLike[str] | None = None
 ) -> Environment:
-    """Where this process stands: what the launcher says, or torchrun, or else all by itself.
+    """Return this process's environment: from the launcher, from torchrun, or of a single process.
 
     Raises:
-        ConfigurationError: what they say is incomplete or contradicts itself.
+        ConfigurationError: variables are missing or contradict each other.
     """
     directory = str(checkpoint_dir) if checkpoint_dir is not None else env.get("DDP_CHECKPOINT_DIR")
     if "DDP_BACKEND" in env:
@@ -181,7 +181,7 @@ def _backend() -> Backend:
 
 
 def _port_beside_the_agent(env: Mapping[str, str]) -> int:
-    """Where rank 0 holds its store: torchrun's agent listens at MASTER_PORT itself."""
+    """Return the port of rank 0's store: torchrun's agent listens at MASTER_PORT itself."""
     agent = TCPStore(
         env["MASTER_ADDR"],
         int(env["MASTER_PORT"]),
@@ -202,7 +202,7 @@ def _free_port() -> int:
 
 
 def _show_log() -> None:
-    """Show what the trainer logs, unless the script has said what is to become of logs."""
+    """Print the trainer's log, unless the script has configured logging."""
     if logging.getLogger().handlers or _logger.handlers:
         return
     handler = logging.StreamHandler(sys.stdout)

@@ -1,4 +1,4 @@
-"""Profiles a rank's next steps when somebody outside asks, with torch's profiler."""
+"""Profiles a rank's next steps with torch's profiler, on a request from outside."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Profiling:
-    """Whatever goes wrong with it is told to who asked, and is no matter of the training."""
+    """Profiles on request; errors go to the requester and do not affect the training."""
 
     def __init__(self, env: Mapping[str, str], rank: int) -> None:
-        """From here on this rank can be asked."""
+        """Accept requests for this rank from now on."""
         self._env = env
         self._rank = rank
         self._files = ProfileFiles.from_env(env, rank)
@@ -27,7 +27,7 @@ class Profiling:
 
     @property
     def rank(self) -> int:
-        """By which this process is asked."""
+        """Rank under which requests reach this process."""
         return self._rank
 
     @rank.setter
@@ -39,7 +39,7 @@ class Profiling:
             self._rank, self._files = rank, ProfileFiles.from_env(self._env, rank)
 
     def step(self) -> None:
-        """A step is complete: the next one may be the first of a profile."""
+        """Note a complete step; the next one may be the first of a profile."""
         if self._files is None:
             return
         try:
@@ -51,14 +51,14 @@ class Profiling:
             self._give_up(f"torch's profiler: {error}")
 
     def close(self) -> None:
-        """No step follows."""
+        """End a profile in progress, because no step follows."""
         if self._profiler is not None:
-            self._give_up("the training ended before all of its steps were taken")
+            self._give_up("the training ended before all of the profile's steps were taken")
 
     def _begin(self, steps: int) -> None:
-        from torch import profiler  # noqa: PLC0415 - takes time, and few ever ask
+        from torch import profiler  # noqa: PLC0415 - slow to import, rarely needed
 
-        _logger.info("profiling the next %d steps, as asked from outside", steps)
+        _logger.info("profiling the next %d steps on request", steps)
         made = profiler.profile(
             activities=profiler.supported_activities(),  # type: ignore[no-untyped-call]
             schedule=lambda _: profiler.ProfilerAction.RECORD,
@@ -73,11 +73,11 @@ class Profiling:
             return
         made, self._profiler = self._profiler, None
         made.stop()
-        trace = Path(f"{files.trace}.next.gz")  # by its end torch packs it
+        trace = Path(f"{files.trace}.next.gz")  # torch compresses it because of the suffix
         try:
             made.export_chrome_trace(str(trace))
             if trace.stat().st_size > MAX_BYTES:
-                files.fail(f"its trace has more than {MAX_BYTES >> 20} MB: ask for fewer steps")
+                files.fail(f"the trace has more than {MAX_BYTES >> 20} MB: request fewer steps")
             else:
                 files.finish(trace)
         finally:

@@ -1,4 +1,4 @@
-"""Tells how the training goes: people in the log, machines in the status, the launcher in case."""
+"""Reports the progress of training: in the log, in the status, and to the launcher."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ddp_trainer.telemetry.timing import Phase, StepTimer
 from ddp_trainer.telemetry.wire import utc
 
 FINAL_WAIT_SECONDS = 30.0
-"""How long a finished rank waits for one that died before it could know that all is saved."""
+"""How long a finished rank waits for one that died before it knew that everything is saved."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """A report by every rank; all else by rank 0, which alone has a `publisher`."""
+    """Every rank writes a report; rank 0 also logs, and publishes with its `publisher`."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Progress:
         *,
         log_every_steps: int,
     ) -> None:
-        """`voice`: makes a publisher, whenever this rank becomes rank 0."""
+        """`voice`: creates a publisher whenever this rank becomes rank 0."""
         self._report = report
         self._timer = timer
         self._checkpoint_manager = checkpoint_manager
@@ -50,9 +50,9 @@ class Progress:
         self._publisher: Publisher | None = None
         self._log_every_steps = log_every_steps
         self.total_steps: int | None = None
-        """Of the whole run, as far as is known: with another world size it is another number."""
+        """Steps of the whole run, if known; the number depends on the world size."""
         self._samples = 0
-        """That this process has seen trained on."""
+        """Samples that all ranks have trained on since this process started."""
         self._checkpoint: Checkpoint | None = None
         self._bar: ProgressBar | None = None
         self._paused_at: float | None = None
@@ -61,7 +61,7 @@ class Progress:
         self._told = self._begun
 
     def lead(self, leads: bool) -> None:
-        """This rank is rank 0, or is not, in the group that has formed."""
+        """Note whether this rank is rank 0 of the group that has formed."""
         if leads == (self._publisher is not None):
             return
         if leads:
@@ -73,7 +73,7 @@ class Progress:
             self._fall_silent()
 
     def _fall_silent(self) -> None:
-        """Leave it to another rank to tell how the training goes."""
+        """Stop publishing, because another rank is rank 0 now."""
         if self._publisher is not None:
             self._publisher.resign()
             self._publisher = None
@@ -84,7 +84,7 @@ class Progress:
         self._report.update(checkpoint=None)
 
     def begin(self, position: Position, *, total_steps: int | None) -> None:
-        """A group has formed, and trains on from `position`; None: nobody knows how far."""
+        """Note that a group has formed and trains from `position`; `total_steps` None: unknown."""
         self.total_steps = total_steps
         self._paused_at = None
         self._begun = self._told = self._mark(position)
@@ -96,13 +96,13 @@ class Progress:
         self._look_for_checkpoint()
 
     def pause(self) -> None:
-        """The group broke, or was left."""
+        """Note that the group broke or was left."""
         self._paused_at = time.monotonic()
         if self._publisher is not None:
             self._publisher.pause(self._paused_at)
 
     def step(self, position: Position, *, samples: int) -> None:
-        """A step is complete, on so many samples over all ranks."""
+        """Note a complete step, on this number of samples over all ranks."""
         self._samples += samples
         self._report.step(position.step)
         self._look_for_checkpoint()
@@ -112,17 +112,17 @@ class Progress:
             self._bar.show(position.step, self.total_steps, self._text)
 
     def wants_interval(self, position: Position) -> bool:
-        """Whether ranks are to compare notes after this step; the same answer on all ranks."""
+        """Return whether to exchange losses and times after this step; the same on all ranks."""
         return position.step % self._log_every_steps == 0 or position.step == self.total_steps
 
     def interval(
         self, position: Position, losses: Sequence[float], group: Group, *, shards: int
     ) -> float:
-        """Compare notes: this rank's losses at the last step, and how long its steps take.
+        """Exchange the ranks' losses of the last step and the times of their steps.
 
-        They add up to those of so many shards, whose mean is told.
+        The losses add up to those of `shards` shards; the log shows the mean.
 
-        Returns the seconds that a step takes the slowest rank by itself; the same on all ranks.
+        Returns the seconds of a step that the slowest rank needs by itself; the same on all ranks.
         """
         steps = max(position.step - self._told.step, 1)
         own = self._timer.own_seconds() / steps
@@ -154,7 +154,7 @@ class Progress:
         return slowest
 
     def evaluated(self, position: Position, *, accuracy: float) -> None:
-        """The model of `position` has this accuracy on the whole test set."""
+        """Report the accuracy of the model at `position` on the whole test set."""
         self._report.update(step=position.step, accuracy=round(accuracy, 6))
         self._timer.restart()
         if self._publisher is not None:
@@ -164,17 +164,17 @@ class Progress:
             )
 
     def log(self, position: Position, metrics: Mapping[str, float]) -> None:
-        """Numbers of the script's own."""
+        """Publish the script's own numbers."""
         if self._publisher is not None:
             self._publisher.log(position.step, metrics)
 
     def finished(self) -> None:
-        """All is trained and saved."""
+        """Report that everything is trained and saved."""
         self._look_for_checkpoint()
         self._report.update(finished=True)
 
     def close(self) -> None:
-        """This rank trains no more, for whatever reason."""
+        """End the reports, because this rank trains no more."""
         self._look_for_checkpoint()
         if self._publisher is not None:
             self._publisher.close()
@@ -207,7 +207,7 @@ class Progress:
 
 
 class _Mark:
-    """How far training was at some time."""
+    """The progress of training at one time."""
 
     def __init__(self, *, step: int, samples: int) -> None:
         self.step = step
@@ -221,10 +221,11 @@ class _Mark:
 def voice_of(
     placement: Placement, timer: StepTimer, *, event_files: bool = False
 ) -> Callable[[], Publisher]:
-    """What makes rank 0's publisher, in whichever process is rank 0.
+    """Return a function that creates the publisher when a process becomes rank 0.
 
     Raises:
-        ConfigurationError: TensorBoard's `event_files` are wanted, on any rank, and cannot be.
+        ConfigurationError: on any rank, TensorBoard's `event_files` are wanted but cannot be
+            written.
     """
     directory = placement.checkpoint_dir
     if event_files:

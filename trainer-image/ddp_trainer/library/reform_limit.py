@@ -1,4 +1,4 @@
-"""When it is no use any more to form a group anew."""
+"""Limits how often a group forms again without progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ReformLimit:
-    """How often a group may break before it is no use to form it again."""
+    """The number of times that a group may break in a row without progress."""
 
     def __init__(self, max_reforms: int) -> None:
         self._max_reforms = max_reforms
@@ -18,10 +18,10 @@ class ReformLimit:
         self._in_a_row = 0
 
     def count(self, *, step: int, reason: str) -> None:
-        """Another group broke, with so many steps complete.
+        """Count a group that broke after `step` complete steps.
 
         Raises:
-            LostPeerError: that was one too many.
+            LostPeerError: the limit is exceeded.
         """
         if step > self._step:
             self._step, self._in_a_row = step, 0
@@ -32,8 +32,8 @@ class ReformLimit:
             )
         self._in_a_row += 1
         _logger.info(
-            "the group broke at step %d (%s): forming it anew from memory, "
-            "%d of at most %d times without progress",
+            "the group broke at step %d (%s): forming it again from memory, "
+            "time %d of at most %d without progress",
             step,
             reason,
             self._in_a_row,

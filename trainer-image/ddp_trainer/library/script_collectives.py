@@ -1,10 +1,10 @@
-"""What becomes of a script's own collectives when a rank is lost: no script sees them fail.
+"""Runs a script's own collectives so that the script never sees them fail when a rank is lost.
 
-Within a step they fail unseen: the step is not taken, and its batches come again. Outside of the
-training loop they wait until the group has formed again, and are done again. Their results are
-kept, so that a rank that takes a lost one's place and runs the script from its top gets those that
-the others have had. Between a step and the next batch such a rank is not there: a collective that
-fails there gives each rank its own values, and so do those after it up to the next batch.
+Within a step, the step is not taken if they fail, and its batches come again. Outside the training
+loop, they wait until the group has formed again and are repeated. Their results are kept: a rank
+that replaces a lost one runs the script from its top and receives the results that the others had.
+Between a step and the next batch, such a rank is not there. If a collective fails there, it gives
+each rank its own values, and so do all further ones until the next batch.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from ddp_trainer.process_group.failures import is_lost_device, is_lost_peer
 
 Kind = Literal["start", "epoch", "step", "after a step", "after an epoch", "end"]
 Place = tuple[Kind, int]
-"""Where a script is, and at which step or epoch."""
+"""The place of a script, and its step or epoch."""
 Results = list[Tensor] | None
-"""Of a collective; None: not the same on all members."""
+"""Results of a collective; None: not the same on all members."""
 
 _PASSED_AGAIN = ("start", "epoch")
-"""Where a rank that takes a lost one's place passes, though the others are further."""
+"""Places that a replacement of a lost rank passes although the others are further."""
 
 _logger = logging.getLogger(__name__)
 
 
 class ScriptCollectives:
-    """Those of one rank's script, on torch's default group and on those made with `new_group`."""
+    """The collectives of a rank's script, on torch's default group and those of `new_group`."""
 
     def __init__(self, form: Callable[[Exception], None], *, settle: Callable[[], None]) -> None:
         """`form` forms the job's group again after an error; it calls `leave` and `enter`.
 
-        `settle` does what is due after the step before, in case a script has left its loop early.
+        `settle` completes the previous step, in case the script has left its loop early.
         """
         self._form = form
         self._settle = settle
@@ -57,23 +57,23 @@ class ScriptCollectives:
         self._group: Group | None = None
         self._place: Place = ("start", 0)
         self._left: set[Place] = set()
-        """Places that some rank has left, and that a new one has yet to pass."""
+        """Places that a rank has left and that a new rank still has to pass."""
         self._results: dict[tuple[Place, str], list[Results]] = {}
-        """By place and group."""
+        """Results by place and group."""
         self._asked: Counter[str] = Counter()
-        """How many collectives the script has called at its place, by group."""
+        """Number of collectives that the script has called at its place, by group."""
         self._is_alone = False
         self._thread = threading.get_ident()
 
-    # Where the script is.
+    # The place of the script.
 
     @property
     def place(self) -> Place:
-        """Where the script is."""
+        """Return the place of the script."""
         return self._place
 
     def come_to(self, kind: Kind, number: int = 0) -> None:
-        """The script is at another place."""
+        """Note that the script is at another place."""
         if self._place[0] in _PASSED_AGAIN:
             self._left.add(self._place)
         self._place = kind, number
@@ -81,7 +81,7 @@ class ScriptCollectives:
         self._is_alone = False
 
     def stepped(self, *, epoch: int) -> None:
-        """A step is taken: forget what no rank will ask for again."""
+        """Note that a step was taken: forget results that no rank will need again."""
         kept: set[Place] = {("start", 0), ("epoch", epoch)}
         self._left &= kept
         self._results = {key: given for key, given in self._results.items() if key[0] in kept}
@@ -89,7 +89,7 @@ class ScriptCollectives:
     # The job's groups.
 
     def enter(self, group: Group) -> None:
-        """Use a group that has formed, from here on the script's default; a collective."""
+        """Make a group that has formed the script's default; a collective."""
         self._share_results(group)
         self._group = group
         world = group.world
@@ -99,7 +99,7 @@ class ScriptCollectives:
         distributed_c10d._update_default_pg(self._world)
 
     def leave(self) -> None:
-        """Let go of the group, before the job leaves it."""
+        """Release the group, before the job leaves it."""
         group, self._group = self._group, None
         if group is None:
             return
@@ -123,7 +123,7 @@ class ScriptCollectives:
         return smaller
 
     def _share_results(self, group: Group) -> None:
-        """Have the results that any rank has, and know which places some rank has left."""
+        """Exchange results, and the places that ranks have left, with all ranks."""
         own = {key: len(given) for key, given in self._results.items()}
         message = [[*place, name, count] for (place, name), count in own.items()]
         told = [
@@ -147,7 +147,9 @@ class ScriptCollectives:
     # Collectives.
 
     def _carry_out(self, group: ScriptGroup, collective: Collective) -> dist.Work:
-        is_elsewhere = threading.get_ident() != self._thread  # such as where gradients are computed
+        is_elsewhere = (
+            threading.get_ident() != self._thread
+        )  # such as the one that computes gradients
         if self._place[0] == "step" or collective.is_message or is_elsewhere:
             return self._begin(group, collective)
         if self._place[0] == "after a step":
@@ -157,7 +159,7 @@ class ScriptCollectives:
         return Ended(collective.outputs)
 
     def _begin(self, group: ScriptGroup, collective: Collective) -> dist.Work:
-        """Begin it; where the group breaks, the step finds that out."""
+        """Begin a collective; if the group breaks, the step notices."""
         formed, keep_own = self._formed, partial(_keep_own, group, collective)
         if not (self._is_alone or formed.is_broken):
             try:
@@ -169,7 +171,7 @@ class ScriptCollectives:
         return Ended(collective.outputs)
 
     def _do_once(self, group: ScriptGroup, collective: Collective) -> None:
-        """Do it if that is possible; where the group breaks, the next step finds that out."""
+        """Run a collective if possible; if the group breaks, the next step notices."""
         formed = self._formed
         if not (self._is_alone or formed.is_broken):
             try:
@@ -180,13 +182,13 @@ class ScriptCollectives:
             else:
                 return
         _logger.warning(
-            "a rank was lost: the script's %s after a step gives this rank's own values",
+            "a rank was lost: the script's %s after a step returns this rank's own values",
             collective.name,
         )
         _keep_own(group, collective)
 
     def _do(self, group: ScriptGroup, collective: Collective) -> None:
-        """Do it until it is done, or get its results from another rank."""
+        """Run a collective until it succeeds, or take its results from another rank."""
         self._settle()
         key, number = (self._place, group.label), self._asked[group.label]
         self._asked[group.label] += 1
@@ -194,8 +196,8 @@ class ScriptCollectives:
             if self._place in self._left:
                 _logger.warning(
                     "the script calls %s, which the other ranks have not called at this place: it "
-                    "gives this rank's own values. Call the same collectives on all ranks, and "
-                    "each time the script is run",
+                    "returns this rank's own values. Call the same collectives on all ranks and "
+                    "in each run of the script",
                     collective.name,
                 )
                 _keep_own(group, collective)
@@ -216,7 +218,7 @@ class ScriptCollectives:
             collective.deliver(known, rank=group.rank())
 
     def _try(self, group: ScriptGroup, collective: Collective) -> list[Tensor]:
-        """Do it, and give the script its results; nothing of it where the group breaks."""
+        """Run a collective and deliver its results; deliver nothing if the group breaks."""
         rank = group.rank()
         work, results = collective.begin_apart(group.formed, rank=rank, size=group.size())
         self._formed.wait(work, results)
@@ -235,7 +237,7 @@ def _keep_own(group: ScriptGroup, collective: Collective) -> None:
 
 
 class _Begun(dist.Work):
-    """A collective within a step, whose end is that of the step if the group breaks."""
+    """A collective within a step; it ends with the step if the group breaks."""
 
     def __init__(
         self,
@@ -251,7 +253,7 @@ class _Begun(dist.Work):
         self._keep_own = keep_own
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until it has ended, or the group is broken."""
+        """Wait until the collective has ended or the group is broken."""
         del timeout
         try:
             self._group.wait(self._work, self._collective.outputs)
@@ -266,20 +268,20 @@ class _Begun(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether it has ended, or the group is broken."""
+        """Return whether the collective has ended or the group is broken."""
         return self._group.is_broken or self._work.is_completed()
 
     def result(self) -> list[Tensor]:
-        """Return what it has written."""
+        """Return the tensors that it has written."""
         return self._collective.outputs
 
     def get_future(self) -> Future[Any]:
-        """Return a future of what it writes, complete at the latest when the group is broken."""
+        """Return a future of its outputs, complete at the latest when the group is broken."""
         return self._group.future_of(self._work, self._collective.outputs)
 
 
 def _is_excused(error: Exception, group: Group) -> bool:
-    """Whether it is the group that failed: then the gate says so before the step is taken."""
+    """Return whether the group failed; the gate then raises before the step is taken."""
     if is_lost_device(error) or not (is_lost_peer(error) or group.is_broken):
         return False
     group.fail(error)

@@ -1,7 +1,7 @@
 """A rank's part in its job, from its first group to the last.
 
-Whatever takes all ranks fails when one of them is lost: it is answered by another group, all ranks
-of which have the state of the most advanced one.
+A collective fails when a rank is lost. The remaining ranks then form another group, in which all
+have the state of the most advanced one.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from ddp_trainer.telemetry.timing import StepTimer, moments_of
 _logger = logging.getLogger(__name__)
 
 Parts = Mapping[str, Any]
-"""Whatever has `state_dict` and `load_state_dict`, by a name of the script's choice."""
+"""Objects with `state_dict` and `load_state_dict`, by names that the script chose."""
 
 
 class Session:
-    """Begins, goes on and ends; what it is for is for others to say."""
+    """Forms groups, saves, and ends together with the other ranks; subclasses train."""
 
     def __init__(self, environment: Environment, options: Options, report: RankReport) -> None:
-        """Find this rank's device; nobody is met yet.
+        """Find this rank's device; no other rank is contacted yet.
 
         Raises:
-            ConfigurationError: this pod has not the GPUs that its ranks need, or operator and
-                flags want steps of different batches.
+            ConfigurationError: this pod lacks GPUs that its ranks need, or the operator and the
+                flags require different batches.
         """
         self._options = options
         self._report = report
         self.local_rank = environment.local_rank
-        """Of this process, in its pod."""
+        """Rank of this process in its pod."""
         logical_shards = options.optimization.logical_shards
         self._batch = environment.placement.batch.with_logical_shards(logical_shards)
         self._stop = StopSignal(
@@ -74,7 +74,7 @@ class Session:
             script_progress=self._script_progress,
         )
         self.device = self._world.device
-        """Where this rank computes, and where its models are."""
+        """Device of this rank and of its models."""
         self._checkpoint_manager = CheckpointManager(
             saver_of(lambda: self._environment.placement, options, self._stop),
             options.checkpoint_every_steps,
@@ -94,20 +94,20 @@ class Session:
         self._formation: Formation
         self._script: ScriptCollectives
         self._asked: Counter[Asked] = Counter()
-        """How many of the run's answers the script has got, by place."""
+        """Number of the run's answers that the script has received, by place."""
         self._is_asking = False
         self._epoch = 0
-        """The script's: while it evaluates, other ranks may have gone on to the next one."""
+        """The script's epoch; during its evaluation other ranks may already be in the next one."""
         self._length = TrainingLength(shards=self._batch.shards or self.world_size)
 
     @property
     def rank(self) -> int:
-        """Of this process, among all of the job; another one, perhaps, with the next batch."""
+        """Return the rank of this process in the job; it may change with the next batch."""
         return self._environment.rank
 
     @property
     def world_size(self) -> int:
-        """Processes in the whole job; as many others, perhaps, with the next batch."""
+        """Return the number of processes in the job; it may change with the next batch."""
         return self._environment.placement.world_size
 
     @property
@@ -121,17 +121,17 @@ class Session:
         *,
         scheduler_interval: SchedulerInterval = "step",
     ) -> Iterator[None]:
-        """Train together in here, and leave together when all is trained and saved.
+        """Train together in this block, and leave together when everything is trained and saved.
 
-        `scheduler_interval`: what torch's schedulers count.
+        `scheduler_interval`: unit in which torch's schedulers count.
 
         Raises:
-            StoppedError: the job was told to stop, and the state is saved.
-            LostPeerError: the others are gone for good.
-            ConfigurationError: what was asked for cannot work.
+            StoppedError: the job must stop, and the state is saved.
+            LostPeerError: the other ranks are permanently lost.
+            ConfigurationError: the arguments cannot work.
         """
         try:
-            run = TrainState(  # before meeting anybody: wrong parts need not wait for other ranks
+            run = TrainState(  # first: wrong parts are refused without waiting for other ranks
                 parts,
                 seed=self._options.seed,
                 device=self.device,
@@ -142,7 +142,7 @@ class Session:
             self._formation = Formation(
                 self._world, run, self._checkpoint_manager, self._stop, self._script, self._options
             )
-            self._report.update(finished=False)  # tells the launcher that this rank can come back
+            self._report.update(finished=False)  # tells the launcher that this rank can resume
             try:
                 self._form()
                 yield
@@ -156,7 +156,7 @@ class Session:
             self._progress.close()
 
     def _finish(self) -> None:
-        """All is trained: save, and leave together."""
+        """Save the final state, and leave together."""
         self._settle()
         while True:
             try:
@@ -171,7 +171,7 @@ class Session:
         self._formation.close()
 
     def _leave(self, error: BaseException) -> None:
-        # Where the group is gone, the others cannot agree on a step; this rank's is as good.
+        # Without a group the ranks cannot agree on a step, so this rank saves its own.
         formation = self._formation
         if isinstance(error, StoppedError) and formation.has_state and not formation.is_open:
             try:
@@ -190,7 +190,7 @@ class Session:
 
     @property
     def _shard_assignment(self) -> ShardAssignment:
-        """This rank's part of each step."""
+        """Return this rank's part of each step."""
         return self._run.shard_assignment(rank=self.rank, size=self.world_size)
 
     def _form(self, error: Exception | None = None) -> None:
@@ -199,7 +199,7 @@ class Session:
         self._tell_progress()
 
     def _take_place(self) -> None:
-        """Be what a rank of this number is in a group of this size."""
+        """Adapt to this rank's number and the size of the group."""
         self._report.update(rank=self.rank)
         self._progress.lead(self.rank == 0)
         self._profiling.rank = self.rank
@@ -207,14 +207,14 @@ class Session:
         self._run.take_steps_of(self._shard_assignment.shards)
 
     def _or_form(self, collective: Callable[[], object]) -> None:
-        """Do what takes all ranks, or form the group anew."""
+        """Run a collective; if it fails, form the group again."""
         try:
             collective()
         except Exception as error:
             self._form(error)
 
     def _settle(self) -> None:
-        """Do what is due after the step before, if it is not done yet."""
+        """Complete the previous step, if that is not done yet."""
 
     def _save_and_stop(self) -> None:
         run, total = self._run, self._progress.total_steps
@@ -223,9 +223,9 @@ class Session:
         )
 
     def _sum(self, *values: float | Callable[[], float]) -> tuple[list[float], bool]:
-        """The sum, and whether it is new: not if other ranks got it before this one joined them.
+        """Return the sum, and whether it is new: not if other ranks had it before this one joined.
 
-        What may have changed in another group comes as a function.
+        Values that may differ in another group are passed as functions.
         """
         answers = self._run.answers
         place, is_new = self._asked_at(), False
@@ -234,7 +234,7 @@ class Session:
             try:
                 answer = self._formation.group.sum(*map(_value, values))
             except Exception as error:
-                self._form(error)  # with the answer, where another rank has got it
+                self._form(error)  # also brings the answer, if another rank has it
                 answers = self._run.answers
             else:
                 answers[place].append(answer)
@@ -244,7 +244,7 @@ class Session:
         return answers[place][self._asked[place] - 1], is_new
 
     def _asked_at(self) -> Asked:
-        """Where the script is, the same on all ranks that are there."""
+        """Return the place of the script; the same on all ranks at that place."""
         kind, _ = self._script.place
         if kind == "start":
             return BEFORE_TRAINING
@@ -254,18 +254,18 @@ class Session:
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether the others have got no more answers at this place than this rank."""
+        """Return whether the others have no more answers at this place than this rank."""
         place = self._asked_at()
         return self._asked[place] == len(self._run.answers.get(place, []))
 
     def _script_progress(self) -> ScriptProgress:
-        """How far the script has come, as far as other ranks have to come there, too."""
+        """Return the progress of the script, up to the points that all ranks must reach."""
         step = self._run.position.step
         asked = self._asked[after_step(step, epoch=self._epoch)] + self._is_asking
         return step, self._epoch, asked, 0
 
     def _tell_progress(self) -> None:
-        """Say how many steps there are, as soon as that is known."""
+        """Report the number of steps as soon as it is known."""
         if self._length.loading is not None:
             position = self._run.position
             self._progress.begin(position, total_steps=self._length.total_steps(position))

@@ -1,11 +1,11 @@
-"""A run's state from the rank that has it to those that lack it, in their own tensors.
+"""Transfers the training state from one rank to those that lack it, into their own tensors.
 
-What holds the state are tensors, of gigabytes perhaps: they travel in buckets, over the devices'
-own backend, into the memory that will hold them. All else goes before, as an outline with a hole
-for each tensor. Whoever lacks the state has none until all of it has come.
+Most of the state is tensors, perhaps gigabytes. They travel in buckets over the devices' own
+backend, directly into the memory that will hold them. Everything else travels first, as an outline
+with an empty tensor for each real one. A rank that lacks the state has none until all has arrived.
 
-Large tensors that no gradient changes, such as frozen or quantised weights, travel only where a
-rank that lacks the state has others in their place: a new rank has usually loaded the same ones.
+Large tensors that no gradient changes, such as frozen or quantised weights, travel only if a
+receiving rank has other values. A new rank has usually loaded the same ones.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.buffers import Place, tensors_by_place
 
 COMPARED_BYTES = 1 << 20
-"""From this size on a tensor is compared before it is sent."""
+"""Tensors of at least this size are compared before they are sent."""
 BUCKET_BYTES = 32 << 20
-"""What small tensors travel in together, and large ones in parts: each part has the group's timeout
-to itself."""
+"""Size of a bucket. Small tensors share one, large ones are split. The group's timeout applies to
+each bucket."""
 
 
 def transfer_state(run: TrainState, group: Group, *, source: int, lacks_it: bool) -> int:
-    """Give rank `source`'s state to the ranks that lack it; returns the bytes sent. A collective.
+    """Send rank `source`'s state to the ranks that lack it; return the bytes sent. A collective.
 
-    Ranks that neither have to give nor lack it pass on what they get, and keep their own.
+    The other ranks take part in the broadcasts and keep their own state.
     """
     if group.size == 1:
         return 0
@@ -65,7 +65,7 @@ def transfer_state(run: TrainState, group: Group, *, source: int, lacks_it: bool
             size = sum(end - begin for _, begin, end in pieces)
             device = _home(outline.on_device[pieces[0][0]], group.device)
             tensors = [torch.empty(size, dtype=torch.uint8, device=device)]
-        if len(pieces) == 1:  # most of a large state, which is not copied on its way
+        if len(pieces) == 1:  # most of a large state; it is not copied on the way
             group.pass_on(tensors[0], source=source)
         else:
             group.share(*tensors, source=source)
@@ -79,7 +79,7 @@ def transfer_state(run: TrainState, group: Group, *, source: int, lacks_it: bool
 def _needed(
     outline: _Outline, own: Mapping[Place, Tensor], group: Group, *, lacks_it: bool
 ) -> list[bool]:
-    """Of each tensor, whether some rank that lacks the state has another one; a collective."""
+    """Return for each tensor whether a rank that lacks the state needs it; a collective."""
     if all(print_ is None for print_ in outline.prints):
         return [True] * len(outline.prints)
     differs: list[float] = []
@@ -98,11 +98,11 @@ def _needed(
 
 @dataclass(frozen=True)
 class _Outline:
-    """A state with tensors that hold nothing ("meta") in the place of its own."""
+    """A state with empty tensors (device "meta") instead of its own."""
 
     state: Any
     on_device: list[bool]
-    """Of each tensor, whether it is on the rank's device; else it is on the CPU."""
+    """For each tensor, True if it is on the rank's device and False if it is on the CPU."""
     prints: list[int | None]
     """The fingerprint of each tensor that is compared before it is sent."""
 
@@ -110,7 +110,7 @@ class _Outline:
     def of(
         cls, state: Mapping[str, Any], tensors: Mapping[Place, Tensor], untrained: Iterable[Tensor]
     ) -> _Outline:
-        """What is left of a state without its tensors."""
+        """Make the outline of a state."""
         on_device = [tensor.device.type != "cpu" for tensor in tensors.values()]
         compared = {each.data_ptr() for each in untrained if each.nbytes >= COMPARED_BYTES}
         prints = [
@@ -121,23 +121,23 @@ class _Outline:
 
     @property
     def holes(self) -> dict[Place, Tensor]:
-        """The tensors that hold nothing."""
+        """Return the empty tensors."""
         return dict(tensors_by_place(self.state))
 
     def with_tensors(self, tensors: Mapping[Place, Tensor]) -> Any:
-        """The state, with these in their places."""
+        """Return the state with these tensors in their places."""
         memo = {id(hole): tensors[place] for place, hole in self.holes.items()}
         return copy.deepcopy(self.state, dict[int, Any](memo))
 
     def pack(self) -> bytes:
-        """As a message."""
+        """Encode the outline as a message."""
         file = io.BytesIO()
         torch.save((self.state, self.on_device, self.prints), file)
         return file.getvalue()
 
     @classmethod
     def unpack(cls, message: bytes) -> _Outline:
-        """Of a message."""
+        """Decode a message."""
         return cls(*torch.load(io.BytesIO(message), weights_only=True))
 
 
@@ -150,14 +150,14 @@ class _Slot:
         self.bytes = self._contiguous.reshape(-1).view(torch.uint8)
 
     def filled(self) -> Tensor:
-        """The tensor, when all of its bytes have come."""
+        """Return the tensor after all of its bytes have arrived."""
         if self._contiguous is not self._tensor:
             self._tensor.copy_(self._contiguous)
         return self._tensor
 
 
 def _room(own: Tensor | None, hole: Tensor, on_device: bool, device: torch.device) -> Tensor:
-    """Where a tensor is to be: in the place of its like, or in new memory."""
+    """Return the memory for a tensor: the rank's own tensor if it fits, otherwise new memory."""
     if own is not None and _fits(own, hole, on_device, device):
         return own
     return torch.empty(hole.shape, dtype=hole.dtype, device=_home(on_device, device))
@@ -175,7 +175,7 @@ def _home(on_device: bool, device: torch.device) -> torch.device:
 def _buckets(
     tensors: list[Tensor], on_device: list[bool], travels: list[bool]
 ) -> Iterator[list[tuple[int, int, int]]]:
-    """Pieces (number of the tensor, first byte, end) that travel together; alike on all ranks."""
+    """Yield pieces (tensor number, first byte, end) that travel together; equal on all ranks."""
     pieces: list[tuple[int, int, int]] = []
     room = BUCKET_BYTES
     for number, tensor in enumerate(tensors):

@@ -1,4 +1,4 @@
-"""How a job's steps are taken: tried, batch by batch, as often as it needs until they can be."""
+"""Takes a job's steps: tries each, batch by batch, until it can be taken."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Stepping(Session):
     """A session that takes steps."""
 
     def __init__(self, environment: Environment, options: Options, report: RankReport) -> None:
-        """Find this rank's device; nobody is met yet.
+        """Find this rank's device; no other rank is contacted yet.
 
         Raises:
-            ConfigurationError: this pod has not the GPUs that its ranks need.
+            ConfigurationError: this pod lacks GPUs that its ranks need.
         """
         super().__init__(environment, options, report)
         self._trace = SampleTrace(options.trace_samples, rank=self.rank)
         self._attempt: Attempt | None = None
         self._taken: Attempt | None = None
-        """The step before, until what is due after it is done."""
+        """The previous step, until `_settle` has completed it."""
         self._is_in_loop = False
-        """Whether the script is between two batches of an epoch."""
+        """True while the script is in the loop over an epoch's batches."""
 
     def _script_progress(self) -> ScriptProgress:
         step, *asked, _ = super()._script_progress()
@@ -49,7 +49,7 @@ class Stepping(Session):
         self._trace.rank = self.rank
 
     def _batches_from_here(self, loading: Loading | Stream, accumulate: int) -> Iterator[Any]:
-        """Up to the end of the epoch, or to where another rank has turned out to be further."""
+        """Yield batches to the end of the epoch, or until another rank proves to be further."""
         run, place = self._run, (self.rank, self.world_size)
         position = run.position
         rest = loading.rest(
@@ -59,7 +59,7 @@ class Stepping(Session):
             batches: list[Any] = []
             step, epoch = run.position.step, run.position.epoch
             while (run.position.step, run.position.epoch) == (step, epoch):
-                if (self.rank, self.world_size) != place:  # other batches are this rank's now
+                if (self.rank, self.world_size) != place:  # this rank now has other batches
                     return
                 attempt = self._try_step(share, rest)
                 while attempt.given < attempt.batches:
@@ -95,7 +95,7 @@ class Stepping(Session):
             before=self._run.before(),
             assignment=self._shard_assignment,
             samples=share.samples,
-            # One pass is enough to see how DDP lays out its buckets.
+            # One pass is enough for DDP to lay out its buckets.
             sizes=share.counts[: None if self._formation.is_rehearsed else 1],
             ends_epoch=rest.is_at_end,
             is_asked=rest.has_end is not None,
@@ -119,8 +119,8 @@ class Stepping(Session):
         self._timer.note(Phase.DATA)
 
     def _begin_another_part(self, attempt: Attempt) -> None:
-        # Each begins with the same buffers, and those that part 0 leaves are the step's, as when
-        # each has a rank to itself and rank 0's are shared.
+        # Each part begins with the same buffers, and the step keeps those of part 0. That is how it
+        # is when each part has its own rank and rank 0's buffers are shared.
         if attempt.buffers is None:
             attempt.buffers = self._run.copy_buffers()
         self._run.set_buffers(attempt.before)
@@ -163,17 +163,17 @@ class Stepping(Session):
             )
         if self._batch.is_fixed:
             raise ConfigurationError(
-                f"step(optimizer=...) takes turns with one batch, and {self._batch.name} may make "
-                f"several of it: {self._batch.remedy}"
+                f"step(optimizer=...) takes turns with one batch, but {self._batch.name} may split "
+                f"it: {self._batch.remedy}"
             )
         if self._length.accumulate > 1:
             raise ConfigurationError(
-                "step(optimizer=...) and batches(accumulate=...) do not go together: leave one out"
+                "step(optimizer=...) and batches(accumulate=...) cannot be combined: remove one"
             )
         turn = attempt.take_turn(loss)
         have_come = self._formation.wait_for_gradients(in_turn=True)
         self._timer.note(Phase.COMMUNICATION)
-        if not have_come or turn < run.position.turns:  # it was taken before the group broke
+        if not have_come or turn < run.position.turns:  # the turn was taken before the group broke
             run.take_back(attempt.before, in_turn=True)
             return False
         run.take_turn(optimizer, clip_grad_norm=clip_grad_norm)
@@ -190,7 +190,7 @@ class Stepping(Session):
         self._settle()
 
     def _knows_the_end(self, attempt: Attempt) -> bool:
-        """Whether this rank knows if the epoch ends with the step."""
+        """Return whether this rank knows if the epoch ends with the step."""
         if attempt.is_asked:
             try:
                 self._formation.votes.read()
@@ -201,7 +201,7 @@ class Stepping(Session):
         return True
 
     def _try_again(self) -> None:
-        """The step's batches come again, in another group if this one is broken."""
+        """Give the step's batches again, in a new group if this one is broken."""
         self._attempt = None
         self._script.come_to("after a step", self._run.position.step)
         if self._formation.trouble is not None:
@@ -221,10 +221,10 @@ class Stepping(Session):
         self._taken = attempt
 
     def _settle(self) -> None:
-        """Do what is due after the step before, whatever takes all ranks and what is saved.
+        """Complete the previous step: votes, saves and the log.
 
-        Not within the script's call of `step`: what the script does after that, such as to average
-        weights, belongs to the step too.
+        Not within the script's call of `step`, because the script's own work after that call, such
+        as averaging weights, belongs to the step too.
         """
         attempt, self._taken = self._taken, None
         if attempt is not None:
@@ -255,8 +255,8 @@ class Stepping(Session):
     def _expect_no_loop(self, method: str) -> None:
         if self._is_in_loop:
             raise ConfigurationError(
-                f"job.{method}() was called within the loop of job.batches(), which a rank that "
-                "takes the place of a lost one enters at its next batch: call it between epochs"
+                f"job.{method}() was called within the loop of job.batches(), but a rank that "
+                "replaces a lost one enters that loop at its next batch: call it between epochs"
             )
 
     def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading | Stream:
@@ -265,18 +265,18 @@ class Stepping(Session):
             if is_stream(loader):
                 if self._batch.is_fixed:
                     raise ConfigurationError(
-                        "the loader reads an IterableDataset, of which each rank reads a stream of "
-                        f"its own, and {self._batch.name} wants the same samples of any number of "
-                        f"ranks: {self._batch.remedy}"
+                        "the loader has an IterableDataset, so each rank reads its own stream, but "
+                        f"{self._batch.name} needs the same samples with any number of ranks: "
+                        f"{self._batch.remedy}"
                     )
                 self._run.choose_streams(readers=self.world_size)
                 loading = Stream(loader, self._run, seed=self._options.seed)
             else:
                 if self._batch.is_fixed and loader.batch_size is None:
                     raise ConfigurationError(
-                        "the loader has a batch_sampler, whose batches stay whole, and "
-                        f"{self._batch.name} may cut them: {self._batch.remedy}, or give the "
-                        "DataLoader a batch_size and a sampler"
+                        "the loader has a batch_sampler, but "
+                        f"{self._batch.name} may have to split its batches: "
+                        f"{self._batch.remedy}, or give the DataLoader a batch_size and a sampler"
                     )
                 loading = Loading(loader, seed=self._options.seed)
                 self._run.choose_samples(loading.samples)

@@ -1,4 +1,4 @@
-"""How long a script trains, as far as it has said."""
+"""The length of a training, as far as the script has specified it."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from ddp_trainer.settings.batch import Batch
 
 @dataclass(kw_only=True)
 class TrainingLength:
-    """Epochs, what they consist of, and when all of it ends."""
+    """Epochs, their batches, and the limit of steps."""
 
     shards: int
-    """Of a step: as many as there are ranks, if nothing else was asked for."""
+    """Logical shards of a step; by default the number of ranks."""
     epochs: int | None = None
     max_steps: int = 0
-    """0: as many as the epochs have."""
+    """0: no limit beside the epochs."""
     loading: Loading | Stream | None = None
     accumulate: int = 1
     """Batches of a step."""
     _loader: DataLoader[Any] | None = None
 
     def is_of(self, loader: DataLoader[Any], accumulate: int) -> bool:
-        """Whether an epoch consists of this."""
+        """Return whether epochs use this loader and accumulate so many batches."""
         return self._loader is loader and self.accumulate == accumulate
 
     def choose(self, loader: DataLoader[Any], loading: Loading | Stream, accumulate: int) -> None:
-        """An epoch consists of what the loader loads, in steps of so many batches."""
+        """Set the batches of an epoch; `accumulate` of them make a step."""
         self._loader, self.loading, self.accumulate = loader, loading, accumulate
 
     def is_at_limit(self, position: Position) -> bool:
-        """Whether no more steps are wanted, even if the epoch has some."""
+        """Return whether the limit of steps is reached, even within an epoch."""
         return 0 < self.max_steps <= position.step
 
     def total_steps(self, position: Position) -> int | None:
-        """Steps of the whole training, of which those before `position` are done.
+        """Return the steps of the whole training, including those before `position`.
 
-        They may have been done with another world size. None: nobody knows.
+        Those may have been taken with another world size. None: unknown.
         """
         if not isinstance(self.loading, Loading):
             return self.max_steps or None
@@ -59,7 +59,7 @@ class TrainingLength:
 
     @property
     def samples_a_place(self) -> int:
-        """Samples that count as one; a batch does, where each rank reads a stream of its own."""
+        """Samples that a position counts as one; the batch size where each rank reads a stream."""
         return self.loading.samples_a_place if self.loading is not None else 1
 
     def _steps_left(self, loading: Loading, samples: int) -> int:
@@ -72,18 +72,18 @@ def steps_per_epoch(
 ) -> int:
     """Return how many steps an epoch of `job.batches(loader)` has.
 
-    For a scheduler that is made before `join`: `len(loader)` counts the batches of the whole
-    dataset, which all ranks share out. `accumulate`: as `job.batches` gets it. `ranks`: whose
-    batches make a step, by default those of the job; with `logical_shards` as many as those.
+    Use it for a scheduler that is created before `join`: `len(loader)` counts the batches of the
+    whole dataset, which the ranks divide. `accumulate`: as in `job.batches`. `ranks`: number of
+    ranks that share a step, by default those of the job; with `logical_shards`, pass that number.
 
     Raises:
-        ConfigurationError: the loader reads a stream, whose length is not known, or cannot be
-            shared out.
+        ConfigurationError: the loader reads a stream of unknown length, or its samples cannot be
+            divided among ranks.
     """
     if is_stream(loader):
         raise ConfigurationError(
-            "steps_per_epoch() got a loader of an IterableDataset, whose length nobody knows: give "
-            "the scheduler a number of steps, and job.epochs() the same as max_steps"
+            "steps_per_epoch() got a loader of an IterableDataset, which has no known length: give "
+            "the scheduler a number of steps, and job.epochs() the same number as max_steps"
         )
     shards = ranks or Batch.from_env(os.environ).shards or int(os.environ.get("WORLD_SIZE", "1"))
     batches = Loading(loader, seed=0).batches_left(0, shards=shards)

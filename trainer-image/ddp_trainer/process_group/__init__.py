@@ -1,1 +1,1 @@
-"""Who is in the group: found, watched, lost and found anew."""
+"""The process group: form it, watch it, break it, and form the next one."""

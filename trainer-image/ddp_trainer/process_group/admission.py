@@ -1,7 +1,8 @@
-"""Who may tell a pod's launcher to do something: whoever knows the job's token.
+"""Decides which requests a pod's launcher accepts: those signed with the job's token.
 
-Else any neighbour in the cluster could lead a pod's ranks to a rank 0 of its own. A request is
-signed with the token and does not carry it: an address may be another pod's by now.
+Without the token, any pod in the cluster could direct a pod's ranks to a rank 0 of its own. A
+request is signed with the token and does not contain it, because the address that it goes to may
+belong to another pod by now.
 """
 
 from __future__ import annotations
@@ -16,31 +17,33 @@ from ipaddress import IPv6Address, ip_address
 
 from ddp_trainer.settings.environment import Placement
 
-REFUSAL = "only signed with this job's token ($DDP_TOKEN), by a clock that is right"
+REFUSAL = (
+    "the request is not signed with this job's token ($DDP_TOKEN), or the sender's clock is wrong"
+)
 SCHEME = "DDP-HMAC-SHA256"
 WINDOW_SECONDS = 600
-"""How far the clock of the sender may differ, and for how long a request may be sent again."""
+"""How far the sender's clock may differ, and how long a signed request remains valid."""
 _SIGNED = re.compile(SCHEME + r" (?P<time>\d{1,12}):(?P<signature>[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is signed of a request."""
+    """The signed parts of a request."""
 
     method: str
     target: str
-    """The path, with the query."""
+    """Path and query."""
     body: bytes = b""
 
     def signature(self, token: str, at: int) -> str:
-        """Return the signature; `at`: a time, in seconds since 1970."""
+        """Return the signature; `at`: the time, in seconds since 1970."""
         body = hashlib.sha256(self.body).hexdigest()
         text = f"{self.method}\n{self.target}\n{at}\n{body}"
         return hmac.digest(token.encode(), text.encode(errors="replace"), "sha256").hex()
 
 
 def credentials(placement: Placement, request: Request) -> dict[str, str]:
-    """The header of a request from one of the job's pods to another."""
+    """Return the headers of a request from one of the job's pods to another."""
     if not placement.token:
         return {}
     at = int(time.time())
@@ -54,21 +57,21 @@ def send(connection: HTTPConnection, placement: Placement, request: Request) -> 
 
 
 def is_signed(authorization: str | None) -> bool:
-    """Whether the body of a request counts."""
+    """Return whether the signature covers the body of a request."""
     return authorization is not None and authorization.startswith(f"{SCHEME} ")
 
 
 def admits(
     placement: Placement, request: Request, *, authorization: str | None, client: str
 ) -> bool:
-    """Whether a pod does what a request asks.
+    """Return whether a pod accepts a request.
 
-    The token itself is as good as a signature: operators of earlier versions send it, and programs
-    in the pod.
+    The token itself is accepted like a signature, because older operators and programs in the pod
+    send it.
 
     Args:
-        authorization: its header of that name.
-        client: the address that it comes from.
+        authorization: the request's header of that name.
+        client: the address that the request comes from.
     """
     if not placement.token:
         return placed_by_earlier_operator(placement) or is_loopback(client)
@@ -82,12 +85,12 @@ def admits(
 
 
 def placed_by_earlier_operator(placement: Placement) -> bool:
-    """Whether an operator that knew no tokens yet has made the pod, and asks it without one."""
+    """Return whether an older operator made the pod; it sends requests without a token."""
     return bool(placement.job_uid and not placement.token)
 
 
 def is_loopback(client: str) -> bool:
-    """Whether a request comes from the pod itself."""
+    """Return whether a request comes from the pod itself."""
     address = ip_address(client)
     if isinstance(address, IPv6Address) and address.ipv4_mapped:
         address = address.ipv4_mapped

@@ -1,9 +1,9 @@
-"""The place of a pod in the group of its job, as the operator says it while the job lives, or the
-launcher of node rank 0 while no operator is there.
+"""The assignment of a pod: its node rank in one generation of the job's group.
 
-Pods are born with a place, or as spares without one. Later the operator may tell their launchers of
-another: each time under a higher generation, which nobody leaves for a lower one. The launcher puts
-what it hears into a file beside the pod's status, where ranks that can form their group anew look.
+Pods start with a node rank, or as spares without one. Later the operator may send their launchers
+another assignment; while no operator runs, the launcher of node rank 0 does. Each one has a higher
+generation, and no pod returns to a lower one. The launcher writes what it receives to a file beside
+the pod's status. Ranks that can form a new group read it there.
 """
 
 from __future__ import annotations
@@ -19,81 +19,81 @@ from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, replace_file
 from ddp_trainer.telemetry.wire import from_json, to_json
 
 PATH = "/world"
-"""What the launchers' status servers take it at."""
+"""Path at which the launchers' status servers receive assignments."""
 MAX_BYTES = 4096
 _LONGEST_GRACE_SECONDS = 600
 _MOST_NODES = 1 << 16
 _LONGEST_NAME = 253
-"""Of a host or a pod, in characters (RFC 1035, RFC 1123)."""
+"""Most characters in the name of a host or a pod (RFC 1035, RFC 1123)."""
 LONGEST_MEMBERS = 2048
-"""Characters that name the pods of a group: room for thousands, unless they are in disorder."""
+"""Most characters of `members`: enough for thousands of pods if slots are nearly in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What one pod hears of the group, in one generation of it."""
+    """The description of the group that one pod receives, for one generation."""
 
     job_uid: str
     attempt: int
     generation: int
     node_rank: int | None = None
-    """None: the pod has no place, and waits for one."""
+    """None: the pod has no node rank and waits for one."""
     nodes: int
     """Pods in the group."""
     master_addr: str
     """Host name of the pod of node rank 0."""
     master_address: str = ""
-    """Its numeric address; empty where the operator does not know it."""
+    """Its numeric address; empty if the operator does not know it."""
     start: bool = True
-    """Whether ranks that are started anew may start; false while others are missing."""
+    """True if ranks that restart may start now; False while others are missing."""
     grace_seconds: int = 15
-    """What ranks that are started anew get to end."""
+    """Time that ranks get to end before they restart."""
     broken: bool = False
-    """Whether the generation before has lost a pod, so that its ranks wait for others in vain."""
+    """True if the previous generation lost a pod: its ranks would wait for it in vain."""
     leader: str = ""
-    """The name of node rank 0's pod; empty: not known."""
+    """Name of node rank 0's pod; empty: unknown."""
     led: bool = False
-    """Whether that pod's launcher began this generation, since the operator was away."""
+    """True if that pod's launcher began this generation because no operator was running."""
     host: str = ""
-    """The host name of the pod that is told: another one of the job refuses it. Empty: not said."""
+    """Host name of the receiving pod; other pods of the job refuse the assignment. Empty: any."""
     members: str = ""
-    """The slots of all pods of the group, in the order of their node ranks, such as `0-2,5`: for
-    node rank 0 alone, which may have to lead. Empty: it may not."""
+    """Slots of the group's pods in the order of their node ranks, such as `0-2,5`. Only node rank 0
+    receives them, because it may have to lead. Empty: it must not lead."""
 
     @classmethod
     def parse(cls, text: bytes) -> Assignment:
-        """Read what the operator sends.
+        """Parse an assignment that the operator sent.
 
         Raises:
-            ValueError: it is something else; the message says what is wrong.
+            ValueError: the text is no valid assignment; the message names the field.
         """
         place = from_json(cls, text)
         if not 0 < place.nodes <= _MOST_NODES or (place.node_rank or 0) >= place.nodes:
-            raise ValueError("nodeRank: null, or a number from 0 to below nodes")
+            raise ValueError("nodeRank: must be null or 0 to nodes - 1")
         if not 0 < len(place.master_addr) <= _LONGEST_NAME:
-            raise ValueError("masterAddr: the name of a host")
+            raise ValueError(f"masterAddr: must be a host name of 1 to {_LONGEST_NAME} characters")
         if place.master_address:
             ip_address(place.master_address)
         if len(place.host) > _LONGEST_NAME:
-            raise ValueError("host: the host name of the pod")
+            raise ValueError(f"host: must have at most {_LONGEST_NAME} characters")
         if len(place.leader) > _LONGEST_NAME:
-            raise ValueError("leader: the name of a pod")
+            raise ValueError(f"leader: must have at most {_LONGEST_NAME} characters")
         if len(place.members) > LONGEST_MEMBERS:
-            raise ValueError(f"members: at most {LONGEST_MEMBERS} characters")
+            raise ValueError(f"members: must have at most {LONGEST_MEMBERS} characters")
         if place.grace_seconds > _LONGEST_GRACE_SECONDS:
-            raise ValueError(f"graceSeconds: at most {_LONGEST_GRACE_SECONDS}")
+            raise ValueError(f"graceSeconds: must be at most {_LONGEST_GRACE_SECONDS}")
         return place
 
     def concerns(self, placement: Placement) -> bool:
-        """Whether it is of the job and attempt that a pod belongs to."""
+        """Return whether it is for the job and attempt of this pod."""
         return (self.job_uid, self.attempt) == (placement.job_uid, placement.attempt)
 
     def of(self, process: Environment) -> Environment:
-        """Where one of the pod's processes stands, which has stood elsewhere.
+        """Return the environment of one of the pod's processes under this assignment.
 
-        Pods of unequal sizes stay where they are: whose place could one of them take?
+        Pods of unequal sizes keep their node ranks, because none fits the place of another.
         """
-        assert self.node_rank is not None, "whoever has no place stands nowhere"
+        assert self.node_rank is not None, "a pod without a node rank has no ranks"
         placement = replace(
             process.placement,
             generation=self.generation,
@@ -112,28 +112,28 @@ class Assignment:
 
 
 class AssignmentFile:
-    """The newest place, from the launcher to the ranks of its pod."""
+    """The file in which the launcher passes the newest assignment to the ranks of its pod."""
 
     def __init__(self, status_file: Path) -> None:
-        """It is kept in a file beside the pod's status."""
+        """The file is beside the pod's status file."""
         self._path = status_file.with_name(f".{status_file.name}.world")
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> AssignmentFile | None:
-        """As a rank finds it; None where no launcher listens."""
+        """Find the file of this rank's pod; None if no launcher runs there."""
         path = env.get(STATUS_FILE_VARIABLE)
         return cls(Path(path)) if path else None
 
     def write(self, place: Assignment) -> None:
-        """Replace the one before.
+        """Replace the assignment in the file.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         replace_file(self._path, to_json(place))
 
     def stamp(self) -> tuple[int, int] | None:
-        """What is another one after each `write`; None where none has come."""
+        """Return a value that changes with each `write`; None if there is no file."""
         try:
             status = self._path.stat()
         except OSError:
@@ -141,7 +141,7 @@ class AssignmentFile:
         return status.st_ino, status.st_mtime_ns
 
     def read(self) -> Assignment | None:
-        """The newest; None where none has come, or none that can be read."""
+        """Return the newest assignment; None if there is none or it cannot be read."""
         try:
             return Assignment.parse(self._path.read_bytes())
         except (OSError, ValueError):

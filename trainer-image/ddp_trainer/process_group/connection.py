@@ -1,4 +1,4 @@
-"""One group's connection: torch's process group is made, watched, given up and left."""
+"""Creates, watches, aborts and closes torch's process group."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from ddp_trainer.system.threads import start_thread
 from ddp_trainer.system.watchdog import Watchdog
 
 _LEAVE_SECONDS = 120.0
-"""For a communicator to be aborted, and for the device to do what it was told before: less than the
-others wait for this rank (--rendezvous-timeout-seconds)."""
+"""Time to abort a communicator and to finish the work queued on the device. Less than the others
+wait for this rank (--rendezvous-timeout-seconds)."""
 _DRAIN_SECONDS = 30.0
-"""For a device to do what is left of a step once no collective holds it up."""
+"""Time for a device to finish a step once no collective blocks it."""
 _WATCH_SECONDS = 1.0
 _set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
-"""Public since torch 2.15, which warns at the older name."""
+"""Public since torch 2.15, which warns about the older name."""
 
 _logger = logging.getLogger(__name__)
 
 
 def _from_all(group: Group, listening: list[Endpoint]) -> set[Endpoint]:
-    """Where the ranks listen; a collective, the first one of the group."""
+    """Return the addresses at which the ranks listen; the first collective of the group."""
     found = group.gather(json.dumps(listening).encode())
     return {(address, port) for one in found for address, port in json.loads(one)}
 
 
 class Connection:
-    """torch's process group: there can be one in a process, and it is global."""
+    """torch's default process group; a process has at most one."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Connection:
     ) -> None:
         """`watchdog`: for what the accelerator does not come back from.
 
-        `script_progress`: how far this rank's script has come.
+        `script_progress`: returns the progress of this rank's script.
         """
         self._membership = membership
         self._device = device
@@ -76,13 +76,13 @@ class Connection:
         self._script_progress = script_progress
         self._communicator: Communicator | None = None
         self._smaller: list[dist.ProcessGroup] = []
-        """Groups of some of its ranks, which the script has made."""
+        """Groups of some of the ranks, made by the script."""
         self._pending = PendingWork()
         self._lifeline: Lifeline | None = None
         self._left = threading.Event()
 
     def open(self, timeout: timedelta) -> Group:
-        """Form the group with all ranks, which have just met; `timeout` is for its collectives.
+        """Form the group with all ranks, which have just met; `timeout` applies to its collectives.
 
         Raises:
             RuntimeError: a rank was lost meanwhile.
@@ -94,7 +94,7 @@ class Connection:
         connections, store = self._membership.connections, self._membership.store
         connections.begin_to_form()
         rank, size = self._membership.rank, self._membership.size
-        # Short: all ranks have just been seen alive, so that one that died since is noticed.
+        # Short, to notice a rank that died since the rendezvous, in which all were alive.
         contact = Contact(
             store=store,
             rank=rank,
@@ -103,7 +103,7 @@ class Connection:
         )
         store.set_timeout(contact.timeout)
         # A new group each time. torch 2.14 and newer can reconfigure one in place, but a collective
-        # that waits for half a message keeps one of its two threads: after two, it hangs.
+        # that waits for half a message blocks one of its two threads: after two, it hangs.
         # Groups of two backends, as NCCL needs here, cannot be reconfigured.
         if self._accelerator is None:
             contact.make_group("gloo")
@@ -131,12 +131,12 @@ class Connection:
             wait_for_all_to_end=partial(self._wait_for_all_to_end, timeout=timeout),
         )
         connections.complete(_from_all(group, connections.listening()))
-        if self._pending.failure is not None:  # perhaps before there was anything to cut
+        if self._pending.failure is not None:  # perhaps before there were connections to cut
             raise self._pending.failure
         _set_timeout(timeout, control or world)
         if self._communicator is not None:
-            # The host may wait for the device elsewhere than at the gate, such as in a forward pass
-            # that looks at a number; only an abort gets it out of there.
+            # The host may wait for the device elsewhere, such as in a forward pass that reads a
+            # number. Only an abort ends that wait.
             start_thread("communicator", self._watch)
         if size > 1:
             self._lifeline = tie(
@@ -150,9 +150,9 @@ class Connection:
     def _join(
         self, accelerator: Accelerator, contact: Contact, *, within_seconds: float
     ) -> Communicator:
-        """Join the devices of all ranks, which may wait for one that is lost: until it is cut."""
+        """Connect the devices of all ranks; the wait for a lost rank ends when it is cut."""
         connections = self._membership.connections
-        what = "the devices of all ranks were not joined, and the wait for them cannot be ended"
+        what = "the devices of all ranks did not connect, and the wait cannot be ended"
         try:
             with (
                 self._watchdog.during(within_seconds + _LEAVE_SECONDS, what),
@@ -177,7 +177,7 @@ class Connection:
         known = distributed_c10d._world
         backend, store = known.pg_map[distributed_c10d._get_default_group()]
         group: dist.ProcessGroup
-        what = "the devices of a group that the script made were not joined in time"
+        what = "the devices of a group that the script made did not connect in time"
         with self._watchdog.during(timeout.total_seconds(), what):
             group, _ = new_group(
                 len(ranks),
@@ -194,38 +194,38 @@ class Connection:
         return group
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """What made torch raise an error: it may be the last one to learn of it."""
+        """Return the first cause of an error that torch raised, which may be only a consequence."""
         from_torch = type(error) is RuntimeError or (
             isinstance(error, RuntimeError) and is_lost_peer(error)
         )
         return self._pending.failure or error if from_torch else error
 
     def give_up(self, why: str) -> None:
-        """Make every collective under way fail, from any thread."""
+        """Make every collective in progress fail; callable from any thread."""
         _logger.warning("%s: leaving the group", why)
         what = f"it does not leave the group ({why})"
         if self._accelerator is not None and self._communicator is None:
             self._watchdog.within(_LEAVE_SECONDS, what)
         self.cut(why=why)
-        # Before the abort, which lets the device go on: whoever finds that it has, looks here.
+        # Before the abort, which lets the device continue: the gate then reads the failure.
         self._pending.give_up(why)
         communicator = self._communicator
         if communicator is not None and self._accelerator is not None:
-            # Not until the host comes: it may be busy with what takes it longer, such as an
-            # evaluation of its own. It can only be stuck where the abort or the device is.
+            # This does not wait for the host, which may be busy for longer, such as with an
+            # evaluation of its own. Only the abort or the device can be stuck here.
             with self._watchdog.during(_LEAVE_SECONDS, what):
                 with contextlib.suppress(RuntimeError):
                     communicator.abort()
                 for smaller in list(self._smaller):
                     with contextlib.suppress(RuntimeError):
                         smaller.abort()
-                with contextlib.suppress(RuntimeError):  # it has failed: the host learns of that
-                    expect(self._accelerator.record(), within_seconds=math.inf, what="go on")
+                with contextlib.suppress(RuntimeError):  # it failed; the host will notice
+                    expect(self._accelerator.record(), within_seconds=math.inf, what="continue")
 
     def cut(self, why: str | None = "") -> None:
-        """Let no request to the store keep this rank, and the others know that it leaves.
+        """End this rank's requests to the store, and tell the others that it leaves.
 
-        `why`: what broke the group; None: nothing that the others do not know, too.
+        `why`: what broke the group; None: the others leave for the same reason.
         """
         self._left.set()
         if self._lifeline is not None:
@@ -235,9 +235,9 @@ class Connection:
     def abort(self, *, in_order: bool = False) -> None:
         """Leave a group that may be broken; never waits for the others.
 
-        `in_order`: they have the same reason to leave it.
+        `in_order`: the others leave for the same reason.
         """
-        # Work under way may wait for ranks that are alive and in turn wait for this one.
+        # Collectives in progress may wait for ranks that are alive and wait for this one.
         self.cut(None if in_order else "")
         if self._accelerator is not None:
             self._watchdog.within(_LEAVE_SECONDS, "it does not leave the group")
@@ -250,20 +250,20 @@ class Connection:
         self.close()
 
     def expect_device(self) -> None:
-        """See that the device is of use again, now that no collective holds it up.
+        """Check that the device works again, now that no collective blocks it.
 
         Raises:
-            LostDeviceError: it hangs.
+            LostDeviceError: the device hangs.
         """
         if self._accelerator is not None:
             expect(
                 self._accelerator.record(),
                 within_seconds=_DRAIN_SECONDS,
-                what="come to the end of what it was told",
+                what="finish its queued work",
             )
 
     def close(self) -> None:
-        """Leave a group in which nothing is under way."""
+        """Leave a group that has no collective in progress."""
         self._left.set()
         if self._lifeline is not None:
             self._lifeline.leave()
@@ -272,7 +272,7 @@ class Connection:
         if dist.is_initialized():
             self._keep_for_teardown()
             dist.destroy_process_group()
-        # The names of groups are counted, and part of their keys in the store. Ranks that failed
+        # torch numbers groups, and the number is part of their keys in the store. Ranks that failed
         # to form a group must count like those that never tried.
         distributed_c10d._world.group_count = 0
 

@@ -1,4 +1,4 @@
-"""Where a process stands in its job now, which its launcher may hear anew while it lives."""
+"""The assignment that a rank follows now; its launcher may receive newer ones while it runs."""
 
 from __future__ import annotations
 
@@ -14,52 +14,50 @@ _logger = logging.getLogger(__name__)
 
 
 class CurrentAssignment:
-    """At first what the environment says; then what is newest."""
+    """The assignment from the environment at first, later the newest one from the file."""
 
     def __init__(self, environment: Environment, file: AssignmentFile | None = None) -> None:
-        """`file`: where newer places come in; None: nobody tells of any."""
+        """`file`: where newer assignments arrive; None: there are none."""
         self.environment = environment
-        """Of this process, in the group that it belongs to or looks for."""
+        """Environment of this process in the group that it is in or looks for."""
         self._born = environment.placement.generation
         self._file = file
         self._looks = threading.Lock()
-        """Of threads, of which one might put back what another one has just found."""
+        """Keeps one thread from putting back an older assignment than another has just read."""
         self._seen: tuple[int, int] | None = None
         self._newest: Assignment | None = None
 
     @property
     def has_moved(self) -> bool:
-        """Whether the group is not the one any more that this process was born into."""
+        """Return whether the group has changed since this process started."""
         return self.environment.placement.generation > self._born
 
     def is_outdated(self) -> bool:
-        """Whether there is a newer place than that of `environment`; costs a look at a file."""
+        """Return whether a newer assignment exists; costs one `stat` of a file."""
         self._look()
         newest = self._newest
         return newest is not None and newest.generation > self.environment.placement.generation
 
     def is_broken(self) -> bool:
-        """Whether there is, and what this process belongs to has lost a pod."""
+        """Return whether a newer assignment exists because the present group has lost a pod."""
         return self.is_outdated() and self._newest is not None and self._newest.broken
 
     def follow(self) -> None:
-        """Go to the newest place.
+        """Switch to the newest assignment.
 
         Raises:
-            LeftError: there is none for this pod.
+            LeftError: this pod is no longer in the group.
         """
         self._look()
         place, before = self._newest, self.environment.placement
-        # The same one too: it may have been told again, with an address that was not known before.
+        # The same generation too: it may have been sent again with an address that was unknown.
         if place is None or place.generation < before.generation:
             return
         if place.node_rank is None:
-            # What this process may still be saving is older than nobody's.
+            # It may still be saving: no generation is older than its own.
             placement = replace(before, generation=place.generation)
             self.environment = replace(self.environment, placement=placement)
-            raise LeftError(
-                f"this pod has no place in the group any more (generation {place.generation})"
-            )
+            raise LeftError(f"this pod is no longer in the group (generation {place.generation})")
         self.environment = place.of(self.environment)
         if place.generation > before.generation:
             _logger.info("%s", _change(before, self.environment.placement))
@@ -84,7 +82,7 @@ def _change(before: Placement, now: Placement) -> str:
     what = (
         f"the group changes from {had} to {has} pods"
         if had != has
-        else f"the group of {has} pods is another one"
+        else f"the group of {has} pods has new members"
     )
     place = (
         f": node rank {before.node_rank} becomes {now.node_rank}"

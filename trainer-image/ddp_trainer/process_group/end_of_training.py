@@ -1,9 +1,9 @@
-"""The end of a training, to which all ranks come together.
+"""Makes all ranks reach the end of the training together.
 
-A rank whose script leaves its training before the others do would be missed in their collectives,
-or meet them with one that does not fit, at which gloo may end the process. So a rank that comes to
-the end says so in the group's store, and waits there for all others before it begins a collective.
-The heartbeat of a rank that trains on objects: then the one that has left is at fault, and ends.
+A rank may leave the training before the others. Their collectives would then lack it, or meet a
+collective that does not match, and gloo may end the process. So a rank that reaches the end says so
+in the group's store. It waits there for all others before it begins a collective. The heartbeat of
+a rank that is still training objects; the rank that left is then at fault and ends.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ddp_trainer.process_group.rendezvous.membership import Membership
 from ddp_trainer.system.backoff import Backoff
 
 ScriptProgress = tuple[int, ...]
-"""How far a rank's script has come: what is greater is further. The last number says whether it is
-inside the loop over batches: it may yet leave the loop without another step."""
+"""Progress of a rank's script; a greater value is further. The last number says whether the script
+is inside the loop over batches: it may still leave the loop without another step."""
 
 _ENDED = "ended"
 _OBJECTION = "objection"
@@ -39,14 +39,14 @@ def wait_for_all_to_end(
     *,
     timeout_seconds: float,
 ) -> None:
-    """Wait until all ranks of a group have come to the end of their training.
+    """Wait until all ranks of a group have reached the end of their training.
 
-    `script_progress` of this rank. `failure`: what has broken the group meanwhile, or None.
+    `script_progress`: of this rank. `failure`: returns the error that broke the group, or None.
 
     Raises:
-        LeftEarlyError: another rank trains on.
-        BrokenGroupError: not all have come in that time.
-        Exception: what broke the group, or its store.
+        LeftEarlyError: another rank continues to train.
+        BrokenGroupError: not all ranks arrived within the timeout.
+        Exception: the error that broke the group or its store.
     """
     store, size = membership.store, membership.size
     store.set(f"{_ENDED}/{membership.rank}", "")
@@ -60,20 +60,20 @@ def wait_for_all_to_end(
             raise error
         if store.check([_OBJECTION]):
             raise LeftEarlyError(
-                f"the script of rank {membership.rank} has left the training, and "
+                f"the script of rank {membership.rank} left the training while "
                 f"{store.get(_OBJECTION).decode()}: let all ranks leave it at the same step, for "
                 "example by job.steps_done"
             )
         now = time.monotonic()
         if now > begin + timeout_seconds:
             raise BrokenGroupError(
-                f"{_missing(store, size)} did not come to the end of the training within "
+                f"{_missing(store, size)} did not reach the end of the training within "
                 f"{timeout_seconds:g} s"
             )
         if now > log_at:
             log_at = now + _LOG_EVERY_SECONDS
             _logger.info(
-                "at the end of the training: waiting for %s, %.0f of %.0f s",
+                "end of training: waiting for %s (%.0f of %.0f s)",
                 _missing(store, size),
                 now - begin,
                 timeout_seconds,
@@ -83,14 +83,14 @@ def wait_for_all_to_end(
 
 
 class Objection:
-    """That of one rank to another one's end, where it trains on itself."""
+    """The objection of a rank that still trains to the end that another rank has reported."""
 
     def __init__(
         self, rank: int, script_progress: Callable[[], ScriptProgress], *, patience_seconds: float
     ) -> None:
-        """`script_progress`: of the rank, at any time.
+        """`script_progress`: returns the progress of this rank.
 
-        `patience_seconds`: how long it may be within the step in which the other one has left.
+        `patience_seconds`: how long this rank may stay in the step in which the other one left.
         """
         self._rank = rank
         self._script_progress = script_progress
@@ -98,7 +98,7 @@ class Objection:
         self._seen: tuple[ScriptProgress, float] | None = None
 
     def look(self, store: Store, *, now: float) -> None:
-        """Object if there is a reason to; `store`: of the group."""
+        """Write an objection to the group's `store` if this rank is further than one that ended."""
         if not store.check([_ENDED]):
             return
         other, *numbers = json.loads(store.get(_ENDED))
@@ -112,9 +112,9 @@ class Objection:
                 return
         if store.check([_OBJECTION]):
             return
-        text = f"rank {self._rank} trains on"
+        text = f"rank {self._rank} continues"
         store.set(_OBJECTION, text)
-        _logger.warning("the script of rank %d has left the training, and %s", other, text)
+        _logger.warning("the script of rank %d left the training while %s", other, text)
 
 
 def _missing(store: Store, size: int) -> str:

@@ -1,8 +1,8 @@
-"""Tells a group that broke from a program, or a device, that failed.
+"""Tells the loss of a peer from a failure of the program or of its device.
 
-torch reports a lost peer as a RuntimeError like any other, from wherever the collective happened to
-be, often deep inside backward; only its text tells. Everything not known to be a broken group is
-the program's own failure.
+torch reports a lost peer as an ordinary RuntimeError. It surfaces wherever the collective is, often
+deep inside `backward`; only its text gives it away. Every error that is not known to mean a broken
+group counts as a failure of the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ddp_trainer.process_group import messages
 from ddp_trainer.process_group.lost_peers import tells_of_lost_peer
 
 _DeviceError = getattr(torch, "AcceleratorError", LostDeviceError)
-"""torch has it since 2.8. Before, it raises a RuntimeError with the same text."""
+"""New in torch 2.8. Older releases raise a RuntimeError with the same text."""
 _GLOO = re.compile("|".join(messages.GLOO))
 _CUDA = re.compile("|".join(messages.CUDA))
 _PLACE = re.compile(r"^\[[^]]*gloo/[^]]*\] |^(?P<who>NCCL) error in: [^,]*:\d+, ")
@@ -27,10 +27,10 @@ _ADVICE = re.compile(
 
 
 def is_lost_device(error: BaseException) -> bool:
-    """Whether `error` says that this process can use its device no more.
+    """Return whether `error` means that this process can no longer use its device.
 
-    Its context is lost with all tensors in it, so that forming a group anew is of no use. A lack of
-    memory is no such error.
+    Its CUDA context is lost with all tensors in it, so forming a new group does not help. Running
+    out of memory is no such error.
     """
     if isinstance(error, LostDeviceError | _DeviceError):
         return True
@@ -40,7 +40,7 @@ def is_lost_device(error: BaseException) -> bool:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether `error` says that another rank is gone, rather than that this one failed."""
+    """Return whether `error` means that another rank is gone, not that this one failed."""
     text = str(error)
     if isinstance(error, LostPeerError):
         return True
@@ -54,7 +54,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """What happened, in one line without the places in the sources of gloo and torch, and hints."""
+    """Return the error in one line, without hints and source locations of gloo and torch."""
     first_line = next(iter(str(error).splitlines()), type(error).__name__)
     words = _PLACE.sub(lambda found: f"{found['who']}: " if found["who"] else "", first_line)
     return _ADVICE.sub("", words).strip()

@@ -1,17 +1,16 @@
-"""Notices a rank that stands still although its connections are open.
+"""Notices a frozen rank although its connections are open.
 
-A dead process closes its connections, and whoever waits for it learns of it at once. A frozen one
-(stopped, swapping, its node or network gone) closes nothing, and its peers would wait until the
-group's timeout. So a thread of every rank says now and then, through rank 0's store, that its
-process runs: rank 0 watches all of them, the others watch rank 0 and hear from it who is lost.
-Rank 0 also sees when a new process asks to take the place of a member, which is then as good as
-dead, whatever its connections look like from here.
+A dead process closes its connections, and ranks that wait for it notice at once. A frozen one
+(stopped, swapping, node or network gone) closes nothing, and its peers would wait until the group's
+timeout. So a thread of every rank regularly writes to rank 0's store that its process runs. Rank 0
+watches all of them. The others watch rank 0 and receive from it the numbers of lost ranks. Rank 0
+also notices a new process that replaces a member: the member then counts as dead, even if its
+connections look healthy.
 
-The operator may know before all of them: a node that is gone closes no connection either.
+The operator may know first, because a lost node closes no connection either.
 
-A rank whose process runs but whose training waits for something else is not found here: that ends
-with the group's timeout. One that has left its training before the others is: see
-`end_of_training`.
+A rank that runs but waits in its training is not found here; the group's timeout ends that wait. A
+rank that left the training before the others is found: see `end_of_training`.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from ddp_trainer.system.threads import start_thread
 _LONGEST_INTERVAL_SECONDS = 1.0
 _BEATS_PER_TIMEOUT = 4
 _WORD_SECONDS = 0.1
-"""Between two looks for the operator's word, each of which asks for a file's age."""
+"""Time between checks of the assignment file; each costs one `stat`."""
 _LOST = "lost"
 _NO_BEAT = -1
-"""Stands for the counter of a rank that has not begun to beat."""
+"""Counter of a rank that has not sent a heartbeat yet."""
 
 
 def interval(timeout_seconds: float) -> float:
-    """Seconds between beats so that several fit into the timeout."""
+    """Return the seconds between heartbeats, so that several fit into the timeout."""
     return min(_LONGEST_INTERVAL_SECONDS, timeout_seconds / _BEATS_PER_TIMEOUT)
 
 
 class Heartbeat:
-    """The thread of one rank in one group."""
+    """The heartbeat threads of one rank in one group."""
 
     def __init__(
         self,
@@ -59,9 +58,9 @@ class Heartbeat:
     ) -> None:
         """`on_lost` is called once, in a thread, with a sentence that names the lost rank.
 
-        `timeout_seconds`: 0: nobody says that it runs. `is_broken`: whether the operator says that
-        a rank is lost for good, perhaps before its peers can know. `script_progress`: how
-        far this rank has come.
+        `timeout_seconds`: 0 switches heartbeats off. `is_broken`: returns whether the operator has
+        replaced a lost rank, which its peers may not have noticed yet. `script_progress`: returns
+        the progress of this rank.
         """
         self._membership = membership
         self._rank = rank
@@ -75,17 +74,17 @@ class Heartbeat:
         self._beats = 0
 
     def start(self) -> None:
-        """Begin to beat and to watch."""
+        """Start to send heartbeats and to watch those of others."""
         self._threads.append(start_thread("operator's word", self._expect_word))
         if self._timeout_seconds <= 0:
             return
         self._threads.append(start_thread("heartbeat", self._run))
         if self._rank != 0:
-            # A request to a store that is frozen together with rank 0 never returns.
+            # A request to the store never returns while rank 0, which hosts it, is frozen.
             self._threads.append(start_thread("answers", self._expect_answers))
 
     def stop(self, *, wait_seconds: float = 0.0) -> None:
-        """Say no more; wait for so long for a request under way."""
+        """Stop; wait at most `wait_seconds` for a request in progress."""
         self._stopped.set()
         until = time.monotonic() + wait_seconds
         for thread in self._threads:
@@ -108,7 +107,7 @@ class Heartbeat:
     def _expect_word(self) -> None:
         while not self._stopped.wait(_WORD_SECONDS):
             if self._is_broken():
-                self._tell("another pod has a lost one's place, as the operator says")
+                self._tell("the operator has replaced a lost pod")
 
     def _tell(self, lost: str) -> None:
         if not self._stopped.is_set():
@@ -127,7 +126,7 @@ class Heartbeat:
             if silent := silence.look(counters, now=time.monotonic()):
                 lost = _sentence(silent, self._timeout_seconds)
             elif self._rank == 0 and membership.has_successor():
-                lost = "a new process has come in the place of a rank"
+                lost = "a new process has replaced a rank"
             if lost is not None:
                 if self._rank == 0:
                     store.set(_LOST, lost)

@@ -1,12 +1,12 @@
-"""Tells all ranks of a group at once that another one's process has ended.
+"""Informs all ranks of a group at once that the process of another one has ended.
 
-A process that ends closes its connections, and gloo says so to whoever waits in one of its
-collectives. A host that waits for its GPU, as in `loss.item()`, or for the end of the training does
-not hear of it, and NCCL says nothing of a lost peer. So each rank holds a connection to rank 0 for
-as long as it is in the group, and a thread listens there. Who leaves in order says so before. All
-else that ends a connection breaks the group: rank 0 tells the others.
+A process that ends closes its connections. gloo reports that to ranks that wait in its collectives.
+But a host that waits for its GPU, as in `loss.item()`, or for the end of training, does not notice,
+and NCCL does not report a lost peer. So each rank keeps a connection to rank 0 while it is in the
+group, and a thread listens on it. A rank that leaves in order says so first. Any other end of a
+connection breaks the group, and rank 0 informs the others.
 
-A node that is gone closes no connection: see `heartbeat`.
+A lost node closes no connection: see `heartbeat`.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ _KEY_BYTES = 16
 _RANK_BYTES = 4
 _IN_ORDER = b"\0"
 _WELCOME = b"\1"
-"""What rank 0 answers a rank, which else might leave, or miss rank 0, before rank 0 knows it."""
+"""Rank 0's answer; without it, a rank could leave, or lose rank 0, before rank 0 knows it."""
 _LONGEST_BYTES = 1024
-"""Of what a rank says: its key and number, and why it leaves."""
+"""Most bytes that a rank sends: key, number, and the reason why it leaves."""
 _GREETING_SECONDS = 30.0
-"""For a rank that has connected to say which one it is."""
-_SPARE_PLACES = 64
-"""For connections that have not said yet whose they are, beside one for each rank."""
+"""Time for a connected rank to send its number."""
+_SPARE_CONNECTIONS = 64
+"""Connections without a rank number that are accepted, beside one for each rank."""
 _KEEPALIVE_SECONDS = 300
-"""Nothing is said for days here, and firewalls forget connections that nobody uses for hours."""
+"""The connection is silent for days, and firewalls drop connections that are idle for hours."""
 _LOOK_SECONDS = 5.0
-"""Between looks for connections that nobody has used in time."""
+"""Time between checks for connections that sent no rank number in time."""
 
 
 @dataclass(eq=False)
 class _Line:
-    """A connection, and what came over it."""
+    """A connection and the bytes received over it."""
 
     socket: socket.socket
     heard: bytearray = field(default_factory=bytearray)
     begun: float = field(default_factory=time.monotonic)
     rank: int | None = None
-    """Of the other side; None: it has not said yet."""
+    """Rank of the other side; None: not known yet."""
 
     def read(self) -> bool:
-        """Read what has come; return whether there is no more to come."""
+        """Read the received bytes; return whether the connection has ended."""
         try:
             data = self.socket.recv(_LONGEST_BYTES)
         except OSError:
@@ -71,10 +71,10 @@ class _Line:
 
 
 class Lifeline:
-    """One rank's end of it."""
+    """One rank's connections to the others."""
 
     def __init__(self, rank: int, on_lost: Callable[[str], None]) -> None:
-        """`on_lost` is called at most once, in a thread, with a sentence that says who is gone."""
+        """`on_lost` is called at most once, in a thread, with a sentence that names the rank."""
         self._rank = rank
         self._on_lost = on_lost
         self._lock = threading.Lock()
@@ -84,9 +84,9 @@ class Lifeline:
         _open.add(self)
 
     def listen(self, size: int) -> tuple[int, str]:
-        """On rank 0: wait for the others; return the port, and the key that they have to know.
+        """On rank 0: accept the others; return the port and the key that they must send.
 
-        `size`: of the group.
+        `size`: ranks in the group.
         """
         key = secrets.token_bytes(_KEY_BYTES)
         if socket.has_dualstack_ipv6():
@@ -96,14 +96,14 @@ class Lifeline:
         else:
             self._listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
         self._listener.setblocking(False)
-        start_thread("lifelines", lambda: self._watch_all(key, size + _SPARE_PLACES))
+        start_thread("lifelines", lambda: self._watch_all(key, size + _SPARE_CONNECTIONS))
         return int(self._listener.getsockname()[1]), key.hex()
 
     def connect(self, address: str, port: int, key: str, *, within_seconds: float) -> None:
         """On any other rank: connect to rank 0.
 
         Raises:
-            BrokenGroupError: it is gone, or does not answer.
+            BrokenGroupError: rank 0 is gone or does not answer.
         """
         try:
             connection = socket.create_connection((address, port), within_seconds)
@@ -120,10 +120,10 @@ class Lifeline:
         start_thread("lifeline", lambda: self._watch(line))
 
     def leave(self, why: str | None = None) -> None:
-        """Leave the group, from any thread; the first call counts.
+        """Leave the group; callable from any thread. Only the first call has an effect.
 
-        `why`: what broke it, which the others are told; empty: they shall see that this rank has
-        ended or given up; None: it leaves in order.
+        `why`: what broke the group; the others receive it. Empty: the others see that this rank
+        ended or gave up. None: this rank leaves in order.
         """
         last = _IN_ORDER if why is None else why.encode()[:_LONGEST_BYTES]
         with self._lock:
@@ -137,7 +137,7 @@ class Lifeline:
                     self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
 
     def close_in_child(self) -> None:
-        """Let go of the sockets in a process that was forked: it must not keep them open."""
+        """Close the sockets in a forked process, which must not keep them open."""
         for line in list(self._lines):
             line.socket.close()
         if self._listener is not None:
@@ -168,7 +168,7 @@ class Lifeline:
                 for line in [*self._lines]:
                     if line.rank is None and time.monotonic() > line.begun + _GREETING_SECONDS:
                         self._forget(line, selector)
-            with self._lock:  # not before the others are told why
+            with self._lock:  # not before the others have received the reason
                 for line in self._lines:
                     line.socket.close()
         listener.close()
@@ -194,7 +194,7 @@ class Lifeline:
         line.socket.close()
 
     def _knows(self, line: _Line, key: bytes) -> bool:
-        """Whether a line may be a rank's, as far as it has said which one it is."""
+        """Return whether a line has sent the key and a rank number, or may still send them."""
         size = len(key) + _RANK_BYTES
         if len(line.heard) >= size and secrets.compare_digest(line.heard[: len(key)], key):
             line.rank = int.from_bytes(line.heard[len(key) : size])
@@ -232,12 +232,12 @@ os.register_at_fork(after_in_child=_close_in_child)
 def tie(
     group: Group, address: str, on_lost: Callable[[str], None], *, within_seconds: float
 ) -> Lifeline:
-    """Give this rank its end of a lifeline to all others; a collective.
+    """Connect the lifelines of all ranks; a collective.
 
     `address`: of rank 0, as this rank reaches it.
 
     Raises:
-        BrokenGroupError: rank 0 does not answer in that time.
+        BrokenGroupError: rank 0 does not answer within the time.
         RuntimeError: a rank was lost meanwhile.
     """
     lifeline = Lifeline(group.rank, on_lost)

@@ -1,4 +1,4 @@
-"""Tells by words alone whether another rank is gone: without torch, as launchers need it."""
+"""Recognises the loss of a peer by an error's text; without torch, which launchers do not load."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _OWN = re.compile("|".join(messages.OWN))
 
 
 def tells_of_lost_peer(words: str) -> bool:
-    """Whether words of torch or NCCL say that another rank is gone, not that this one failed."""
+    """Return whether words of torch or NCCL mean that another rank is gone, not an own error."""
     return bool(_PEER.search(words)) and not _OWN.search(words)

@@ -1,9 +1,9 @@
-"""Cuts a group's connections, so that nobody waits in them any longer.
+"""Cuts a group's connections, so that no thread waits in them any longer.
 
-gloo offers no way to interrupt a collective that waits for a frozen peer: its `abort` leaves the
-waiting thread where it is until the group's timeout. A request to a store whose process is frozen
-never returns either, whatever its timeout. What always ends the wait is the end of the connection,
-and the connections are this process's own.
+gloo cannot interrupt a collective that waits for a frozen peer: after its `abort`, the thread still
+waits until the group's timeout. A request to a store in a frozen process never returns either,
+even after its timeout. Ending the connection always ends the wait, and each process can end its own
+connections.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ class _OpenSocket:
     inode: int
     here: Endpoint = field(compare=False)
     there: Endpoint | None = field(compare=False)
-    """Of its peer; None where it has none."""
+    """Address of its peer; None if it has none."""
     listens: bool = field(compare=False)
 
 
 class Connections:
-    """One group's sockets in this process, among those that threads of a script open meanwhile.
+    """The sockets of one group in this process, apart from those that threads of a script open.
 
     Until the ranks meet, these are the connections to rank 0's store. While the group forms, its
-    own cannot be told from others, so that all new ones count. From then on they are those that
-    lead to a port on which a rank listens.
+    sockets cannot be distinguished, so all new ones count. After that, only connections to a
+    port on which a rank listens count.
 
-    A socket that listens is left alone: its end makes gloo abort the whole process. Only those of
-    NCCL are cut while it joins the devices, since that is where it waits for lost ranks.
+    Listening sockets are not cut, because gloo would abort the whole process. The exception are
+    those of NCCL while it connects the devices, because there it waits for lost ranks.
     """
 
     def __init__(self, store_port: int) -> None:
-        """`store_port`: of rank 0's store."""
+        """`store_port`: port of rank 0's store."""
         self._store_port = store_port
         self._before = _open_sockets()
         self._before_forming: frozenset[_OpenSocket] | None = None
@@ -62,19 +62,19 @@ class Connections:
         self._chosen: frozenset[_OpenSocket] | None = None
 
     def begin_to_form(self) -> None:
-        """The sockets of the group itself are opened from here on."""
+        """Count sockets that are opened from now on as the group's."""
         self._before_forming = _open_sockets()
 
     def begin_to_join_devices(self) -> None:
-        """All sockets of gloo are open; those of NCCL are opened from here on."""
+        """Count sockets that are opened from now on as NCCL's; all of gloo's are open."""
         self._before_joining = _open_sockets()
 
     def listening(self) -> list[Endpoint]:
-        """Where this process has begun to listen since then; the others need to know."""
+        """Return where this process has begun to listen since `begin_to_form`."""
         return [one.here for one in self._opened_to_form(_open_sockets()) if one.listens]
 
     def complete(self, listening: Collection[Endpoint]) -> None:
-        """The group has formed: all ranks together listen there. Leave out all other sockets."""
+        """Keep only sockets of the group, which has formed; its ranks listen at these addresses."""
         now = _open_sockets()
         self._chosen = self._of_the_store(now) | {
             one
@@ -83,7 +83,7 @@ class Connections:
         }
 
     def cut(self) -> None:
-        """End the connections for both sides; the descriptors stay with whoever opened them."""
+        """End the connections for both sides; the file descriptors remain open for their owners."""
         chosen, of_devices = self._chosen, frozenset[_OpenSocket]()
         if chosen is None:
             now = _open_sockets()
@@ -108,9 +108,9 @@ class Connections:
     def cut_unless_done_within(
         self, seconds: float, *, is_vain: Callable[[], bool] = lambda: False
     ) -> Iterator[None]:
-        """Cut them if the block lasts longer, or does its work in vain, which makes it fail.
+        """Cut the connections if the block lasts longer or `is_vain` returns True; it then fails.
 
-        Those too that it opens after that: torch connects to a store again by itself.
+        Later connections of the block are cut too, because torch reconnects to a store by itself.
         """
         done = threading.Event()
         until = time.monotonic() + seconds
@@ -132,7 +132,7 @@ class Connections:
 def _opened_since(
     before: frozenset[_OpenSocket] | None, now: frozenset[_OpenSocket]
 ) -> frozenset[_OpenSocket]:
-    """Those that were not open `before`; None: at no time yet."""
+    """Return the sockets that were not open `before`; none if `before` is None."""
     return frozenset() if before is None else now - before
 
 
@@ -149,13 +149,13 @@ def _open_sockets() -> frozenset[_OpenSocket]:
     return frozenset(found)
 
 
-# Not by Python's sockets: where a script has set a default timeout, to make one of a descriptor
-# takes away that the socket blocks, also for whoever opened it.
+# Not with Python's sockets: if a script has set a default timeout, creating one from a descriptor
+# makes the socket non-blocking, also for its owner.
 _libc = ctypes.CDLL(None)
 
 
 def _endpoint(ask: Callable[..., int], fd: int) -> Endpoint | None:
-    """What getsockname or getpeername has to say; None if it is no address of a network."""
+    """Return the result of getsockname or getpeername; None if it is no network address."""
     answer = ctypes.create_string_buffer(_LONGEST_ADDRESS)
     if ask(fd, answer, ctypes.byref(ctypes.c_uint32(_LONGEST_ADDRESS))) != 0:
         return None

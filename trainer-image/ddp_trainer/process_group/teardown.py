@@ -1,8 +1,8 @@
-"""Lets go of process groups that were left, from a thread that may wait for theirs.
+"""Releases process groups that this rank has left, in a thread of its own.
 
-Whoever lets go of a group last waits for its threads. These may wait for Python's lock, which a
-DDP wrapper does not release meanwhile, or for half a message that gloo has forgotten, until the
-group's timeout. So that is left to a thread of its own, or to nobody.
+The thread that drops the last reference to a group waits for the group's threads. These may wait
+for Python's lock, which a DDP wrapper does not release meanwhile. Or they wait, until the group's
+timeout, for half a message that gloo has forgotten. So a separate thread drops it, or none does.
 """
 
 from __future__ import annotations
@@ -17,52 +17,53 @@ from torch import distributed as dist
 from ddp_trainer.system.backoff import Backoff
 from ddp_trainer.system.threads import start_thread
 
-_MOURNING_SECONDS = 60.0
-"""For whoever else refers to a group: longer than anybody needs who is not stuck."""
+_REFERENCES_SECONDS = 60.0
+"""Wait for other references to a group to go; longer than any holder needs that is not stuck."""
 _OWN_REFERENCES = 2
-"""To a group in a list, while it is counted."""
+"""References to a group that is in a list while they are counted."""
 
 _pause_after = Backoff(shortest_seconds=0.001, longest_seconds=0.5, per_doubling=4).after
 _left_behind: list[object] = []
-"""What is left of the last group, to the end of the process if there is no other group."""
+"""The rest of the last group; kept until the process ends if no other group forms."""
 _kept: list[object] = []
-"""What somebody refers to who never lets go."""
+"""Groups to which another reference remains for ever."""
 
 
 def keep_for_teardown(*remains: object) -> None:
-    """Keep what is left of a group until there is another one."""
+    """Keep the rest of a group until `release_last_group`."""
     _left_behind.extend(remains)
 
 
 def release_last_group() -> threading.Thread:
-    """Let go of what is left of the last group, before there is another one.
+    """Release the rest of the last group, before the next one forms.
 
-    Returns the thread that does it. Python must not end before it: torch would abort the process.
+    Returns the thread that does it. Python must not end before the thread does, because torch would
+    abort the process.
     """
-    # The remains of a broken group hang together in cycles. As long as its DDP wrapper lives, it
-    # answers to the gradients of the model, which is its successor's part.
+    # Reference cycles hold the rest of a broken group. Until its DDP wrapper is collected, it still
+    # handles the model's gradients, which the next wrapper must do.
     gc.collect()
     groups = [remains for remains in _left_behind if isinstance(remains, dist.ProcessGroup)]
     others = [remains for remains in _left_behind if not isinstance(remains, dist.ProcessGroup)]
     _left_behind.clear()
 
-    def bury() -> None:
+    def release() -> None:
         others.clear()
-        # A group's own thread may be about to forget a callback that refers to
-        # the group. Were it the last to let go, it would wait for itself, and torch would abort.
+        # A thread of the group may hold a callback that refers to the group. If it dropped the last
+        # reference, it would wait for itself, and torch would abort.
         if not _has_no_other_references(groups):
             _kept.extend(groups)
         groups.clear()
 
-    return start_thread("burial", bury)
+    return start_thread("teardown", release)
 
 
 def _has_no_other_references(groups: list[dist.ProcessGroup]) -> bool:
-    """Whether nobody else refers to them any more; waits for that."""
+    """Wait until nothing else refers to the groups; return whether that happened."""
     began = time.monotonic()
     while any(sys.getrefcount(groups[i]) > _OWN_REFERENCES for i in range(len(groups))):
         waited = time.monotonic() - began
-        if waited > _MOURNING_SECONDS:
+        if waited > _REFERENCES_SECONDS:
             return False
         time.sleep(_pause_after(waited))
     return True

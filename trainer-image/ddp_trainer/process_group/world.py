@@ -1,7 +1,7 @@
-"""The life of the process group: form it, watch it, break it, form it anew.
+"""Forms the process group, watches it, breaks it, and forms the next one.
 
-Whatever way a peer is lost in, the training code sees one error, `BrokenGroupError`, and has to do
-one thing: form again. The process, its model and its optimizer stay as they are.
+However a peer is lost, the training code sees one error, `BrokenGroupError`, and does one thing: it
+forms the group again. The process, its model and its optimizer stay as they are.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from ddp_trainer.system.logs import end_process
 from ddp_trainer.system.watchdog import Watchdog
 
 _LAST_BEAT_SECONDS = 1.0
-"""Long for a request to a store that lives."""
+"""A store that is alive answers much faster."""
 
 _logger = logging.getLogger(__name__)
 
 
 def _end_stuck(what: str) -> None:
-    _logger.error("this process cannot go on: %s", what)
+    _logger.error("this process cannot continue: %s", what)
     end_process(ExitCode.FAILURE)
 
 
 class World:
-    """All ranks of the job, met as often as needed; one for each process."""
+    """The ranks of the job as this process meets them, as often as needed; one for each process."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class World:
         on_stuck: Callable[[str], object] = _end_stuck,
         script_progress: Callable[[], ScriptProgress] = tuple,
     ) -> None:
-        """Pin this rank's device; nobody is met yet.
+        """Pin this rank's device; no other rank is contacted yet.
 
-        `heartbeat_timeout_seconds`: after this time a silent rank counts as lost; 0: never.
-        `device_ids`: the GPU of each local rank; None: the one with the same number. `on_stuck` has
-        to end the process when an accelerator does not come back; it gets the reason.
-        `script_progress`: how far this rank's script has come.
+        `heartbeat_timeout_seconds`: a rank that is silent for this time counts as lost; 0: never.
+        `device_ids`: the GPU of each local rank; None: the one with the same number. `on_stuck`
+        must end the process when an accelerator does not return; it receives the reason.
+        `script_progress`: returns the progress of this rank's script.
 
         Raises:
-            ConfigurationError: this pod has not the GPUs that its ranks need.
+            ConfigurationError: this pod lacks GPUs that its ranks need.
         """
         self._group_timeout = timedelta(seconds=group_timeout_seconds)
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
@@ -70,7 +70,7 @@ class World:
             environment, AnnouncedAddress.from_env(os.environ), AssignmentFile.from_env(os.environ)
         )
         self.current_assignment = self._rendezvous.current_assignment
-        """Of this rank, which may change from group to group."""
+        """The assignment of this rank; it may change from group to group."""
         self.device = pin_device(
             environment.placement, local_rank=environment.local_rank, device_ids=device_ids
         )
@@ -82,16 +82,16 @@ class World:
     def formed(
         self, *, timeout_seconds: float, told_to_stop: Callable[[], bool] = lambda: False
     ) -> Iterator[Group]:
-        """Meet the other ranks within the timeout, form the group; take it down at the end.
+        """Meet the other ranks within the timeout and form the group; take it down at the end.
 
         Raises:
-            BrokenGroupError: a rank was lost, from wherever inside the block that surfaced: form
-                again.
-            RendezvousTimeoutError: the other ranks did not come in time.
-            LeftError: this pod has no place among them any more.
-            StoppedError: `told_to_stop` while waiting for them.
-            ConfigurationError: they were started with other settings.
-            LostDeviceError, or what torch says of it: this process can use its device no more.
+            BrokenGroupError: a rank was lost; the error may surface anywhere in the block. Form
+                the group again.
+            RendezvousTimeoutError: other ranks did not arrive in time.
+            LeftError: this pod is no longer in the group.
+            StoppedError: `told_to_stop` returned True during the wait.
+            ConfigurationError: other ranks have other settings.
+            LostDeviceError, or torch's own error: this process can no longer use its device.
         """
         release_last_group()
         begin = time.monotonic()
@@ -109,7 +109,7 @@ class World:
         )
         heartbeat: Heartbeat | None = None
         try:
-            # Before the first contact, in which a frozen rank can keep the others for ever.
+            # Before the first contact: a frozen rank could block the others there for ever.
             heartbeat = self._start_heartbeat(membership, connection)
             group = connection.open(self._group_timeout)
             if group.rank == 0:
@@ -125,8 +125,8 @@ class World:
             if heartbeat is not None:
                 heartbeat.stop()
             if is_lost_device(error):
-                # Nothing is asked of the device any more, not even to leave the others: that this
-                # process ends tells them.
+                # The device is not used again, not even to leave the group: the others notice when
+                # this process ends.
                 connection.cut()
                 raise
             connection.abort(in_order=isinstance(error, LeavingError | StoppedError))
@@ -138,7 +138,7 @@ class World:
                 raise cause from error
             raise
         else:
-            # Were a thread in the midst of a request when the interpreter ends, torch would abort.
+            # torch aborts if a thread is still in a request when the interpreter ends.
             heartbeat.stop(wait_seconds=_LAST_BEAT_SECONDS)
             connection.close()
         finally:

@@ -25,7 +25,7 @@ _STEP = re.compile(
 )
 _RESUMED = re.compile(
     r"\bresuming from checkpoint .*\(step (?P<step>\d+)\)"
-    r"|\bgoing on from memory at step (?P<kept>\d+)"
+    r"|\bcontinuing from memory at step (?P<kept>\d+)"
 )
 _LOG_PREFIX = re.compile(r"^(\d\d:\d\d:\d\d )?(\[rank \d+\] )?")
 

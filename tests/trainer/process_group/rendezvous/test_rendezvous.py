@@ -186,7 +186,7 @@ def silent_dns() -> Iterator[list[str]]:
 def test_a_silent_dns_keeps_nobody_beyond_the_deadline(rank: int) -> None:
     lonely = Rendezvous(environment(rank, port=free_port()))
     with silent_dns():
-        with pytest.raises(RendezvousTimeoutError, match="DNS says nothing"):
+        with pytest.raises(RendezvousTimeoutError, match="no answer from DNS"):
             lonely.meet(timeout_seconds=0.1)
         with pytest.raises(StoppedError):
             lonely.meet(timeout_seconds=DEADLINE_SECONDS, told_to_stop=lambda: True)
@@ -196,7 +196,7 @@ def test_a_late_answer_of_dns_is_used() -> None:
     resolver = Resolver()
     with silent_dns() as asked:
         for _ in range(2):
-            with pytest.raises(NotYetError, match="DNS says nothing"):
+            with pytest.raises(NotYetError, match="no answer from DNS"):
                 resolver.resolve("rank-0", 80)
     wait = Wait(DEADLINE_SECONDS, lambda: False)
     assert "127.0.0.1" in retry(lambda: resolver.resolve("rank-0", 80), wait)
@@ -353,7 +353,7 @@ def test_an_address_that_is_gone_is_not_tried_for_as_long_as_a_request_may_take(
         with pytest.raises(TimeoutError):
             tried.result(0.3)
         is_vain.set()
-        with pytest.raises(NotYetError, match=r"rank 0's store is not at 127.0.0.1 any more"):
+        with pytest.raises(NotYetError, match=r"rank 0's store is no longer at 127.0.0.1"):
             tried.result(20)
 
 

@@ -13,47 +13,47 @@ from ddp_trainer.run.buffers import Copies
 
 @dataclass(kw_only=True)
 class Attempt:
-    """What is known of a step before all ranks know that it can be taken."""
+    """A step until all ranks know that it can be taken."""
 
     before: Copies
     assignment: ShardAssignment
     samples: int
-    """Of the step, over all ranks, padding included."""
+    """Samples of the step over all ranks, padding included."""
     sizes: list[int]
-    """Samples that count, of each of this rank's batches."""
+    """Samples that count in each of this rank's batches."""
     ends_epoch: bool
     is_asked: bool = False
-    """Whether the ranks ask each other if the epoch ends with it: no one rank knows."""
+    """True if ranks must vote on whether the epoch ends with the step."""
     given: int = 0
-    """Batches that the script has got."""
+    """Batches that the script has received."""
     stepped: int = 0
-    """Batches after which it has called `step`."""
+    """Batches after which the script has called `step`."""
     turns: int = 0
-    """How often it has called `step` for one of its optimizers."""
+    """Number of calls of `step` for one of several optimizers."""
     buffers: Copies | None = None
-    """As this rank's first part has left them, where it computes more of them."""
+    """Buffers after this rank's first part, if it computes several parts."""
     _losses: list[tuple[int, Tensor | float]] = field(default_factory=list)
-    """With the slots of their parts."""
+    """Losses with the slots of their parts."""
 
     @property
     def batches(self) -> int:
-        """Of this rank."""
+        """Number of this rank's batches."""
         return len(self.sizes)
 
     @property
     def place(self) -> tuple[int, int]:
-        """The slot of the batch given last, and which of its part's batches it is."""
+        """Return the slot of the last batch, and the batch's number in its part."""
         return divmod(self._last, self._batches_a_slot)
 
     @property
     def weight(self) -> float:
-        """The part of its part's samples that are in the batch given last."""
+        """Return the last batch's share of the samples of its part."""
         slot, _ = self.place
         return self.sizes[self._last] / max(self._samples_of(slot), 1)
 
     @property
     def weight_of_part(self) -> float:
-        """How many shards' worth its part is; 0 where the batch given last counts for nothing."""
+        """Return the size of its part in shards; 0 if the last batch is ignored."""
         slot, _ = self.place
         return self._weight_of(slot) if self.sizes[self._last] else 0.0
 
@@ -73,18 +73,18 @@ class Attempt:
         return self._samples_of(slot) * self.assignment.shards / self.samples
 
     def give(self) -> int:
-        """Give a batch; returns its number, from 0."""
+        """Count a batch that the script receives; return its number, from 0."""
         self.given += 1
         return self.given - 1
 
     def stepped_with(self, loss: Tensor | float | None) -> bool:
-        """The script has called `step`; returns whether that was after the last batch."""
+        """Count a call of `step`; return whether it followed the last batch."""
         self.stepped += 1
         self._note(loss)
         return self.stepped == self.batches
 
     def take_turn(self, loss: Tensor | float | None) -> int:
-        """The script has called `step` for one of its optimizers; returns its number, from 0."""
+        """Count a call of `step` for one of several optimizers; return its number, from 0."""
         self.stepped = self.batches
         self.turns += 1
         self._note(loss)
@@ -96,9 +96,10 @@ class Attempt:
             self._losses.append((slot, loss.detach() if isinstance(loss, Tensor) else loss))
 
     def losses(self) -> list[float]:
-        """Of each part, times its weight; 0 of other ranks'. Where plain, this rank's alone.
+        """Return the loss of each part times its weight, 0 for parts of other ranks.
 
-        The sum of those that the script has told, NaN if it has told none.
+        In a plain assignment, return this rank's loss alone. A part's loss is the sum of those that
+        the script passed to `step`, or NaN if it passed none.
         """
         if self.assignment.is_plain:
             return [self._loss(0)]

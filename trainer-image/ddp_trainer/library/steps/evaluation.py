@@ -1,8 +1,8 @@
-"""How ranks share out what they evaluate, so that each sample counts once whoever comes or goes.
+"""Divides an evaluation among ranks, so that each sample counts once although ranks come and go.
 
-A test set has as many parts as there are ranks when its evaluation begins. A part stays with the
-rank that has begun it, for what it adds up is the script's; those of a rank that is lost, or
-leaves, go to others, which begin them anew.
+The test set has as many parts as there are ranks when the evaluation begins. A part stays with the
+rank that began it, because the script holds its results. If a rank is lost or leaves, other ranks
+take its parts and start them again.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from ddp_trainer.exit_codes import LostPeerError
 
 
 class Parts:
-    """Those of one rank."""
+    """The parts of one rank."""
 
     def __init__(self, loading: Loading, count: int) -> None:
-        """`count`: of the parts of all ranks."""
+        """`count`: number of parts over all ranks."""
         self._loading = loading
         self._count = count
         self._held: set[int] = set()
         self._unfinished: deque[int] = deque()
         self._reading: Iterator[Any] | None = None
-        """The rest of the first of those."""
+        """The remaining batches of the first unfinished part."""
 
     @property
     def held(self) -> Collection[int]:
-        """All that this rank has ever begun, or is to begin."""
+        """Return all parts that this rank has begun or will begin."""
         return self._held
 
     @property
     def are_done(self) -> bool:
-        """Whether the script has all batches of these."""
+        """Return whether the script has received all batches of these parts."""
         return not self._unfinished
 
     def take(self, part: int) -> None:
-        """Have another one."""
+        """Add a part."""
         self._held.add(part)
         self._unfinished.append(part)
 
     def share_out(self, holders: Sequence[float], *, rank: int | None, size: int) -> None:
-        """Take some of the parts that nobody holds any more: all ranks together take each once.
+        """Take some of the parts that no rank holds; all ranks together take each once.
 
-        `holders`: of each part, how many. `rank`: None where others have asked for that before this
-        one was among them.
+        `holders`: number of ranks that hold each part. `rank`: None if the others divided the parts
+        before this rank joined.
 
         Raises:
-            LostPeerError: this rank's own are evaluated without it, after it was away.
+            LostPeerError: the others evaluated this rank's part while it was away.
         """
         missing = [part for part, held_by in enumerate(holders) if held_by == 0]
         if not self._held.isdisjoint(missing):
@@ -59,7 +59,7 @@ class Parts:
             self.take(part)
 
     def batches(self, *, seconds: float) -> Iterator[Any]:
-        """Those of so much time, one at least if there are any."""
+        """Yield batches for this time, at least one if there are any."""
         until = time.monotonic() + seconds
         while self._unfinished:
             if self._reading is None:

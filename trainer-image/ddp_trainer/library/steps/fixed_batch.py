@@ -1,4 +1,4 @@
-"""What does not go with steps of the same samples for any number of ranks."""
+"""Refuses models and options that cannot keep a step's samples with any number of ranks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ddp_trainer.settings.training import DDPOptions
 
 
 def check(batch: Batch, model: nn.Module, options: DDPOptions) -> None:
-    """See that a model's steps can be computed by any number of ranks.
+    """Check that any number of ranks can compute a model's steps.
 
     Raises:
-        ConfigurationError: they cannot; whether or not they have to be just now.
+        ConfigurationError: they cannot, even if the present number of ranks could.
     """
     if not batch.is_fixed:
         return
@@ -24,12 +24,12 @@ def check(batch: Batch, model: nn.Module, options: DDPOptions) -> None:
 
 def _obstacle(model: nn.Module, options: DDPOptions, *, exact: bool) -> str | None:
     if exact and options.gradient_compression != "none":
-        return f"{options.gradient_compression} compression rounds what ranks have summed"
+        return f"{options.gradient_compression} compression rounds sums of ranks"
     modules = list(model.modules())
     if any(isinstance(module, nn.SyncBatchNorm) for module in modules):
-        return "SyncBatchNorm sees as many batches as one as there are ranks"
+        return "SyncBatchNorm normalizes over as many batches as there are ranks"
     if any(getattr(module, "sparse", False) is True for module in modules):
         return "an embedding has sparse gradients"
     if not options.broadcast_buffers and any(True for _ in model.buffers()):
-        return "without broadcast_buffers each rank has buffers of its own"
+        return "without broadcast_buffers each rank has its own buffers"
     return None

@@ -1,4 +1,4 @@
-"""What a script calls instead of its model: in each group the model's DDP wrapper of that group."""
+"""The module that a script calls instead of its model: a DDP wrapper, renewed for each group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRAP_OPTIONS = (
     "gradient_compression",
     "static_graph",
 )
-"""What `Job.wrap` can be told of DDP."""
+"""DDP options that `Job.wrap` accepts."""
 
 _MIB = 1 << 20
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -35,10 +35,10 @@ _UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
 class Net(nn.Module):
-    """A model whose gradients come averaged over all ranks; outlives the groups it trains in.
+    """A model with gradients averaged over all ranks; it outlives the groups in which it trains.
 
-    It computes by itself, alone, where no gradients are wanted: when it evaluates, and in what is
-    left of a step whose group has broken, of which nothing will be kept.
+    It computes alone where no gradients are needed: in an evaluation, and in the rest of a step
+    after the group broke, which will be discarded.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Net(nn.Module):
         on_trouble: Callable[[Exception], None],
         before_waiting: Callable[[Tensor], None],
     ) -> None:
-        """`on_trouble` gets what broke the group while the model computed, and calls `leave`.
+        """`on_trouble` receives the error that broke the group during a pass, and calls `leave`.
 
-        `before_waiting` gets an output whose backward pass may wait for other ranks.
+        `before_waiting` receives an output before its backward pass, which may wait for ranks.
         """
         super().__init__()
         self.module = model
@@ -60,9 +60,11 @@ class Net(nn.Module):
         self._options = options
         self._on_trouble = on_trouble
         self._before_waiting = before_waiting
-        self._wrapped: list[DistributedDataParallel] = []  # no module: a name of its own for none
+        self._wrapped: list[
+            DistributedDataParallel
+        ] = []  # a list, so that it does not become a submodule
         self._shards: ShardGradients | None = None
-        """Instead of DDP, where a rank has not just its own shard of a step."""
+        """Replaces DDP where a rank computes other parts of a step than its own shard."""
         self._exchanges = False
         self._group: Group | None = None
 
@@ -85,24 +87,24 @@ class Net(nn.Module):
         self._wrapped = [group.wrap(self.module, self._options)]
 
     def leave(self) -> None:
-        """Let go of a group that broke, or that everybody leaves."""
+        """Release a group that broke or that all ranks leave."""
         self._wrapped, self._group = [], None
         if self._shards is not None:
             self._shards.close()
             self._shards = None
 
     def begin_batch(self, slot: int, *, weight: float, is_first: bool, is_last: bool) -> None:
-        """What is computed next is of the part in this slot; `is_first`, `is_last`: of a step.
+        """Prepare for a batch of the part in this slot; `is_first`, `is_last`: in the step.
 
-        The backward pass of the last one averages the gradients. `weight`: how many shards' worth
-        the part is; 0: the batch counts for nothing.
+        The backward pass of the last batch averages the gradients. `weight`: size of the part in
+        shards; 0: the batch is ignored.
         """
         self._exchanges = is_last
         if self._shards is not None:
             self._shards.begin_batch(slot, weight=weight, is_first=is_first, is_last=is_last)
 
     def finish(self) -> None:
-        """Average the gradients, where the last backward pass has not."""
+        """Average the gradients, if the last backward pass has not done so."""
         if self._shards is None:
             return
         try:
@@ -111,10 +113,11 @@ class Net(nn.Module):
             self._note(error)
 
     def check_all_parameters_took_part(self) -> None:
-        """See that the last backward pass has left no gradient out.
+        """Check that the last backward pass computed all gradients.
 
         Raises:
-            ConfigurationError: the loss does not depend on some parameters, and DDP was not told.
+            ConfigurationError: the loss does not depend on some parameters, and
+                find_unused_parameters is not set.
         """
         if self._shards is not None and self._shards.left_out:
             raise self._incomplete(self._shards.left_out)
@@ -133,8 +136,8 @@ class Net(nn.Module):
         assert self._group is not None
         return ConfigurationError(
             f"the loss of rank {self._group.rank} does not depend on {', '.join(names)}: set "
-            "--find-unused-parameters (find_unused_parameters=True in a script of your own), "
-            "or freeze them or leave them out of the model"
+            "--find-unused-parameters (find_unused_parameters=True in your own script), or freeze "
+            "them, or remove them from the model"
         )
 
     def _note(self, error: Exception) -> None:
@@ -144,7 +147,7 @@ class Net(nn.Module):
         self._on_trouble(error)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """What the model says."""
+        """Run the model; its gradients are averaged in the backward pass."""
         trains = self.training and is_grad_enabled()
         if not (trains and (self._wrapped or self._shards is not None)):
             return self.module(*inputs, **named)
@@ -158,16 +161,16 @@ class Net(nn.Module):
         try:
             with contextlib.nullcontext() if self._exchanges else wrapped.no_sync():
                 return wrapped(*inputs, **named)
-        except RuntimeError as error:  # where ranks agree on their buckets, once in a group
+        except RuntimeError as error:  # ranks agree on their buckets here, once in a group
             self._note(error)
             return self.module(*inputs, **named)
 
 
 def options_of(ddp: Mapping[str, Any]) -> DDPOptions:
-    """The options of `Job.wrap`.
+    """Return the options of `Job.wrap`.
 
     Raises:
-        ConfigurationError: one is unknown, or has a value that it cannot have.
+        ConfigurationError: an option is unknown or has an invalid value.
     """
     unknown = set(ddp) - set(WRAP_OPTIONS)
     if unknown:

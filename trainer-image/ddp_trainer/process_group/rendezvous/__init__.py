@@ -1,1 +1,1 @@
-"""How ranks find each other and agree on who is there, as often as it takes."""
+"""The rendezvous: ranks find each other and agree on the members of the group."""

@@ -1,9 +1,9 @@
-"""Rank 0 tells the other pods where it is, since name servers may take half a minute to.
+"""Rank 0 announces its address to the other pods, because DNS may take half a minute to change.
 
-A pod that takes the place of rank 0's has its name and another address. Name servers, and caches on
-the nodes, remember the old one, or that for a moment there was none. The names of the other pods
-still mean what they meant: rank 0 looks these up, and calls. Each pod's launcher takes the call on
-its status port and puts the address where the pod's ranks look for it.
+A pod that replaces rank 0's has the same name and another address. Name servers, and caches on the
+nodes, still return the old address, or answer that the name does not exist. The names of the other
+pods have not changed, so rank 0 looks them up and calls them. Each pod's launcher receives the call
+on its status port and writes the address to a file that the pod's ranks read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, replace_file
 from ddp_trainer.telemetry.wire import from_json, to_json
 
 PATH = "/rank-0"
-"""What the launchers' status servers take it at."""
+"""Path at which the launchers' status servers receive it."""
 MAX_BYTES = 1024
 _EVERY_SECONDS = 1.0
 _CALL_SECONDS = 2.0
@@ -33,55 +33,56 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """Where rank 0 of one attempt is."""
+    """The address of rank 0 in one attempt."""
 
     job_uid: str
     attempt: int
     address: str
     """Numeric."""
     generation: int = 0
-    """Of the group: who is rank 0 no more may not know it yet."""
+    """Generation of the group: a former rank 0 may not know yet that it has been replaced."""
 
     @classmethod
     def parse(cls, text: bytes) -> Announcement:
-        """Read what an `Announcer` sends.
+        """Parse an announcement that an `Announcer` sent.
 
         Raises:
-            ValueError: it is something else; the message says what is wrong.
+            ValueError: the text is no valid announcement; the message says why.
         """
         announcement = from_json(cls, text)
         ip_address(announcement.address)
         return announcement
 
     def concerns(self, placement: Placement) -> bool:
-        """Whether it is of the job and attempt that a pod belongs to."""
+        """Return whether it is for the job and attempt of this pod."""
         return (self.job_uid, self.attempt) == (placement.job_uid, placement.attempt)
 
 
 class AnnouncedAddress:
-    """The last announcement, from the launcher to the ranks of its pod."""
+    """The file in which the launcher passes the last announcement to the ranks of its pod."""
 
     def __init__(self, status_file: Path) -> None:
-        """It is kept in a file beside the pod's status."""
+        """The file is beside the pod's status file."""
         self._path = status_file.with_name(f".{status_file.name}.rank-0")
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> AnnouncedAddress | None:
-        """As a rank finds it; None where no launcher listens."""
+        """Find the file of this rank's pod; None if no launcher runs there."""
         path = env.get(STATUS_FILE_VARIABLE)
         return cls(Path(path)) if path else None
 
     def write(self, announcement: Announcement) -> None:
-        """Replace the one before.
+        """Replace the announcement in the file.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         replace_file(self._path, to_json(announcement))
 
     def read(self, *, generation: int) -> str | None:
-        """The address of rank 0 of this generation of the group, or a later one; None where none
-        has come, or none that can be read.
+        """Return rank 0's address in this generation of the group or a later one.
+
+        None if there is no such announcement or it cannot be read.
         """
         try:
             known = Announcement.parse(self._path.read_bytes())
@@ -91,7 +92,7 @@ class AnnouncedAddress:
 
 
 class Announcer:
-    """Rank 0's end."""
+    """Announces the address of rank 0, on rank 0."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
@@ -99,9 +100,9 @@ class Announcer:
         self._next = 0.0
 
     def tell(self, node_ranks: Collection[int]) -> None:
-        """Call these pods, unless they have just been called; does not wait for it.
+        """Call these pods in a thread, at most once a second.
 
-        Who cannot be called will have to ask for rank 0 by name.
+        A pod that cannot be called must find rank 0 by its name.
         """
         port, now = self._placement.status_port, time.monotonic()
         if port is None or now < self._next or (self._calls and self._calls.is_alive()):
@@ -131,6 +132,6 @@ class Announcer:
                 send(connection, self._placement, request)
                 connection.getresponse().read()
             except (OSError, http.client.HTTPException) as error:
-                _logger.debug("cannot tell %s where rank 0 is: %s", host, error)
+                _logger.debug("cannot announce rank 0's address to %s: %s", host, error)
             finally:
                 connection.close()

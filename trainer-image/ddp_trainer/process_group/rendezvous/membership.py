@@ -1,4 +1,4 @@
-"""What a rank knows of a group that it is in."""
+"""The membership of a rank in one group."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ class Membership:
     """A group that rank 0 has declared complete."""
 
     root: Store
-    """The store of the job, which outlives its groups."""
+    """The job's store, which outlives its groups."""
     address: str
-    """Numeric address of rank 0; in its own pod perhaps that of its predecessor."""
+    """Numeric address of rank 0; in its own pod perhaps that of the pod that it replaced."""
     store_address: str
-    """Where this rank reaches the store."""
+    """Address at which this rank reaches the store."""
     port: int
     name: str
-    """Of this group, and of no other of the job."""
+    """Name of this group, unique in the job."""
     connections: Connections
     """The sockets of the store and of the group in this process."""
     rank: int
-    """Of this process, in this group."""
+    """Rank of this process in this group."""
     size: int
     """Processes in the group."""
     number: int
-    """Of the round in which the group was declared."""
+    """Number of the round in which the group was declared."""
     newcomers: int
-    """Processes that came new to this round before it was declared."""
+    """New processes in this round before the group was declared."""
 
     @property
     def store(self) -> Store:
-        """Keys in here belong to this group alone."""
+        """Store for keys of this group alone."""
         return PrefixStore(self.name, self.root)
 
     def connect(self, timeout: timedelta) -> Membership:
-        """The same over a connection of its own: others may be busy in a wait."""
+        """Return the same with a connection of its own, because others may be blocked in a wait."""
         return replace(self, root=stores.client(self.store_address, self.port, timeout))
 
     def has_successor(self) -> bool:
-        """Whether a new process has come since, in the place of a member that must be dead."""
+        """Return whether a new process has registered since; the member it replaces is dead."""
         return stores.newcomers(self.root, number=self.number) != self.newcomers

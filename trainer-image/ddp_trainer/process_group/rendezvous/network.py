@@ -1,7 +1,7 @@
 """Finds rank 0's address by its name, and the network interface that leads there.
 
-Left alone, gloo takes the interface that the machine's own hostname resolves to, which is loopback
-on many machines: the ranks then wait for each other at 127.0.0.1.
+By default, gloo uses the interface that the machine's own hostname resolves to. On many machines
+that is loopback, and the ranks then wait for each other at 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from ddp_trainer.process_group.rendezvous.retry import NotYetError
 
 _ANSWER_SECONDS = 1.0
 _CONNECT_SECONDS = 0.3
-"""Far more than a round trip within a cluster, and little to lose on the address of a dead pod,
-which says nothing: meanwhile nobody looks whether another address has become known.
+"""Far more than a round trip within a cluster. Short, because the address of a dead pod never
+answers, and no other address is tried meanwhile.
 """
 _SIOCGIFADDR = 0x8915
-"""ioctl that asks for an interface's IPv4 address (linux/sockios.h)."""
+"""ioctl that returns an interface's IPv4 address (linux/sockios.h)."""
 _INTERFACE_REQUEST = struct.Struct("16s16x8x")
-"""struct ifreq: a name of 16 bytes, then 24 bytes of which 4..8 come back as the address."""
+"""struct ifreq: a name of 16 bytes, then 24 bytes; bytes 4 to 8 of these return the address."""
 _RESOLVER_OPTIONS = "timeout:1 attempts:3"
-"""Another try each second, instead of every five (resolv.conf(5))."""
+"""Retry each second instead of every five (resolv.conf(5))."""
 
 
 def hurry_the_resolver(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let a lost question to DNS cost a second; before anything in this process asks one.
+    """Make a lost DNS query cost one second; call it before any query in this process.
 
-    torch's store asks for the name of whoever connects to it, in its only thread, and each client
-    for that of the store: while an answer is missing, the whole job stands still. What the user set
-    stays.
+    torch's store looks up the name of each client in its only thread, and each client that of the
+    store. While an answer is missing, the whole job is blocked. A value set by the user is kept.
     """
     environment.setdefault("RES_OPTIONS", _RESOLVER_OPTIONS)
 
 
 class Resolver:
-    """Asks for addresses from threads: a DNS that says nothing keeps whoever asks for a minute."""
+    """Resolves names in threads, because a query that gets no answer blocks for a minute."""
 
     def __init__(self) -> None:
         self._asked: dict[str, Future[list[str]]] = {}
 
     def resolve(self, name: str, port: int) -> list[str]:
-        """The addresses of rank 0's pod by a name of it.
+        """Return the addresses of a name of rank 0's pod.
 
         Raises:
-            NotYetError: it has none yet; or nothing was said, which the next call waits on for.
+            NotYetError: the name has no address yet, or DNS has not answered; the next call
+                continues to wait for that answer.
         """
         answer = self._asked.pop(name, None) or _ask(name, port)
         try:
             return answer.result(_ANSWER_SECONDS)
         except TimeoutError:
             self._asked[name] = answer
-            why = "DNS says nothing"
+            why = "no answer from DNS"
         except socket.gaierror as error:
             why = error.strerror or str(error)
         raise NotYetError(f"MASTER_ADDR {name} does not resolve yet ({why})")
@@ -79,10 +79,10 @@ def _ask(name: str, port: int) -> Future[list[str]]:
 
 
 def expect_answer(name: str, address: str, port: int) -> None:
-    """See whether anybody listens at an address of `name`.
+    """Check that a process listens at an address of `name`.
 
     Raises:
-        NotYetError: nobody does.
+        NotYetError: none does.
     """
     try:
         socket.create_connection((address, port), timeout=_CONNECT_SECONDS).close()
@@ -93,9 +93,9 @@ def expect_answer(name: str, address: str, port: int) -> None:
 
 
 def interface_towards(address: str) -> str | None:
-    """Name of the interface whose address this machine uses to talk to `address` (numeric).
+    """Return the interface that this machine uses to reach `address` (numeric).
 
-    None where it cannot be told, for instance inside unusual network sandboxes.
+    None if that is unknown, for example in unusual network sandboxes.
     """
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

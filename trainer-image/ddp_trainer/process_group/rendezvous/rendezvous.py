@@ -1,10 +1,10 @@
-"""How ranks find each other and agree on who is in the group, as often as it takes.
+"""How ranks find each other and agree on the members of the group.
 
-Rank 0 holds a TCP store under the job's name and port, for as long as its process lives. Nothing is
-certain when a rank comes: the name may not resolve yet, the port may be closed, or the store may
-still hold a group that is just falling apart. So every formation of a group is a numbered round:
-each rank registers in it, and only the registrations that rank 0 counts form the group. Whoever is
-not counted tries again, with the next round or the next store, until the deadline.
+Rank 0 hosts a TCP store at the job's name and port for as long as its process lives. Nothing is
+certain when a rank arrives: the name may not resolve yet, the port may be closed, or the store may
+still hold a group that is breaking. So each group forms in a numbered round: each rank registers in
+it, and only the registrations that rank 0 counts form the group. A rank that was not counted tries
+again until the deadline, with the next round or the next store.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from ddp_trainer.process_group.sockets import Connections
 from ddp_trainer.settings.environment import Environment
 
 _LOOK_SECONDS = 1.0
-"""Between looks at who is missing, which is a question for each rank."""
+"""Time between checks for missing ranks; a check takes one request for each rank."""
 _FIRST_PROBE_SECONDS = 1.0
 _PROBE_SECONDS = 2.0
-"""Between looks whether anybody listens yet where a request waits for its answer: seldom, since a
-store of thousands of ranks may be busy with just that."""
+"""Time between checks that the store still listens while a request waits for its answer. Long,
+because such checks keep the store of thousands of ranks busy."""
 _TOLD_SECONDS = 2.0
-"""For a rank 0 to listen whose address was told: meanwhile nobody asks of what DNS remembers, where
-nobody answers, or one that has not heard yet that it is rank 0 no more."""
+"""Time for an announced rank 0 to listen. Until then ranks do not try the addresses from DNS, where
+no process answers, or a former rank 0 that does not know yet that it has been replaced."""
 _ROUND = "round"
-"""The key of what rank 0 says of the present round."""
+"""Key under which rank 0 describes the present round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Identity:
-    """What all ranks of one group must have in common."""
+    """Values that all ranks of one group must share."""
 
     job_name: str
     job_uid: str
@@ -62,7 +62,7 @@ class _Identity:
 
 
 class Rendezvous:
-    """Where one rank meets the others; rank 0's holds the store."""
+    """The rendezvous of one rank with the others; that of rank 0 hosts the store."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Rendezvous:
         announced: AnnouncedAddress | None = None,
         places: AssignmentFile | None = None,
     ) -> None:
-        """`announced`: where rank 0's pod, or its successor, says that it is.
+        """`announced`: the address that rank 0's pod, or its replacement, has announced.
 
-        `places`: where this pod hears of another place in the group.
+        `places`: the file in which newer assignments of this pod arrive.
         """
         self.current_assignment = CurrentAssignment(environment, places)
         self._announced = announced
@@ -80,29 +80,28 @@ class Rendezvous:
         self._resolver = Resolver()
         self._server: TCPStore | None = None
         self._round = 0
-        """The newest one, of rank 0's store."""
+        """Number of the newest round in rank 0's store."""
         self._address: str | None = None
-        """Of this pod, where it is rank 0's: asked for once, so that it needs no DNS ever after."""
+        """Address of this pod if it is rank 0's; resolved once, so that DNS is not needed again."""
         self._is_new = True
 
     def meet(
         self, *, timeout_seconds: float, told_to_stop: Callable[[], bool] = lambda: False
     ) -> Membership:
-        """Wait until all ranks of the job are there; whoever met them before meets them anew.
+        """Wait until all ranks of the job have registered; may be called again for the next group.
 
         Raises:
-            RendezvousTimeoutError: they were not, before the deadline; the message says who is
-                missing.
-            StoppedError: `told_to_stop` meanwhile.
-            LeftError: this pod has no place in the group any more.
-            ConfigurationError: the ranks were not given the same world size and backend.
+            RendezvousTimeoutError: ranks were missing at the deadline; the message names them.
+            StoppedError: `told_to_stop` returned True.
+            LeftError: this pod is no longer in the group.
+            ConfigurationError: the ranks have different world sizes or backends.
         """
         while True:
             wait = Wait(timeout_seconds, told_to_stop, is_vain=self.current_assignment.is_outdated)
             try:
                 membership = retry(partial(self._try, wait), wait)
             except MovedError:
-                continue  # other ranks are waited for now, and as long
+                continue  # wait for the ranks of the new assignment, with the full timeout
             self._is_new = False
             return membership
 
@@ -111,18 +110,18 @@ class Rendezvous:
         return self.current_assignment.environment
 
     def _try(self, wait: Wait) -> Membership:
-        """Meet the others where the newest place is, and let go of what belongs to another one."""
+        """Try once with the newest assignment; release what belongs to an older one."""
         before = self._environment.placement.generation
         self.current_assignment.follow()
         if self._environment.placement.generation != before:
             self._address = None
         if self._environment.rank != 0:
-            self._server = None  # it listens no more: whoever waits there looks elsewhere
+            self._server = None  # it stops listening, so ranks that wait there look elsewhere
             return self._try_to_join(wait)
         return self._try_to_host(wait)
 
     def _try_to_host(self, wait: Wait) -> Membership:
-        """Hold the store, and declare the group when all ranks have registered with it."""
+        """Host the store, and declare the group when all ranks have registered."""
         placement = self._environment.placement
         port = placement.master_port
         address = self._own_address()
@@ -130,22 +129,22 @@ class Rendezvous:
             self._server = stores.listen(port)
         store = self._server
         connections = Connections(port)
-        # The group's waits are on a connection that can be cut without harm to the store.
+        # A separate connection for the group's waits: it can be cut without harm to the store.
         try:
             root = stores.client(
                 stores.OWN_ADDRESS, port, timedelta(seconds=stores.REQUEST_SECONDS)
             )
         except DistNetworkError as error:  # for instance when this process was frozen meanwhile
-            raise NotYetError(f"rank 0 does not reach its own store: {reason(error)}") from error
+            raise NotYetError(f"rank 0 cannot reach its own store: {reason(error)}") from error
         self._round += 1
         number = self._round
-        # Together: who has seen whose round it is registers in that one alone.
+        # In one key: a rank that has read the identity registers in that round only.
         begun = {"number": number, "identity": asdict(_identity(self._environment))}
         store.set(_ROUND, json.dumps(begun))
         stores.register(store, 0, number=number, is_new=False)
         self._wait_for_all(store, number, wait)
         name = secrets.token_hex(8)
-        # Before the ranks, so that none is missed.
+        # Read before the counts of the ranks, so that no newcomer is missed.
         newcomers = stores.newcomers(store, number=number)
         members = [stores.count(store, rank, number=number) for rank in range(placement.world_size)]
         declared = {**begun, "group": name, "members": members, "newcomers": newcomers}
@@ -164,11 +163,11 @@ class Rendezvous:
         )
 
     def _wait_for_all(self, store: Store, number: int, wait: Wait) -> None:
-        """Wait until each rank has registered in a round."""
+        """Wait until each rank has registered in the round."""
         placement = self._environment.placement
         missing, look_at = list(range(1, placement.world_size)), 0.0
         while missing:
-            # One question for all ranks, whose names are needed only now and then.
+            # One request for the sum; the numbers of missing ranks are needed only now and then.
             are_enough = stores.all_registrations(store, number=number) >= placement.world_size
             if are_enough or time.monotonic() >= look_at:
                 look_at = time.monotonic() + _LOOK_SECONDS
@@ -182,12 +181,12 @@ class Rendezvous:
                 wait.pause(f"rank 0 waits for {_some_ranks(missing)} of {placement.world_size}")
 
     def _announce(self, node_ranks: Collection[int]) -> None:
-        # Once pods have changed places, nobody here knows their names; the operator tells them.
+        # After a change of assignments the names are unknown here; the operator informs the pods.
         if not self.current_assignment.has_moved:
             self._announcer.tell(sorted(node_ranks))
 
     def _try_to_join(self, wait: Wait) -> Membership:
-        """Join the first store of the job that answers, wherever rank 0 may be."""
+        """Join the first store of the job that answers at a known address of rank 0."""
         if self._environment.placement.node_rank == 0:
             return self._join(stores.OWN_ADDRESS, self._own_address(), wait)
         refusal: NotYetError | None = None
@@ -200,7 +199,7 @@ class Rendezvous:
         raise refusal
 
     def _known_addresses(self, wait: Wait) -> Iterator[str]:
-        """Where rank 0 may be: what was told comes before what DNS remembers of it."""
+        """Return possible addresses of rank 0: announced ones first, then those from DNS."""
         placement, announced = self._environment.placement, None
         if self._announced is not None:
             announced = self._announced.read(generation=placement.generation)
@@ -212,7 +211,7 @@ class Rendezvous:
         yield from (address for address in resolved if address not in told)
 
     def _own_address(self) -> str:
-        """An address of rank 0's pod, in this pod."""
+        """Return an address of this pod, which is rank 0's."""
         placement = self._environment.placement
         if placement.master_address:
             return placement.master_address
@@ -226,7 +225,7 @@ class Rendezvous:
         return self._address
 
     def _join(self, store_address: str, address: str, wait: Wait) -> Membership:
-        """Register with a store, and see whether its group counts this rank."""
+        """Register with a store, and check that its group counts this rank."""
         placement, rank = self._environment.placement, self._environment.rank
         expect_answer(placement.master_addr, store_address, placement.master_port)
         connections = Connections(placement.master_port)
@@ -241,7 +240,7 @@ class Rendezvous:
                 with self._deadline(connections, store_address):
                     declared = json.loads(store.get(_ROUND))
                 if declared["number"] != number:
-                    raise NotYetError("rank 0 has begun another round")
+                    raise NotYetError("rank 0 has started another round")
                 if "group" in declared:
                     break
                 wait.pause(
@@ -251,7 +250,7 @@ class Rendezvous:
         except (DistNetworkError, DistStoreError) as error:
             raise NotYetError(f"rank 0's store went away: {reason(error)}") from error
         if declared["members"][rank] != registration:
-            # It counted this rank's predecessor, and is about to break for want of it.
+            # It counted the process that this one replaces; that group will break.
             raise NotYetError("rank 0 has not left its old group yet")
         return Membership(
             root=store,
@@ -268,7 +267,7 @@ class Rendezvous:
 
     @contextmanager
     def _deadline(self, connections: Connections, address: str) -> Iterator[Callable[[], bool]]:
-        """Of a request to a store, which may be frozen, or gone without a word."""
+        """Limit the time of a request to a store, which may be frozen or gone."""
         placement = self._environment.placement
         look_at = time.monotonic() + _FIRST_PROBE_SECONDS
 
@@ -293,7 +292,7 @@ class Rendezvous:
         placement = self._environment.placement
         of_ours = replace(ours, world_size=theirs.world_size, backend=theirs.backend)
         if replace(of_ours, generation=theirs.generation) == theirs and of_ours != theirs:
-            raise NotYetError(  # if it is the newer one, this rank will be told of it
+            raise NotYetError(  # if rank 0's is newer, this rank will receive it too
                 f"{placement.master_addr} port {placement.master_port} belongs to generation "
                 f"{theirs.generation} of the group, and this rank to {ours.generation}"
             )
@@ -306,7 +305,7 @@ class Rendezvous:
         if theirs != ours:
             raise ConfigurationError(
                 f"rank 0 has WORLD_SIZE {theirs.world_size} and DDP_BACKEND {theirs.backend}, this "
-                f"rank {ours.world_size} and {ours.backend}: give all ranks the same"
+                f"rank {ours.world_size} and {ours.backend}: set the same values on all ranks"
             )
 
 

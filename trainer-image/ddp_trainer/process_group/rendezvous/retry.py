@@ -1,4 +1,4 @@
-"""Trying again for what is not there yet, with an end, and a word in the log meanwhile."""
+"""Retries with a deadline and a log line now and then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_trainer.system.backoff import Backoff
 
 _SHORTEST_SECONDS = 0.005
 _LARGE_GROUP_RANKS = 500
-"""Together they ask rank 0's store for 10,000 answers a second at most; smaller groups for less."""
+"""So many ranks together send rank 0's store at most 10,000 requests a second; fewer send less."""
 _FIRST_LOG_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 5.0
 
@@ -21,11 +21,11 @@ _T = TypeVar("_T")
 
 
 class NotYetError(Exception):
-    """Worth another try until the deadline; the message says what is being waited for."""
+    """Worth another try until the deadline; the message says what the rank waits for."""
 
 
 def pauses(ranks: int) -> Backoff:
-    """Return the pauses of one of so many ranks, all of which ask rank 0: ever longer ones."""
+    """Return growing pauses for one of so many ranks that all send requests to rank 0."""
     shortest = 0.05 * min(1.0, ranks / _LARGE_GROUP_RANKS)
     return Backoff(
         shortest_seconds=max(shortest, _SHORTEST_SECONDS), longest_seconds=1.0, per_doubling=32
@@ -33,7 +33,7 @@ def pauses(ranks: int) -> Backoff:
 
 
 class Wait:
-    """A wait with an end, and a log line now and then while it lasts."""
+    """A wait with a deadline and a log line now and then."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Wait:
         *,
         is_vain: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`timeout_seconds` from now it ends; `told_to_stop`: a reason to end it before.
+        """`timeout_seconds`: time until the deadline. `told_to_stop`: a reason to end before it.
 
-        `is_vain`: whether what it waits for is of no use any more.
+        `is_vain`: returns whether the wait has lost its purpose.
         """
         self._timeout_seconds = timeout_seconds
         self._told_to_stop = told_to_stop
@@ -54,18 +54,18 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the wait began."""
         return time.monotonic() - self._begin
 
     def pause(self, reason: str, *, ranks: int = _LARGE_GROUP_RANKS) -> None:
         """Sleep a little before another try; `reason`: what is missing.
 
-        `ranks`: how many do the same meanwhile, at most.
+        `ranks`: how many ranks wait at the same time, at most.
 
         Raises:
-            RendezvousTimeoutError: the time is up.
-            StoppedError: this rank was told to stop meanwhile.
-            MovedError: it waits in vain.
+            RendezvousTimeoutError: the deadline has passed.
+            StoppedError: this rank must stop.
+            MovedError: `is_vain` returned True.
         """
         now = time.monotonic()
         if self._is_vain():

@@ -1,4 +1,4 @@
-"""Rank 0's store: how it is held and reached, and what ranks register there in each round."""
+"""Rank 0's store: hosting it, connecting to it, and registering in each round."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ddp_trainer.process_group.rendezvous.retry import NotYetError
 from ddp_trainer.system.threads import start_thread
 
 REQUEST_SECONDS = 10.0
-"""A store that takes longer to answer a request is gone, or something else listens there."""
+"""If an answer takes longer, the store is gone or another program listens at its port."""
 OWN_ADDRESS = "localhost"
-"""Rank 0's pod is not to look for itself by name: for a while, DNS names the one it replaces."""
+"""Rank 0's pod does not look itself up: DNS may still return the pod that it replaces."""
 _WAIT_SECONDS = 0.05
 
 
 def listen(port: int) -> TCPStore:
-    """Hold the store in this process.
+    """Host the store in this process.
 
     Raises:
-        NotYetError: somebody else has the port.
+        NotYetError: another process uses the port.
     """
     try:
         return TCPStore(OWN_ADDRESS, port, is_master=True, wait_for_workers=False)
@@ -36,20 +36,20 @@ def listen(port: int) -> TCPStore:
 
 
 def client(address: str, port: int, timeout: timedelta) -> TCPStore:
-    """Reach it; `timeout` is for each request.
+    """Connect to the store; `timeout` applies to each request.
 
     Raises:
-        DistNetworkError, DistStoreError: it does not answer.
+        DistNetworkError, DistStoreError: the store does not answer.
     """
     return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def connected(address: str, port: int, is_vain: Callable[[], bool]) -> TCPStore:
-    """Connect to a store; torch tries an address that is gone for as long as a request may take.
+    """Connect to a store in a thread, because torch tries a dead address until the timeout.
 
     Raises:
-        NotYetError: it is in vain.
-        DistNetworkError, DistStoreError: it does not answer.
+        NotYetError: `is_vain` returned True, or the store did not answer in time.
+        DistNetworkError, DistStoreError: the connection failed.
     """
     found: Queue[TCPStore | Exception] = Queue()
 
@@ -68,16 +68,17 @@ def connected(address: str, port: int, is_vain: Callable[[], bool]) -> TCPStore:
                 raise store
             return store
         if is_vain():
-            raise NotYetError(f"rank 0's store is not at {address} any more")
+            raise NotYetError(f"rank 0's store is no longer at {address}")
     raise NotYetError("rank 0's store went away: it does not answer")
 
 
 def register(store: Store, rank: int, *, number: int, is_new: bool) -> int:
-    """Register in the round of this number, whose rank 0 knows by the answer who it has counted.
+    """Register in the round of this number and return how often this rank has registered in it.
 
-    `is_new`: whether this process has been in no group yet.
+    Rank 0 publishes the count that it saw, so a rank knows whether it was counted. `is_new`:
+    whether this process has been in no group yet.
     """
-    if is_new:  # first, so that whoever is counted has been announced
+    if is_new:  # first, so that each counted rank has been announced
         store.add(_newcomers_key(number), 1)
     registrations = int(store.add(registrations_key(rank, number=number), 1))
     store.add(_all_registrations_key(number), 1)
@@ -85,17 +86,17 @@ def register(store: Store, rank: int, *, number: int, is_new: bool) -> int:
 
 
 def all_registrations(store: Store, *, number: int) -> int:
-    """Those of all ranks in a round."""
+    """Return the number of registrations of all ranks in a round."""
     return int(store.add(_all_registrations_key(number), 0))
 
 
 def count(store: Store, rank: int, *, number: int) -> int:
-    """Those of one rank in a round."""
+    """Return the number of registrations of one rank in a round."""
     return int(store.add(registrations_key(rank, number=number), 0))
 
 
 def newcomers(store: Store, *, number: int) -> int:
-    """Processes that came new to a round."""
+    """Return the number of new processes in a round."""
     return int(store.add(_newcomers_key(number), 0))
 
 
@@ -108,5 +109,5 @@ def _all_registrations_key(number: int) -> str:
 
 
 def registrations_key(rank: int, *, number: int) -> str:
-    """What there is as soon as a rank has registered in a round."""
+    """Return the key that exists as soon as a rank has registered in a round."""
     return f"registrations/{number}/{rank}"
