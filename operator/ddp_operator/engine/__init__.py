@@ -1,5 +1,5 @@
-"""The heart: joins the brain (`job`) to the hands (`kube` or `local`).
+"""The controller: connects the planner (`job`) to a cluster (`kube` or `local`).
 
-What changed is put into a queue by name; workers take names out, look at the state, plan, and carry
-the plan out.
+Names of changed jobs enter a queue. Workers take them, read the state, plan, and carry the plan
+out.
 """

@@ -1,4 +1,4 @@
-"""Runs the reconciler: a queue, its workers, and what to do when a reconcile fails."""
+"""Runs the reconciler: a queue, its workers, and the handling of failed reconciles."""
 
 import asyncio
 import logging
@@ -30,37 +30,35 @@ from ddp_operator.ports import (
 logger = logging.getLogger(__name__)
 
 _WORKERS: Final = 32
-"""Jobs reconciled at the same time; they wait for the API server nearly all of that."""
+"""Jobs reconciled at the same time. They wait for the API server nearly all the time."""
 
 _REST_SECONDS_PER_POD: Final = 100e-6
 _LARGE: Final = 5000
-"""Pods of a job that rests twice as long for each of them."""
+"""A job with this many pods rests twice as long per pod."""
 _LEAST_REST_SECONDS: Final = 0.05
 _MOST_REST_SECONDS: Final = 1.0
-"""How long after a look at a job news of its pods are gathered before the next one. A look costs
-some 3 microseconds a pod, so that looks take 1 to 4 percent of the time while pods come up one by
-one, and no more of it for the largest jobs. A job at rest is looked at with the first news."""
+"""How long changes of pods are collected after a reconcile before the next one. A reconcile costs
+about 3 microseconds for each pod. So reconciles take 1 to 4 percent of the time while pods start
+one by one, and no more for the largest jobs. After a pause, the first change reconciles at once."""
 
 _NODES_REST_SECONDS: Final = 1.0
-"""How long news of nodes are gathered before a look at which of them are about to go."""
+"""How long changes of nodes are collected before the check for leaving nodes."""
 
 _STOP_SECONDS: Final = 10.0
-"""How long reconciles under way may take when the operator stops; a pod has 30 s to end."""
+"""How long running reconciles may take when the operator stops; a pod has 30 s to end."""
 
 
 def utc_now() -> datetime:
-    """The time, for production."""
+    """Return the time, in production."""
     return datetime.now(UTC)
 
 
 class Engine:
     """Keeps all jobs reconciled, from `start` to `stop`.
 
-    Whoever watches tells it of jobs (`job_changed`, `job_gone`), of pods (`pods_changed`) and of
-    nodes (`nodes_changed`). With
-    `trainers`, it asks those of running jobs for their progress, talks with their pods' launchers,
-    and closes them in the end. Its
-    metrics tell of at most `metrics_jobs` jobs by name.
+    The watchers report jobs (`job_changed`, `job_gone`), pods (`pods_changed`) and nodes
+    (`nodes_changed`). With `trainers`, the engine polls running jobs for progress and talks to
+    their pods' launchers; `stop` closes `trainers`. Its metrics name at most `metrics_jobs` jobs.
     """
 
     def __init__(
@@ -116,44 +114,46 @@ class Engine:
         self._workers = workers
         self._tasks: list[asyncio.Task[None]] = []
         self._talks: list[asyncio.Task[None]] = []
-        """With trainers and launchers."""
+        """Tasks that talk to trainers and launchers."""
 
     def job_changed(self, manifest: Manifest) -> None:
-        """Take in a job as stored; work on it if that was news."""
+        """Store a changed job in the cache, and enqueue it if the change was new."""
         metadata = manifest["metadata"]
         key = Key(metadata["namespace"], metadata["name"])
         try:
             is_news = self.jobs.put(manifest)
         except Exception:  # a bug; one job must never stop the others
-            logger.exception("ignoring %s, which cannot be read", key)
+            logger.exception("%s cannot be parsed and is ignored", key)
             return
         if is_news:
             self.enqueue(key)
 
     def job_gone(self, key: Key, *, uid: str | None = None) -> None:
-        """Forget a job that was deleted."""
+        """Forget a deleted job."""
         self.jobs.remove(key, uid=uid)
 
     def pods_changed(self, key: Key) -> None:
-        """Work on a job whose pods have changed: at once, or in the next look of a burst."""
+        """Enqueue a job whose pods have changed: at once, or later if it was just reconciled."""
         if self._tasks:
             self._queue.add_rested(key, self._rest_seconds(key))
 
     def nodes_changed(self) -> None:
-        """Work soon on the jobs with pods on nodes that turn out to be about to go, or silent."""
+        """Check soon for jobs with pods on leaving or silent nodes, and enqueue them."""
         if self._tasks and self._nodes_due is None:
             loop = asyncio.get_running_loop()
             self._nodes_due = loop.call_later(_NODES_REST_SECONDS, self._check_nodes)
 
     def _check_nodes(self) -> None:
-        """Nodes change all the time, with each heartbeat; next to no change concerns a job."""
+        """Enqueue jobs that a node change concerns. Nodes change with each heartbeat, but hardly
+        any change concerns a job.
+        """
         self._nodes_due = None
         nodes = self._cluster.nodes()
         names = frozenset(node.name for node in nodes)
         leaving = frozenset(
             name for name, node in nodes.signalled.items() if node.leaving or node.unready
         )
-        # Where there was nowhere to go, there may be now.
+        # New nodes may give pods a place to go.
         concerned = leaving if names - self._known_nodes else leaving - self._leaving_nodes
         self._known_nodes, self._leaving_nodes = names, leaving
         if concerned:
@@ -169,13 +169,13 @@ class Engine:
         return min(max(seconds, _LEAST_REST_SECONDS), _MOST_REST_SECONDS)
 
     def enqueue(self, key: Key) -> None:
-        """Work on a job now."""
-        if self._tasks:  # before the start there is nothing to remember: all are looked at then
+        """Reconcile a job now."""
+        if self._tasks:  # `start` enqueues all jobs
             self._queue.add(key)
 
     def metrics_text(self, *, leading: bool) -> str:
-        """Write down what there is to count, as Prometheus' text; of each job if this replica acts,
-        so that it is there once.
+        """Return all metrics as Prometheus' text. Only the acting replica includes those of each
+        job, so that each appears once.
         """
         entries, now = self.jobs.entries.values(), self._clock()
         limit = self._metrics_jobs if leading else 0
@@ -186,7 +186,7 @@ class Engine:
         return own + text_of(chosen.jobs, now=now)
 
     def start(self) -> None:
-        """Begin to work, with a look at every job that is known."""
+        """Start the workers and enqueue every known job."""
         self._tasks = [
             asyncio.create_task(self._work(), name=f"worker-{i}") for i in range(self._workers)
         ]
@@ -198,8 +198,8 @@ class Engine:
             self.enqueue(key)
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """End in order: reconciles under way are finished, or broken off `at_once`; none is
-        begun.
+        """Stop in order: finish running reconciles, or cancel them if `at_once`. No reconcile
+        starts.
         """
         self._queue.close()
         if self._nodes_due is not None:
@@ -210,7 +210,7 @@ class Engine:
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=0 if at_once else _STOP_SECONDS)
             if late and not at_once:
-                logger.warning("giving up %d reconciles that do not end", len(late))
+                logger.warning("stopping: %d reconciles did not end in time", len(late))
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
@@ -231,18 +231,18 @@ class Engine:
             with self.metrics.reconciling():
                 requeue_at = await self._reconciler.reconcile(key)
         except ConflictError:
-            # The job has changed meanwhile; the watch will tell, or has told already.
+            # The job has changed meanwhile. The watch will report it, or already has.
             self._queue.failed(key)
         except UnavailableError as error:
             seconds = self._queue.failed(key, retry_after_seconds=error.retry_after_seconds)
-            logger.warning("%s: %s; trying again in %.1f s", key, error.message, seconds)
+            logger.warning("%s: %s; retrying in %.1f s", key, error.message, seconds)
         except ClusterError as error:
             seconds = self._queue.failed(key)
-            logger.warning("%s: %s; trying again in %.1f s", key, error.message, seconds)
+            logger.warning("%s: %s; retrying in %.1f s", key, error.message, seconds)
         except Exception:
-            # One job must never stop the others: it is tried again, ever more rarely.
+            # One job must never stop the others. It is retried with growing pauses.
             seconds = self._queue.failed(key)
-            logger.exception("%s: reconciling failed; trying again in %.1f s", key, seconds)
+            logger.exception("%s: reconcile failed; retrying in %.1f s", key, seconds)
         else:
             self._queue.done(key)
             if requeue_at is not None:

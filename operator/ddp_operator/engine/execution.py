@@ -1,6 +1,4 @@
-"""Carries plans out: makes their writes, many at a time and in the order that makes crashes
-harmless.
-"""
+"""Carries plans out: many writes at a time, in an order that is safe if the operator crashes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -31,23 +29,23 @@ from ddp_operator.ports import (
 )
 
 _CREATIONS_AT_ONCE: Final = 32
-"""Of one job, so that one of a thousand pods does not push all others to the end of the line; as
+"""Creations of one job at a time, so that a job of a thousand pods does not delay all others. As
 many as the API client has writes in flight."""
 
 _DELETIONS_AT_ONCE: Final = 16
-"""Of one job: pods that take the deleted ones' place need not wait until all are gone.
+"""Deletions of one job at a time. Replacements need not wait until all old pods are gone.
 
-Each is asked for by itself: of a collection the server deletes one after the other, too
-(--delete-collection-workers is 1), in one request that names neither UIDs nor each pod's grace
-period, and that cannot be given up."""
+Each pod is deleted by its own request. A request for a collection is not faster: the server deletes
+one after the other (--delete-collection-workers is 1). It also names no UIDs and no grace period
+for each pod, and cannot be cancelled."""
 
 _STACKS_SECONDS: Final = 1.0
-"""What a trainer that hangs gets to write its stacks, before its pod is deleted."""
+"""How long a hung trainer may take to write its stacks before its pod is deleted."""
 
 
 _NO_LAUNCHER_IMAGE: Final = (
-    "spec.launcher: inject copies the launcher from the operator's own image, which this operator "
-    "cannot tell; start it with --launcher-image, or leave launcher out"
+    "spec.launcher: inject copies the launcher from the operator's own image, which is unknown; "
+    "start the operator with --launcher-image, or remove launcher"
 )
 
 
@@ -61,8 +59,10 @@ class UnfitTemplateError(Exception):
 
 
 class Execution:
-    """Makes the writes of plans; `trainers` may be asked for their stacks before. `launcher_image`
-    has the launcher that jobs may want in their pods; empty where none is known.
+    """Makes the writes of plans.
+
+    `trainers`, if given, are asked for stacks and checkpoints first. `launcher_image` has the
+    launcher that jobs may inject into their pods; empty if unknown.
     """
 
     def __init__(
@@ -88,22 +88,22 @@ class Execution:
         *,
         overtaken: Callable[[], bool],
     ) -> str:
-        """Make the writes of a plan, or the first ones of them until it is `overtaken`.
+        """Make the writes of a plan, in order, until it is `overtaken`.
 
-        All are tried; of what was refused the heaviest is raised.
+        All writes are tried; then the most serious error is raised.
 
         Returns:
-            Why the API server takes no spares, which a job can do without; else nothing.
+            Why the API server refuses spares, which a job can run without; otherwise an empty text.
 
         Raises:
             UnfitTemplateError: no pod of the job can ever be created.
-            ClusterError: something could not be done.
+            ClusterError: a write failed.
         """
         cluster, job = self._cluster, entry.job
-        # Those that the plan saw: while the first ones are deleted, others may take the names of
-        # the rest.
+        # UIDs as the plan saw them: while the first pods are deleted, new pods may take the names
+        # of the rest.
         uids = {pod: cluster.uid_of(pod) for pod in (*planned.fence, *planned.delete)}
-        # A pod that still answers to a host name gives it up before its replacement takes it.
+        # A pod that still answers to a host name must release it before its replacement uses it.
         await _all(
             cluster.patch_pod_labels(pod, {LABEL_SERVING: None}, uid=uids[pod])
             for pod in planned.fence
@@ -133,7 +133,7 @@ class Execution:
         if self._trainers is None:
             return
         if planned.dump_stacks:
-            token = self._token_at(job, planned.dump_stacks[0])  # all are of one attempt
+            token = self._token_at(job, planned.dump_stacks[0])  # all belong to one attempt
             await _dump_stacks(self._trainers, planned.dump_stacks, token=token)
         if planned.ask_checkpoint:
             token = self._token_at(job, planned.ask_checkpoint)
@@ -147,9 +147,11 @@ class Execution:
         return self._access.token_of(job.namespace, job.uid, source)
 
     async def _create(self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]) -> None:
-        """Create the NetworkPolicy, without which anybody would find the pods, the Service, without
-        which they would not find each other, and what else they need beforehand; then one pod, for
-        what is wrong with it is wrong with all, then ever more.
+        """Create what the pods need, then the pods.
+
+        First the NetworkPolicy, without which anybody could reach the pods; then the Service, by
+        which they find each other; then their other prerequisites. Then one pod, because what is
+        wrong with it is wrong with all; then more and more at a time.
         """
         if job.spec.launcher == "inject" and not self._launcher_image:
             raise ForbiddenError(_NO_LAUNCHER_IMAGE)
@@ -204,7 +206,8 @@ class Execution:
         )
 
     async def _token_variable(self, job: DDPJob, pods: Sequence[Identity]) -> str | SecretKey:
-        """Return what pods to create have of their job's token, for which a Secret may be created.
+        """Return the job's token for new pods, or a reference to its Secret, which may be created
+        first.
 
         Raises:
             ClusterError: the Secret cannot be created.
@@ -223,7 +226,9 @@ class Execution:
             raise type(error)(message, status=error.status) from None
 
     def _had_pods(self, job: DDPJob) -> bool:
-        """Whether the server has ever accepted one: then the template is not what is wrong."""
+        """Return whether the server has accepted a pod of this spec, so that the template is not at
+        fault.
+        """
         return job.status.bookkeeping.accepted_spec_hash == job.spec_hash or any(
             (pod.owner_uid, pod.spec_hash) == (job.uid, job.spec_hash)
             for pod in self._cluster.pods_of(job.key)
@@ -235,7 +240,7 @@ def _some_cannot_start(planned: Plan) -> bool:
 
 
 async def _dump_stacks(trainers: Trainers, addresses: Iterable[str], *, token: str) -> None:
-    """Have hung trainers write their stacks, as far as they offer it."""
+    """Make hung trainers write their stacks, if they can."""
     asked = (trainers.dump_stacks(address, token=token) for address in addresses)
     offered = await asyncio.gather(*asked)
     if any(offered):
@@ -243,7 +248,9 @@ async def _dump_stacks(trainers: Trainers, addresses: Iterable[str], *, token: s
 
 
 async def _all(calls: Iterable[Awaitable[None]]) -> None:
-    """Wait for all, then raise what weighs most: what can never succeed before what may pass."""
+    """Wait for all calls, then raise the most serious error: permanent errors before transient
+    ones.
+    """
     results = await asyncio.gather(*calls, return_exceptions=True)
     _raise_heaviest([result for result in results if isinstance(result, BaseException)])
 
@@ -256,5 +263,5 @@ def _raise_heaviest(errors: Sequence[BaseException]) -> None:
 def _weight(error: BaseException) -> int:
     order = (ClusterError, InvalidError, ForbiddenError, AlreadyExistsError, UnfitTemplateError)
     if not isinstance(error, order):
-        return len(order)  # a bug, or our own end
+        return len(order)  # a bug, or a cancellation
     return max(i for i, kind in enumerate(order) if isinstance(error, kind))

@@ -1,4 +1,4 @@
-"""The jobs as last seen: from the watch, and from the answers to our own writes."""
+"""Jobs as last seen, from the watch and from the responses to the operator's own writes."""
 
 import json
 from collections.abc import Mapping
@@ -22,15 +22,16 @@ _KEPT_METADATA = (
     "creationTimestamp",
     "deletionTimestamp",
 )
-"""Not `managedFields`, nor `kubectl apply`'s copy of all in an annotation."""
+"""Without `managedFields`, and without kubectl apply's copy of the whole object in an
+annotation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One job: as stored, in its metadata and status, and as understood.
+    """One job: metadata and status as stored, and the parsed job.
 
-    What is planned from an entry must be stored under that entry's resourceVersion; so news make a
-    new one.
+    A plan that is made from an entry must be stored under that entry's resourceVersion. So each
+    change makes a new entry.
     """
 
     uid: str
@@ -46,7 +47,7 @@ class Entry:
     def of(
         cls, manifest: Manifest, job: DDPJob | InvalidJobError, status_written_at: datetime = _NEVER
     ) -> Self:
-        """Keep of a stored job what is read again: there may be ten thousand."""
+        """Keep only what is read again of a stored job: there may be ten thousand jobs."""
         metadata = manifest["metadata"]
         kept: dict[str, Any] = {
             name: manifest[name] for name in ("apiVersion", "kind", "status") if name in manifest
@@ -58,15 +59,13 @@ class Entry:
 
     @property
     def manifest(self) -> Manifest:
-        """The job as stored; without its spec, but for the time to live of a job which could not be
-        understood.
-        """
+        """The stored job without its spec. Only for an invalid job its time to live is kept."""
         manifest: Manifest = json.loads(self.stored)
         return manifest
 
 
 class JobCache:
-    """All jobs by name, never older than what was put in last."""
+    """All jobs by name, never older than the last entry that was put in."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, Entry] = {}
@@ -76,30 +75,29 @@ class JobCache:
         return len(self._entries)
 
     def get(self, key: Key) -> Entry | None:
-        """The job of this name, None when it does not exist."""
+        """Return the job of this name, or None if it does not exist."""
         return self._entries.get(key)
 
     @property
     def entries(self) -> Mapping[Key, Entry]:
-        """All jobs by name, of this moment: they change while somebody else has a turn."""
+        """All jobs by name, a live view: it may change whenever another task runs."""
         return self._entries
 
     def uids(self) -> dict[Key, str]:
-        """The UID of each job, by name."""
+        """Return the UID of each job, by name."""
         return {key: entry.uid for key, entry in self._entries.items()}
 
     def put(self, manifest: Manifest, *, written_at: datetime | None = None) -> bool:
-        """Take in a job as stored, with the time if it answers our own write; say whether that was
-        news.
+        """Store a job, with `written_at` if it answers our own write. Return whether it was new.
 
-        An echo or a late report of an older state changes nothing: our own writes put their
-        answers in at once, and the watch tells of them afterwards.
+        An echo or a late report of an older state changes nothing: responses to our own writes
+        enter the cache at once, and the watch reports them later.
         """
         metadata = manifest["metadata"]
         key = Key(metadata["namespace"], metadata["name"])
         known = self._entries.get(key)
         if known is not None and not _newer(_version(metadata), than=known.version):
-            if written_at is not None:  # the watch was faster than the answer
+            if written_at is not None:  # the watch was faster than the response
                 self._entries[key] = replace(known, status_written_at=written_at)
             return False
         if known is not None and known.uid == metadata["uid"]:
@@ -108,18 +106,18 @@ class JobCache:
         return True
 
     def doubt(self, key: Key) -> None:
-        """Take note that nobody knows what is stored: a write may have been done or not."""
+        """Mark a job as uncertain: a write may or may not have been stored."""
         if key in self._entries:
             self._doubtful.add(key)
 
     def is_doubtful(self, key: Key) -> bool:
-        """Whether the job must be read before anything is planned from it."""
+        """Return whether the job must be read before it is planned."""
         return key in self._doubtful
 
     def read(self, manifest: Manifest, *, knowing: Entry) -> None:
-        """Take in a job that was read while `knowing` was what was known of it.
+        """Store a job that was read while `knowing` was its entry.
 
-        Unless there has been news meanwhile it is the truth, and an older version too: then the
+        If the entry has not changed since, the read version is right even if it is older: then the
         server's storage was restored from a backup.
         """
         metadata = manifest["metadata"]
@@ -133,7 +131,7 @@ class JobCache:
             self._entries[key] = _read(manifest, written_at, knowing)
 
     def remove(self, key: Key, *, uid: str | None = None) -> bool:
-        """Forget a job that is gone, with a UID only that very job; say whether it was known."""
+        """Forget a job that is gone; with a UID, only that job. Return whether it was known."""
         known = self._entries.get(key)
         if known is None or uid not in (None, known.uid):
             return False
@@ -142,28 +140,29 @@ class JobCache:
         return True
 
     def prune(self, known: Mapping[Key, str], *, existing: Mapping[Key, str]) -> list[Key]:
-        """Forget what a list lacks, by `uids` from before the list; return the names.
+        """Forget the jobs that a list lacks, and return their names. `known` are the UIDs before
+        the list.
 
-        What has taken a name while it was listed is another job, and stays.
+        A job that took a name during the list is another job, and stays.
         """
         gone = [key for key, uid in known.items() if existing.get(key) != uid]
         return [key for key in gone if self.remove(key, uid=known[key])]
 
 
 def _read(manifest: Manifest, status_written_at: datetime, known: Entry | None) -> Entry:
-    """Understand a job as stored; `known`: what was kept of it before."""
+    """Parse a stored job; `known` is its earlier entry."""
     job = known.job if known and isinstance(known.job, DDPJob) else None
     try:
         return Entry.of(manifest, DDPJob.parse(manifest, job), status_written_at)
     except InvalidJobError as error:
-        # Without the traceback, which holds on to everything.
+        # Without the traceback, which would keep much in memory.
         return Entry.of(manifest, type(error)(str(error)), status_written_at)
 
 
 def _written(kept: Manifest) -> str:
     try:
-        return orjson.dumps(kept).decode()  # its bytes have room for three times as much
-    except TypeError:  # it is nested a few hundred deep, as no status of this operator's CRD is
+        return orjson.dumps(kept).decode()  # orjson allocates three times the space for bytes
+    except TypeError:  # nested a few hundred levels deep, as no status of this operator's CRD is
         return json.dumps(kept)
 
 
@@ -177,10 +176,9 @@ def _version(metadata: Manifest) -> str:
 
 
 def _newer(new: str, *, than: str) -> bool:
-    """Compare resource versions: integers on every API server; any other is taken as news.
+    """Compare resource versions: integers on every API server; any other is treated as new.
 
-    They grow through all objects of a resource, so that a job which bears the name of an earlier
-    one has the later version.
+    They grow over all objects of a resource, so a later job of the same name has the later version.
     """
     if new.isdecimal() and than.isdecimal():
         return int(new) > int(than)

@@ -1,7 +1,7 @@
-"""Talks with the launchers in pods: tells them of changes of their job's group, and waits for what
-they have to tell, which is that processes have ended in a pod that has not.
+"""Talks to the launchers in pods: sends them changes of their job's group, and long-polls them for
+process failures in running pods.
 
-All of it goes by in the background: a launcher that does not answer holds no reconcile up.
+All of it happens in the background: a launcher that does not answer delays no reconcile.
 """
 
 import asyncio
@@ -35,49 +35,50 @@ from ddp_operator.slots import FairSlots
 logger = logging.getLogger(__name__)
 
 _ENDED_SECONDS: Final = 5
-"""How long a launcher that is told may wait for processes of before to end: more than those take
-that do not save, and short enough for others to have their turn."""
+"""How long a launcher may wait for old processes to end before it answers. Longer than processes
+need that do not save, and short enough for other jobs to get their turn."""
 _SWEEP_SECONDS: Final = 60.0
-"""How often to look for jobs that have gone without a word."""
+"""How often to check for jobs that disappeared without an event."""
 _SWEPT_AT_ONCE: Final = 100
-"""Jobs looked at before others have their turn."""
+"""Jobs checked before other tasks may run."""
 _WAIT_SECONDS: Final = 20
-"""How long a launcher may wait for something to tell: less than what middle boxes take for dead."""
+"""How long a launcher may hold a long poll: less than the idle time after which middleboxes drop a
+connection."""
 _LEAST_SECONDS: Final = 0.2
-"""Between two questions: what answers in a pod is other people's, and may do so without news."""
+"""Shortest time between two polls: the server in a pod is foreign code and may answer without
+news."""
 _JITTER: Final = 0.2
-"""Each pause is longer by up to this part, so that jobs that start together drift apart."""
+"""Each pause is up to this fraction longer, so that jobs that start together drift apart."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of the launchers of a job, and of the pods that it is of."""
+    """What is known of a job's launchers and their pods."""
 
     uid: str
     told: dict[str, tuple[int, bool]] = field(default_factory=dict)
     unreached_since: dict[str, datetime] = field(default_factory=dict)
     status: LauncherStatus | None = None
-    """What that of node rank 0 has said; None: nothing yet."""
+    """Last status of the launcher of node rank 0, or None before the first one."""
     leader: str = ""
-    """The pod of node rank 0, by its name; empty while it does not run."""
+    """Name of the pod of node rank 0; empty while it does not run."""
     address: str = ""
-    """Where its launcher listens."""
+    """Address of its launcher."""
     token_source: TokenSource = TokenSource.VARIABLE
-    """Of that pod's token."""
+    """Where that pod's token comes from."""
     silent: int = 0
-    """How often it has not answered in a row."""
+    """Failed polls in a row."""
     refused: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By the name of a pod: the generation that its launcher refused last, and the one that it
-    knows instead, which was led."""
+    """By pod name: the generation that its launcher refused last, and the led generation that it
+    has instead."""
     listening: asyncio.Task[None] | None = None
     under_way: set[tuple[str, int, bool]] = field(default_factory=set)
 
 
 class Launchers:
-    """What the launchers of all jobs say: to listen begins with `run`, and for each job with a look
-    at it.
+    """The launchers of all jobs. Polling begins with `run`, and for each job with `watch`.
 
-    `on_news` is called for a job whose launchers have said, or taken note of, something.
+    `on_news` is called for a job when one of its launchers reports or confirms something.
     """
 
     def __init__(
@@ -99,16 +100,17 @@ class Launchers:
         self._known: dict[Key, _Known] = {}
         self._runs = False
         self._telling: set[asyncio.Task[None]] = set()
-        # Most of the time launchers wait for processes to end, or never answer, which must not keep
-        # the news from other jobs.
+        # Launchers mostly wait for processes to end, or never answer. That must not delay other
+        # jobs.
         self._slots: FairSlots[Key] = FairSlots(own_share().tellings)
 
     def of(self, job: DDPJob) -> Heard:
-        """What is known of a job's launchers."""
+        """Return what is known of a job's launchers."""
         known = self._known.get(job.key)
-        if known is None or known.uid != job.uid:  # an earlier job of that name
+        if known is None or known.uid != job.uid:  # an earlier job of the same name
             return NOTHING
-        # That of another pod says nothing of one that may be of another image, or attempt.
+        # The status of another pod does not count: it may have another image, or be of another
+        # attempt.
         status = known.status if known.leader in _asked(job) else None
         present = world_of(job).generation
         refused = known.refused.values()
@@ -122,7 +124,7 @@ class Launchers:
         )
 
     def tell(self, job: DDPJob, tellings: Iterable[Telling]) -> None:
-        """Begin to tell them, unless that is under way."""
+        """Start to send these announcements, except those already under way."""
         known = self._of(job)
         for telling in tellings:
             which = (telling.pod, telling.generation, telling.start)
@@ -134,7 +136,7 @@ class Launchers:
             task.add_done_callback(self._telling.discard)
 
     async def run(self) -> None:
-        """Listen until cancelled."""
+        """Poll until cancelled."""
         try:
             self._runs = True
             while True:
@@ -151,8 +153,8 @@ class Launchers:
                 task.cancel()
 
     def watch(self, key: Key) -> None:
-        """Listen to whom there is to listen to in a job, as it and its pods are now: another one
-        than before, or nobody any more.
+        """Poll the launcher that speaks for a job now, instead of an earlier one. Stop if there is
+        none.
         """
         if not self._runs:
             return
@@ -164,7 +166,7 @@ class Launchers:
             known.listening = asyncio.create_task(self._listen(key, known))
 
     def _turned(self, key: Key) -> _Known | None:
-        """What is known of a job's launchers, turned to whom there is to listen to, if any."""
+        """Return a job's entry, set to the launcher to poll; None if the job needs no polling."""
         entry = self._jobs.get(key)
         job = _listened_to(entry.job) if entry else None
         if job is None:
@@ -203,8 +205,8 @@ class Launchers:
                     wait_seconds=_ENDED_SECONDS,
                     token=token,
                 )
-        except OutOfFilesError as error:  # says nothing of the launcher; the plan looks again
-            logger.warning("%s: %s is not told yet: %s", key, telling.pod, error)
+        except OutOfFilesError as error:  # says nothing about the launcher; the plan retries
+            logger.warning("%s: cannot reach the launcher of %s yet: %s", key, telling.pod, error)
             return
         finally:
             known.under_way.discard((telling.pod, telling.generation, telling.start))
@@ -214,10 +216,10 @@ class Launchers:
             known.refused[telling.pod] = refused
             self._on_news(key)
         if knows < telling.generation or led or not ended:
-            # The earlier one, but not a time to come: clocks are set back.
+            # Keep the earlier time, but never a future one: clocks are set back.
             since = known.unreached_since.get(telling.pod, told_at)
             known.unreached_since[telling.pod] = min(since, told_at)
-            return  # the plan looks again
+            return  # the plan retries
         known.unreached_since.pop(telling.pod, None)
         known.refused.pop(telling.pod, None)
         told = (telling.generation, telling.start)
@@ -225,7 +227,7 @@ class Launchers:
         self._on_news(key)
 
     async def _listen(self, key: Key, known: _Known) -> None:
-        """To the launcher of node rank 0, to which the others' tell what they have to say."""
+        """Poll the launcher of node rank 0, which collects the reports of the others."""
         now = asyncio.get_running_loop().time
         while True:
             asked_at = now()
@@ -236,12 +238,12 @@ class Launchers:
                     known.silent += 1
                     pause = pause_seconds(known.silent, has_answered=known.status is not None)
             except OutOfFilesError as error:
-                logger.debug("%s: its launcher is not asked: %s", key, error)
+                logger.debug("%s: its launcher is not polled: %s", key, error)
                 pause = FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause * random.uniform(1, 1 + _JITTER))
 
     async def _hear(self, key: Key, known: _Known) -> bool:
-        """Whether it has answered."""
+        """Poll once, and return whether the launcher has answered."""
         leader = known.leader
         answer = await self._trainers.hear_world(
             known.address,
@@ -254,10 +256,10 @@ class Launchers:
         except InvalidAnswerError as error:
             said = str(error)
         if isinstance(said, str):
-            logger.debug("%s: the launcher of %s says nothing: %s", key, leader, said)
+            logger.debug("%s: no report from the launcher of %s: %s", key, leader, said)
             return False
         if leader != known.leader:
-            return True  # another one is listened to by now
+            return True  # another launcher is polled by now
         is_news = said != known.status
         known.status, known.silent = said, 0
         if is_news:
@@ -266,18 +268,18 @@ class Launchers:
 
 
 def _listened_to(job: object) -> DDPJob | None:
-    """A job whose launchers may have something to say; None for any other."""
+    """Return the job if its launchers may have something to report, otherwise None."""
     if not isinstance(job, DDPJob):
         return None
     asked = job.spec.restart.scope in ("Auto", "InPlace") or follows_topology(job)
     if not asked and job.status.world is None:
-        return None  # of another scope now, its pods may still know generations
+        return None  # its scope has changed; its pods may still have generations
     return None if job.spec.suspend or job.deleting or job.status.finished else job
 
 
 def _leader(job: DDPJob, pods: Sequence[PodState]) -> PodState | None:
-    """The pod of node rank 0, if its launcher may listen; of an elastic job, which may be about to
-    go on without it, else the first one of the group whose launcher may.
+    """Return the pod of node rank 0 if its launcher may listen. For an elastic job, which may
+    continue without that pod, return the first pod of the group whose launcher may listen.
     """
     by_name = {pod.key.name: pod for pod in pods if pod.owner_uid == job.uid}
     asked = (by_name[name] for name in _asked(job) if name in by_name)
@@ -289,7 +291,7 @@ def _may_listen(job: DDPJob, pod: PodState) -> bool:
 
 
 def _asked(job: DDPJob) -> Sequence[str]:
-    """The names of pods whose launchers speak for the job."""
+    """Return the names of pods whose launchers may speak for the job."""
     return member_names(job, None if job.spec.elastic else 1)
 
 

@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 KeyT = TypeVar("KeyT")
 
 _LONGEST_REST_SECONDS: Final = 10.0
-"""A name that was given out longer ago than this has rested, and needs not be remembered."""
+"""Names that were given out longer ago than this are forgotten: they have rested."""
 
 
 class QueueClosedError(Exception):
@@ -18,11 +18,11 @@ class QueueClosedError(Exception):
 class WorkQueue(Generic[KeyT]):
     """Names to work on, each by one worker at a time.
 
-    - A name that waits already is not queued twice.
-    - A name that is added while a worker has it is given out again once that worker is done.
-    - `add_after` keeps the sooner of two times; `add` makes a delayed name due at once.
-    - `add_rested` makes it due at once too, unless it was given out only just now: what comes in a
-      burst is one piece of work.
+    - A name that already waits is not queued twice.
+    - A name that is added while a worker has it is given out again when that worker is done.
+    - `add_after` keeps the earlier of two times; `add` makes a delayed name due at once.
+    - `add_rested` also makes a name due at once, unless it was given out just now: a burst of
+      changes is one piece of work.
     - A name that fails waits longer each time, until it succeeds.
 
     Belongs to the event loop that it is used in.
@@ -44,11 +44,11 @@ class WorkQueue(Generic[KeyT]):
         self._closed = False
 
     def __len__(self) -> int:
-        """Names that wait for a worker now, delayed ones not counted."""
+        """Names that wait for a worker now, without delayed ones."""
         return len(self._ready)
 
     def add(self, key: KeyT) -> None:
-        """Ask for work on a name, now."""
+        """Request work on a name now."""
         if timer := self._timers.pop(key, None):
             timer.cancel()
         if key in self._active:
@@ -59,7 +59,7 @@ class WorkQueue(Generic[KeyT]):
             self._wake_one()
 
     def add_after(self, key: KeyT, seconds: float) -> None:
-        """Ask for work on a name in so many seconds, or sooner where that was asked already."""
+        """Request work on a name after so many seconds, or earlier if already requested."""
         if key in self._queued or key in self._again:
             return
         loop = asyncio.get_running_loop()
@@ -71,8 +71,8 @@ class WorkQueue(Generic[KeyT]):
         self._timers[key] = loop.call_later(seconds, self.add, key)
 
     def add_rested(self, key: KeyT, seconds: float) -> None:
-        """Ask for work on a name so many seconds, at most 10, after it was last given out; now if
-        those are over.
+        """Request work on a name `seconds` (at most 10) after it was last given out, or now if that
+        has passed.
         """
         given_at = self._given_at.get(key)
         now = asyncio.get_running_loop().time()
@@ -82,7 +82,7 @@ class WorkQueue(Generic[KeyT]):
             self.add_after(key, given_at + seconds - now)
 
     async def get(self) -> KeyT:
-        """Take the next name; the caller must call `done` or `failed` with it afterwards.
+        """Take the next name. The caller must call `done` or `failed` with it afterwards.
 
         Raises `QueueClosedError` once the queue is closed.
         """
@@ -93,7 +93,7 @@ class WorkQueue(Generic[KeyT]):
                 await getter
             except asyncio.CancelledError:
                 if getter.done() and not getter.cancelled():
-                    self._wake_one()  # the call that was meant for this one
+                    self._wake_one()  # this getter was woken in vain; wake another
                 raise
         if self._closed:
             raise QueueClosedError
@@ -104,7 +104,7 @@ class WorkQueue(Generic[KeyT]):
         return key
 
     def done(self, key: KeyT) -> None:
-        """The work on a name went well."""
+        """Report that the work on a name succeeded."""
         self._failures.pop(key, None)
         self._active.discard(key)
         if key in self._again:
@@ -112,13 +112,13 @@ class WorkQueue(Generic[KeyT]):
             self.add(key)
 
     def failed(self, key: KeyT, *, retry_after_seconds: float | None = None) -> float:
-        """The work on a name failed: it comes again later. Returns in how many seconds."""
+        """Report that the work on a name failed. Return the seconds until it comes again."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         backoff: float = self._first_backoff_seconds * 2 ** min(failures, 30)
         seconds = max(min(backoff, self._last_backoff_seconds), retry_after_seconds or 0.0)
         self._active.discard(key)
-        # What was asked for meanwhile, the next attempt will do.
+        # The next attempt covers what was requested meanwhile.
         self._again.discard(key)
         if timer := self._timers.pop(key, None):
             timer.cancel()
@@ -126,7 +126,7 @@ class WorkQueue(Generic[KeyT]):
         return seconds
 
     def close(self) -> None:
-        """Give out no more names; whoever waits for one is told."""
+        """Give out no more names, and wake all waiting getters."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -138,7 +138,7 @@ class WorkQueue(Generic[KeyT]):
         now = asyncio.get_running_loop().time()
         self._given_at.pop(key, None)
         self._given_at[key] = now
-        # Two go for each that comes: names that are never added again must not pile up.
+        # Forget two for each new one: names that are never added again must not pile up.
         for oldest in list(islice(self._given_at, 2)):
             if self._given_at[oldest] + _LONGEST_REST_SECONDS < now:
                 del self._given_at[oldest]

@@ -1,4 +1,4 @@
-"""One reconcile: look at a job and its pods, plan, act, and have the status written."""
+"""One reconcile: read a job and its pods, plan, act, and write the status."""
 
 import asyncio
 import contextlib
@@ -48,20 +48,21 @@ from ddp_operator.ports import (
 logger = logging.getLogger(__name__)
 
 _GLANCE_SECONDS: Final = 0.2
-"""How often a plan that takes longer is compared with what its job needs by now."""
+"""How often a long plan is compared with the present state of its job."""
 
 _LASTING: Final = timedelta(seconds=10)
-"""How long the API server may answer with errors before a job says so: no mere restart of it."""
+"""How long the API server may answer with errors before a job reports it: longer than its
+restart."""
 
 _MAX_DECISIONS: Final = 8
-"""More decisions than this in one go, without anything new to see, would be a bug that loops."""
+"""Decisions in one reconcile without new input; more would be a bug that loops."""
 
 
 class Reconciler:
-    """Brings jobs to where they should be, one call at a time for each job.
+    """Brings jobs to their desired state, with one call at a time for each job.
 
-    Asks `plan` again after each decision, since a decision must be stored before anything is done
-    about it.
+    It calls `plan` again after each decision, because a decision must be stored before it is
+    carried out.
     """
 
     def __init__(
@@ -106,10 +107,10 @@ class Reconciler:
         self._failures_told: set[Key] = set()
 
     async def reconcile(self, key: Key) -> datetime | None:
-        """Do what a job needs now; return when it needs another look, None for not before news.
+        """Do what a job needs now. Return when to requeue it, or None to wait for a change.
 
         Raises:
-            ClusterError: something could not be done; to be tried again later.
+            ClusterError: something failed; retry later.
         """
         began = self._clock()
         try:
@@ -117,7 +118,7 @@ class Reconciler:
         except NotLeaderError:
             raise
         except ClusterError as error:
-            # Of a status that has changed there will be news; quota may conflict for long.
+            # After a conflict the watch reports the changed status. Conflicts of quota may last.
             if not (isinstance(error, ConflictError) and self._jobs.is_doubtful(key)):
                 await self._show_lasting(key, error, began)
             raise
@@ -166,14 +167,14 @@ class Reconciler:
         return reject(entry.manifest, entry.job, pods, now)
 
     async def _show_lasting(self, key: Key, error: ClusterError, began: datetime) -> None:
-        """Have a job say that the API server has answered with errors for a while: in its status,
-        and where that cannot be stored either, by an Event.
+        """Report that the API server has answered with errors for a while: in the job's status, or
+        by an Event if the status cannot be stored either.
         """
         entry, now = self._jobs.get(key), self._clock()
         if entry is None:
             self._forget_failures(key)
             return
-        # The earlier one, but not a time to come: clocks are set back.
+        # Keep the earlier time, but never a future one: clocks are set back.
         since = self._failing_since[key] = min(self._failing_since.get(key, began), now)
         named = error.retry_after_seconds if isinstance(error, UnavailableError) else None
         if now - since < _LASTING and timedelta(seconds=named or 0) < _LASTING:
@@ -185,7 +186,7 @@ class Reconciler:
             running = job.status.condition("Running")
             refused = isinstance(error, AlreadyExistsError | ForbiddenError | InvalidError)
             if refused and running and running.reason in (NAME_TAKEN, PODS_FORBIDDEN):
-                return  # it is said already
+                return  # already reported
             seen = _as_seen(job, self._plan(key, entry))
             held = accounted(job, hold(seen, API_SERVER_ERROR, message, now), now)
             with contextlib.suppress(ClusterError):
@@ -210,9 +211,9 @@ class Reconciler:
         try:
             no_spares = await self._execution.act(entry, planned, overtaken=overtaken)
         except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
-            # Quota, policy, or a name in use: it may pass, and until then the user must see it.
+            # Quota, policy, or a name in use. It may pass, and until then the user must see it.
             if not isinstance(entry.job, DDPJob):
-                raise  # what is wrong with it stands in its status
+                raise  # the status already says what is wrong
             taken = isinstance(refused, AlreadyExistsError)
             reason = NAME_TAKEN if taken else PODS_FORBIDDEN
             job, now = _as_seen(entry.job, planned), self._clock()
@@ -222,7 +223,7 @@ class Reconciler:
             await self._status.record(key, entry, held.status, held.events)
             raise
         if overtaken():
-            return self._clock()  # what was left out must not be on record as done
+            return self._clock()  # skipped writes must not be recorded as done
         if no_spares and isinstance(entry.job, DDPJob):
             held = spares.refused(replace(entry.job, status=status), no_spares, self._clock())
             await self._status.record(key, entry, held.status, (*events, *held.events))
@@ -234,12 +235,12 @@ class Reconciler:
         return requeue_at
 
     def _glances(self, key: Key, entry: Entry, planned: Plan) -> Callable[[], bool]:
-        """Return what says, between the many writes of one plan, whether something has happened
-        that has to be decided about first: a change of the job, its deletion, a failure.
+        """Return a check, for use between the many writes of a plan: has something happened that
+        needs a decision first? That is a change of the job, its deletion, or a failure.
         """
         now = asyncio.get_running_loop().time
         glanced_at, overtaken = now(), False
-        # As the plan saw them; most plans make no write of a pod, and take no time.
+        # As the plan saw them. Most plans write no pods and take no time.
         writes = planned.create or planned.create_spares or planned.delete
         seen = self._alive_and_ended(key, planned) if writes else None
         said = self._said(entry) if writes else None
@@ -252,7 +253,7 @@ class Reconciler:
                 before, said_before = seen, said
                 seen, said = self._alive_and_ended(key, planned), self._said(entry)
                 due = planned.requeue_at is not None and planned.requeue_at <= self._clock()
-                # Most news tell that pods are created and come up, which changes no decision.
+                # Most changes only report that pods are created and start; they change no decision.
                 lost = before is None or before[0] - seen[0] or seen[1] - before[1]
                 if due or lost or said != said_before:
                     overtaken = self._plan(key, entry).decided
@@ -262,8 +263,8 @@ class Reconciler:
         return is_overtaken
 
     def _alive_and_ended(self, key: Key, planned: Plan) -> tuple[Set[Key], Set[Key]]:
-        """Return the pods that the plan keeps: those that live, and those that have ended or been
-        told to.
+        """Return the pods that the plan keeps: the living ones, and those that have ended or are
+        ending.
         """
         deleted = frozenset(planned.delete)
         alive: set[Key] = set()
@@ -275,7 +276,7 @@ class Reconciler:
         return alive, ended
 
     def _said(self, entry: Entry) -> object:
-        """Return what launchers and nodes say that pods do not show."""
+        """Return what launchers and nodes report that pods do not show."""
         heard = NOTHING
         if self._launchers and isinstance(entry.job, DDPJob):
             heard = self._launchers.of(entry.job)
@@ -283,5 +284,5 @@ class Reconciler:
 
 
 def _as_seen(job: DDPJob, planned: Plan) -> DDPJob:
-    """Return the job with what a plan saw, but nothing of what it meant to achieve."""
+    """Return the job with the state that a plan saw, without the changes that it planned."""
     return replace(job, status=planned.seen) if planned.seen else job

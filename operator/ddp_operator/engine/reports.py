@@ -1,5 +1,5 @@
-"""Polls the trainers of running jobs for their progress, or reads it in their pods' logs, and keeps
-what each said last.
+"""Polls the trainers of running jobs for progress, or reads it from their pods' logs, and keeps the
+last report of each.
 """
 
 import asyncio
@@ -22,26 +22,24 @@ from ddp_operator.ports import NOTHING_YET, Cluster, ClusterError, Key, Trainers
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS: Final = 10.0
-"""How often a running job's trainer is asked how far it is, and its progress written at most."""
+"""How often a running job's trainer is polled, and at most how often its progress is written."""
 
 _AT_ONCE: Final = 64
-"""Trainers asked at the same time; each answers in milliseconds, or not within two seconds."""
+"""Trainers polled at the same time. Each answers in milliseconds, or not within two seconds."""
 _LOGS_AT_ONCE: Final = 8
-"""Logs read at the same time, of the connections to the API server that all share."""
+"""Logs read at the same time, of the shared connections to the API server."""
 _LOG_SECONDS: Final = 2.0
-"""How often a log is read at most."""
+"""Shortest time between two reads of a log."""
 _OUTAGE_SECONDS: Final = 0.5
-"""How often a trainer is asked that is to go on after a restart: its first step ends the outage."""
+"""How often a trainer is polled after a restart: its first step ends the outage."""
 _ROUND_SECONDS: Final = 0.5
-"""How often to look which jobs are due."""
+"""How often to check which jobs are due."""
 _JITTER: Final = 0.1
-"""Each wait is longer or shorter by up to this part, so that jobs that start together drift
-apart.
-"""
+"""Each wait varies by up to this fraction, so that jobs that start together drift apart."""
 
 
 class _Look(NamedTuple):
-    """What was found in a job: of ten thousand few change from one round to the next."""
+    """What was found in a job. Of ten thousand jobs, few change from one round to the next."""
 
     entry: Entry
     may_train: bool
@@ -49,10 +47,10 @@ class _Look(NamedTuple):
 
 
 class ProgressReports:
-    """What the trainers of running jobs said last; `run` keeps asking them.
+    """Last reports of the trainers of running jobs; `run` keeps polling them.
 
-    `on_report` is called for a job whose trainer has said something. Silence is no failure of a
-    job: what was heard last stays.
+    `on_report` is called for a job whose trainer has reported. Silence is not a failure: the last
+    report stays.
     """
 
     def __init__(
@@ -83,11 +81,11 @@ class ProgressReports:
         self._log_slots = asyncio.Semaphore(_LOGS_AT_ONCE)
 
     def of(self, job: Key) -> Report | None:
-        """What the job's trainer said last, None where it has said nothing yet."""
+        """Return the trainer's last report, or None before the first one."""
         return self._reports.get(job)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Poll until cancelled."""
         wait = min(_ROUND_SECONDS, self._interval_seconds / 4)
         async with asyncio.TaskGroup() as asking:
             while True:
@@ -96,7 +94,7 @@ class ProgressReports:
                 await asyncio.sleep(wait)
 
     def _now_due(self) -> list[Key]:
-        """The jobs whose time has come; each is due again an interval later."""
+        """Return the jobs that are due; each is due again after an interval."""
         now, interval = asyncio.get_running_loop().time(), self._interval_seconds
         looks, self._looks = self._looks, {}
         known, self._due = self._due, {}
@@ -108,7 +106,7 @@ class ProgressReports:
             self._looks[key] = look
             if not look.may_train:
                 continue
-            # A job that is new here comes up at any moment of its first interval.
+            # A new job first comes due at a random moment of its first interval.
             self._due[key] = known.get(key, now + random.uniform(0, interval))
             if look.is_out:
                 self._due[key] = min(self._due[key], now + _OUTAGE_SECONDS)
@@ -128,8 +126,8 @@ class ProgressReports:
         try:
             await self._ask_pod_0(key)
         except Exception:
-            # One job must never stop the others; this one is asked again in its turn.
-            logger.exception("%s: asking for progress failed", key)
+            # One job must never stop the others. This one is polled again when it is due.
+            logger.exception("%s: polling for progress failed", key)
         finally:
             self._asking.discard(key)
 
@@ -139,7 +137,7 @@ class ProgressReports:
             return
         pod = observe(entry.job, self._cluster.pods_of(key)).current.get(0)
         if pod is None or not pod.ready or pod.exit or pod.deleting:
-            return  # there is nobody to ask
+            return  # no trainer to poll
         source = entry.job.spec.progress
         said = await self._asked(pod) if pod.address else None
         if source is not None and not isinstance(said, TrainerStatus):
@@ -157,34 +155,34 @@ class ProgressReports:
                 self._hear(key, Report(entry.uid, pod.identity, None, heard_at, heard_at))
 
     async def _asked(self, pod: PodState) -> TrainerStatus | str:
-        """What a pod's trainer says, or in words why nothing is known of it."""
+        """Return the status of a pod's trainer, or a text that says why it is unknown."""
         async with self._slots:
             answer = await self._trainers.status(pod.address)
         if isinstance(answer, str):
-            return f"no progress is reported by {pod.key.name}: {answer}"
+            return f"{pod.key.name} reports no progress: {answer}"
         try:
             return TrainerStatus.read(answer)
         except InvalidAnswerError as error:
-            return f"the progress that {pod.key.name} reports is ignored: {error}"
+            return f"ignoring the progress report of {pod.key.name}: {error}"
 
     async def _read(self, pod: PodState, pattern: str) -> TrainerStatus | str:
-        """What a pod's log says, or in words why nothing is known of it."""
-        of_log = f"by progress.logPattern in the log of {pod.key.name}"
+        """Return the progress from a pod's log, or a text that says why it is unknown."""
+        of_log = f"with progress.logPattern in the log of {pod.key.name}"
         try:
             async with self._log_slots:
                 log = await self._cluster.log_end(pod.key, pod.container)
-                # A stranger's expression: it takes milliseconds, of a malicious one a tenth of a
-                # second, in which others are served.
+                # A user's expression: it takes milliseconds, or a tenth of a second if it is
+                # malicious. Other tasks continue meanwhile.
                 said = await asyncio.to_thread(log_progress.read, pattern, log)
         except ClusterError as error:
-            return f"no progress is found {of_log}: {error.message}"
+            return f"no progress found {of_log}: {error.message}"
         except InvalidAnswerError as error:
-            return f"the progress that is found {of_log} is ignored: {error}"
-        return said or f"no progress is found {of_log}: no line of its end matches"
+            return f"ignoring the progress found {of_log}: {error}"
+        return said or f"no progress found {of_log}: none of its last lines match"
 
     def _may_read_log(self, key: Key) -> bool:
-        """Whether the last time is long enough ago: a log costs the API server and a kubelet more
-        than a question costs a trainer.
+        """Return whether a log may be read again. A log costs the API server and a kubelet more
+        than a poll costs a trainer.
         """
         now = asyncio.get_running_loop().time()
         wait = min(_LOG_SECONDS, self._interval_seconds / 2)
@@ -194,8 +192,8 @@ class ProgressReports:
         return True
 
     def _hear(self, key: Key, report: Report) -> None:
-        """Keep a report; the time that a step stands is measured, lest a clock that is set makes
-        hangs.
+        """Keep a report. The time that a step stands is measured here, so that a changed clock
+        never looks like a hang.
         """
         known, now = self._reports.get(key), asyncio.get_running_loop().time()
         if known is not None and _same_step(known, report):
@@ -208,7 +206,7 @@ class ProgressReports:
         self._on_report(key)
 
     def _note(self, key: Key, trouble: str) -> None:
-        """Log a change for the better or worse once, and each repetition for debugging only."""
+        """Log a change once, and each repetition for debugging only."""
         known = self._troubles.get(key)
         self._troubles[key] = trouble
         level = logging.DEBUG if known == trouble else logging.INFO
@@ -222,7 +220,7 @@ def _may_train(job: DDPJob | InvalidJobError) -> bool:
 
 
 def _is_out(job: DDPJob | InvalidJobError) -> bool:
-    """Whether the time of a running job counts as lost until its trainer reports a step."""
+    """Return whether a running job's time counts as lost until its trainer reports a step."""
     books = job.status.goodput if isinstance(job, DDPJob) else None
     return books is not None and books.outage is not None
 

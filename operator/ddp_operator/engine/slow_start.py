@@ -1,4 +1,4 @@
-"""Doing many things at once, but few as long as it is not known whether they succeed at all."""
+"""Runs many calls at once, but only few until the first ones have succeeded."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -14,12 +14,12 @@ async def slow_start(
     most: int,
     wanted: Callable[[], bool] = lambda: True,
 ) -> list[Exception]:
-    """Do something with each item: with the first one alone, then with one more at the same time
-    for every success, up to `most`.
+    """Call `do` with each item: first with one, then with one more at a time for every success, up
+    to `most`.
 
-    After a failure, or once they are no longer `wanted`, no more are begun. Those under way are
-    waited for, and all errors returned; so however many items there are, failures are at most one
-    more than successes.
+    After a failure, or once the items are no longer `wanted`, no more calls start. Running calls
+    finish, and all errors are returned. So there is at most one more failure than successes, for
+    any number of items.
     """
     waiting = iter(items)
     errors: list[Exception] = []

@@ -1,4 +1,4 @@
-"""Writes the statuses of jobs: when, how much of them, and the Events that go with them."""
+"""Writes the statuses of jobs and posts their Events: when, and how much of them."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -30,23 +30,21 @@ from ddp_operator.ports import (
 logger = logging.getLogger(__name__)
 
 _MINOR_INTERVAL: Final = timedelta(seconds=2)
-"""Status changes that nobody waits for, such as 5 ready pods after 4, are written this far
-apart.
-"""
+"""Shortest time between status writes that nobody waits for, such as 5 ready pods after 4."""
 
 PROGRESS_WRITES_PER_SECOND: Final = 50.0
-"""Status writes that tell of nothing but progress, of all jobs together: with more than 500 that
-train each has its progress written less often than every ten seconds."""
+"""Status writes of all jobs together that contain only progress. With more than 500 training jobs,
+each job's progress is written less often than every ten seconds."""
 
 _STORED_WHOLE_AGAIN: Final = timedelta(seconds=60)
-"""Until a decision is tried again that the CRD would not store whole."""
+"""How long to wait before retrying a decision that the CRD did not store completely."""
 
 _MOST_FIELDS: Final = 60
-"""Characters of the names of fields that the CRD does not keep."""
+"""Characters in a message for the names of fields that the CRD does not keep."""
 
 
 class StatusWriter:
-    """Stores what plans say of jobs, and puts the answers into the cache of jobs.
+    """Stores the statuses that plans make, and puts the responses into the job cache.
 
     At most `progress_writes_per_second` writes, of all jobs together, contain only progress.
     """
@@ -66,7 +64,8 @@ class StatusWriter:
         self._clock = clock
         self._metrics = metrics
         self._undecided_until: dict[Key, datetime] = {}
-        """By job: until when no decision is tried, since the last one was not stored whole."""
+        """By job: no decision is tried before this time, because the last one was not stored
+        completely."""
         self._progress_limiter = RateLimiter(per_second=progress_writes_per_second)
         self._intervals = {
             News.PROGRESS: timedelta(seconds=progress_seconds),
@@ -74,12 +73,12 @@ class StatusWriter:
         }
 
     def forget(self, key: Key) -> None:
-        """Drop the notes about a job that is gone."""
+        """Forget a job that is gone."""
         self._undecided_until.pop(key, None)
 
     async def decide(self, key: Key, entry: Entry, planned: Plan) -> datetime | None:
-        """Store a decision, and say what has happened; return when to try it again, where it was
-        not stored whole.
+        """Store a decision and report what has happened. If it was not stored completely, return
+        when to retry.
         """
         until = self._undecided_until.get(key)
         if until is not None and self._clock() < until <= self._clock() + _STORED_WHOLE_AGAIN:
@@ -90,7 +89,7 @@ class StatusWriter:
         if isinstance(entry.job, DDPJob):
             stored = DDPJobStatus.model_validate(answer.get("status") or {})
             lost = forgotten(planned.status, stored)
-            if lost and not stored.finished:  # else nothing is left to be decided by it
+            if lost and not stored.finished:  # a finished job needs no further decision
                 partly = Entry.of(answer, replace(entry.job, status=stored))
                 return await self._take_back(entry.job, partly, lost)
         self._undecided_until.pop(key, None)
@@ -98,8 +97,8 @@ class StatusWriter:
         return None
 
     async def _take_back(self, job: DDPJob, partly: Entry, lost: frozenset[str]) -> datetime:
-        """Undo a decision about a job that was stored in part: it would be made again, and charged
-        again, for ever.
+        """Undo a decision that was stored only in part. Otherwise it would be made, and charged,
+        forever.
         """
         now = self._clock()
         fields = ", ".join(f"status.{name}" for name in sorted(lost))[:_MOST_FIELDS]
@@ -114,13 +113,15 @@ class StatusWriter:
         return until
 
     def may_wait_until(self, entry: Entry, status: DDPJobStatus) -> datetime | None:
-        """Until when news may wait; None for news that may not, or may no longer, or for none."""
+        """Return until when a status change may wait, or None if it may not wait or nothing has
+        changed.
+        """
         if not isinstance(entry.job, DDPJob) or status == entry.job.status:
             return None
         how_much = news(entry.job.status, status)
         interval = self._intervals.get(how_much, timedelta())
         now = self._clock()
-        # A clock that was set back must not make news wait for as long.
+        # A clock that was set back must not make the change wait for as long.
         if timedelta() <= now - entry.status_written_at < interval:
             return entry.status_written_at + interval
         wait = how_much is News.PROGRESS and self._progress_limiter.wait_seconds(entry.job.key)
@@ -129,17 +130,17 @@ class StatusWriter:
     async def record(
         self, key: Key, entry: Entry, status: DDPJobStatus, events: Iterable[Event]
     ) -> None:
-        """Write a status, if it differs from the stored one, then tell what has happened.
+        """Write a status if it differs from the stored one, then report what has happened.
 
         Raises:
-            ConflictError: the job has changed since this reconcile began; it must be planned anew.
+            ConflictError: the job has changed since this reconcile began; plan it again.
         """
         if await self._store(key, entry, status) is not None:
             await self._tell(entry, status, events)
 
     async def _store(self, key: Key, entry: Entry, status: DDPJobStatus) -> Manifest | None:
-        """Write a status, if it differs from the stored one; return the job as stored, None where
-        it is gone.
+        """Write a status if it differs from the stored one. Return the stored job, or None if it is
+        gone.
 
         Raises:
             ConflictError: as `record` does.
@@ -154,32 +155,34 @@ class StatusWriter:
         try:
             stored = await self._cluster.patch_status(key, patch, resource_version=version)
         except (ConflictError, UnavailableError):
-            # Pods created for what the job was would be wrong for what it has become.
+            # Pods that were created for the job's old state would be wrong for the new one.
             self._jobs.doubt(key)
             raise
         except NotFoundError:
             self._jobs.remove(key, uid=entry.uid)
-            return None  # of a job that is gone, its vanishing pods included, there is no news
+            return None  # a job that is gone has no news, nor do its vanishing pods
         self._jobs.put(stored, written_at=self._clock())
         self._complain(pruned(wanted, stored.get("status") or {}))
         self._progress_limiter.reset(key)
         return stored
 
     def _complain(self, lost: frozenset[str]) -> None:
-        """Say, once, that the CRD is older than this operator, unless its start has said so."""
+        """Log once that the CRD is older than this operator, unless the operator's start has logged
+        it.
+        """
         if new := {f"status.{name}" for name in lost} - self._metrics.lost_fields:
             self._metrics.lost_fields |= new
             logger.error(
-                "the CRD is older than this operator and drops what it must remember (%s): "
+                "the CRD is older than this operator and drops fields that it needs (%s): "
                 "apply the CRD of this release, %s",
                 ", ".join(sorted(new)),
                 __version__,
             )
 
     async def read(self, key: Key, entry: Entry) -> None:
-        """Learn what is stored, when a write has left that open."""
+        """Read the stored job after a write with an unknown outcome."""
         try:
-            # A patch of nothing changes nothing, and is answered with the whole job.
+            # An empty patch changes nothing, and the response has the whole job.
             stored = await self._cluster.patch_status(key, {}, resource_version=None)
         except NotFoundError:
             self._jobs.remove(key, uid=entry.uid)
@@ -187,7 +190,7 @@ class StatusWriter:
             self._jobs.read(stored, knowing=entry)
 
     async def _tell(self, entry: Entry, status: DDPJobStatus, events: Iterable[Event]) -> None:
-        """Count, and say, what a status that is stored brings."""
+        """Count and report the changes of a stored status."""
         if isinstance(entry.job, DDPJob) and status != entry.job.status:
             self._metrics.recorded(before=entry.job.status, after=status)
         await self.emit(entry, events)

@@ -1,4 +1,4 @@
-"""What to send when a status changes: as little as possible, and not for every trifle."""
+"""Makes the smallest patch for a changed status, and tells which changes may wait."""
 
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
@@ -10,14 +10,14 @@ from ddp_operator.ports import Manifest
 _KNOWN: Final = NOTES.union(str(field.alias) for field in DDPJobStatus.model_fields.values())
 
 _FOR_PEOPLE: Final = ("ready", "readyReplicas", "selector", "placement", "goodput", "gaps")
-"""Fields that tell how it is, and by which no decision is known to have been made."""
+"""Fields for people; no decision is known to depend on them."""
 
-# Texts, lists and maps without content only lengthen `kubectl describe`. Zeros are news: they stay.
+# Empty texts, lists and maps only lengthen `kubectl describe`. Zeros mean something, and stay.
 _EMPTY: tuple[object, ...] = ("", [], {})
 
 
 def as_stored(status: DDPJobStatus) -> dict[str, Any]:
-    """Return a status as the API server stores it: without fields that say nothing."""
+    """Return a status as the API server stores it, without empty fields."""
     stored: dict[str, Any] = _filled(
         status.bounded().model_dump(mode="json", by_alias=True, exclude_none=True)
     )
@@ -31,11 +31,11 @@ def _filled(value: Any) -> Any:
 
 
 def status_patch(old: Manifest, wanted: Manifest) -> dict[str, Any]:
-    """Return the merge patch that turns `old`, as stored, into `wanted`, as `as_stored` made it.
+    """Return the merge patch that turns `old`, as stored, into `wanted`, as returned by
+    `as_stored`.
 
-    What a newer operator has stored beside it stays. So do the notes of an operator of before, in
-    their old places, until the server has shown that it keeps the bookkeeping: an older CRD drops
-    it.
+    Fields that a newer operator has stored stay. So do an older operator's notes in their old
+    places, until the server has shown that it keeps the bookkeeping: an older CRD drops it.
     """
     new = {**wanted, **_others(old, _KNOWN)}
     kept = old.get("bookkeeping")
@@ -51,13 +51,13 @@ def _others(old: Manifest, known: frozenset[str]) -> dict[str, Any]:
 
 
 def pruned(wanted: Manifest, stored: Manifest) -> frozenset[str]:
-    """Return the names of the fields that a server has dropped, since its CRD has no such."""
+    """Return the names of fields that the server has dropped because its CRD does not have them."""
     return frozenset(_lost(wanted, stored))
 
 
 def forgotten(decided: DDPJobStatus, stored: DDPJobStatus) -> frozenset[str]:
-    """Names of the fields of a decision that are otherwise in what the server has stored of it,
-    wherever they stand there; but for those that nothing is decided by.
+    """Return the fields of a decision that the server has not stored as decided, in any place.
+    Fields for people are ignored.
     """
     wanted, found = as_stored(decided), as_stored(stored)
     for name in _FOR_PEOPLE:
@@ -68,7 +68,7 @@ def forgotten(decided: DDPJobStatus, stored: DDPJobStatus) -> frozenset[str]:
 def _lost(
     wanted: Mapping[str, Any], found: Mapping[str, Any], *, values: bool = False
 ) -> Iterator[str]:
-    """Yield what is not found, by its path; with `values`, also what is found otherwise."""
+    """Yield the paths of missing values; with `values`, also of different ones."""
     for name, value in wanted.items():
         there = found.get(name)
         if isinstance(value, dict) and isinstance(there, Mapping):
@@ -78,10 +78,9 @@ def _lost(
 
 
 def merge_patch(old: Manifest, new: Manifest) -> dict[str, Any]:
-    """Return the JSON merge patch (RFC 7386) that turns `old` into `new`; empty when they are
-    equal.
+    """Return the JSON merge patch (RFC 7386) that turns `old` into `new`; empty if they are equal.
 
-    Neither may hold nulls as values.
+    Neither may contain null values.
     """
     patch: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
@@ -96,19 +95,19 @@ def merge_patch(old: Manifest, new: Manifest) -> dict[str, Any]:
 
 
 class News(IntEnum):
-    """How much there is to tell: what is no more than COUNTS may wait a moment."""
+    """How important a change is; up to COUNTS it may wait a moment."""
 
     PROGRESS = 0
-    """Nothing but how far training is."""
+    """Only the progress of the training."""
     COUNTS = 1
-    """Of ready pods, and wordings."""
+    """Numbers of ready pods, and wording."""
     STATE = 2
 
 
 def news(old: DDPJobStatus, new: DDPJobStatus) -> News:
-    """Say how much differs between two statuses."""
+    """Return how important the difference between two statuses is."""
     if _outage(old) != _outage(new):
-        return News.STATE  # what is reported later would have it end later
+        return News.STATE  # a late report would move the end of the outage
     old, new = (status.model_copy(update=_NO_PROGRESS) for status in (old, new))
     if old == new:
         return News.PROGRESS

@@ -1,4 +1,4 @@
-"""Creates the Secrets that pods have their tokens from: one for each namespace with jobs."""
+"""Creates the Secrets with the pods' tokens, one for each namespace with jobs."""
 
 import asyncio
 from collections import defaultdict
@@ -11,14 +11,14 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Cluster, ForbiddenError, InvalidError, TokenSource
 
 _RECREATION_SECONDS: Final = 5.0
-"""All pods of a job may report at once that it is missing."""
+"""All pods of a job may report at once that the Secret is missing."""
 
 
 class TokenSecrets:
-    """Creates each namespace's Secret once in this process's life, and when it is found missing.
+    """Creates each namespace's Secret once in the life of this process, and again if it is missing.
 
-    The operator may create Secrets and read none. So a Secret that exists is taken as right: what
-    is in it follows from its name.
+    The operator may create Secrets but not read them. So it trusts an existing Secret: its name
+    determines its content.
     """
 
     def __init__(self, cluster: Cluster[PodState], access: Access) -> None:
@@ -29,21 +29,21 @@ class TokenSecrets:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def create(self, job: DDPJob, pods: Iterable[PodState]) -> None:
-        """Create the Secret that a job's pods need, unless it is there already.
+        """Create the Secret that a job's pods need, unless it exists.
 
         Raises:
             ClusterError: the API server refuses it, or does not answer.
         """
-        # A full quota refuses the creation of an existing Secret, too, after a restart of the
-        # operator; that pods have started with it says that it exists.
+        # After a restart of the operator, a full quota refuses even the creation of an existing
+        # Secret. Pods that started with the Secret show that it exists.
         if any(_has_used_secret(pod) for pod in pods if pod.owner_uid == job.uid):
             return
-        async with self._locks[job.namespace]:  # a namespace's jobs need it at the same moment
+        async with self._locks[job.namespace]:  # several jobs may need it at the same moment
             if job.namespace not in self._created_at:
                 await self._create(job.namespace)
 
     async def restore(self, namespace: str, pods: Iterable[PodState]) -> None:
-        """Create the Secret of a namespace again, where a pod of it waits for it."""
+        """Create the Secret of a namespace again if one of these pods waits for it."""
         name = self._access.secret_name(namespace)
         if not any(lacks_token(pod, name) for pod in pods):
             return
@@ -57,7 +57,7 @@ class TokenSecrets:
         try:
             await self._cluster.create_secret(self._access.secret_manifest(namespace))
         except (ForbiddenError, InvalidError) as error:
-            message = f"{error.message}: pods have DDP_TOKEN from this Secret"
+            message = f"{error.message}: this Secret provides DDP_TOKEN to pods"
             raise type(error)(message, status=error.status) from None
         self._created_at[namespace] = asyncio.get_running_loop().time()
 

@@ -707,7 +707,7 @@ async def test_an_operator_that_has_no_launcher_to_give_says_so(world: World) ->
     with pytest.raises(ForbiddenError):
         await world.reconcile()
     assert (world.status["phase"], world.cluster.pods) == ("Pending", {})
-    assert "start it with --launcher-image, or leave launcher out" in world.status["message"]
+    assert "start the operator with --launcher-image, or remove launcher" in world.status["message"]
 
 
 async def test_pods_get_the_side_cars_that_an_administrator_has_chosen(world: World) -> None:

@@ -253,7 +253,7 @@ async def test_a_log_at_a_standstill_is_a_hang(world: World, server: TrainerServ
 @pytest.mark.parametrize(
     ("log", "says"),
     [
-        (b"hello\n", "no line of its end matches"),
+        (b"hello\n", "none of its last lines match"),
         (b"step 99999999999999999999\n", "is ignored: step: "),
         (ForbiddenError("pods/log is forbidden"), "pods/log is forbidden"),
     ],

@@ -112,7 +112,7 @@ async def test_a_refused_secret_is_told_and_no_pod_is_created(world: HidingWorld
     assert not world.cluster.pods
     [running] = [each for each in world.status["conditions"] if each["type"] == "Running"]
     assert running["reason"] == "PodsForbidden"
-    assert running["message"] == f"{quota}: pods have DDP_TOKEN from this Secret"
+    assert running["message"] == f"{quota}: this Secret provides DDP_TOKEN to pods"
     world.cluster.refuse.clear()
     await world.reconcile_until_quiet()
     assert len(world.cluster.pods) == 2

@@ -1,4 +1,4 @@
-"""What Prometheus is told: of the operator itself, and of each job."""
+"""Metrics for Prometheus: of the operator itself, and of each job."""
 
 from ddp_operator.engine.metrics.exposition import CONTENT_TYPE
 from ddp_operator.engine.metrics.jobs import JOBS, Chosen, choose, text_of

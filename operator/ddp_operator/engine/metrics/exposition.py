@@ -9,7 +9,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def head(name: str, kind: str, help_text: str) -> Iterable[str]:
-    """Return what stands above the samples of a metric."""
+    """Return the lines above the samples of a metric."""
     return f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"
 
 
@@ -19,7 +19,7 @@ def line(name: str, of: Labels, value: float) -> str:
 
 
 def labels(of: Labels) -> str:
-    """Return what stands between the braces of a sample."""
+    """Return the text between the braces of a sample."""
     return ",".join(f'{label}="{_escaped(text)}"' for label, text in of)
 
 

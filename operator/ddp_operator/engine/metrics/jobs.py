@@ -1,8 +1,7 @@
-"""What there is to say of each job, written anew for every scrape: nothing of one that is gone can
-stay.
+"""Metrics of each job, written for every scrape, so that nothing of a deleted job can stay.
 
-The labels are `job_namespace` and `job_name`: by `namespace` and `job` Prometheus knows what it
-scrapes, which is the operator. No other text of a user's is in them.
+The labels are `job_namespace` and `job_name`, because Prometheus uses `namespace` and `job` for the
+scraped target, which is the operator. No other text of a user is in them.
 """
 
 import math
@@ -21,51 +20,52 @@ from ddp_operator.engine.metrics.totals import TRAINING
 from ddp_operator.job.status.goodput import KINDS, spent
 
 JOBS: Final = 1000
-"""Jobs with metrics of their own: 22 samples of each at most, 1.6 MB and some 30 ms a scrape."""
+"""Jobs with their own metrics: at most 22 samples each, 1.6 MB and about 30 ms for each scrape."""
 
 _SHOWN_AFTER_END: Final = timedelta(hours=1)
-"""How long a finished job is told of: its last numbers, and how it ended, are scraped even where
+"""How long a finished job keeps its metrics. Its last numbers and its end are then scraped even if
 Prometheus is away for a while, and alerts can wait some minutes."""
 
 _HELP: Final = {
-    "phase": "1 for the phase that the job is in; the others are not there.",
+    "phase": "1 for the phase that the job is in; other phases are absent.",
     "created_timestamp_seconds": "When the job was created.",
-    "step": "The last step that the trainer reported; it falls where steps are done again.",
-    "target_steps": "Steps of the whole training, where the trainer says so.",
-    "loss": "As the trainer reported it last.",
-    "samples_per_second": "As the trainer reported it last, while the job is Running.",
-    "last_step_timestamp_seconds": "When a step was last completed, or else first seen.",
+    "step": "Last step that the trainer reported; it falls when steps are repeated.",
+    "target_steps": "Steps of the whole training, if the trainer reports it.",
+    "loss": "Last loss that the trainer reported.",
+    "samples_per_second": "Last rate that the trainer reported, while the job is Running.",
+    "last_step_timestamp_seconds": "When a step was last completed, or first seen.",
     "checkpoint_step": "Step of the latest checkpoint that the trainer reported.",
-    "checkpoint_timestamp_seconds": "When that checkpoint was complete, where the trainer says so.",
-    "restarts": "Restarts, by whether they are charged against restart.maxRestarts.",
+    "checkpoint_timestamp_seconds": "When that checkpoint was complete, if the trainer reports it.",
+    "restarts": "Restarts, by whether they count against restart.maxRestarts.",
     "attempt": "Starts of the whole gang, from 0.",
-    "replicas": "Pods that the job wants.",
-    "replicas_ready": "Pods of it that are ready.",
-    "gpus": "GPUs, or slices, of all pods that the job wants; absent where spec.overrides has "
-    "pods differ.",
-    "seconds": "What the job's age was spent on.",
-    "goodput_ratio": "Of its time since it began to start: the part that training took which was "
-    "not lost to a failure.",
-    "lost_steps": "Steps that had to be done again.",
+    "replicas": "Pods that the job requests.",
+    "replicas_ready": "Ready pods of the job.",
+    "gpus": "GPUs, or shares of them, of all pods that the job requests; absent if spec.overrides "
+    "makes pods differ.",
+    "seconds": "How the job spent its age, in seconds.",
+    "goodput_ratio": "Part of the time since the job began to start that was training and not "
+    "lost to a failure.",
+    "lost_steps": "Steps that had to be repeated.",
 }
-"""Of each metric. All are gauges: even restarts are fewer once one turns out not to be charged."""
+"""Help text of each metric. All are gauges: even restarts fall if one turns out not to be
+charged."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Jobs that are told of, and how many are not for want of room."""
+    """Jobs with their own metrics, and the number of jobs left out for lack of room."""
 
     jobs: Sequence[DDPJob] = ()
     left_out: int = 0
 
 
 def choose(entries: Iterable[Entry], *, limit: int, now: datetime) -> Chosen:
-    """Choose the jobs that have metrics of their own: those that train, then others that are not
-    over, then those that ended within the hour. Of each kind the namespaces take turns, the oldest
-    job first, so that nobody who makes thousands of jobs displaces those of others.
+    """Choose the jobs that have their own metrics: first those that train, then other unfinished
+    ones, then those that ended within the hour.
 
-    Jobs that cannot be understood have none: nothing is known of them. With a limit of 0 nobody
-    asks for any, and none is left out.
+    Within each kind the namespaces take turns, the oldest job first. So nobody can displace the
+    jobs of others by creating thousands. Invalid jobs have no metrics. With a limit of 0 metrics of
+    jobs are off, and no job counts as left out.
     """
     if limit == 0:
         return Chosen()
@@ -86,7 +86,7 @@ def choose(entries: Iterable[Entry], *, limit: int, now: datetime) -> Chosen:
 
 
 def text_of(jobs: Iterable[DDPJob], *, now: datetime) -> str:
-    """Write down each metric of each job."""
+    """Return all metrics of these jobs as text."""
     lines: dict[str, list[str]] = {
         name: list(head(f"ddpjob_{name}", "gauge", said)) for name, said in _HELP.items()
     }
@@ -111,7 +111,7 @@ def _kind(job: DDPJob) -> int:
 
 
 _Sample = tuple[str, str, float]
-"""Name, more labels, value."""
+"""Name, additional labels, value."""
 
 
 def _samples(job: DDPJob, now: datetime) -> Iterator[_Sample]:

@@ -1,4 +1,4 @@
-"""What the operator counts about itself."""
+"""Metrics of the operator itself."""
 
 import math
 import time
@@ -15,19 +15,19 @@ from ddp_operator.engine.metrics.totals import Totals
 from ddp_operator.job.failure.records import NO_PROGRESS
 
 _RECONCILE_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0)
-"""Planning alone takes one or two milliseconds, a gang of hundreds of pods a second."""
+"""Planning takes one or two milliseconds, a gang of hundreds of pods a second."""
 _RECOVERY_SECONDS: Final = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
-"""A pod that is replaced where its image is takes seconds, a node of the cloud minutes."""
+"""Replacing a pod on a node that has its image takes seconds; a new cloud node takes minutes."""
 
 _MAX_REASONS: Final = 100
-"""Reasons of failures, of which Kubernetes knows a few dozen, that are counted apart."""
+"""Failure reasons that are counted separately; Kubernetes has a few dozen."""
 _OTHER: Final = "Other"
 
 _HANG: Final[Labels] = (("class", "Application"), ("reason", NO_PROGRESS))
 
 
 class _Histogram:
-    """Seconds, counted by the bounds that they do not exceed."""
+    """Seconds, counted by their upper bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -51,11 +51,11 @@ class _Histogram:
 
 
 class Metrics:
-    """Counts from the start of this process on."""
+    """Counts since the start of this process."""
 
     def __init__(self) -> None:
-        # Zeros from the start on: of a counter that begins with its first count Prometheus sees
-        # no increase.
+        # Counters start with zeros: Prometheus sees no increase in a counter that begins with its
+        # first count.
         classes = {(("class", name),): 0 for name in get_args(FailureClass)}
         self._restarts = Counter[Labels](classes)
         self._restarts_without_progress = Counter[Labels](classes)
@@ -64,15 +64,15 @@ class Metrics:
         self._reconciles = _Histogram(_RECONCILE_SECONDS)
         self._recoveries = _Histogram(_RECOVERY_SECONDS)
         self.lost_fields: frozenset[str] = frozenset()
-        """Fields and words that the server's CRD, which is older, does not know."""
+        """Fields and words that the server's older CRD does not have."""
         self.unknown_fields: frozenset[str] = frozenset()
-        """Fields and words of the server's CRD, which is newer, unknown to this operator."""
+        """Fields and words of the server's newer CRD that this operator does not have."""
         self.api_errors: Mapping[str, int] = {}
-        """Requests to the API server that failed, by status code."""
+        """Failed requests to the API server, by status code."""
 
     @contextmanager
     def reconciling(self) -> Iterator[None]:
-        """Measure one reconcile, be it one that fails."""
+        """Measure one reconcile, also if it fails."""
         begin = time.monotonic()
         try:
             yield
@@ -80,7 +80,7 @@ class Metrics:
             self._reconciles.observe(time.monotonic() - begin)
 
     def recorded(self, *, before: DDPJobStatus, after: DDPJobStatus) -> None:
-        """Count what a status that has just been stored decides."""
+        """Count the decisions in a status that has just been stored."""
         if (seconds := _recovery_seconds(before, after)) is not None:
             self._recoveries.observe(seconds)
         if not after.failures or after.failures == before.failures:
@@ -98,49 +98,49 @@ class Metrics:
                 self._restarts_without_progress[labels] += 1
 
     def text(self, totals: Totals, *, queued: int, leading: bool, left_out: int = 0) -> str:
-        """Write all of it down, with the present jobs, the number of names that wait for work,
-        whether this replica acts, and how many jobs have no metrics of their own.
+        """Return all metrics as text, with the present jobs, the length of the queue, whether this
+        replica acts, and how many jobs have no metrics of their own.
         """
         families = (
             _family("jobs", "gauge", "DDPJobs by phase.", _by("phase", totals.phases)),
             _family(
                 "newer_jobs",
                 "gauge",
-                "DDPJobs that only a newer operator understands, left as they are; in no phase.",
+                "DDPJobs that need a newer operator; left as they are, and in no phase.",
                 {(): totals.newer_jobs},
             ),
             _family(
                 "left_out_jobs",
                 "gauge",
-                "DDPJobs without metrics of their own, since there are more than --metrics-jobs.",
+                "DDPJobs without their own metrics, because there are more than --metrics-jobs.",
                 {(): left_out},
             ),
             _family(
                 "job_seconds",
                 "gauge",
-                "What the ages of the present DDPJobs were spent on.",
+                "How the present DDPJobs spent their age, in seconds.",
                 _by("kind", totals.seconds),
             ),
             _family(
                 "oldest_step_timestamp_seconds",
                 "gauge",
-                "The last step of the running training that has waited longest for the next.",
+                "Last step of the running training that has waited longest for the next.",
                 _at(totals.oldest_step),
             ),
             _family(
                 "oldest_checkpoint_timestamp_seconds",
                 "gauge",
-                "The last checkpoint of the running training that has waited longest for the next.",
+                "Last checkpoint of the running training that has waited longest for the next.",
                 _at(totals.oldest_checkpoint),
             ),
             _family("restarts_total", "counter", "Restarts by class of failure.", self._restarts),
             _family(
                 "restarts_without_progress_total",
                 "counter",
-                "Restarts by class, for which no checkpoint is later than at the one before.",
+                "Restarts by class, without a later checkpoint than at the restart before.",
                 self._restarts_without_progress,
             ),
-            _family("failures_total", "counter", "Failures by class, reason.", self._failures),
+            _family("failures_total", "counter", "Failures by class and reason.", self._failures),
             _family("queue_length", "gauge", "Jobs that wait for a worker.", {(): queued}),
             _family(
                 "api_errors_total",
@@ -148,34 +148,34 @@ class Metrics:
                 "Requests that the API server refused or did not answer, by status code or none.",
                 _by("code", self.api_errors),
             ),
-            _family("leader", "gauge", "1 where this replica acts.", {(): int(leading)}),
+            _family("leader", "gauge", "1 if this replica acts.", {(): int(leading)}),
             _family(
                 "crd_lost_fields",
                 "gauge",
-                "Fields and words that the installed CRD, which is older, does not know.",
+                "Fields and words that the installed, older CRD does not have.",
                 {(): len(self.lost_fields)},
             ),
             _family(
                 "crd_unknown_fields",
                 "gauge",
-                "Fields and words of the installed CRD, which is newer, unknown to the operator.",
+                "Fields and words of the installed, newer CRD that the operator does not have.",
                 {(): len(self.unknown_fields)},
             ),
-            self._reconciles.lines("reconcile_duration_seconds", "Time of one look at one job."),
+            self._reconciles.lines("reconcile_duration_seconds", "Time of one reconcile of a job."),
             self._recoveries.lines(
                 "recovery_duration_seconds",
-                "From a restart until the training went on: a step, or else all pods ready.",
+                "From a restart until training continued: a step, or else all pods ready.",
             ),
         )
         return "".join(f"{line}\n" for family in families for line in family)
 
 
 def _recovery_seconds(before: DDPJobStatus, after: DDPJobStatus) -> float | None:
-    """How long the last stretch without training took, if a training has just gone on."""
+    """Return how long the last outage took, if training has just resumed."""
     books, was = after.goodput, before.goodput
     if books is None or was is None or after.phase != "Running" or books.outage is not None:
         return None
-    if was.outage is not None:  # from the failure to the step, by the trainer's word
+    if was.outage is not None:  # from the failure to the step, as the trainer reports it
         return max((books.accounted_until - was.outage.since).total_seconds(), 0.0)
     if before.phase != "Restarting":
         return None
@@ -183,7 +183,7 @@ def _recovery_seconds(before: DDPJobStatus, after: DDPJobStatus) -> float | None
 
 
 def _at(time_: datetime | None) -> dict[Labels, float]:
-    """No sample where there is no time: any number would be one."""
+    """Return no sample for an unknown time: any number would be wrong."""
     return {} if time_ is None else {(): time_.timestamp()}
 
 

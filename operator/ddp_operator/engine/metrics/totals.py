@@ -1,4 +1,6 @@
-"""What all jobs together are at a moment, for the metrics: as many numbers for one as for all."""
+"""Totals of all jobs, for the operator's metrics: the same number of samples for one job as for
+many.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,26 +14,26 @@ from ddp_operator.engine.job_cache import Entry
 from ddp_operator.job.status.goodput import KINDS, spent
 
 TRAINING: Final = ("Running", "Restarting")
-"""Phases in which a step, and a checkpoint, is waited for."""
+"""Phases in which a step, and a checkpoint, is expected."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Of the jobs that there are."""
+    """Totals of the existing jobs."""
 
     phases: Mapping[str, int] = field(default_factory=dict)
     newer_jobs: int = 0
-    """Those that only a newer operator understands, which are in no phase."""
+    """Jobs that need a newer operator; they are in no phase."""
     seconds: Mapping[str, int] = field(default_factory=dict)
-    """What their ages were spent on so far, as `status.goodput` has it."""
+    """How the jobs spent their age so far, as in `status.goodput`."""
     oldest_step: datetime | None = None
-    """When the training that has waited longest for a step made its last one."""
+    """Last step of the training that has waited longest for the next one."""
     oldest_checkpoint: datetime | None = None
-    """When the training that has waited longest for a checkpoint made its last one."""
+    """Last checkpoint of the training that has waited longest for the next one."""
 
 
 def count_jobs(entries: Iterable[Entry], *, now: datetime) -> Totals:
-    """Count jobs; one that no operator understands counts as failed, which its status says, too."""
+    """Count jobs. An invalid job counts as failed, as its status says, too."""
     phases = Counter[str](dict.fromkeys(get_args(Phase), 0))
     seconds = Counter[str](dict.fromkeys(KINDS, 0))
     steps: list[datetime] = []
@@ -40,7 +42,7 @@ def count_jobs(entries: Iterable[Entry], *, now: datetime) -> Totals:
     for entry in entries:
         job = entry.job
         if isinstance(job, NewerJobError):
-            newer += 1  # what becomes of it is not for this operator to say
+            newer += 1  # this operator does not know its phase
             continue
         if not isinstance(job, DDPJob):
             phases["Failed"] += 1
